@@ -1,0 +1,175 @@
+-- Dead letters: tasks that failed for good, why, and the way back.
+
+create or replace function penstock._bury(p_leases penstock.leases[], p_reasons text[], p_codes text[], p_messages text[])
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+  v_deltas phase_delta[];
+  v_job record;
+begin
+  insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id, error_code, error_message)
+  select l.job_id, l.task_id, l.lease, l.tenant_id, l.started_at, v_now, l.failures + l.deaths + 1, l.phase, 'failed', l.worker_id,
+    p_codes[l.n], p_messages[l.n]
+  from (select (l.held).*, l.n from (select unnest(p_leases) as held, generate_subscripts(p_leases, 1) as n) as l) as l;
+  insert into dead_letters (tenant_id, job_id, task_id, kind, reason, error_code, error_message, attempts, died_at)
+  select l.tenant_id, l.job_id, l.task_id, t.kind, p_reasons[l.n], p_codes[l.n], p_messages[l.n], l.failures + l.deaths + 1, v_now
+  from (select (l.held).*, l.n from (select unnest(p_leases) as held, generate_subscripts(p_leases, 1) as n) as l) as l
+  join tasks t on t.job_id = l.job_id and t.id = l.task_id;
+  select array_agg(row(c.job_id, c.phase, 0, c.n, 0)::phase_delta) into v_deltas
+  from (select job_id, phase, count(*)::integer as n from unnest(p_leases) group by job_id, phase) as c;
+  for v_job in
+    select job_id, array_agg(task_id) filter (where has_children) as parents from unnest(p_leases) group by job_id order by job_id
+  loop
+    if v_job.parents is not null then
+      v_deltas := v_deltas || _settle_children(v_job.job_id, v_job.parents);
+    end if;
+  end loop;
+  perform _move_progress(v_deltas);
+  -- A job that stops at its first failure.
+  for v_job in
+    select j.id, j.tenant_id from jobs j
+    where j.id in (select job_id from unnest(p_leases)) and j.on_failure = 'stop' order by j.id for no key update
+  loop
+    if (select status from jobs where id = v_job.id) in ('queued', 'running', 'paused') then
+      perform _stop_job(v_job.id, v_job.tenant_id, 'failed', 'a task failed and the job stops at the first failure');
+    end if;
+  end loop;
+end
+$$;
+comment on function penstock._bury(penstock.leases[], text[], text[], text[]) is 'Ends tasks as failed for good, with their letters, and everything that follows.';
+
+create or replace function penstock._revive_children(p_job_id uuid, p_task_ids bigint[])
+returns penstock.phase_delta[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_alive bigint[] := p_task_ids;
+  v_wave bigint[] := p_task_ids;
+  v_some phase_delta[];
+  v_deltas phase_delta[] := '{}';
+begin
+  -- A canceled child comes back when each of its parents has succeeded or runs again.
+  loop
+    v_wave := array(
+      select distinct e.child_id from edges e
+      join results r on r.job_id = p_job_id and r.task_id = e.child_id and r.outcome = 'canceled' and r.error_code = 'parent_failed'
+      where e.job_id = p_job_id and e.parent_id = any (v_wave) and not exists (
+        select from edges o join results x on x.job_id = p_job_id and x.task_id = o.parent_id and x.outcome <> 'succeeded'
+        where o.job_id = p_job_id and o.child_id = e.child_id and o.parent_id <> all (v_alive)));
+    exit when cardinality(v_wave) = 0;
+    v_alive := v_alive || v_wave;
+    with gone as (
+      delete from results where job_id = p_job_id and task_id = any (v_wave) returning *
+    ), kept as (
+      insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, has_parents, has_children, pending, until, reason)
+      select t.id, t.job_id, t.tenant_id, t.lane_id, t.priority, t.phase, true,
+        exists (select from edges e where e.job_id = p_job_id and e.parent_id = t.id),
+        (select count(*) from edges e where e.job_id = p_job_id and e.child_id = t.id and not exists (
+          select from results x where x.job_id = p_job_id and x.task_id = e.parent_id and x.outcome = 'succeeded')),
+        '-infinity', 'after'
+      from gone g join tasks t on t.job_id = g.job_id and t.id = g.task_id
+    )
+    select array_agg(row(p_job_id, c.phase, 0, 0, -c.n)::phase_delta) into v_some
+    from (select phase, count(*)::integer as n from gone group by phase) as c;
+    v_deltas := v_deltas || v_some;
+  end loop;
+  return v_deltas;
+end
+$$;
+comment on function penstock._revive_children(uuid, bigint[]) is 'Brings back what was canceled because these tasks had failed.';
+
+create or replace function penstock._replay(p_letter_ids bigint[])
+returns integer language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_job_id uuid;
+  v_job jobs;
+  v_ids bigint[];
+  v_rows ready[];
+  v_deltas phase_delta[];
+  v_count integer := 0;
+begin
+  for v_job_id in select distinct job_id from dead_letters where id = any (p_letter_ids) order by job_id loop
+    perform 1 from phases where job_id = v_job_id order by position for update;
+    select * into v_job from jobs where id = v_job_id for no key update;
+    continue when v_job.status = 'canceled';
+    with gone as (
+      delete from dead_letters where id = any (p_letter_ids) and job_id = v_job_id returning task_id
+    ), back as (
+      delete from results r using gone g where r.job_id = v_job_id and r.task_id = g.task_id and r.outcome = 'failed' returning r.task_id
+    )
+    select array_agg(task_id) into v_ids from back;
+    continue when v_ids is null;
+    select array_agg(row(t.id, 0, t.job_id, t.tenant_id, t.lane_id, t.priority, t.phase, 0, 0,
+        exists (select from edges e where e.job_id = v_job_id and e.child_id = t.id),
+        exists (select from edges e where e.job_id = v_job_id and e.parent_id = t.id))::ready order by t.id)
+    into v_rows from tasks t where t.job_id = v_job_id and t.id = any (v_ids);
+    select array_agg(row(v_job_id, c.phase, 0, -c.n, 0)::phase_delta) into v_deltas
+    from (select phase, count(*)::integer as n from unnest(v_rows) group by phase) as c;
+    perform _move_progress(v_deltas || _revive_children(v_job_id, v_ids));
+    if v_job.status = 'failed' then
+      update jobs set status = 'running', status_reason = null, finished_at = null where id = v_job_id;
+      insert into chores (job_id, tenant_id, verb, created_at) values (v_job_id, v_job.tenant_id, 'unpark', _now())
+      on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;
+    end if;
+    perform _queue(v_rows, false);
+    perform _audit(v_job.tenant_id, 'job.retried', v_job_id, 'job:' || v_job_id, jsonb_build_object('tasks', cardinality(v_ids)));
+    v_count := v_count + cardinality(v_ids);
+  end loop;
+  return v_count;
+end
+$$;
+comment on function penstock._replay(bigint[]) is 'Queues dead-lettered tasks again, with fresh attempts, and reopens their jobs.';
+
+create or replace function penstock._matching_letters(p_filter jsonb)
+returns bigint[] language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_unknown text;
+begin
+  if jsonb_typeof(p_filter) is distinct from 'object' or p_filter = '{}' then
+    perform _refuse(422, 'invalid_filter', 'say which dead letters: ids, job_id, kind, error_code, reason, tenant_id; {"all": true} for all');
+  end if;
+  select k into v_unknown from jsonb_object_keys(p_filter) as k
+  where k not in ('ids', 'job_id', 'kind', 'error_code', 'reason', 'tenant_id', 'all', 'limit');
+  if found then
+    perform _refuse(422, 'unknown_field', format('the filter has an unknown field %L', v_unknown), jsonb_build_object('field', v_unknown));
+  end if;
+  return array(
+    select d.id from dead_letters d
+    where (_is_service() or exists (
+        select from members m where m.tenant_id = d.tenant_id and m.user_id = auth.uid() and m.role in ('owner', 'admin', 'member')))
+      and (not p_filter ? 'ids' or p_filter -> 'ids' @> to_jsonb(d.id))
+      and (not p_filter ? 'job_id' or d.job_id = (p_filter ->> 'job_id')::uuid)
+      and (not p_filter ? 'tenant_id' or d.tenant_id = (p_filter ->> 'tenant_id')::uuid)
+      and (not p_filter ? 'kind' or d.kind = p_filter ->> 'kind')
+      and (not p_filter ? 'error_code' or d.error_code = p_filter ->> 'error_code')
+      and (not p_filter ? 'reason' or d.reason = p_filter ->> 'reason')
+    order by d.id limit coalesce((p_filter ->> 'limit')::integer, 100000));
+exception when data_exception then
+  perform _refuse(422, 'invalid_filter', 'the filter is not well formed: ' || sqlerrm);
+end
+$$;
+comment on function penstock._matching_letters(jsonb) is 'The caller''s dead letters that match a filter.';
+
+create or replace function penstock.replay_dead_letters(p_filter jsonb)
+returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  return _replay(_matching_letters(p_filter));
+end
+$$;
+comment on function penstock.replay_dead_letters(jsonb) is
+  'Queues dead-lettered tasks again: those that match ids, job_id, kind, error_code, reason, tenant_id, or {"all": true}. Returns how many.';
+
+create or replace function penstock.discard_dead_letters(p_filter jsonb)
+returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_count integer;
+begin
+  with gone as (
+    delete from dead_letters where id = any (_matching_letters(p_filter)) returning tenant_id, job_id, task_id
+  ), logged as (
+    insert into audit_log (at, tenant_id, actor, action, job_id, subject)
+    select _now(), tenant_id, _actor(), 'dead_letter.discarded', job_id, 'task:' || task_id from gone
+  )
+  select count(*) into v_count from gone;
+  return v_count;
+end
+$$;
+comment on function penstock.discard_dead_letters(jsonb) is 'Removes dead letters that match; their tasks stay failed. Returns how many.';

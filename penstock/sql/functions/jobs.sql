@@ -1,0 +1,411 @@
+-- Jobs. queued -> running <-> paused -> completed | failed | canceled; retry takes failed back to running.
+-- Lock order everywhere: leases and ready rows, then parked rows by task id, then phases by job and position,
+-- then jobs by id. Whoever ends the last task of a phase locks the job and looks at all phases: of several who
+-- do so at once, the last one to get the lock sees the others' work and ends the job.
+
+create or replace function penstock._guard_job()
+returns trigger language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  raise exception using errcode = 'PT409',
+    message = format('a job cannot go from %s to %s', old.status, new.status),
+    detail = jsonb_build_object('code', 'illegal_transition', 'from', old.status, 'to', new.status);
+end
+$$;
+comment on function penstock._guard_job() is 'Refuses a change of state that the state machine does not have.';
+
+create or replace trigger jobs_transitions before update of status on penstock.jobs
+  for each row when (old.status is distinct from new.status and (old.status, new.status) not in (
+    ('queued', 'running'), ('queued', 'paused'), ('queued', 'canceled'), ('queued', 'completed'), ('queued', 'failed'),
+    ('running', 'paused'), ('running', 'completed'), ('running', 'failed'), ('running', 'canceled'),
+    ('paused', 'running'), ('paused', 'queued'), ('paused', 'canceled'), ('paused', 'completed'), ('paused', 'failed'),
+    ('failed', 'running')))
+  execute function penstock._guard_job();
+
+create or replace function penstock._audit_jobs()
+returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  insert into audit_log (at, tenant_id, actor, action, job_id, subject, details)
+  select _now(), n.tenant_id, _actor(), 'job.' || n.status, n.id, 'job:' || n.id,
+         jsonb_strip_nulls(jsonb_build_object('from', o.status, 'reason', n.status_reason))
+  from changed_to n join changed_from o using (id)
+  where n.status <> o.status;
+  return null;
+end
+$$;
+comment on function penstock._audit_jobs() is 'Every change of a job''s state leaves an audit line in the same transaction.';
+
+create or replace trigger jobs_audit after update on penstock.jobs
+  referencing old table as changed_from new table as changed_to
+  for each statement execute function penstock._audit_jobs();
+
+create or replace function penstock.open_job(p_type text, p_params jsonb default '{}', p_options jsonb default '{}')
+returns table (job_id uuid, is_new boolean)
+language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_options jsonb := coalesce(p_options, '{}');
+  v_unknown text;
+  v_tenant_id uuid;
+  v_priority integer;
+  v_digest bytea;
+  v_job jobs;
+  v_type job_types;
+  v_paused boolean;
+begin
+  if coalesce(length(p_type), 0) not between 1 and 200 then
+    perform _refuse(422, 'invalid_type', 'a job has a type of 1 to 200 characters', '{"field": "type"}');
+  end if;
+  if jsonb_typeof(coalesce(p_params, '{}')) <> 'object' then
+    perform _refuse(422, 'invalid_params', 'params is an object', '{"field": "params"}');
+  end if;
+  if jsonb_typeof(v_options) <> 'object' then
+    perform _refuse(422, 'invalid_options', 'options is an object', '{"field": "options"}');
+  end if;
+  perform _check_document(coalesce(p_params, '{}'), 'params', (_setting('max_input_bytes'))::integer);
+  select k into v_unknown from jsonb_object_keys(v_options) as k
+  where k not in ('tenant_id', 'idempotency_key', 'priority', 'run_at', 'on_failure', 'paused', 'digest', 'budget');
+  if found then
+    perform _refuse(422, 'unknown_field', format('options has an unknown field %L', v_unknown),
+      jsonb_build_object('field', 'options.' || v_unknown));
+  end if;
+  if v_options ? 'budget' and v_options -> 'budget' <> 'null' then
+    -- A budget that nothing enforces would be worse than none.
+    perform _refuse(422, 'budget_unsupported', 'budgets are not available in this version', '{"field": "options.budget"}');
+  end if;
+  begin
+    v_tenant_id := nullif(v_options ->> 'tenant_id', '')::uuid;
+    v_priority := coalesce((v_options ->> 'priority')::integer, 5);
+    v_paused := coalesce((v_options ->> 'paused')::boolean, false);
+    v_job.run_at := (v_options ->> 'run_at')::timestamptz;
+  exception when data_exception then
+    perform _refuse(422, 'invalid_options', 'options are not well formed: ' || sqlerrm);
+  end;
+  if v_priority not between 0 and 10 then
+    perform _refuse(422, 'invalid_priority', 'priority is 0 to 10, lower first', '{"field": "options.priority"}');
+  end if;
+  if length(v_options ->> 'idempotency_key') not between 1 and 255 then
+    perform _refuse(422, 'invalid_key', 'idempotency_key has 1 to 255 characters', '{"field": "options.idempotency_key"}');
+  end if;
+  v_tenant_id := _caller_tenant(v_tenant_id);
+  select * into v_type from job_types where name = p_type;
+  v_job.on_failure := coalesce(v_options ->> 'on_failure', v_type.on_failure, 'continue');
+  if v_job.on_failure not in ('continue', 'stop') then
+    perform _refuse(422, 'invalid_options', 'on_failure is continue or stop', '{"field": "options.on_failure"}');
+  end if;
+  -- The key stands for what was asked: everything but the key itself, with the caller's digest for the tasks.
+  v_digest := sha256(convert_to(
+    p_type || E'\n' || coalesce(p_params, '{}')::text || E'\n' || (v_options - 'idempotency_key')::text, 'utf8'));
+
+  insert into jobs (tenant_id, type, params, status, priority, on_failure, idempotency_key, request_digest,
+                    created_by, created_at, run_at)
+  values (v_tenant_id, p_type, coalesce(p_params, '{}'), case when v_paused then 'paused' else 'queued' end, v_priority,
+          v_job.on_failure, v_options ->> 'idempotency_key', v_digest, _actor(), _now(), v_job.run_at)
+  on conflict (tenant_id, idempotency_key) where idempotency_key is not null do nothing
+  returning * into v_job;
+
+  if v_job.id is null then
+    select * into v_job from jobs
+    where tenant_id = v_tenant_id and idempotency_key = v_options ->> 'idempotency_key';
+    if v_job.request_digest is distinct from v_digest then
+      perform _refuse(409, 'idempotency_key_reused',
+        'this idempotency key was used with other parameters', jsonb_build_object('job_id', v_job.id));
+    end if;
+    return query select v_job.id, false;
+    return;
+  end if;
+
+  insert into phases (job_id, position, tenant_id, name, weight)
+  select v_job.id, e.n, v_tenant_id, e.phase ->> 'name', (e.phase ->> 'weight')::real
+  from jsonb_array_elements(v_type.phases) with ordinality as e(phase, n);
+  insert into audit_log (at, tenant_id, actor, action, job_id, subject, details)
+  values (v_job.created_at, v_tenant_id, v_job.created_by, 'job.' || v_job.status, v_job.id, 'job:' || v_job.id,
+          jsonb_build_object('type', p_type));
+  return query select v_job.id, true;
+end
+$$;
+comment on function penstock.open_job(text, jsonb, jsonb) is
+  'Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at, on_failure, paused, digest.';
+
+create or replace function penstock.start_job(
+  p_type text, p_params jsonb default '{}', p_tasks jsonb default '[]', p_options jsonb default '{}')
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_options jsonb := coalesce(p_options, '{}');
+  v_job_id uuid;
+  v_is_new boolean;
+begin
+  if jsonb_typeof(p_tasks) is distinct from 'array' or jsonb_array_length(p_tasks) = 0 then
+    perform _refuse(422, 'no_tasks', 'a job needs at least one task', '{"field": "tasks"}');
+  end if;
+  if v_options ? 'idempotency_key' and jsonb_typeof(v_options) = 'object' then
+    v_options := v_options || jsonb_build_object('digest',
+      encode(sha256(convert_to(p_tasks::text, 'utf8')), 'hex') || coalesce(v_options ->> 'digest', ''));
+  end if;
+  select o.job_id, o.is_new into v_job_id, v_is_new from open_job(p_type, p_params, v_options) as o;
+  if v_is_new then
+    perform _add_tasks(v_job_id, p_tasks);
+  end if;
+  return v_job_id;
+end
+$$;
+comment on function penstock.start_job(text, jsonb, jsonb, jsonb) is
+  'Makes a job with its tasks and their graph in one transaction and returns its id; the same idempotency key gives the same job.';
+
+create or replace function penstock.add_tasks(
+  p_job_id uuid, p_tasks jsonb, p_task_id bigint default null, p_worker_id text default null, p_lease bigint default null)
+returns bigint[] language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
+begin
+  if p_task_id is not null then
+    perform _require_lease(p_task_id, p_worker_id, p_lease);
+  end if;
+  -- With all phases locked nobody can end the last task, and so the job, between this look and the insert.
+  perform 1 from phases where job_id = p_job_id order by position for update;
+  select * into v_job from jobs where id = p_job_id for no key update;
+  if v_job.status in ('completed', 'failed', 'canceled') then
+    perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
+  end if;
+  return _add_tasks(p_job_id, p_tasks);
+end
+$$;
+comment on function penstock.add_tasks(uuid, jsonb, bigint, text, bigint) is
+  'Adds tasks to a job that has not ended and returns their ids in order (null for one whose idempotency key is there already). A running task names itself and its lease.';
+
+create or replace function penstock._finish_jobs(p_job_ids uuid[])
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  perform 1 from jobs where id = any (p_job_ids) order by id for no key update;
+  update jobs j set
+    status = case when p.failed > 0 then 'failed' else 'completed' end,
+    status_reason = case when p.failed > 0 then format('%s of %s tasks failed', p.failed, p.total) end,
+    finished_at = _now()
+  from (
+    select job_id, sum(total) as total, sum(failed) as failed
+    from phases where job_id = any (p_job_ids)
+    group by job_id having sum(total) = sum(succeeded + failed + canceled)
+  ) p
+  where j.id = p.job_id and j.status in ('queued', 'running', 'paused');
+  if found then
+    perform pg_notify('penstock', 'jobs');
+  end if;
+end
+$$;
+comment on function penstock._finish_jobs(uuid[]) is 'Ends those of these jobs whose every task has ended.';
+
+create or replace function penstock._visible_job(p_job_id uuid, p_roles text[])
+returns penstock.jobs language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs;
+begin
+  select * into v_job from jobs where id = p_job_id;
+  if not found or not (_is_service() or exists (
+      select from members where tenant_id = v_job.tenant_id and user_id = auth.uid())) then
+    perform _refuse(404, 'unknown_job', 'there is no such job');
+  end if;
+  perform _require_role(v_job.tenant_id, p_roles);
+  return v_job;
+end
+$$;
+comment on function penstock._visible_job(uuid, text[]) is 'The job, if the caller may act on it; another tenant''s job does not exist.';
+
+create or replace function penstock._locked_job(p_job_id uuid)
+returns penstock.jobs language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
+begin
+  select * into v_job from jobs where id = p_job_id for no key update;
+  return v_job;
+end
+$$;
+comment on function penstock._locked_job(uuid) is 'The job, locked, if the caller may act on it.';
+
+create or replace function penstock.pause_job(p_job_id uuid, p_reason text default null)
+returns text language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _locked_job(p_job_id);
+begin
+  if v_job.status = 'paused' then
+    return 'paused';
+  end if;
+  if v_job.status not in ('queued', 'running') then
+    perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
+  end if;
+  update jobs set status = 'paused', status_reason = left(p_reason, 1000) where id = p_job_id;
+  -- From here on a claim sets this job's tasks aside when it meets them; upkeep moves the rest.
+  insert into chores (job_id, tenant_id, verb, created_at) values (p_job_id, v_job.tenant_id, 'park', _now())
+  on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;
+  perform pg_notify('penstock', 'chores');
+  return 'paused';
+end
+$$;
+comment on function penstock.pause_job(uuid, text) is 'Nothing of the job is claimed from now on; what runs ends normally. Immediate whatever the job''s size.';
+
+create or replace function penstock.resume_job(p_job_id uuid)
+returns text language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _locked_job(p_job_id);
+  v_status text;
+begin
+  if v_job.status in ('queued', 'running') then
+    return v_job.status;
+  end if;
+  if v_job.status <> 'paused' then
+    perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
+  end if;
+  v_status := case when v_job.started_at is null then 'queued' else 'running' end;
+  update jobs set status = v_status, status_reason = null where id = p_job_id;
+  insert into chores (job_id, tenant_id, verb, created_at) values (p_job_id, v_job.tenant_id, 'unpark', _now())
+  on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;
+  perform _do_chore(p_job_id, 1000);
+  perform pg_notify('penstock', 'chores');
+  return v_status;
+end
+$$;
+comment on function penstock.resume_job(uuid) is 'Takes a paused job up again: the first tasks at once, a large rest by upkeep.';
+
+create or replace function penstock.cancel_job(p_job_id uuid, p_reason text default null)
+returns text language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _locked_job(p_job_id);
+begin
+  if v_job.status = 'canceled' then
+    return 'canceled';
+  end if;
+  if v_job.status in ('completed', 'failed') then
+    perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
+  end if;
+  perform _stop_job(p_job_id, v_job.tenant_id, 'canceled', coalesce(left(p_reason, 1000), 'canceled by ' || _actor()));
+  return 'canceled';
+end
+$$;
+comment on function penstock.cancel_job(uuid, text) is 'Ends the job now: nothing more is claimed, running handlers are told to stop, what they still report is refused.';
+
+create or replace function penstock._stop_job(p_job_id uuid, p_tenant_id uuid, p_status text, p_reason text)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  update jobs set status = p_status, status_reason = p_reason, finished_at = _now() where id = p_job_id;
+  -- A lease that is locked is just being ended or extended: its end is accepted, its next beat is told.
+  update leases set is_canceled = true
+  where ctid = any (array(select ctid from leases where job_id = p_job_id for update skip locked));
+  -- A job that failed can be retried: its rest is kept aside. A canceled one is over.
+  insert into chores (job_id, tenant_id, verb, created_at)
+  values (p_job_id, p_tenant_id, case p_status when 'failed' then 'park' else 'drop' end, _now())
+  on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;
+  perform pg_notify('penstock', 'cancel');
+  perform pg_notify('penstock', 'jobs');
+end
+$$;
+comment on function penstock._stop_job(uuid, uuid, text, text) is 'Ends a job before its tasks have ended.';
+
+create or replace function penstock._do_chore(p_job_id uuid, p_bite integer)
+returns integer language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_chore chores;
+  v_lane record;
+  v_left integer := p_bite;
+  v_rows ready[];
+  v_count integer;
+begin
+  select * into v_chore from chores where job_id = p_job_id for update skip locked;
+  if not found then
+    return 0;
+  end if;
+  if v_chore.verb = 'unpark' then
+    with due as (
+      select task_id from parked
+      where job_id = p_job_id and pending = 0 and reason = 'paused'
+      limit p_bite for update skip locked
+    ), gone as (
+      delete from parked p using due where p.job_id = p_job_id and p.task_id = due.task_id returning p.*
+    )
+    select array_agg(row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
+      has_parents, has_children)::ready order by task_id) into v_rows from gone;
+    v_count := coalesce(cardinality(v_rows), 0);
+    perform _queue(v_rows, false);
+    v_left := v_left - v_count;
+  else
+    if v_chore.verb = 'drop' then
+      with due as (
+        select task_id from parked where job_id = p_job_id limit p_bite for update skip locked
+      )
+      delete from parked p using due where p.job_id = p_job_id and p.task_id = due.task_id;
+      get diagnostics v_count = row_count;
+      v_left := v_left - v_count;
+    end if;
+    -- The lanes and priorities of this tenant lead the index; there are few, so each is asked in turn.
+    for v_lane in
+      select l.id, p.priority from lanes l cross join generate_series(0, 10) as p(priority) order by 1, 2
+    loop
+      exit when v_left <= 0;
+      with due as (
+        select ctid from ready
+        where tenant_id = v_chore.tenant_id and lane_id = v_lane.id and priority = v_lane.priority and job_id = p_job_id
+        order by task_id limit v_left for update skip locked
+      ), gone as (
+        delete from ready where ctid = any (array(select ctid from due)) returning *
+      ), kept as (
+        insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
+          has_parents, has_children, until, reason)
+        select task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
+          has_parents, has_children, 'infinity', 'paused'
+        from gone where v_chore.verb = 'park'
+      )
+      select count(*) into v_count from gone;
+      v_left := v_left - v_count;
+    end loop;
+  end if;
+  if v_left > 0 then
+    delete from chores where job_id = p_job_id;
+  end if;
+  return p_bite - v_left;
+end
+$$;
+comment on function penstock._do_chore(uuid, integer) is 'Does one bite of what a pause, resume or cancel left to do, and says how many tasks it moved.';
+
+create or replace function penstock.retry_job(p_job_id uuid)
+returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
+begin
+  if v_job.status not in ('failed', 'running', 'paused') then
+    perform _refuse(409, 'not_failed', format('the job is %s: there is nothing to retry', v_job.status),
+      jsonb_build_object('status', v_job.status));
+  end if;
+  return _replay(array(select id from dead_letters where job_id = p_job_id order by id));
+end
+$$;
+comment on function penstock.retry_job(uuid) is 'Queues the job''s failed tasks again, and what was canceled because of them. Returns how many failed tasks run again.';
+
+create or replace function penstock.get_job(p_job_id uuid)
+returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member', 'viewer']);
+  v_now timestamptz := _now();
+  v_list record;
+  v_running record;
+  v_fraction double precision;
+begin
+  select * into v_list from job_list where id = p_job_id;
+  select count(*) as n, (array_agg(l.message order by l.expires_at desc) filter (where l.message is not null))[1] as message,
+    coalesce(sum(coalesce(p.weight, p.total) / p.total * coalesce(l.fraction, 0)), 0) as part
+  into v_running from leases l join phases p on p.job_id = l.job_id and p.position = l.phase where l.job_id = p_job_id and not l.is_canceled;
+  select (sum(coalesce(p.weight, p.total) * (p.succeeded + p.failed + p.canceled) / p.total) + v_running.part)
+    / nullif(sum(coalesce(p.weight, p.total)), 0) into v_fraction from phases p where p.job_id = p_job_id and p.total > 0;
+  return jsonb_build_object(
+    'id', v_job.id, 'tenant_id', v_job.tenant_id, 'type', v_job.type, 'status', v_job.status, 'status_reason', v_job.status_reason,
+    'params', v_job.params, 'priority', v_job.priority, 'created_at', v_job.created_at, 'created_by', v_job.created_by,
+    'run_at', v_job.run_at, 'started_at', v_job.started_at, 'finished_at', v_job.finished_at,
+    'progress', jsonb_build_object(
+      'percent', case when v_list.percent = 100 then 100 else least(99, greatest(v_list.percent, floor(coalesce(100 * v_fraction, 0))::integer)) end,
+      'phase', v_list.phase,
+      'done', v_list.succeeded + v_list.failed + v_list.canceled, 'total', v_list.total,
+      'succeeded', v_list.succeeded, 'failed', v_list.failed, 'canceled', v_list.canceled, 'running', v_running.n,
+      'message', coalesce(v_running.message, v_job.status_reason),
+      -- What is left at the pace so far; nothing is said before a hundredth is done.
+      'eta_seconds', case when v_job.status = 'running' and v_fraction between 0.01 and 0.999999
+        then round((extract(epoch from v_now - v_job.started_at) * (1 - v_fraction) / v_fraction)::numeric, 1) end,
+      'phases', (select jsonb_agg(jsonb_build_object('name', p.name, 'weight', p.weight, 'total', p.total, 'succeeded', p.succeeded,
+        'failed', p.failed, 'canceled', p.canceled) order by p.position) from phases p where p.job_id = p_job_id)));
+end
+$$;
+comment on function penstock.get_job(uuid) is 'A job with its progress: percent, phase, done, total, message, eta_seconds, phases.';

@@ -1,0 +1,81 @@
+-- Kinds and job types: what may be asked for. Lanes: where it queues.
+
+create or replace function penstock.define_kinds(p_kinds jsonb)
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  if jsonb_typeof(p_kinds) is distinct from 'array' then
+    perform _refuse(422, 'invalid_kinds', 'kinds is an array of objects with a name');
+  end if;
+  insert into kinds as k (name, category, max_attempts, backoff_seconds, backoff_cap_seconds, retry_seconds, timeout_seconds)
+  select x.name, coalesce(x.category, 'general'), coalesce(x.max_attempts, 3), coalesce(x.backoff_seconds, 2),
+         coalesce(x.backoff_cap_seconds, 300), x.retry_seconds, x.timeout_seconds
+  from jsonb_to_recordset(p_kinds) as x(name text, category text, max_attempts smallint, backoff_seconds real,
+         backoff_cap_seconds real, retry_seconds real, timeout_seconds real)
+  order by x.name
+  on conflict (name) do update set
+    category = excluded.category, max_attempts = excluded.max_attempts,
+    backoff_seconds = excluded.backoff_seconds, backoff_cap_seconds = excluded.backoff_cap_seconds,
+    retry_seconds = excluded.retry_seconds, timeout_seconds = excluded.timeout_seconds
+  -- Every worker says this when it starts: write only what changed.
+  where (k.category, k.max_attempts, k.backoff_seconds, k.backoff_cap_seconds, k.retry_seconds, k.timeout_seconds)
+    is distinct from (excluded.category, excluded.max_attempts, excluded.backoff_seconds,
+      excluded.backoff_cap_seconds, excluded.retry_seconds, excluded.timeout_seconds);
+  insert into lanes (kind)
+  select name from kinds where name in (select e ->> 'name' from jsonb_array_elements(p_kinds) as e)
+    and not exists (select from lanes where lanes.kind = kinds.name and lanes.provider is null)
+  order by name
+  on conflict (kind, provider) do nothing;
+exception when data_exception or integrity_constraint_violation then
+  perform _refuse(422, 'invalid_kind', 'a kind is not well formed: ' || sqlerrm);
+end
+$$;
+comment on function penstock.define_kinds(jsonb) is
+  'Makes or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].';
+
+create or replace function penstock.define_kind(p_name text, p_options jsonb default '{}')
+returns void language sql security definer set search_path = penstock, pg_temp as $$
+  select define_kinds(jsonb_build_array(p_options || jsonb_build_object('name', p_name)))
+$$;
+comment on function penstock.define_kind(text, jsonb) is 'Makes or changes one kind.';
+
+create or replace function penstock.define_job_type(
+  p_name text, p_phases jsonb default '[]', p_on_failure text default 'continue')
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  if jsonb_typeof(p_phases) is distinct from 'array' or exists (
+    select from jsonb_array_elements(p_phases) as e
+    where jsonb_typeof(e) <> 'object' or coalesce(e ->> 'name', '') = ''
+      or jsonb_typeof(e -> 'weight') is distinct from 'number' or (e ->> 'weight')::numeric not between 0 and 1000000
+  ) then
+    perform _refuse(422, 'invalid_phases', 'phases is an array of {"name", "weight"}, in order');
+  end if;
+  if (select count(distinct e ->> 'name') <> count(*) from jsonb_array_elements(p_phases) as e) then
+    perform _refuse(422, 'invalid_phases', 'a phase is named twice');
+  end if;
+  insert into job_types as t (name, phases, on_failure) values (p_name, p_phases, p_on_failure)
+  on conflict (name) do update set phases = excluded.phases, on_failure = excluded.on_failure
+  where (t.phases, t.on_failure) is distinct from (excluded.phases, excluded.on_failure);
+exception when integrity_constraint_violation then
+  perform _refuse(422, 'invalid_job_type', 'a job type is not well formed: ' || sqlerrm);
+end
+$$;
+comment on function penstock.define_job_type(text, jsonb, text) is
+  'Makes or changes a job type: its phases [{"name", "weight"}] in order, and what a failed task does to the rest (continue, stop).';
+
+create or replace function penstock._lane(p_kind text, p_provider text)
+returns integer language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_id integer;
+begin
+  select id into v_id from lanes where kind = p_kind and provider is not distinct from p_provider;
+  if v_id is null then
+    insert into lanes (kind, provider) values (p_kind, p_provider)
+    on conflict (kind, provider) do nothing returning id into v_id;
+    if v_id is null then
+      select id into v_id from lanes where kind = p_kind and provider is not distinct from p_provider;
+    end if;
+  end if;
+  return v_id;
+end
+$$;
+comment on function penstock._lane(text, text) is 'The lane of a kind and a provider endpoint, made when first asked for.';

@@ -1,0 +1,35 @@
+-- Errors. A refusal is an SQLSTATE of PT and the HTTP status it means (PostgREST answers with that status),
+-- a message for people, a detail object with a stable code for programs, and a hint that says what to do.
+
+create or replace function penstock._refuse(
+  p_status integer, p_code text, p_message text, p_fields jsonb default '{}', p_hint text default null)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  raise exception using
+    errcode = 'PT' || p_status,
+    message = p_message,
+    detail = jsonb_build_object('code', p_code) || p_fields,
+    hint = coalesce(p_hint, '');
+end
+$$;
+comment on function penstock._refuse(integer, text, text, jsonb, text) is
+  'Raises a refusal: status, stable code, message, fields, hint.';
+
+-- A document deeper than this breaks readers in other languages; a number of a few bytes can print as 100 kB.
+create or replace function penstock._check_document(p_document jsonb, p_name text, p_limit integer)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_size integer := octet_length(p_document::text);
+begin
+  if v_size > p_limit then
+    perform _refuse(413, 'too_large', format('%s is %s bytes; the limit is %s', p_name, v_size, p_limit),
+      jsonb_build_object('field', p_name, 'bytes', v_size, 'limit', p_limit),
+      'Keep files in object storage and pass their path.');
+  end if;
+  if v_size > 128 and jsonb_path_exists(p_document, '$.**{65}') then
+    perform _refuse(422, 'too_deep', format('%s is nested deeper than 64 levels', p_name),
+      jsonb_build_object('field', p_name));
+  end if;
+end
+$$;
+comment on function penstock._check_document(jsonb, text, integer) is 'Refuses a JSON document that is too large or too deep.';

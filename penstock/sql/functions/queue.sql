@@ -1,0 +1,297 @@
+-- The queue: how work is put in line, taken, given back and swept.
+-- A lane deals slots of virtual time. A task's slot is the later of the lane's clock and the tenant's last slot,
+-- plus one step; a step is short for a heavy tenant. The claim takes the lowest slots, so tenants share by weight
+-- whatever their backlog. Within a tenant a slot goes to its best task: lowest priority, oldest job, oldest task.
+-- No call waits for another's: what is locked is passed over, and a slot's exact place is worth less than that.
+
+create or replace function penstock._queue(p_rows penstock.ready[], p_is_front boolean)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_group record;
+  v_share shares;
+  v_is_locked boolean;
+  v_clock bigint;
+  v_step bigint;
+  v_start bigint;
+  v_is_mixed boolean;
+begin
+  if p_rows is null or cardinality(p_rows) = 0 then
+    return;
+  end if;
+  for v_group in
+    select lane_id, tenant_id, count(*) as n, min(priority) as lowest, max(priority) as highest
+    from unnest(p_rows) group by lane_id, tenant_id order by lane_id, tenant_id
+  loop
+    select clock into v_clock from lanes where id = v_group.lane_id;
+    select greatest(1, round(1000000 / weight))::bigint into v_step from tenants where id = v_group.tenant_id;
+
+    select * into v_share from shares where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id
+    for no key update skip locked;
+    v_is_locked := found;
+    if not found then
+      select * into v_share from shares where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
+    end if;
+    v_start := greatest(v_clock, v_share.tail);
+    v_is_mixed := v_group.lowest <> v_group.highest
+      or coalesce(v_share.tail > v_clock and (v_share.is_mixed or v_share.priority <> v_group.lowest), false);
+    if v_is_locked then
+      update shares set tail = v_start + v_group.n * v_step, is_mixed = v_is_mixed,
+        priority = case when v_share.tail > v_clock then v_share.priority else v_group.lowest end
+      where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
+    elsif v_share.tail is null then
+      -- Whoever comes second while the first has not committed goes without a row of its own.
+      if pg_try_advisory_xact_lock(v_group.lane_id, hashtext(v_group.tenant_id::text)) then
+        insert into shares (lane_id, tenant_id, tail, priority, is_mixed)
+        values (v_group.lane_id, v_group.tenant_id, v_start + v_group.n * v_step, v_group.lowest, v_is_mixed)
+        on conflict (lane_id, tenant_id) do nothing;
+      end if;
+    elsif v_is_mixed and not v_share.is_mixed then
+      -- Once per backlog, and only then, an enqueue waits for another one of the same tenant.
+      update shares set is_mixed = true where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
+    end if;
+
+    -- What has had its turn before (a retry, a hand-back) goes to the front, at its tenant's expense.
+    insert into ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children)
+    select r.task_id, case when p_is_front then v_clock else v_start + v_step * row_number() over () end,
+      r.job_id, r.tenant_id, r.lane_id, r.priority, r.phase, r.failures, r.deaths, r.has_parents, r.has_children
+    from unnest(p_rows) as r
+    where r.lane_id = v_group.lane_id and r.tenant_id = v_group.tenant_id;
+    perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.id = v_group.lane_id;
+  end loop;
+end
+$$;
+comment on function penstock._queue(penstock.ready[], boolean) is 'Puts tasks in line, each tenant behind its own last slot.';
+
+create or replace function penstock._prefer(p_tids tid[])
+returns tid[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_group record;
+  v_best tid[];
+  v_swap record;
+  v_tids tid[] := p_tids;
+begin
+  for v_group in
+    select r.lane_id, r.tenant_id, array_agg(r.ctid) as slots
+    from ready r join shares s on s.lane_id = r.lane_id and s.tenant_id = r.tenant_id and s.is_mixed
+    where r.ctid = any (p_tids) group by r.lane_id, r.tenant_id
+  loop
+    v_best := array(
+      select ctid from ready where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id
+      order by priority, job_id, task_id limit cardinality(v_group.slots) for update skip locked);
+    -- The tasks that lose their slot take the slots of those that won it.
+    with won as (
+      select ctid, vtime, row_number() over (order by vtime) as n from ready where ctid = any (v_best) and ctid <> all (v_group.slots)
+    ), lost as (
+      select ctid, row_number() over (order by vtime desc) as n from ready where ctid = any (v_group.slots) and ctid <> all (v_best)
+    )
+    update ready r set vtime = w.vtime from won w join lost o using (n) where r.ctid = o.ctid;
+    v_tids := array(select t from unnest(v_tids) as t where t <> all (v_group.slots)) || v_best;
+  end loop;
+  return v_tids;
+end
+$$;
+comment on function penstock._prefer(tid[]) is 'Where a tenant''s queue holds several priorities, gives its slots to its best tasks.';
+
+create or replace function penstock.claim_tasks(
+  p_worker_id text, p_max_tasks integer default 1, p_task_types text[] default null, p_lease_seconds integer default null)
+returns table (
+  id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb,
+  attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamptz)
+language plpgsql security definer set search_path = penstock, pg_temp
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  v_now timestamptz := _now();
+  v_lease_seconds double precision := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
+  v_left integer := p_max_tasks;
+  v_tids tid[];
+  v_count integer;
+begin
+  if coalesce(length(p_worker_id), 0) not between 1 and 200 then
+    perform _refuse(422, 'invalid_worker', 'a worker id has 1 to 200 characters', '{"field": "p_worker_id"}');
+  end if;
+  if coalesce(p_max_tasks, 0) not between 1 and 10000 then
+    perform _refuse(422, 'invalid_count', 'p_max_tasks is 1 to 10000', '{"field": "p_max_tasks"}');
+  end if;
+  if v_lease_seconds not between 1 and 86400 then
+    perform _refuse(422, 'invalid_lease', 'p_lease_seconds is 1 to 86400', '{"field": "p_lease_seconds"}');
+  end if;
+  if (_setting('maintenance'))::boolean then
+    return;
+  end if;
+
+  for v_round in 1 .. 5 loop
+    v_tids := array(
+      select r.ctid
+      from (
+        select l.id, case when l.swept_at < v_now - interval '1 second' then 0 else l.read_from end as read_from
+        from lanes l where p_task_types is null or l.kind = any (p_task_types) order by random()
+      ) as l
+      cross join lateral (
+        select ready.ctid from ready
+        where ready.lane_id = l.id and ready.vtime >= l.read_from
+        order by ready.vtime limit v_left
+        for update skip locked
+      ) as r
+      limit v_left);
+    exit when cardinality(v_tids) = 0;
+    if exists (select from shares where is_mixed) then
+      v_tids := _prefer(v_tids);
+    end if;
+    return query
+    with gone as (
+      delete from ready where ctid = any (v_tids) returning *
+    ), met as (
+      select g.*, j.status from gone g join jobs j on j.id = g.job_id order by g.vtime, g.task_id
+    ), leased as (
+      insert into leases (task_id, lease, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
+        has_parents, has_children, worker_id, started_at, expires_at)
+      select m.task_id, nextval('lease_numbers'), m.job_id, m.tenant_id, m.lane_id, m.priority, m.phase, m.failures, m.deaths,
+        m.has_parents, m.has_children, p_worker_id, v_now, v_now + make_interval(secs => v_lease_seconds)
+      from met m where m.status in ('queued', 'running')
+      returning *
+    ), kept as (
+      insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, until, reason)
+      select m.task_id, m.job_id, m.tenant_id, m.lane_id, m.priority, m.phase, m.failures, m.deaths, m.has_parents, m.has_children, 'infinity', 'paused'
+      from met m where m.status in ('paused', 'failed')
+    ), started as (
+      update jobs j set status = 'running', started_at = coalesce(j.started_at, v_now)
+      where j.id = any (array(
+        select q.id from jobs q where q.id = any (array(select m.job_id from met m where m.status = 'queued'))
+        and q.status = 'queued' for no key update skip locked))
+    ), moved as (
+      update lanes l set
+        clock = greatest(l.clock, g.top), read_from = l.clock, moved_at = v_now,
+        swept_at = case when l.swept_at < v_now - interval '1 second' then v_now else l.swept_at end
+      from (select lane_id, max(vtime) as top from gone group by lane_id) as g
+      where l.id = g.lane_id and l.id = any (array(
+        select q.id from lanes q where q.id = any (array(select distinct x.lane_id from gone x))
+        and (q.moved_at < v_now - interval '200 milliseconds' or q.swept_at < v_now - interval '1 second')
+        for no key update skip locked))
+    )
+    select l.task_id, l.lease, l.job_id, l.tenant_id, t.kind, t.key,
+      case when l.has_parents then t.input || jsonb_build_object('after', (
+        select coalesce(jsonb_object_agg(p.key, r.output), '{}')
+        from edges e join tasks p on p.job_id = e.job_id and p.id = e.parent_id
+        left join results r on r.job_id = e.job_id and r.task_id = e.parent_id
+        where e.job_id = l.job_id and e.child_id = l.task_id)) else t.input end,
+      l.failures + l.deaths + 1, coalesce(t.max_attempts, k.max_attempts)::integer,
+      coalesce(t.timeout_seconds, k.timeout_seconds), l.expires_at
+    from leased l
+    join tasks t on t.job_id = l.job_id and t.id = l.task_id
+    join kinds k on k.name = t.kind
+    order by l.lease;
+    get diagnostics v_count = row_count;
+    exit when v_count = v_left or cardinality(v_tids) < v_left;
+    v_left := v_left - v_count;
+    -- Some were of paused or ended jobs. Help to clear those away instead of meeting them one by one.
+    perform _do_chore(c.job_id, 500) from (select chores.job_id from chores order by created_at limit 3) as c;
+  end loop;
+end
+$$;
+comment on function penstock.claim_tasks(text, integer, text[], integer) is
+  'Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.';
+
+create or replace function penstock._promote(p_limit integer)
+returns integer language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off as $$
+declare
+  v_now timestamptz := _now();
+  v_again ready[];
+  v_fresh ready[];
+begin
+  with due as (
+    select ctid from parked where pending = 0 and until <= v_now and until < 'infinity'
+    order by until limit p_limit for update skip locked
+  ), gone as (
+    delete from parked where ctid = any (array(select ctid from due)) returning *
+  ), lines as (
+    select row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children)::ready as line,
+      reason, until, task_id from gone
+  )
+  select array_agg(line order by until, task_id) filter (where reason = 'retry'),
+    array_agg(line order by until, task_id) filter (where reason <> 'retry') into v_again, v_fresh from lines;
+  perform _queue(v_again, true);
+  perform _queue(v_fresh, false);
+  return coalesce(cardinality(v_again), 0) + coalesce(cardinality(v_fresh), 0);
+end
+$$;
+comment on function penstock._promote(integer) is 'Queues what waited for a time that has come.';
+
+create or replace function penstock.reclaim_stale_tasks()
+returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+  v_max_deaths integer := (_setting('max_deaths'))::integer;
+  v_lost leases[];
+  v_dead leases[];
+begin
+  with due as (
+    select ctid from leases where expires_at < v_now limit 1000 for update skip locked
+  ), gone as (
+    delete from leases l where l.ctid = any (array(select ctid from due)) returning l as held
+  )
+  select array_agg(g.held) into v_lost from gone g;
+  if v_lost is null then
+    return 0;
+  end if;
+  insert into attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome, error_code, error_message)
+  select job_id, task_id, lease, tenant_id, failures + deaths + 1, worker_id, started_at, v_now, 'lost', 'worker_lost',
+    format('worker %s stopped sending heartbeats', worker_id)
+  from unnest(v_lost) where not is_canceled;
+  perform _return_tasks(array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 < v_max_deaths), 1);
+  perform _keep_canceled(array(select l from unnest(v_lost) as l where l.is_canceled));
+  v_dead := array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 >= v_max_deaths);
+  if cardinality(v_dead) > 0 then
+    perform _bury(v_dead, array_fill('worker_deaths'::text, array[cardinality(v_dead)]),
+      array_fill('worker_lost'::text, array[cardinality(v_dead)]),
+      array_fill(format('its worker died %s times', v_max_deaths), array[cardinality(v_dead)]));
+  end if;
+  return cardinality(v_lost);
+end
+$$;
+comment on function penstock.reclaim_stale_tasks() is
+  'Takes back tasks whose lease ran out: queued again at once, or dead-lettered when their worker died too often.';
+
+create or replace function penstock._return_tasks(p_leases penstock.leases[], p_deaths integer)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  perform _queue(array(
+    select row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths + p_deaths, has_parents, has_children)::ready
+    from unnest(p_leases) order by lease), true);
+end
+$$;
+comment on function penstock._return_tasks(penstock.leases[], integer) is 'Puts leased tasks back in front.';
+
+create or replace function penstock._keep_canceled(p_leases penstock.leases[])
+returns void language sql set search_path = penstock, pg_temp as $$
+  -- The rest of a failed job can be retried; of a canceled one nothing is kept.
+  insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, until, reason)
+  select l.task_id, l.job_id, l.tenant_id, l.lane_id, l.priority, l.phase, l.failures, l.deaths, l.has_parents, l.has_children, 'infinity', 'paused'
+  from unnest(p_leases) as l join jobs j on j.id = l.job_id where j.status <> 'canceled'
+$$;
+comment on function penstock._keep_canceled(penstock.leases[]) is 'Sets aside what was running when its job was stopped.';
+
+create or replace function penstock.upkeep()
+returns table (reclaimed integer, promoted integer, chores integer, next_seconds double precision)
+language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+  v_next timestamptz;
+begin
+  reclaimed := reclaim_stale_tasks();
+  promoted := _promote(5000);
+  select coalesce(sum(_do_chore(c.job_id, 5000)), 0)::integer into chores
+  from (select job_id from chores order by created_at limit 1) as c;
+  update shares s set is_mixed = false where s.is_mixed and not exists (
+    select from ready r where r.tenant_id = s.tenant_id and r.lane_id = s.lane_id);
+  select least(
+    (select min(until) from parked where pending = 0 and until < 'infinity'),
+    (select min(expires_at) from leases),
+    (select min(next_run_at) from schedules where is_enabled)) into v_next;
+  next_seconds := case
+    when reclaimed >= 1000 or promoted >= 5000 or chores > 0 then 0
+    when v_next is not null then greatest(0, extract(epoch from v_next - v_now)) end;
+  return next;
+end
+$$;
+comment on function penstock.upkeep() is
+  'What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).';

@@ -1,0 +1,95 @@
+-- Schedules: jobs that start by the clock. The next tick is computed outside, where the calendars are; that each
+-- tick starts at most one job is decided here.
+
+create or replace function penstock.set_schedule(
+  p_name text, p_cron text, p_job_type text, p_next_run_at timestamptz, p_options jsonb default '{}')
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_tenant_id uuid;
+  v_id uuid;
+  v_unknown text;
+begin
+  select k into v_unknown from jsonb_object_keys(p_options) as k
+  where k not in ('tenant_id', 'timezone', 'params', 'tasks', 'options', 'missed', 'is_enabled');
+  if found then
+    perform _refuse(422, 'unknown_field', format('options has an unknown field %L', v_unknown), jsonb_build_object('field', v_unknown));
+  end if;
+  v_tenant_id := _caller_tenant((p_options ->> 'tenant_id')::uuid);
+  if not exists (select from pg_timezone_names where name = coalesce(p_options ->> 'timezone', 'UTC')) then
+    perform _refuse(422, 'invalid_timezone', format('there is no time zone %L', p_options ->> 'timezone'), '{"field": "timezone"}');
+  end if;
+  if p_options -> 'tasks' is not null and jsonb_typeof(p_options -> 'tasks') <> 'null' then
+    perform _check_tasks(_parse_tasks(p_options -> 'tasks'));
+  end if;
+  insert into schedules as s (tenant_id, name, cron, timezone, job_type, params, tasks, options, missed, is_enabled, next_run_at, created_at)
+  values (v_tenant_id, p_name, p_cron, coalesce(p_options ->> 'timezone', 'UTC'), p_job_type, coalesce(p_options -> 'params', '{}'),
+    nullif(p_options -> 'tasks', 'null'), coalesce(p_options -> 'options', '{}'), coalesce(p_options ->> 'missed', 'once'),
+    coalesce((p_options ->> 'is_enabled')::boolean, true), p_next_run_at, _now())
+  on conflict (tenant_id, name) do update set
+    cron = excluded.cron, timezone = excluded.timezone, job_type = excluded.job_type, params = excluded.params,
+    tasks = excluded.tasks, options = excluded.options, missed = excluded.missed, is_enabled = excluded.is_enabled,
+    -- An unchanged clock keeps its next tick, so that declaring a schedule again never skips one.
+    next_run_at = case when (s.cron, s.timezone) = (excluded.cron, excluded.timezone) then s.next_run_at else excluded.next_run_at end
+  returning id into v_id;
+  perform _audit(v_tenant_id, 'schedule.set', null, 'schedule:' || v_id, jsonb_build_object('name', p_name, 'cron', p_cron));
+  return v_id;
+exception when check_violation or not_null_violation or data_exception then
+  perform _refuse(422, 'invalid_schedule', 'a schedule is not well formed: ' || sqlerrm);
+end
+$$;
+comment on function penstock.set_schedule(text, text, text, timestamptz, jsonb) is
+  'Makes or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the job type''s own), options, missed (skip, once, all), is_enabled.';
+
+create or replace function penstock.remove_schedule(p_schedule_id uuid)
+returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_tenant_id uuid;
+begin
+  select tenant_id into v_tenant_id from schedules where id = p_schedule_id;
+  if not found or not (_is_service() or v_tenant_id in (select my_tenants())) then
+    perform _refuse(404, 'unknown_schedule', 'there is no such schedule');
+  end if;
+  perform _require_role(v_tenant_id, array['owner', 'admin', 'member']);
+  delete from schedules where id = p_schedule_id;
+  perform _audit(v_tenant_id, 'schedule.removed', null, 'schedule:' || p_schedule_id);
+  return true;
+end
+$$;
+comment on function penstock.remove_schedule(uuid) is 'Removes a schedule.';
+
+create or replace function penstock.due_schedules()
+returns table (id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean,
+  missed text, due_at timestamptz, now_at timestamptz)
+language sql security definer set search_path = penstock, pg_temp as $$
+  select id, tenant_id, name, cron, timezone, job_type, params, tasks is not null, missed, next_run_at, _now()
+  from schedules where is_enabled and next_run_at <= _now() order by next_run_at limit 100
+$$;
+comment on function penstock.due_schedules() is 'Schedules whose time has come, with the database''s time.';
+
+create or replace function penstock.fire_schedule(
+  p_schedule_id uuid, p_due_at timestamptz, p_next_run_at timestamptz, p_starts timestamptz[], p_tasks jsonb default null)
+returns uuid[] language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_schedule schedules;
+  v_start timestamptz;
+  v_jobs uuid[] := '{}';
+begin
+  select * into v_schedule from schedules where id = p_schedule_id and is_enabled and next_run_at = p_due_at for update skip locked;
+  if not found then
+    return v_jobs;
+  end if;
+  if p_next_run_at <= p_due_at then
+    perform _refuse(422, 'invalid_schedule', 'the next tick comes after this one');
+  end if;
+  foreach v_start in array coalesce(p_starts, '{}') loop
+    v_jobs := v_jobs || start_job(v_schedule.job_type, v_schedule.params || jsonb_build_object('scheduled_for', v_start),
+      coalesce(v_schedule.tasks, p_tasks), v_schedule.options || jsonb_build_object('tenant_id', v_schedule.tenant_id,
+        'idempotency_key', format('schedule:%s:%s', p_schedule_id, extract(epoch from v_start))));
+  end loop;
+  update schedules set next_run_at = p_next_run_at, last_run_at = _now(), last_job_id = coalesce(v_jobs[cardinality(v_jobs)], last_job_id)
+  where id = p_schedule_id;
+  return v_jobs;
+end
+$$;
+comment on function penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb) is
+  'Starts the jobs of a due tick, once: whoever comes second finds the tick gone and starts nothing.';

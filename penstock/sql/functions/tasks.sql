@@ -1,0 +1,454 @@
+-- Tasks: what they are and how they hang together. Where they stand is in queue.sql and leases.sql.
+
+create or replace function penstock._parse_tasks(p_tasks jsonb)
+returns penstock.task_spec[] language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  c_fields constant text[] := array['kind', 'key', 'input', 'after', 'after_failure', 'phase', 'provider', 'units',
+    'priority', 'run_at', 'max_attempts', 'timeout_seconds', 'idempotency_key'];
+  v_limit integer := (_setting('max_tasks_per_call'))::integer;
+  v_index integer;
+  v_task jsonb;
+begin
+  if jsonb_typeof(p_tasks) is distinct from 'array' or jsonb_array_length(p_tasks) = 0 then
+    perform _refuse(422, 'no_tasks', 'tasks is an array with at least one task', '{"field": "tasks"}');
+  end if;
+  if jsonb_array_length(p_tasks) > v_limit then
+    perform _refuse(413, 'too_many_tasks',
+      format('%s tasks in one call; the limit is %s', jsonb_array_length(p_tasks), v_limit),
+      '{"field": "tasks"}', 'Use open_job and call add_tasks several times in one transaction.');
+  end if;
+  select e.n - 1, e.task into v_index, v_task
+  from jsonb_array_elements(p_tasks) with ordinality as e(task, n)
+  where case jsonb_typeof(e.task) when 'object' then e.task - c_fields <> '{}' else true end limit 1;
+  if jsonb_typeof(v_task) <> 'object' then
+    perform _refuse(422, 'invalid_task', format('task %s is not an object', v_index),
+      jsonb_build_object('field', format('tasks[%s]', v_index)));
+  elsif v_task is not null then
+    perform _refuse(422, 'unknown_field', format('task %s has an unknown field %L', v_index, k),
+      jsonb_build_object('field', format('tasks[%s].%s', v_index, k)))
+    from jsonb_object_keys(v_task - c_fields) as k limit 1;
+  end if;
+  return array(select t from jsonb_populate_recordset(null::task_spec, p_tasks) as t);
+exception when data_exception then
+  perform _refuse(422, 'invalid_task', 'a task is not well formed: ' || sqlerrm, '{"field": "tasks"}');
+end
+$$;
+comment on function penstock._parse_tasks(jsonb) is 'Reads p_tasks: its shape, its size, no unknown field.';
+
+create or replace function penstock._check_tasks(p_specs penstock.task_spec[])
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_limit integer := (_setting('max_input_bytes'))::integer;
+  v_index integer;
+  v_bad text[];
+begin
+  -- field, code, problem of the first task that is not right
+  select x.n - 1, x.bad into v_index, v_bad from (
+    select t.n, case
+      when k.name is null then array['kind', 'unknown_kind', format('is of an unknown kind %s', coalesce(quote_literal(t.kind), '(none)'))]
+      when jsonb_typeof(t.input) not in ('object', 'null') then array['input', 'invalid_input', 'has an input that is not an object']
+      when octet_length(t.input::text) > v_limit then array['input', 'too_large', format('has an input of %s bytes; the limit is %s', octet_length(t.input::text), v_limit)]
+      when octet_length(t.input::text) > 128 and jsonb_path_exists(t.input, '$.**{65}') then array['input', 'too_deep', 'has an input nested deeper than 64 levels']
+      when t.after is not null and t.input ? 'after' then array['input', 'invalid_input', 'comes after others: input.after is where their outputs go']
+      when length(t.key) not between 1 and 255 then array['key', 'invalid_key', 'has a key that is not 1 to 255 characters']
+      when length(t.idempotency_key) not between 1 and 255 then array['idempotency_key', 'invalid_key', 'has an idempotency key that is not 1 to 255 characters']
+      when length(t.provider) not between 1 and 200 then array['provider', 'invalid_provider', 'has a provider that is not 1 to 200 characters']
+      when length(t.phase) not between 1 and 200 then array['phase', 'invalid_phase', 'has a phase that is not 1 to 200 characters']
+      when t.priority not between 0 and 10 then array['priority', 'invalid_priority', 'has a priority that is not 0 to 10']
+      when t.max_attempts not between 1 and 100 then array['max_attempts', 'invalid_attempts', 'has max_attempts that is not 1 to 100']
+      when not t.timeout_seconds > 0 then array['timeout_seconds', 'invalid_timeout', 'has a timeout that is not more than 0']
+      when t.after_failure not in ('cancel', 'run') then array['after_failure', 'invalid_task', 'has after_failure that is not cancel or run']
+      when jsonb_typeof(t.units) not in ('object', 'null') then array['units', 'invalid_units', 'has units that are not an object']
+      end as bad
+    from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units, priority,
+      run_at, max_attempts, timeout_seconds, idempotency_key, n)
+    left join kinds k on k.name = t.kind
+  ) as x where x.bad is not null limit 1;
+  if v_bad is not null then
+    perform _refuse(case v_bad[2] when 'too_large' then 413 else 422 end, v_bad[2],
+      format('task %s %s', v_index, v_bad[3]), jsonb_build_object('field', format('tasks[%s].%s', v_index, v_bad[1])),
+      case v_bad[2] when 'unknown_kind' then 'Declare it with penstock.define_kind, or start a worker that has it.'
+        when 'too_large' then 'Keep files in object storage and pass their path.' end);
+  end if;
+end
+$$;
+comment on function penstock._check_tasks(penstock.task_spec[]) is 'Refuses the first task that is not right, by its place and field.';
+
+create or replace function penstock._check_cycles(p_parents integer[], p_children integer[], p_count integer)
+returns void language plpgsql immutable set search_path = penstock, pg_temp as $$
+declare
+  v_waits integer[] := array_fill(0, array[p_count]);
+  v_first integer[] := array_fill(0, array[p_count]);
+  v_next integer[] := array_fill(0, array[cardinality(p_parents)]);
+  v_free integer[] := '{}';
+  v_done integer := 0;
+  v_edge integer;
+  v_child integer;
+begin
+  -- Tasks that wait for nothing are taken away, again and again; what is left over waits for itself.
+  for i in 1 .. cardinality(p_parents) loop
+    v_waits[p_children[i]] := v_waits[p_children[i]] + 1;
+    v_next[i] := v_first[p_parents[i]];
+    v_first[p_parents[i]] := i;
+  end loop;
+  for i in 1 .. p_count loop
+    if v_waits[i] = 0 then
+      v_free := v_free || i;
+    end if;
+  end loop;
+  while v_done < cardinality(v_free) loop
+    v_done := v_done + 1;
+    v_edge := v_first[v_free[v_done]];
+    while v_edge > 0 loop
+      v_child := p_children[v_edge];
+      v_waits[v_child] := v_waits[v_child] - 1;
+      if v_waits[v_child] = 0 then
+        v_free := v_free || v_child;
+      end if;
+      v_edge := v_next[v_edge];
+    end loop;
+  end loop;
+  if v_done < p_count then
+    perform _refuse(422, 'cycle', 'tasks come after each other in a circle',
+      jsonb_build_object('field', format('tasks[%s].after',
+        (select min(i) - 1 from generate_series(1, p_count) as i where v_waits[i] > 0))));
+  end if;
+end
+$$;
+comment on function penstock._check_cycles(integer[], integer[], integer) is 'Refuses a graph with a circle. Linear in tasks and edges.';
+
+create or replace function penstock._add_phases(p_job penstock.jobs, p_specs penstock.task_spec[])
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_unknown text;
+  v_declared boolean;
+begin
+  select exists (select from phases where job_id = p_job.id and weight is not null) into v_declared;
+  if v_declared then
+    select s.phase into v_unknown from unnest(p_specs) as s
+    where s.phase is not null and not exists (select from phases p where p.job_id = p_job.id and p.name = s.phase) limit 1;
+    if found then
+      perform _refuse(422, 'unknown_phase', format('the job type %L has no phase %L', p_job.type, v_unknown),
+        jsonb_build_object('field', 'tasks.phase', 'phase', v_unknown));
+    end if;
+  else
+    insert into phases (job_id, position, tenant_id, name)
+    select p_job.id, row_number() over (order by min(s.n)) + coalesce((select max(position) from phases where job_id = p_job.id), 0),
+      p_job.tenant_id, s.name
+    from (select coalesce((u.s).phase, (u.s).kind) as name, u.n
+          from (select t as s, row_number() over () as n from unnest(p_specs) as t) as u) as s
+    where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name)
+    group by s.name;
+  end if;
+end
+$$;
+comment on function penstock._add_phases(penstock.jobs, penstock.task_spec[]) is
+  'A declared type has its phases; otherwise they are made as tasks name them, a kind''s name standing in for none.';
+
+create or replace function penstock._check_keys(p_job_id uuid, p_specs penstock.task_spec[])
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_key text;
+begin
+  select s.key into v_key from unnest(p_specs) as s where s.key is not null group by s.key having count(*) > 1 limit 1;
+  if v_key is null then
+    select t.key into v_key from unnest(p_specs) as s join tasks t on t.job_id = p_job_id and t.key = s.key limit 1;
+  end if;
+  if v_key is not null then
+    perform _refuse(409, 'duplicate_key', format('two tasks of one job have the key %L', v_key),
+      jsonb_build_object('field', 'tasks.key', 'key', v_key));
+  end if;
+  select a into v_key from unnest(p_specs) as s cross join unnest(s.after) as a
+  where not exists (select from unnest(p_specs) as o where o.key = a)
+    and not exists (select from tasks t where t.job_id = p_job_id and t.key = a) limit 1;
+  if found then
+    perform _refuse(422, 'unknown_parent', format('no task of this job has the key %L', v_key),
+      jsonb_build_object('field', 'tasks.after', 'key', v_key));
+  end if;
+end
+$$;
+comment on function penstock._check_keys(uuid, penstock.task_spec[]) is 'Keys are unique in the job and every parent exists.';
+
+create or replace function penstock._add_edges(p_job_id uuid, p_specs penstock.task_spec[], p_ids bigint[])
+returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_parents integer[];
+  v_children integer[];
+  v_existing bigint[];
+begin
+  select array_agg(p.n order by c.n), array_agg(c.n order by c.n) into v_parents, v_children
+  from (select t.after, row_number() over () as n from unnest(p_specs) as t) as c
+  cross join lateral (select distinct a from unnest(c.after) as a) as a
+  join (select t.key, row_number() over () as n from unnest(p_specs) as t) as p on p.key = a.a;
+  -- A list in which parents stand before their children cannot have a circle.
+  if exists (select from unnest(v_parents, v_children) as e(parent, child) where e.parent >= e.child) then
+    perform _check_cycles(v_parents, v_children, cardinality(p_specs));
+  end if;
+  insert into edges (job_id, parent_id, child_id)
+  select p_job_id, p_ids[e.parent], p_ids[e.child] from unnest(v_parents, v_children) as e(parent, child);
+
+  with added as (
+    insert into edges (job_id, parent_id, child_id)
+    select p_job_id, t.id, p_ids[c.n]
+    from (select s.after, row_number() over () as n from unnest(p_specs) as s) as c
+    cross join lateral (select distinct a from unnest(c.after) as a) as a
+    join tasks t on t.job_id = p_job_id and t.key = a.a
+    where t.id <> all (p_ids)
+    returning parent_id
+  )
+  select array_agg(distinct parent_id) into v_existing from added;
+  return v_existing;
+end
+$$;
+comment on function penstock._add_edges(uuid, penstock.task_spec[], bigint[]) is 'Writes the graph of new tasks and returns the parents that were there before.';
+
+create or replace function penstock._mark_parents(p_job_id uuid, p_ids bigint[])
+returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_left bigint[] := p_ids;
+  v_marked bigint[];
+  v_ended bigint[];
+begin
+  -- A task may move from one table to the next while we look: look again until each was met somewhere.
+  for v_try in 1 .. 10 loop
+    with r as (
+      update ready r set has_children = true from tasks t
+      where t.job_id = p_job_id and t.id = any (v_left) and r.tenant_id = t.tenant_id and r.lane_id = t.lane_id
+        and r.priority = t.priority and r.job_id = t.job_id and r.task_id = t.id returning r.task_id
+    ), p as (
+      update parked set has_children = true where job_id = p_job_id and task_id = any (v_left) returning task_id
+    ), l as (
+      update leases set has_children = true where task_id = any (v_left) returning task_id
+    )
+    select array_agg(task_id) into v_marked from (table r union all table p union all table l) as m;
+    v_ended := array(select task_id from results where job_id = p_job_id and task_id = any (p_ids));
+    v_left := array(select i from unnest(v_left) as i where i <> all (coalesce(v_marked, '{}')) and i <> all (v_ended));
+    exit when cardinality(v_left) = 0;
+  end loop;
+  return v_ended;
+end
+$$;
+comment on function penstock._mark_parents(uuid, bigint[]) is 'Tells tasks that they have children now; returns those that have ended already.';
+
+create or replace function penstock._add_tasks(p_job_id uuid, p_tasks jsonb)
+returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+  v_job jobs;
+  v_specs task_spec[] := _parse_tasks(p_tasks);
+  v_count integer := cardinality(v_specs);
+  v_ids bigint[];
+  v_has_keys boolean;
+  v_has_graph boolean;
+  v_ended bigint[];
+  v_rows ready[];
+begin
+  perform _check_tasks(v_specs);
+  select * into strict v_job from jobs where id = p_job_id;
+  if exists (select from unnest(v_specs) as s where s.idempotency_key is not null) then
+    -- A repeated key is the same task: it is left out.
+    v_specs := array(
+      select x.s from (
+        select t as s, row_number() over () as n,
+          row_number() over (partition by t.idempotency_key) as nth
+        from unnest(v_specs) as t) as x
+      where (x.s).idempotency_key is null or (x.nth = 1 and not exists (
+        select from tasks t where t.job_id = p_job_id and t.idempotency_key = (x.s).idempotency_key))
+      order by x.n);
+    v_count := cardinality(v_specs);
+    if v_count = 0 then
+      return '{}';
+    end if;
+  end if;
+  select bool_or(s.key is not null or s.after is not null), bool_or(s.after is not null) into v_has_keys, v_has_graph
+  from unnest(v_specs) as s;
+  if v_has_keys then
+    perform _check_keys(p_job_id, v_specs);
+  end if;
+  perform _add_phases(v_job, v_specs);
+  perform _lane(s.kind, s.provider) from (select distinct kind, provider from unnest(v_specs)) as s;
+  v_ids := array(select nextval('task_ids') from generate_series(1, v_count));
+
+  with spec as (
+    select * from unnest(v_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units,
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)
+  ), route as (
+    select s.kind, s.provider, s.phase, l.id as lane_id, p.position
+    from (select distinct kind, provider, phase from spec) as s
+    join lanes l on l.kind = s.kind and l.provider is not distinct from s.provider
+    cross join lateral (
+      select x.position from phases x where x.job_id = p_job_id
+      order by (x.name = coalesce(s.phase, s.kind)) desc, x.position limit 1) as p
+  ), made as (
+    insert into tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, max_attempts, run_after_failure,
+      timeout_seconds, kind, key, idempotency_key, input, units)
+    select p_job_id, v_ids[t.n], v_job.tenant_id, v_now, r.lane_id, r.position, coalesce(t.priority, v_job.priority),
+      t.max_attempts, coalesce(t.after_failure = 'run', false), t.timeout_seconds, t.kind, t.key, t.idempotency_key,
+      case when jsonb_typeof(t.input) = 'object' then t.input else '{}' end, t.units
+    from spec t
+    join route r on r.kind = t.kind and coalesce(r.provider, '') = coalesce(t.provider, '')
+      and coalesce(r.phase, '') = coalesce(t.phase, '')
+    returning id, lane_id, phase, priority
+  ), counted as (
+    update phases p set total = p.total + c.n
+    from (select phase, count(*)::integer as n from made group by phase) as c
+    where p.job_id = p_job_id and p.position = c.phase
+  )
+  select array_agg(row(m.id, 0, p_job_id, v_job.tenant_id, m.lane_id, m.priority, m.phase, 0, 0, false, false)::ready
+    order by m.id) into v_rows from made m;
+
+  if v_has_graph then
+    v_ended := _mark_parents(p_job_id, _add_edges(p_job_id, v_specs, v_ids));
+  end if;
+  if v_has_graph or v_job.status = 'paused' or v_job.run_at > v_now
+     or exists (select from unnest(v_specs) as s where s.run_at > v_now) then
+    v_rows := _park_new(v_job, v_specs, v_rows);
+  end if;
+  perform _queue(v_rows, false);
+  if cardinality(v_ended) > 0 then
+    perform _move_progress(_settle_children(p_job_id, v_ended));
+  end if;
+  return v_ids;
+end
+$$;
+comment on function penstock._add_tasks(uuid, jsonb) is 'Checks, writes and queues new tasks of a job.';
+
+create or replace function penstock._park_new(p_job penstock.jobs, p_specs penstock.task_spec[], p_rows penstock.ready[])
+returns penstock.ready[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+  v_rows ready[];
+begin
+  with placed as (
+    select (u.r).*, (select count(*) from edges e where e.job_id = p_job.id and e.child_id = (u.r).task_id) as parents,
+      exists (select from edges e where e.job_id = p_job.id and e.parent_id = (u.r).task_id) as children,
+      greatest(p_job.run_at, (p_specs[u.n]).run_at) as due, u.n
+    from (select r, row_number() over () as n from unnest(p_rows) as r) as u
+  ), kept as (
+    insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, has_parents, has_children, pending, until, reason)
+    select task_id, job_id, tenant_id, lane_id, priority, phase, parents > 0, children, parents,
+      case when parents = 0 and p_job.status = 'paused' and coalesce(due, v_now) <= v_now then 'infinity' else coalesce(due, '-infinity') end,
+      case when parents > 0 then 'after' when due > v_now then 'time' else 'paused' end
+    from placed where parents > 0 or due > v_now or p_job.status = 'paused'
+    returning task_id
+  )
+  select array_agg(row(p.task_id, 0, p.job_id, p.tenant_id, p.lane_id, p.priority, p.phase, 0, 0, false, p.children)::ready
+    order by p.task_id) into v_rows
+  from placed p where not (p.parents > 0 or coalesce(p.due > v_now, false) or p_job.status = 'paused');
+  return v_rows;
+end
+$$;
+comment on function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[]) is
+  'Sets aside the new tasks that may not run yet and returns the others.';
+
+create or replace function penstock._settle_children(p_job_id uuid, p_parent_ids bigint[])
+returns penstock.phase_delta[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+  v_parents bigint[] := p_parent_ids;
+  v_doomed bigint[];
+  v_free bigint[] := '{}';
+  v_touched bigint[];
+  v_some phase_delta[];
+  v_deltas phase_delta[] := '{}';
+  v_rows ready[];
+  v_status text;
+begin
+  loop
+    perform 1 from parked where job_id = p_job_id and task_id in (
+      select child_id from edges where job_id = p_job_id and parent_id = any (v_parents))
+    order by task_id for update;
+
+    with child as (
+      select e.child_id, count(*)::integer as ended,
+        bool_or(r.outcome <> 'succeeded') and not t.run_after_failure as is_doomed
+      from edges e
+      join results r on r.job_id = p_job_id and r.task_id = e.parent_id
+      join tasks t on t.job_id = p_job_id and t.id = e.child_id
+      where e.job_id = p_job_id and e.parent_id = any (v_parents)
+      group by e.child_id, t.run_after_failure
+    ), counted as (
+      update parked p set pending = p.pending - c.ended from child c
+      where p.job_id = p_job_id and p.task_id = c.child_id returning p.task_id, p.pending, c.is_doomed
+    )
+    select array_agg(task_id) filter (where is_doomed),
+      v_free || coalesce(array_agg(task_id) filter (where pending = 0 and not is_doomed), '{}')
+    into v_doomed, v_free from counted;
+    exit when v_doomed is null;
+
+    with gone as (
+      delete from parked where job_id = p_job_id and task_id = any (v_doomed) returning *
+    ), ended as (
+      insert into results (job_id, task_id, tenant_id, finished_at, attempt, phase, outcome, error_code, error_message)
+      select job_id, task_id, tenant_id, v_now, 0, phase, 'canceled', 'parent_failed', 'a task it comes after did not succeed'
+      from gone
+    ), counted as (
+      select phase, count(*)::integer as n from gone group by phase
+    )
+    select (select array_agg(row(p_job_id, phase, 0, 0, n)::phase_delta) from counted),
+      (select array_agg(task_id) from gone where has_children) into v_some, v_parents;
+    v_deltas := v_deltas || v_some;
+    exit when v_parents is null;
+  end loop;
+
+  if cardinality(v_free) > 0 then
+    select status into v_status from jobs where id = p_job_id;
+    update parked set until = 'infinity', reason = 'paused'
+    where job_id = p_job_id and task_id = any (v_free) and until <= v_now and v_status in ('paused', 'failed');
+    with gone as (
+      delete from parked where job_id = p_job_id and task_id = any (v_free) and until <= v_now returning *
+    )
+    select array_agg(row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
+      has_parents, has_children)::ready order by task_id) into v_rows from gone;
+    perform _queue(v_rows, false);
+  end if;
+  return v_deltas;
+end
+$$;
+comment on function penstock._settle_children(uuid, bigint[]) is
+  'Parents have ended: children that now wait for nothing are queued, children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress.';
+
+create or replace function penstock._move_progress(p_deltas penstock.phase_delta[])
+returns void language plpgsql set search_path = penstock, pg_temp
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+declare
+  v_full uuid[];
+begin
+  if p_deltas is null or cardinality(p_deltas) = 0 then
+    return;
+  end if;
+  if cardinality(p_deltas) > 1 then
+    perform 1 from unnest(p_deltas) as d join phases p on p.job_id = d.job_id and p.position = d.position
+    order by p.job_id, p.position for no key update of p;
+  end if;
+  with delta as (
+    select job_id, position, sum(succeeded)::integer as succeeded, sum(failed)::integer as failed, sum(canceled)::integer as canceled
+    from unnest(p_deltas) group by job_id, position
+  ), moved as (
+    update phases p set succeeded = p.succeeded + d.succeeded, failed = p.failed + d.failed, canceled = p.canceled + d.canceled
+    from delta d where p.job_id = d.job_id and p.position = d.position
+    returning p.job_id, p.total - p.succeeded - p.failed - p.canceled as open
+  )
+  select array_agg(distinct job_id) into v_full from moved where open = 0;
+  if v_full is not null then
+    perform _finish_jobs(v_full);
+  end if;
+end
+$$;
+comment on function penstock._move_progress(penstock.phase_delta[]) is
+  'Moves the counts of phases, in one lock order, and ends the jobs that are through.';
+
+create or replace function penstock._task_state(p_job_id uuid, p_task_id bigint)
+returns table (state text, reason text, until timestamptz, attempt integer, started_at timestamptz, worker_id text, fraction real, message text)
+language sql stable security definer set search_path = penstock, pg_temp as $$
+  select 'running', null::text, l.expires_at, l.failures + l.deaths + 1, l.started_at, l.worker_id, l.fraction, l.message
+  from leases l where l.task_id = p_task_id and l.job_id = p_job_id
+    and (_is_service() or l.tenant_id in (select my_tenants()))
+  union all
+  select case when p.pending > 0 then 'blocked' else 'queued' end,
+    case when p.pending > 0 then format('%s tasks before it', p.pending) else p.reason end,
+    nullif(nullif(p.until, 'infinity'), '-infinity'), p.failures + p.deaths, null, null, null, null
+  from parked p where p.job_id = p_job_id and p.task_id = p_task_id
+    and (_is_service() or p.tenant_id in (select my_tenants()))
+$$;
+comment on function penstock._task_state(uuid, bigint) is 'Where a task that has not ended stands, for whoever may see it. No row: it is ready to be claimed.';

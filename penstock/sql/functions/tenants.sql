@@ -1,0 +1,163 @@
+-- Tenants, members, profiles, and who is asking.
+-- The caller is the role in force: the one PostgREST or the API set for the request, else the login itself.
+-- Claims are believed only for who the user is, never for what the login may do.
+
+create or replace function penstock._is_service()
+returns boolean language sql stable set search_path = penstock, pg_temp as $$
+  select pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user), 'service_role', 'member')
+$$;
+comment on function penstock._is_service() is 'Whether the caller acts as the service (a worker, an operator) and not as a user.';
+
+create or replace function penstock._actor()
+returns text language sql stable set search_path = penstock, pg_temp as $$
+  select case when _is_service()
+    then coalesce(nullif(current_setting('penstock.actor', true), ''), 'service:' || session_user)
+    else coalesce('user:' || auth.uid(), 'anonymous') end
+$$;
+comment on function penstock._actor() is 'Who is written into the audit log.';
+
+create or replace function penstock._audit(
+  p_tenant_id uuid, p_action text, p_job_id uuid, p_subject text, p_details jsonb default '{}')
+returns void language sql set search_path = penstock, pg_temp as $$
+  insert into audit_log (at, tenant_id, actor, action, job_id, subject, details)
+  values (_now(), p_tenant_id, _actor(), p_action, p_job_id, p_subject, p_details)
+$$;
+comment on function penstock._audit(uuid, text, uuid, text, jsonb) is 'Adds a line to the audit log.';
+
+create or replace function penstock.my_tenants()
+returns setof uuid language sql stable security definer set search_path = penstock, pg_temp as $$
+  select tenant_id from members where user_id = auth.uid()
+$$;
+comment on function penstock.my_tenants() is 'The tenants the calling user is a member of. Every policy asks this.';
+
+create or replace function penstock._require_role(p_tenant_id uuid, p_roles text[])
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if _is_service() then
+    return;
+  end if;
+  if not exists (
+    select from members where tenant_id = p_tenant_id and user_id = auth.uid() and role = any (p_roles)
+  ) then
+    -- The same answer for a tenant that is not yours and one that does not exist.
+    perform _refuse(403, 'forbidden', 'you may not do this in this tenant');
+  end if;
+end
+$$;
+comment on function penstock._require_role(uuid, text[]) is 'Refuses unless the caller is the service or a member with one of these roles.';
+
+create or replace function penstock._caller_tenant(p_tenant_id uuid)
+returns uuid language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_tenants uuid[];
+begin
+  if p_tenant_id is not null then
+    perform _require_role(p_tenant_id, array['owner', 'admin', 'member']);
+    if not exists (select from tenants where id = p_tenant_id) then
+      perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
+    end if;
+    return p_tenant_id;
+  end if;
+  if auth.uid() is null then
+    perform _refuse(422, 'tenant_missing', 'tenant_id is missing from the options', '{}',
+      'A service call names the tenant it works for.');
+  end if;
+  v_tenants := array(
+    select tenant_id from members where user_id = auth.uid() and role in ('owner', 'admin', 'member'));
+  if cardinality(v_tenants) = 0 then
+    perform _refuse(403, 'no_tenant', 'you are not a member of a tenant that may start jobs');
+  elsif cardinality(v_tenants) > 1 then
+    select tenant_id into p_tenant_id from profiles where user_id = auth.uid();
+    if p_tenant_id is null or not p_tenant_id = any (v_tenants) then
+      perform _refuse(422, 'tenant_missing', 'you belong to several tenants: say which in the options');
+    end if;
+    return p_tenant_id;
+  end if;
+  return v_tenants[1];
+end
+$$;
+comment on function penstock._caller_tenant(uuid) is 'The tenant a call works for: the one named, if the caller may, else the caller''s own.';
+
+create or replace function penstock.create_tenant(p_name text, p_weight real default 1)
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_id uuid;
+begin
+  if coalesce(length(p_name), 0) not between 1 and 200 then
+    perform _refuse(422, 'invalid_name', 'a tenant''s name has 1 to 200 characters');
+  end if;
+  if p_weight is null or not (p_weight > 0 and p_weight <= 1000) then
+    perform _refuse(422, 'invalid_weight', 'a tenant''s weight is more than 0 and at most 1000');
+  end if;
+  insert into tenants (name, weight, created_at) values (p_name, p_weight, _now()) returning id into v_id;
+  perform _audit(v_id, 'tenant.created', null, 'tenant:' || v_id, jsonb_build_object('name', p_name));
+  return v_id;
+end
+$$;
+comment on function penstock.create_tenant(text, real) is 'Makes a tenant.';
+
+create or replace function penstock.set_tenant_weight(p_tenant_id uuid, p_weight real)
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  if p_weight is null or not (p_weight > 0 and p_weight <= 1000) then
+    perform _refuse(422, 'invalid_weight', 'a tenant''s weight is more than 0 and at most 1000');
+  end if;
+  update tenants set weight = p_weight where id = p_tenant_id;
+  if not found then
+    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
+  end if;
+  perform _audit(p_tenant_id, 'tenant.weight_set', null, 'tenant:' || p_tenant_id,
+    jsonb_build_object('weight', p_weight));
+end
+$$;
+comment on function penstock.set_tenant_weight(uuid, real) is 'Changes a tenant''s share of every lane, for work queued from now on.';
+
+create or replace function penstock.set_member(p_tenant_id uuid, p_user_id uuid, p_role text)
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  perform _require_role(p_tenant_id, array['owner', 'admin']);
+  if p_role is not null and p_role not in ('owner', 'admin', 'member', 'viewer') then
+    perform _refuse(422, 'invalid_role', format('%L is not a role', p_role), '{}', 'owner, admin, member or viewer; null removes');
+  end if;
+  if not _is_service() and (p_role = 'owner' or exists (
+      select from members where tenant_id = p_tenant_id and user_id = p_user_id and role = 'owner')) then
+    perform _require_role(p_tenant_id, array['owner']);
+  end if;
+  perform 1 from tenants where id = p_tenant_id for update;
+  if not found then
+    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
+  end if;
+  if p_role is null then
+    delete from members where tenant_id = p_tenant_id and user_id = p_user_id;
+  else
+    insert into members (tenant_id, user_id, role, created_at) values (p_tenant_id, p_user_id, p_role, _now())
+    on conflict (tenant_id, user_id) do update set role = excluded.role;
+  end if;
+  if not exists (select from members where tenant_id = p_tenant_id and role = 'owner')
+     and exists (select from members where tenant_id = p_tenant_id) then
+    perform _refuse(409, 'last_owner', 'a tenant with members keeps at least one owner');
+  end if;
+  perform _audit(p_tenant_id, 'member.set', null, 'user:' || p_user_id, jsonb_build_object('role', p_role));
+end
+$$;
+comment on function penstock.set_member(uuid, uuid, text) is 'Gives a user a role in a tenant; null removes the user.';
+
+create or replace function penstock.on_new_user()
+returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_tenant_id uuid;
+  v_name text := left(coalesce(nullif(split_part(to_jsonb(new) ->> 'email', '@', 1), ''), 'personal'), 200);
+begin
+  insert into tenants (name, is_personal, created_at) values (v_name, true, _now()) returning id into v_tenant_id;
+  insert into profiles (user_id, tenant_id, email, created_at)
+  values (new.id, v_tenant_id, to_jsonb(new) ->> 'email', _now());
+  insert into members (tenant_id, user_id, role, created_at) values (v_tenant_id, new.id, 'owner', _now());
+  insert into audit_log (at, tenant_id, actor, action, subject)
+  values (_now(), v_tenant_id, 'user:' || new.id, 'user.created', 'user:' || new.id);
+  return new;
+end
+$$;
+comment on function penstock.on_new_user() is 'A new user gets a profile and a personal tenant.';
+
+create or replace trigger penstock_on_new_user after insert on auth.users
+  for each row execute function penstock.on_new_user();

@@ -1,0 +1,29 @@
+-- Workers: who is there, and how much work waits for them.
+
+create or replace function penstock.report_worker(p_worker_id text, p_info jsonb)
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+begin
+  insert into workers as w (id, host, pid, kinds, concurrency, version, state, running, started_at, beat_at)
+  values (p_worker_id, coalesce(p_info ->> 'host', '?'), coalesce((p_info ->> 'pid')::integer, 0),
+    array(select jsonb_array_elements_text(coalesce(p_info -> 'kinds', '[]'))), coalesce((p_info ->> 'concurrency')::integer, 1),
+    coalesce(p_info ->> 'version', '?'), coalesce(p_info ->> 'state', 'running'), coalesce((p_info ->> 'running')::integer, 0), v_now, v_now)
+  on conflict (id) do update set state = excluded.state, running = excluded.running, beat_at = excluded.beat_at;
+  delete from workers where beat_at < v_now - interval '1 day';
+end
+$$;
+comment on function penstock.report_worker(text, jsonb) is 'A worker says that it is there: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.';
+
+create or replace function penstock.backlog()
+returns table (kind text, provider text, waiting bigint, running bigint, oldest_seconds double precision)
+language sql stable security definer set search_path = penstock, pg_temp as $$
+  select l.kind, l.provider,
+    (select count(*) from ready r where r.lane_id = l.id),
+    (select count(*) from leases x where x.lane_id = l.id),
+    (select extract(epoch from _now() - t.created_at)
+     from (select r.job_id, r.task_id from ready r where r.lane_id = l.id order by r.vtime limit 1) as h
+     join tasks t on t.job_id = h.job_id and t.id = h.task_id)
+  from lanes l
+$$;
+comment on function penstock.backlog() is 'Per lane: what waits, what runs, and how old its next task is. What an autoscaler reads.';

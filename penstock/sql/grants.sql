@@ -1,0 +1,66 @@
+-- Who may do what. Everything is revoked first, then granted by name; a test compares this with the catalogue.
+-- Readers get rows through policies, writers only functions. Internal functions (leading underscore) are nobody's.
+
+revoke all on all tables in schema penstock from public, anon, authenticated, service_role;
+revoke all on all sequences in schema penstock from public, anon, authenticated, service_role;
+revoke all on all functions in schema penstock from public, anon, authenticated, service_role;
+revoke all on schema penstock from public, anon, authenticated, service_role;
+grant usage on schema penstock to anon, authenticated, service_role;
+
+-- Users: their own tenants' rows.
+grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.jobs, penstock.phases, penstock.tasks,
+  penstock.results, penstock.attempts, penstock.dead_letters, penstock.schedules, penstock.audit_log,
+  penstock.job_list, penstock.task_list, penstock.dead_letter_list to authenticated;
+grant update (display_name) on penstock.profiles to authenticated;
+grant execute on function
+  penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
+  penstock.open_job(text, jsonb, jsonb), penstock.start_job(text, jsonb, jsonb, jsonb),
+  penstock.add_tasks(uuid, jsonb, bigint, text, bigint), penstock.get_job(uuid),
+  penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text), penstock.retry_job(uuid),
+  penstock.replay_dead_letters(jsonb), penstock.discard_dead_letters(jsonb),
+  penstock.set_member(uuid, uuid, text),
+  penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid)
+to authenticated, service_role;
+
+-- The service: workers and operators.
+grant select on all tables in schema penstock to service_role;
+grant execute on function
+  penstock.claim_tasks(text, integer, text[], integer),
+  penstock.heartbeat_task(bigint, text, bigint), penstock.heartbeat_tasks(text, jsonb, integer),
+  penstock.report_progress(bigint, text, bigint, real, text),
+  penstock.complete_task(bigint, text, jsonb, bigint), penstock.complete_tasks(text, bigint[], bigint[], jsonb[]),
+  penstock.fail_task(bigint, text, text, bigint, double precision, boolean, text, jsonb),
+  penstock.fail_tasks(text, bigint[], bigint[], jsonb[]),
+  penstock.reschedule_task(bigint, double precision, text, bigint, text),
+  penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text),
+  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.report_worker(text, jsonb), penstock.backlog(),
+  penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text),
+  penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
+  penstock.create_tenant(text, real), penstock.set_tenant_weight(uuid, real), penstock.set_setting(text, jsonb)
+to service_role;
+
+-- The policies that go with the grants. Service-only tables have none for users.
+do $$
+declare
+  v_table text;
+begin
+  foreach v_table in array array['tenants', 'members', 'profiles', 'jobs', 'phases', 'tasks', 'results', 'attempts',
+    'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'edges', 'ready',
+    'parked', 'leases', 'chores', 'workers'] loop
+    execute format('drop policy if exists service_reads on penstock.%I', v_table);
+    execute format('create policy service_reads on penstock.%I for select to service_role using (true)', v_table);
+  end loop;
+  foreach v_table in array array['members', 'jobs', 'phases', 'tasks', 'results', 'attempts', 'dead_letters', 'schedules', 'audit_log'] loop
+    execute format('drop policy if exists members_read on penstock.%I', v_table);
+    execute format('create policy members_read on penstock.%I for select to authenticated
+      using (tenant_id in (select penstock.my_tenants()))', v_table);
+  end loop;
+end
+$$;
+drop policy if exists members_read on penstock.tenants;
+create policy members_read on penstock.tenants for select to authenticated using (id in (select penstock.my_tenants()));
+drop policy if exists own_profile on penstock.profiles;
+create policy own_profile on penstock.profiles for select to authenticated using (user_id = (select auth.uid()));
+drop policy if exists own_profile_update on penstock.profiles;
+create policy own_profile_update on penstock.profiles for update to authenticated
+  using (user_id = (select auth.uid())) with check (user_id = (select auth.uid()));

@@ -1,0 +1,1 @@
+drop table penstock.audit_log, penstock.settings, penstock.members, penstock.profiles, penstock.tenants cascade;
