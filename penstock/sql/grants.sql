@@ -36,7 +36,7 @@ grant execute on function
   penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.report_worker(text, jsonb), penstock.backlog(),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text),
   penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
-  penstock.create_tenant(text, real), penstock.set_tenant_weight(uuid, real), penstock.set_setting(text, jsonb)
+  penstock.create_tenant(text, real), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, real), penstock.set_setting(text, jsonb)
 to service_role;
 
 -- The policies that go with the grants. Service-only tables have none for users.
@@ -46,7 +46,7 @@ declare
 begin
   foreach v_table in array array['tenants', 'members', 'profiles', 'jobs', 'phases', 'tasks', 'results', 'attempts',
     'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'edges', 'ready',
-    'parked', 'leases', 'chores', 'workers'] loop
+    'parked', 'leases', 'chores', 'workers', 'migrations'] loop
     execute format('drop policy if exists service_reads on penstock.%I', v_table);
     execute format('create policy service_reads on penstock.%I for select to service_role using (true)', v_table);
   end loop;

@@ -21,22 +21,18 @@ create or replace trigger jobs_transitions before update of status on penstock.j
     ('failed', 'running')))
   execute function penstock._guard_job();
 
-create or replace function penstock._audit_jobs()
+create or replace function penstock._audit_job()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  insert into audit_log (at, tenant_id, actor, action, job_id, subject, details)
-  select _now(), n.tenant_id, _actor(), 'job.' || n.status, n.id, 'job:' || n.id,
-         jsonb_strip_nulls(jsonb_build_object('from', o.status, 'reason', n.status_reason))
-  from changed_to n join changed_from o using (id)
-  where n.status <> o.status;
+  perform _audit(new.tenant_id, 'job.' || new.status, new.id, 'job:' || new.id,
+    jsonb_strip_nulls(jsonb_build_object('from', old.status, 'reason', new.status_reason)));
   return null;
 end
 $$;
-comment on function penstock._audit_jobs() is 'Every change of a job''s state leaves an audit line in the same transaction.';
+comment on function penstock._audit_job() is 'Every change of a job''s state leaves an audit line in the same transaction.';
 
-create or replace trigger jobs_audit after update on penstock.jobs
-  referencing old table as changed_from new table as changed_to
-  for each statement execute function penstock._audit_jobs();
+create or replace trigger jobs_audit after update of status on penstock.jobs
+  for each row when (old.status is distinct from new.status) execute function penstock._audit_job();
 
 create or replace function penstock.open_job(p_type text, p_params jsonb default '{}', p_options jsonb default '{}')
 returns table (job_id uuid, is_new boolean)
@@ -62,7 +58,7 @@ begin
   end if;
   perform _check_document(coalesce(p_params, '{}'), 'params', (_setting('max_input_bytes'))::integer);
   select k into v_unknown from jsonb_object_keys(v_options) as k
-  where k not in ('tenant_id', 'idempotency_key', 'priority', 'run_at', 'on_failure', 'paused', 'digest', 'budget');
+  where k not in ('tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds', 'on_failure', 'paused', 'digest', 'budget');
   if found then
     perform _refuse(422, 'unknown_field', format('options has an unknown field %L', v_unknown),
       jsonb_build_object('field', 'options.' || v_unknown));
@@ -75,7 +71,8 @@ begin
     v_tenant_id := nullif(v_options ->> 'tenant_id', '')::uuid;
     v_priority := coalesce((v_options ->> 'priority')::integer, 5);
     v_paused := coalesce((v_options ->> 'paused')::boolean, false);
-    v_job.run_at := (v_options ->> 'run_at')::timestamptz;
+    v_job.run_at := coalesce((v_options ->> 'run_at')::timestamptz,
+      _now() + make_interval(secs => (v_options ->> 'delay_seconds')::double precision));
   exception when data_exception then
     perform _refuse(422, 'invalid_options', 'options are not well formed: ' || sqlerrm);
   end;
@@ -123,7 +120,7 @@ begin
 end
 $$;
 comment on function penstock.open_job(text, jsonb, jsonb) is
-  'Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at, on_failure, paused, digest.';
+  'Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest.';
 
 create or replace function penstock.start_job(
   p_type text, p_params jsonb default '{}', p_tasks jsonb default '[]', p_options jsonb default '{}')

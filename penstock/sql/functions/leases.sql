@@ -92,7 +92,7 @@ create or replace function penstock.complete_tasks(
   p_worker_id text, p_task_ids bigint[], p_leases bigint[] default null, p_outputs jsonb[] default null)
 returns table (id bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set jit = off as $$
 declare
   v_now timestamptz := _now();
   v_limit integer := (_setting('max_output_bytes'))::integer;
@@ -103,15 +103,19 @@ declare
   v_job_id uuid;
 begin
   perform _check_arrays(p_task_ids, p_leases, cardinality(p_outputs));
+  -- The lateral look-up keeps the plan: one index probe per task, whatever the statistics say.
   with gone as (
-    delete from leases l using unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
-    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id and not l.is_canceled
-      and (g.output is null or octet_length(g.output::text) <= v_limit)
-    returning l.task_id, l.lease, l.job_id, l.tenant_id, l.phase, l.failures, l.deaths, l.has_children, l.started_at, g.output
+    delete from leases d where d.ctid = any (array(
+      select l.ctid from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
+      cross join lateral (
+        select x.ctid from leases x where x.task_id = g.id and x.lease = coalesce(g.lease, x.lease)
+          and x.worker_id = p_worker_id and not x.is_canceled offset 0) as l
+      where g.output is null or octet_length(g.output::text) <= v_limit))
+    returning d.*
   ), ended as (
     insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id, output)
-    select g.job_id, g.task_id, g.lease, g.tenant_id, g.started_at, v_now, g.failures + g.deaths + 1, g.phase, 'succeeded', p_worker_id, g.output
-    from gone g
+    select g.job_id, g.task_id, g.lease, g.tenant_id, g.started_at, v_now, g.failures + g.deaths + 1, g.phase, 'succeeded', p_worker_id, o.output
+    from gone g left join unnest(p_task_ids, p_outputs) as o(id, output) on o.id = g.task_id
   )
   select (select count(*) from gone),
     (select array_agg(row(c.job_id, c.phase, c.n, 0, 0)::phase_delta) from (
@@ -246,6 +250,9 @@ begin
       array_agg(d.error_message order by d.task_id) filter (where d.death is not null)
     into v_again, v_dead, v_reasons, v_codes, v_messages from decided d;
     perform _queue(v_again, true);
+    perform pg_notify('penstock', 'chores') where exists (
+      select from parked p join unnest(v_failed) as f on f.job_id = p.job_id and f.task_id = p.task_id
+      where p.until < v_now + interval '5 seconds');
     if v_dead is not null then
       perform _bury(v_dead, v_reasons, v_codes, v_messages);
     end if;

@@ -98,13 +98,14 @@ returns table (
   id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb,
   attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamptz)
 language plpgsql security definer set search_path = penstock, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare
   v_now timestamptz := _now();
   v_lease_seconds double precision := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
   v_left integer := p_max_tasks;
   v_tids tid[];
   v_count integer;
+  v_lease bigint;
 begin
   if coalesce(length(p_worker_id), 0) not between 1 and 200 then
     perform _refuse(422, 'invalid_worker', 'a worker id has 1 to 200 characters', '{"field": "p_worker_id"}');
@@ -137,15 +138,18 @@ begin
     if exists (select from shares where is_mixed) then
       v_tids := _prefer(v_tids);
     end if;
+    -- The sequence grows by the largest batch: one call of it numbers the whole batch.
+    v_lease := nextval('lease_numbers');
     return query
     with gone as (
       delete from ready where ctid = any (v_tids) returning *
     ), met as (
-      select g.*, j.status from gone g join jobs j on j.id = g.job_id order by g.vtime, g.task_id
+      select g.*, j.status, v_lease + row_number() over (order by g.vtime, g.priority, g.task_id) as lease
+      from gone g join jobs j on j.id = g.job_id
     ), leased as (
       insert into leases (task_id, lease, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
         has_parents, has_children, worker_id, started_at, expires_at)
-      select m.task_id, nextval('lease_numbers'), m.job_id, m.tenant_id, m.lane_id, m.priority, m.phase, m.failures, m.deaths,
+      select m.task_id, m.lease, m.job_id, m.tenant_id, m.lane_id, m.priority, m.phase, m.failures, m.deaths,
         m.has_parents, m.has_children, p_worker_id, v_now, v_now + make_interval(secs => v_lease_seconds)
       from met m where m.status in ('queued', 'running')
       returning *

@@ -133,12 +133,15 @@ begin
     end if;
   else
     insert into phases (job_id, position, tenant_id, name)
-    select p_job.id, row_number() over (order by min(s.n)) + coalesce((select max(position) from phases where job_id = p_job.id), 0),
+    select p_job.id, row_number() over (order by s.n) + coalesce((select max(position) from phases where job_id = p_job.id), 0),
       p_job.tenant_id, s.name
-    from (select coalesce((u.s).phase, (u.s).kind) as name, u.n
-          from (select t as s, row_number() over () as n from unnest(p_specs) as t) as u) as s
-    where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name)
-    group by s.name;
+    from (
+      select coalesce(t.phase, t.kind) as name, min(t.n) as n
+      from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units, priority,
+        run_at, max_attempts, timeout_seconds, idempotency_key, n)
+      group by coalesce(t.phase, t.kind)
+    ) as s
+    where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name);
   end if;
 end
 $$;
@@ -272,7 +275,7 @@ begin
   with spec as (
     select * from unnest(v_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units,
       priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)
-  ), route as (
+  ), route as materialized (
     select s.kind, s.provider, s.phase, l.id as lane_id, p.position
     from (select distinct kind, provider, phase from spec) as s
     join lanes l on l.kind = s.kind and l.provider is not distinct from s.provider
@@ -410,7 +413,7 @@ comment on function penstock._settle_children(uuid, bigint[]) is
 
 create or replace function penstock._move_progress(p_deltas penstock.phase_delta[])
 returns void language plpgsql set search_path = penstock, pg_temp
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off as $$
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare
   v_full uuid[];
 begin

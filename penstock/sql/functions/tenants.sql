@@ -96,6 +96,22 @@ end
 $$;
 comment on function penstock.create_tenant(text, real) is 'Makes a tenant.';
 
+create or replace function penstock.ensure_tenant(p_name text)
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_id uuid;
+begin
+  select id into v_id from tenants where name = p_name and not is_personal order by id limit 1;
+  if v_id is null then
+    -- Names need not be unique; whoever asks for the same one at the same time gets the same tenant.
+    perform pg_advisory_xact_lock(hashtextextended('penstock.tenant:' || p_name, 0));
+    select id into v_id from tenants where name = p_name and not is_personal order by id limit 1;
+  end if;
+  return coalesce(v_id, create_tenant(p_name));
+end
+$$;
+comment on function penstock.ensure_tenant(text) is 'The oldest tenant of this name, made when there is none.';
+
 create or replace function penstock.set_tenant_weight(p_tenant_id uuid, p_weight real)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin

@@ -118,7 +118,7 @@ create type penstock.phase_delta as (
 comment on type penstock.phase_delta is 'By how much the counts of a phase move.';
 
 create sequence penstock.task_ids;
-create sequence penstock.lease_numbers;
+create sequence penstock.lease_numbers increment by 10000;
 
 create table penstock.tasks (
   job_id uuid not null,

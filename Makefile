@@ -1,0 +1,54 @@
+# Everything is reached through make, here and in CI. `make` alone lists the targets.
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup system-packages demo test check format bench bench-quick schema clean
+
+help: ## List the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Make the virtual environment and install everything into it
+
+# Runs again only when pyproject.toml changes. uv is fast; pip is the fallback where only pip knows the index.
+$(STAMP): pyproject.toml
+	python3 -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]' \
+	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+system-packages: ## Install the PostgreSQL 15 server and pgbouncer for the tests, where possible
+	@scripts/system-packages
+
+demo: setup ## Start the embedded database, a worker and a sample job, and watch it finish
+	@$(BIN)/penstock demo
+
+test: setup system-packages ## Run the tests: on the embedded PostgreSQL, the SQL contract on PostgreSQL 15 as well
+	PENSTOCK_TEST_PG=$${PENSTOCK_TEST_PG:-contract} $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} $(ARGS)
+
+check: setup ## Check format, lint, types, import layers, and that schema.sql is up to date
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(BIN)/python scripts/schema.py --check
+
+format: setup ## Format the code and fix what can be fixed
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+bench: setup ## Measure everything, beside its peers (long)
+	$(BIN)/python -m bench
+
+bench-quick: setup ## Measure everything briefly
+	$(BIN)/python -m bench --quick
+
+schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
+	$(BIN)/python scripts/schema.py
+
+clean: ## Remove what the other targets made (the data in .penstock stays)
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +

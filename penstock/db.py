@@ -1,0 +1,208 @@
+"""The way to PostgreSQL: connections, calls of our SQL functions, notifications.
+
+Nothing here holds session state: no prepared statements, no session locks, no settings that outlive a
+transaction. So a transaction pooler may stand between. `listen` is the exception and says so.
+
+A call is one statement and, on a connection from the pool, one transaction. To put several calls, or a call
+and one's own writes, into one transaction, pass the connection that `transaction` yields.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, LiteralString, TypeAlias, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import dict_row, tuple_row
+from psycopg.types.json import Jsonb
+from psycopg_pool import AsyncConnectionPool
+
+from penstock.errors import Invalid, PenstockError, Unavailable, from_database
+
+Row: TypeAlias = dict[str, Any]
+Connection: TypeAlias = psycopg.AsyncConnection[Any]
+SyncConnection: TypeAlias = psycopg.Connection[Any]
+Pool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Row]]
+Json = Jsonb
+"""Marks an argument as a JSON document. A dict is one anyway; a list is an SQL array unless marked."""
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_CONNECTION: dict[str, Any] = {
+    "autocommit": True,
+    "prepare_threshold": None,
+    "row_factory": dict_row,
+    "connect_timeout": 10,
+    # A peer that vanished without a word is noticed in about a minute.
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+}
+
+
+@asynccontextmanager
+async def pool(
+    dsn: str, *, name: str = "penstock", min_size: int = 1, max_size: int = 10, wait_seconds: float = 30
+) -> AsyncGenerator[Pool]:
+    """An open pool of connections. Waits for the database at most so long, then raises Unavailable."""
+    connections: Pool = AsyncConnectionPool(
+        dsn,
+        kwargs={**_CONNECTION, "application_name": name},
+        min_size=min_size,
+        max_size=max_size,
+        timeout=wait_seconds,
+        name=name,
+        open=False,
+    )
+    try:
+        with _translated():
+            await connections.open(wait=True, timeout=wait_seconds)
+        yield connections
+    finally:
+        await connections.close()
+
+
+def connect(dsn: str, *, name: str = "penstock", wait_seconds: float = 30) -> SyncConnection:
+    """A connection for code outside the event loop, such as the heartbeat's thread."""
+    deadline = time.monotonic() + wait_seconds
+    pause = 0.1
+    while True:
+        try:
+            return psycopg.connect(dsn, **_CONNECTION, application_name=name)
+        except psycopg.OperationalError as error:
+            if time.monotonic() + pause > deadline:
+                raise Unavailable(f"The database cannot be reached: {error}") from error
+        time.sleep(pause * random.uniform(0.5, 1))
+        pause = min(pause * 2, 5)
+
+
+@asynccontextmanager
+async def transaction(where: Pool | Connection) -> AsyncGenerator[Connection]:
+    """One transaction: of its own on a connection from the pool, a savepoint inside the caller's."""
+    with _translated():
+        async with connection(where) as held, held.transaction():
+            yield held
+
+
+@asynccontextmanager
+async def connection(where: Pool | Connection) -> AsyncGenerator[Connection]:
+    """A connection from the pool, or the one given."""
+    if isinstance(where, AsyncConnectionPool):
+        async with where.connection() as held:
+            yield held
+    else:
+        yield where
+
+
+async def call(where: Pool | Connection, function: str, **arguments: Any) -> list[Row]:
+    """Call `penstock.<function>` with named arguments; returns its rows."""
+    statement = _statement(function, arguments)
+    with _translated(arguments):
+        async with connection(where) as held, held.cursor(row_factory=dict_row) as cursor:
+            await cursor.execute(statement, _adapted(arguments))
+            return await cursor.fetchall()
+
+
+async def rows(
+    where: Pool | Connection, statement: LiteralString, arguments: Sequence[Any], *, binary: bool = False
+) -> list[tuple[Any, ...]]:
+    """Run a fixed statement; its rows as plain tuples. For the hot path, and for reading views."""
+    with _translated({f"argument {n}": value for n, value in enumerate(arguments)}):
+        async with connection(where) as held, held.cursor(row_factory=tuple_row, binary=binary) as cursor:
+            await cursor.execute(statement, arguments)
+            return await cursor.fetchall()
+
+
+async def value(where: Pool | Connection, function: str, **arguments: Any) -> Any:
+    """Call a function that returns a single value."""
+    rows = await call(where, function, **arguments)
+    return next(iter(rows[0].values())) if rows else None
+
+
+def call_sync(held: SyncConnection, function: str, **arguments: Any) -> list[Row]:
+    """`call` on a connection from `connect`."""
+    with _translated(arguments), held.cursor(row_factory=dict_row) as cursor:
+        return cursor.execute(_statement(function, arguments), _adapted(arguments)).fetchall()
+
+
+async def listen(dsn: str, channel: str, *, name: str = "penstock listen") -> AsyncIterator[str]:
+    """Payloads notified on a channel, from a connection of its own; first an empty one once it listens.
+
+    Needs a session, so it does not work through a transaction pooler. Ends with Unavailable when the
+    connection does: whoever listens connects again, and looks for what was missed in between.
+    """
+    with _translated():
+        async with await psycopg.AsyncConnection.connect(dsn, **_CONNECTION, application_name=name) as held:
+            await held.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+            yield ""
+            async for notification in held.notifies():
+                yield notification.payload
+
+
+def _statement(function: str, arguments: Row) -> sql.Composed:
+    for name in (function, *arguments):
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is not the name of an SQL function or argument")
+    return sql.SQL("select * from {}({})").format(
+        sql.Identifier("penstock", function),
+        sql.SQL(", ").join(
+            sql.SQL("{} => {}").format(sql.Identifier(n), sql.Placeholder(n)) for n in arguments
+        ),
+    )
+
+
+def _adapted(arguments: Row) -> Row:
+    return {name: Jsonb(v) if isinstance(v, dict) else v for name, v in arguments.items()}
+
+
+@contextmanager
+def _translated(arguments: Row | None = None) -> Generator[None]:
+    try:
+        yield
+    except psycopg.Error as error:
+        meaning = _meaning(error, arguments or {})
+        if meaning is None:
+            raise
+        raise meaning from error
+    except UnicodeEncodeError as error:
+        raise _unstorable(arguments or {}) or Invalid(str(error)) from error
+
+
+def _meaning(error: psycopg.Error, arguments: Row) -> PenstockError | None:
+    if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
+        return Unavailable(str(error))
+    if isinstance(error, psycopg.DataError) and (unstorable := _unstorable(arguments)):
+        return unstorable
+    return from_database(error)
+
+
+def _unstorable(arguments: Row) -> Invalid | None:
+    """Which argument holds what PostgreSQL cannot store; looked for only after it was refused."""
+    for name, value in arguments.items():
+        for path, problem in _problems(
+            value.obj if isinstance(value, Jsonb) else value, name.removeprefix("p_")
+        ):
+            return Invalid(f"{path} holds {problem}", code="unstorable_text", details={"field": path})
+    return None
+
+
+def _problems(value: object, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        if "\0" in value:
+            yield path, "a NUL character"
+        elif any("\ud800" <= character <= "\udfff" for character in value):
+            yield path, "half of a surrogate pair"
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield path, "a number that is not finite"
+    elif isinstance(value, dict):
+        for key, item in cast("dict[object, object]", value).items():
+            yield from _problems(str(key), f"a key of {path}")
+            yield from _problems(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(cast("list[object]", value)):
+            yield from _problems(item, f"{path}[{index}]")

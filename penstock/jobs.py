@@ -1,0 +1,350 @@
+"""Jobs: start, look, watch, pause, resume, cancel, retry."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any, LiteralString, TypeAlias, Unpack
+from uuid import UUID
+
+from penstock import db, filters
+from penstock.errors import Invalid, Unavailable
+from penstock.types import Attempt, Job, JobOptions, JobStatus, Progress, Task, TaskStatus
+
+TaskSpec: TypeAlias = Mapping[str, Any]
+"""What a caller says of a task: an element of p_tasks."""
+
+FIELDS: Mapping[str, filters.Field] = {
+    "id": filters.ids("id"),
+    "status": filters.words("status", ("queued", "running", "paused", "completed", "failed", "canceled")),
+    "type": filters.words("type"),
+    "tenant": filters.tenant("tenant_id"),
+    "age": filters.age("created_at"),
+}
+
+_CHUNK_BYTES = 8_000_000
+_PATIENCE_SECONDS = 30
+
+_JOBS: LiteralString = """\
+select id, tenant_id, type, status, status_reason, params, priority, created_by, created_at, run_at,
+  started_at, finished_at, percent, phase, succeeded + failed + canceled, total, succeeded, failed, canceled
+from penstock.job_list where """
+_TASKS: LiteralString = """\
+select id, job_id, kind, key, phase, status, waiting_for, waiting_until, priority, attempt, retry_count,
+  created_at, started_at, finished_at, worker_id, fraction, message, error_code, error_message, input, output
+from penstock.task_list where """
+_ATTEMPTS: LiteralString = """\
+select task_id, attempt, worker_id, started_at, ended_at, outcome, error_code, error_message, error_details,
+  retry_in_seconds
+from penstock.attempts where job_id = %s and task_id = coalesce(%s, task_id) order by task_id, lease"""
+_OUTPUTS: LiteralString = """\
+select coalesce(key, id::text), output from penstock.task_list
+where job_id = %s and status = 'succeeded' order by id"""
+# For a session of SQLAlchemy, whatever driver is below it.
+_START = """\
+select penstock.start_job(p_type => :type, p_params => cast(:params as jsonb),
+  p_tasks => cast(:tasks as jsonb), p_options => cast(:options as jsonb))"""
+
+
+# Starting
+
+
+async def start(
+    where: db.Pool | db.Connection,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """Make a job with its tasks and their graph in one transaction. The same key gives the same job."""
+    chosen = _options(options, await _now(where, options))
+    return await db.value(
+        where,
+        "start_job",
+        p_type=type,
+        p_params=dict(params or {}),
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_options=chosen,
+    )
+
+
+async def start_many(
+    where: db.Pool | db.Connection,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    chunk: int = 10_000,
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """Make a job of any number of tasks in one transaction, from an iterable that is read as it is sent.
+
+    Parents come before their children. At most `chunk` tasks, or a few megabytes of them, are held at a time.
+    An idempotency key that was used before gives its job and reads no task; give a `digest` of them in the
+    options if another set of tasks under the same key shall be refused.
+    """
+    chosen = _options(options, await _now(where, options))
+    async with db.transaction(where) as held:
+        [opened] = await db.call(held, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
+        count = 0
+        for part in _chunks(tasks, chunk) if opened["is_new"] else ():
+            await db.call(held, "add_tasks", p_job_id=opened["job_id"], p_tasks=part)
+            count += 1
+        if opened["is_new"] and not count:
+            raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
+        return opened["job_id"]
+
+
+async def start_in(
+    using: Any,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """Start a job in the caller's transaction: an async connection of psycopg, or session of SQLAlchemy."""
+    if not _is_sqlalchemy(using):
+        return await start(using, type=type, params=params, tasks=tasks, **options)
+    now = None
+    if options.get("delay_seconds") is not None:
+        now = (await using.execute(_text("select penstock._now()"))).scalar_one()
+    return (
+        await using.execute(_text(_START), _texts(type, params, tasks, _options(options, now)))
+    ).scalar_one()
+
+
+def start_sync(
+    using: Any,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """`start_in` without async."""
+    is_delayed = options.get("delay_seconds") is not None
+    if _is_sqlalchemy(using):
+        now = using.execute(_text("select penstock._now()")).scalar_one() if is_delayed else None
+        return using.execute(_text(_START), _texts(type, params, tasks, _options(options, now))).scalar_one()
+    now = db.call_sync(using, "_now")[0]["_now"] if is_delayed else None
+    [row] = db.call_sync(
+        using,
+        "start_job",
+        p_type=type,
+        p_params=dict(params or {}),
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_options=_options(options, now),
+    )
+    return row["start_job"]
+
+
+async def add_tasks(
+    where: db.Pool | db.Connection,
+    *,
+    job_id: UUID,
+    tasks: Iterable[TaskSpec],
+    task_id: int | None = None,
+    worker_id: str | None = None,
+    lease: int | None = None,
+) -> builtins.list[int]:
+    """Add tasks to a job that has not ended; returns their ids. A running task names itself and its lease."""
+    return await db.value(
+        where,
+        "add_tasks",
+        p_job_id=job_id,
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_task_id=task_id,
+        p_worker_id=worker_id,
+        p_lease=lease,
+    )
+
+
+# Looking
+
+
+async def get(where: db.Pool | db.Connection, *, job_id: UUID) -> Job:
+    """A job with its progress."""
+    return Job.read(await db.value(where, "get_job", p_job_id=job_id))
+
+
+async def list(
+    where: db.Pool | db.Connection,
+    *,
+    filter: str = "",
+    tenant_id: UUID | None = None,
+    type: str | None = None,
+    status: JobStatus | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> builtins.list[Job]:
+    """Jobs, newest first. The next page comes `before` the id of the last one of this page."""
+    chosen = [*filters.conditions(filter, FIELDS), *_equal(tenant_id=tenant_id, type=type, status=status)]
+    if before is not None:
+        chosen.append(("id < %s", [before]))
+    condition, values = filters.every(chosen)
+    statement = _JOBS + condition + " order by id desc limit %s"
+    rows = await db.rows(where, statement, [*values, filters.page(limit)])
+    return [Job(*row[:12], progress=Progress(*row[12:])) for row in rows]
+
+
+async def tasks(
+    where: db.Pool | db.Connection,
+    *,
+    job_id: UUID,
+    status: TaskStatus | None = None,
+    kind: str | None = None,
+    after: int | None = None,
+    limit: int = 50,
+) -> builtins.list[Task]:
+    """A job's tasks in the order they were made. The next page comes `after` the last id of this one."""
+    chosen = _equal(job_id=job_id, status=status, kind=kind)
+    if after is not None:
+        chosen.append(("id > %s", [after]))
+    condition, values = filters.every(chosen)
+    rows = await db.rows(where, _TASKS + condition + " order by id limit %s", [*values, filters.page(limit)])
+    return [Task(*row) for row in rows]
+
+
+async def attempts(
+    where: db.Pool | db.Connection, *, job_id: UUID, task_id: int | None = None
+) -> builtins.list[Attempt]:
+    """The attempts at a job's tasks, or at one of them, that did not succeed, with their errors."""
+    return [Attempt(*row) for row in await db.rows(where, _ATTEMPTS, (job_id, task_id))]
+
+
+async def outputs(where: db.Pool | db.Connection, *, job_id: UUID) -> dict[str, Any]:
+    """What the job's tasks returned, by their keys (by their ids where they have none), in order."""
+    return {key: output for key, output in await db.rows(where, _OUTPUTS, (job_id,))}
+
+
+async def watch(where: db.Pool | db.Connection, *, job_id: UUID, interval: float = 1.0) -> AsyncIterator[Job]:
+    """The job now, and again whenever it has changed, until it has ended. Looks every `interval` seconds.
+
+    A database that is away for less than half a minute (a restart, a failover) is waited for.
+    """
+    last: Job | None = None
+    heard_at = time.monotonic()
+    while last is None or not last.is_ended:
+        try:
+            job = await get(where, job_id=job_id)
+            heard_at = time.monotonic()
+            if job != last:
+                yield job
+            last = job
+        except Unavailable:
+            if time.monotonic() - heard_at > _PATIENCE_SECONDS:
+                raise
+        if last is None or not last.is_ended:
+            await asyncio.sleep(interval)
+
+
+async def ended(where: db.Pool | db.Connection, *, job_id: UUID, interval: float = 0.25) -> Job:
+    """The job, once it has ended."""
+    last: Job | None = None
+    async for job in watch(where, job_id=job_id, interval=interval):
+        last = job
+    assert last is not None
+    return last
+
+
+# Acting
+
+
+async def pause(where: db.Pool | db.Connection, *, job_id: UUID, reason: str | None = None) -> str:
+    """Claim nothing of the job from now on; what runs ends normally. Returns its status."""
+    return await db.value(where, "pause_job", p_job_id=job_id, p_reason=reason)
+
+
+async def resume(where: db.Pool | db.Connection, *, job_id: UUID) -> str:
+    """Take a paused job up again. Returns its status."""
+    return await db.value(where, "resume_job", p_job_id=job_id)
+
+
+async def cancel(where: db.Pool | db.Connection, *, job_id: UUID, reason: str | None = None) -> str:
+    """End the job now; running handlers are told to stop. Returns its status."""
+    return await db.value(where, "cancel_job", p_job_id=job_id, p_reason=reason)
+
+
+async def retry(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
+    """Run the failed tasks again, and what was canceled because of them. Returns how many had failed."""
+    return await db.value(where, "retry_job", p_job_id=job_id)
+
+
+# What start and list need
+
+
+def _options(options: JobOptions, now: datetime | None) -> dict[str, Any]:
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    delay = chosen.pop("delay_seconds", None)
+    if now is not None:
+        chosen["run_at"] = now + timedelta(seconds=delay)
+    if (run_at := chosen.get("run_at")) is not None:
+        if run_at.tzinfo is None:
+            raise Invalid(
+                "run_at has no time zone", code="invalid_options", details={"field": "options.run_at"}
+            )
+        chosen["run_at"] = run_at.isoformat()
+    if "tenant_id" in chosen:
+        chosen["tenant_id"] = str(chosen["tenant_id"])
+    return chosen
+
+
+async def _now(where: db.Pool | db.Connection, options: JobOptions) -> datetime | None:
+    """The database's time, if a delay has to be counted from it."""
+    return await db.value(where, "_now") if options.get("delay_seconds") is not None else None
+
+
+def _chunks(tasks: Iterable[TaskSpec], most: int) -> Iterator[db.Json]:
+    """The tasks in JSON arrays of at most so many, or of a few megabytes. Each task is serialised once."""
+    part: builtins.list[TaskSpec] = []
+    texts: builtins.list[str] = []
+    size = 0
+    for task in tasks:
+        text = json.dumps(task)
+        part.append(task)
+        texts.append(text)
+        size += len(text)
+        if len(part) >= most or size >= _CHUNK_BYTES:
+            yield _joined(part, texts)
+            part, texts, size = [], [], 0
+    if part:
+        yield _joined(part, texts)
+
+
+def _joined(part: builtins.list[TaskSpec], texts: builtins.list[str]) -> db.Json:
+    # The tasks themselves go along so that a refusal can name the field.
+    return db.Json(part, dumps=lambda _: f"[{','.join(texts)}]")
+
+
+def _equal(**wanted: Any) -> builtins.list[filters.Condition]:
+    columns: dict[str, LiteralString] = {
+        "job_id": "job_id = %s",
+        "kind": "kind = %s",
+        "status": "status = %s",
+        "tenant_id": "tenant_id = %s",
+        "type": "type = %s",
+    }
+    return [(columns[name], [value]) for name, value in wanted.items() if value is not None]
+
+
+def _is_sqlalchemy(using: Any) -> bool:
+    return any(base.__module__.startswith("sqlalchemy.") for base in builtins.type(using).__mro__)
+
+
+def _text(statement: str) -> Any:
+    # Whoever hands us a session of SQLAlchemy has imported it: it is no dependency of ours.
+    return sys.modules["sqlalchemy"].text(statement)
+
+
+def _texts(
+    type: str, params: Mapping[str, Any] | None, tasks: Iterable[TaskSpec], options: Mapping[str, Any]
+) -> dict[str, str]:
+    documents = {"params": dict(params or {}), "tasks": builtins.list(tasks), "options": options}
+    return {"type": type, **{name: json.dumps(document) for name, document in documents.items()}}

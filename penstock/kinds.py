@@ -1,0 +1,30 @@
+"""Kinds of task and types of job: what may be asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock import db
+from penstock.types import OnFailure
+
+
+async def define(where: db.Pool | db.Connection, *, kinds: Iterable[Mapping[str, Any]]) -> None:
+    """Make or change kinds of task.
+
+    Each has a `name` and may have `category`, `max_attempts`, `backoff_seconds`, `backoff_cap_seconds`,
+    `retry_seconds` and `timeout_seconds`.
+    """
+    await db.call(where, "define_kinds", p_kinds=db.Json([dict(kind) for kind in kinds]))
+
+
+async def define_job_type(
+    where: db.Pool | db.Connection,
+    *,
+    name: str,
+    phases: Iterable[Mapping[str, Any]] = (),
+    on_failure: OnFailure | str = "continue",
+) -> None:
+    """Make or change a type of job: its phases, `{"name", "weight"}` in order, and what a failure does."""
+    documents = db.Json([dict(phase) for phase in phases])
+    await db.call(where, "define_job_type", p_name=name, p_phases=documents, p_on_failure=on_failure)

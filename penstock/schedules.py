@@ -1,0 +1,181 @@
+"""Schedules: jobs that start by the clock.
+
+A cron expression has five fields (six with seconds first) and is read in the schedule's own time zone, as the
+library cronsim documents it, which is what Debian's cron does where the clocks change. A schedule at a fixed
+time of day (neither minute nor hour begins with `*`) runs once a day: a time that is skipped in spring runs
+at the first moment after the gap, and a time that comes twice in autumn runs the first time only. A schedule
+with a `*` there follows the time that passes: it leaves out the skipped hour and runs in both repeated ones.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
+from typing import Any, LiteralString
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from cronsim import CronSim, CronSimError
+
+from penstock import db
+from penstock.errors import Invalid, PenstockError, Unavailable
+from penstock.types import Missed, Schedule
+
+logger = logging.getLogger(__name__)
+
+_FRESH = timedelta(seconds=60)
+_MOST_STARTS = 100
+
+_SCHEDULES: LiteralString = """\
+select id, tenant_id, name, cron, timezone, job_type, params, tasks, options, missed, is_enabled, next_run_at,
+  last_run_at, last_job_id
+from penstock.schedules where (%s::uuid is null or tenant_id = %s) and (%s::text is null or name = %s)
+order by name, id"""
+
+
+async def set(
+    where: db.Pool | db.Connection,
+    *,
+    name: str,
+    cron: str,
+    job_type: str,
+    tenant_id: UUID | None = None,
+    timezone: str = "UTC",
+    params: Mapping[str, Any] | None = None,
+    tasks: Sequence[Mapping[str, Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    missed: Missed | str = "once",
+    is_enabled: bool = True,
+) -> UUID:
+    """Make the tenant's schedule of this name, or change it. Without `tasks` the job type's own are used."""
+    now = await db.value(where, "_now")
+    return await db.value(
+        where,
+        "set_schedule",
+        p_name=name,
+        p_cron=cron,
+        p_job_type=job_type,
+        p_next_run_at=next_tick(cron, timezone, now),
+        p_options={
+            "tenant_id": str(tenant_id) if tenant_id else None,
+            "timezone": timezone,
+            "params": dict(params or {}),
+            "tasks": None if tasks is None else [dict(task) for task in tasks],
+            "options": dict(options or {}),
+            "missed": missed,
+            "is_enabled": is_enabled,
+        },
+    )
+
+
+async def list(
+    where: db.Pool | db.Connection, *, tenant_id: UUID | None = None, name: str | None = None
+) -> builtins.list[Schedule]:
+    """Schedules by name: all of them, a tenant's, or those of one name."""
+    rows = await db.rows(where, _SCHEDULES, (tenant_id, tenant_id, name, name))
+    return [Schedule(*row) for row in rows]
+
+
+async def remove(where: db.Pool | db.Connection, *, schedule_id: UUID) -> None:
+    """Remove a schedule. The jobs it started stay."""
+    await db.call(where, "remove_schedule", p_schedule_id=schedule_id)
+
+
+async def fire_due(
+    where: db.Pool | db.Connection,
+    build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
+) -> builtins.list[UUID]:
+    """Start the jobs whose time has come, and return their ids. Any number of workers may do this at once.
+
+    `build_tasks` gives the tasks of a job type from its params for a schedule that stores none; None leaves
+    the schedule to a worker that knows the type. A schedule that cannot be fired is logged and stays due.
+    """
+    started: builtins.list[UUID] = []
+    for due in await db.call(where, "due_schedules"):
+        try:
+            started += await _fire(where, due, build_tasks)
+        except Unavailable:
+            raise
+        except Exception as error:
+            # One bad schedule, or one bad job body, must not keep the others from running.
+            expected = isinstance(error, PenstockError)
+            logger.error(
+                "schedule %s (%s) was not fired: %s", due["name"], due["id"], error, exc_info=not expected
+            )
+    return started
+
+
+async def _fire(
+    where: db.Pool | db.Connection,
+    due: db.Row,
+    build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
+) -> builtins.list[UUID]:
+    tasks = None if due["has_tasks"] else build_tasks(due["job_type"], due["params"])
+    if tasks is None and not due["has_tasks"]:
+        return []
+    return await db.value(
+        where,
+        "fire_schedule",
+        p_schedule_id=due["id"],
+        p_due_at=due["due_at"],
+        p_next_run_at=next_tick(due["cron"], due["timezone"], due["now_at"]),
+        p_starts=starts(due["cron"], due["timezone"], due["missed"], due["due_at"], due["now_at"]),
+        p_tasks=None if tasks is None else db.Json(tasks),
+    )
+
+
+def next_tick(cron: str, timezone: str, now: datetime) -> datetime:
+    """The first tick after now."""
+    ticks = (tick.astimezone(UTC) for tick in _simulation(cron, timezone, now))
+    # In the repeated hour of autumn cronsim begins with the tick of the first time round.
+    found = next((tick for tick in ticks if tick > now), None)
+    if found is None:
+        raise Invalid(
+            f"the cron expression {cron!r} never comes true", code="invalid_cron", details={"field": "cron"}
+        )
+    return found
+
+
+def starts(cron: str, timezone: str, missed: str, due_at: datetime, now: datetime) -> builtins.list[datetime]:
+    """Which ticks to run, oldest first, of those that came from `due_at` until now.
+
+    `once`: the latest. `skip`: the latest, if it is less than a minute old. `all`: each, the latest hundred
+    if there are more. What was due counts as a tick even if the expression has been changed since.
+    """
+    later = takewhile(lambda tick: tick > due_at, _ticks_before(cron, timezone, now))
+    ticks = [*islice(later, _MOST_STARTS if missed == "all" else 1), due_at.astimezone(UTC)]
+    if missed == "all":
+        return ticks[:_MOST_STARTS][::-1]
+    return ticks[:1] if missed == "once" or now - ticks[0] < _FRESH else []
+
+
+def _ticks_before(cron: str, timezone: str, now: datetime) -> Iterator[datetime]:
+    """The ticks up to now, newest first."""
+    # Begin a little later: seen from within the repeated hour of autumn, cronsim leaves out its first ticks.
+    for tick in _simulation(cron, timezone, now + timedelta(hours=3), is_backward=True):
+        if (instant := tick.astimezone(UTC)) <= now:
+            yield instant
+
+
+def _simulation(cron: str, timezone: str, start: datetime, *, is_backward: bool = False) -> CronSim:
+    # Times are compared in UTC only: Python compares two times of one zone by what the clock shows.
+    try:
+        return CronSim(cron, start.astimezone(_zone(timezone)), reverse=is_backward)
+    except CronSimError as error:
+        message = f"{cron!r} is not a cron expression: {error}"
+        raise Invalid(message, code="invalid_cron", details={"field": "cron"}) from error
+
+
+def _zone(name: str) -> ZoneInfo:
+    try:
+        return ZoneInfo(name)
+    except (KeyError, ValueError, OSError) as error:
+        raise Invalid(
+            f"there is no time zone {name!r}",
+            code="invalid_timezone",
+            hint="Use a name such as Europe/Berlin.",
+            details={"field": "timezone"},
+        ) from error

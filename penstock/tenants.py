@@ -1,0 +1,64 @@
+"""Tenants and their members."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Iterable
+from typing import LiteralString
+from uuid import UUID
+
+from penstock import db, filters
+from penstock.types import Role, Tenant
+
+_TENANTS: LiteralString = "select id, name, weight, is_personal, created_at from penstock.tenants where "
+# Names need not be unique, so the lock is what keeps two processes from making the same tenant twice.
+_LOCK: LiteralString = "select pg_advisory_xact_lock(hashtextextended('penstock.tenant:' || %s, 0))"
+
+
+async def create(where: db.Pool | db.Connection, *, name: str, weight: float = 1) -> UUID:
+    """Make a tenant. `weight` is its share of every lane, relative to the others'."""
+    return await db.value(where, "create_tenant", p_name=name, p_weight=weight)
+
+
+async def ensure(where: db.Pool | db.Connection, *, name: str) -> UUID:
+    """The tenant of this name, the oldest if there are several; made if there is none."""
+    found = await find(where, name=name)
+    if found:
+        return found[0].id
+    async with db.transaction(where) as held:
+        await db.rows(held, _LOCK, (name,))
+        found = await find(held, name=name)
+        return found[0].id if found else await create(held, name=name)
+
+
+async def find(where: db.Pool | db.Connection, *, name: str) -> builtins.list[Tenant]:
+    """The tenants of this name, oldest first; or the tenant of this id."""
+    statement = _TENANTS + "name = %s or id::text = lower(%s) order by id"
+    return [Tenant(*row) for row in await db.rows(where, statement, (name, name))]
+
+
+async def list(
+    where: db.Pool | db.Connection, *, after: UUID | None = None, limit: int = 50
+) -> builtins.list[Tenant]:
+    """Tenants, oldest first. The next page comes `after` the id of the last one of this page."""
+    statement = _TENANTS + "(%s::uuid is null or id > %s) order by id limit %s"
+    rows = await db.rows(where, statement, (after, after, filters.page(limit)))
+    return [Tenant(*row) for row in rows]
+
+
+async def names(where: db.Pool | db.Connection, *, ids: Iterable[UUID]) -> dict[UUID, str]:
+    """What these tenants are called."""
+    rows = await db.rows(where, _TENANTS + "id = any (%s)", (builtins.list(set(ids)),))
+    return {row[0]: row[1] for row in rows}
+
+
+async def set_weight(where: db.Pool | db.Connection, *, tenant_id: UUID, weight: float) -> None:
+    """Change a tenant's share of every lane, for work queued from now on."""
+    await db.call(where, "set_tenant_weight", p_tenant_id=tenant_id, p_weight=weight)
+
+
+async def set_member(
+    where: db.Pool | db.Connection, *, tenant_id: UUID, user_id: UUID, role: Role | None
+) -> None:
+    """Give a user a role in a tenant; None removes the user."""
+    await db.call(where, "set_member", p_tenant_id=tenant_id, p_user_id=user_id, p_role=role)

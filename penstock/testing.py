@@ -1,0 +1,313 @@
+"""A pytest plugin: tests on a real PostgreSQL with penstock's schema, and a clock that they turn.
+
+    def test_reminder_is_sent_after_a_day(penstock_db, penstock_clock, penstock_tenant):
+        penstock_clock.advance(days=1)
+        ...
+
+`penstock_db`      a database of the test's own at `.dsn`, cloned from a migrated template (about 50 ms)
+`penstock_conn`    a connection whose transaction is rolled back (about 1 ms): no NOTIFY, no second session
+`penstock_clock`   turns penstock's clock in that database, for all its sessions
+`penstock_tenant`  the id of a tenant in it
+`penstock_server`  the server; `PENSTOCK_TEST_PG` chooses its version (default 18, the embedded one)
+
+The server is started when first needed, shared by all pytest processes of the user, and stopped by the last.
+Its fsync is off: what is lost with the power is a test database.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Generator, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from penstock import db, embedded, migrate
+from penstock.errors import PenstockError, Unavailable
+
+_SETTINGS = {
+    "fsync": "off",
+    "full_page_writes": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    # A vacuum in a template or in a clone would only stand in the way of copying or dropping it.
+    "autovacuum": "off",
+    "max_connections": "300",
+    "shared_buffers": "256MB",
+}
+
+_CLOCK = """
+create schema penstock_test;
+create table penstock_test.clock (shift interval not null, frozen_at timestamptz);
+insert into penstock_test.clock values ('0', null);
+grant usage on schema penstock_test to public;
+grant select on penstock_test.clock to public;
+create or replace function penstock._now() returns timestamptz language sql volatile as
+  $$ select coalesce(frozen_at, clock_timestamp()) + shift from penstock_test.clock $$;
+"""
+
+
+class Executor(Protocol):
+    """A database or a connection: whatever runs a statement."""
+
+    def execute(self, query: Any, params: Any = None, /) -> Iterable[db.Row]: ...
+
+
+@dataclass
+class Database:
+    """A database for one test."""
+
+    server: Server
+    name: str
+    _opened: list[db.SyncConnection] = field(default_factory=list[db.SyncConnection])
+
+    @property
+    def dsn(self) -> str:
+        return self.server.dsn(self.name)
+
+    @property
+    def tcp_dsn(self) -> str:
+        """The address over loopback TCP, for what does not know unix sockets."""
+        return self.server.dsn(self.name, tcp=True)
+
+    def connect(self) -> db.SyncConnection:
+        """A new connection, closed when the test ends. It commits each statement; rows are dicts."""
+        self._opened.append(db.connect(self.dsn, name="test"))
+        return self._opened[-1]
+
+    def execute(self, query: str, params: Any = None) -> list[db.Row]:
+        """Run one statement on a connection of its own, and commit. Returns its rows."""
+        with db.connect(self.dsn, name="test") as connection:
+            cursor = connection.execute(query.encode(), params)
+            return cursor.fetchall() if cursor.description else []
+
+    def close(self) -> None:
+        """Close what `connect` opened, and fail if the test left any other connection open."""
+        for connection in self._opened:
+            connection.close()
+        if left := self.server.connections(self.name):
+            pytest.fail(f"connections left open: {', '.join(left)}", pytrace=False)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Penstock's clock in a test database. It goes on by itself until frozen."""
+
+    database: Executor
+
+    def advance(self, **duration: float) -> None:
+        """Turn the clock on: `clock.advance(minutes=5)`. Takes what timedelta takes."""
+        self._set("shift = shift + %s", timedelta(**duration))
+
+    def freeze(self, at: datetime | None = None) -> None:
+        """Stop the clock, now or at a given time; `advance` still turns it."""
+        if at is None:
+            at = self.now()
+        self._set("shift = '0', frozen_at = %s", at)
+
+    def now(self) -> datetime:
+        return next(iter(self.database.execute("select penstock._now() as now")))["now"]
+
+    def _set(self, change: str, value: object) -> None:
+        self.database.execute(f"update penstock_test.clock set {change}", [value])  # noqa: S608 our own two texts
+
+
+class Server:
+    """A PostgreSQL for tests, and the databases in it."""
+
+    def __init__(self, major: int) -> None:
+        self.major = major
+        digest = hashlib.sha256(json.dumps(_SETTINGS).encode()).hexdigest()[:8]
+        folder = Path(tempfile.gettempdir()) / f"penstock-pytest-{os.getuid()}" / f"{major}-{digest}"
+        self._cluster = embedded.Cluster(folder, binaries(major), _SETTINGS)
+        self._connection: db.SyncConnection | None = None
+        self._template: str | None = None
+
+    def open(self) -> None:
+        """Start or join the server. Whoever comes first clears away what a killed run left."""
+        with self._cluster.starting():
+            is_first = self._cluster.is_alone()
+            self._cluster.join()
+        try:
+            self._cluster.start()
+        except Unavailable:
+            if not is_first:
+                raise
+            # Without fsync a power cut may have spoilt the data. Nothing in it matters.
+            shutil.rmtree(self._cluster.folder)
+            self._cluster.start()
+        if is_first:
+            self._drop_leftovers()
+
+    def close(self) -> None:
+        """Leave the server; the last one stops it."""
+        if self._connection is not None:
+            self._connection.close()
+        self._cluster.leave()
+
+    def dsn(self, name: str, *, tcp: bool = False) -> str:
+        return self._cluster.dsn(name, tcp=tcp)
+
+    def create(self, template: str | None = None) -> str:
+        """Make a database, empty or as a copy of a template; returns its name."""
+        name = f"penstock_test_{os.getpid()}_{uuid.uuid4().hex[:12]}"
+        # Copying files is faster than the default here: without fsync its checkpoints cost nothing.
+        self._admin(
+            f"create database {name} " + (f"template {template} strategy file_copy" if template else "")
+        )
+        return name
+
+    def drop(self, name: str) -> None:
+        self._admin(f"drop database if exists {name} with (force)")
+
+    def template(self) -> str:
+        """The name of a migrated database with the tests' clock, made once for each state of sql/."""
+        if self._template is None:
+            name = f"penstock_template_{self._digest()}"
+            with self._cluster.starting():
+                if not self._exists(name):
+                    self._build(name)
+            self._template = name
+        return self._template
+
+    def connections(self, name: str) -> list[str]:
+        """Who is connected to a database, once those who are just leaving have left."""
+        deadline = time.monotonic() + 3
+        while True:
+            query = f"select application_name as name, state from pg_stat_activity where datname = '{name}'"  # noqa: S608 our own name
+            found = [f"{row['name']} ({row['state']})" for row in self._admin(query)]
+            if not found or time.monotonic() > deadline:
+                return found
+            time.sleep(0.01)
+
+    def _build(self, name: str) -> None:
+        partial = f"{name}_new"
+        self.drop(partial)
+        self._admin(f"create database {partial}")
+        migrate.migrate(self.dsn(partial))
+        with db.connect(self.dsn(partial)) as connection:
+            connection.execute(_CLOCK.encode())
+        self._admin(f"alter database {partial} rename to {name}")
+
+    def _digest(self) -> str:
+        source = migrate.read()
+        text = json.dumps([(f.name, f.sha256) for f in (*source.migrations, *source.code)]) + _CLOCK
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def _exists(self, name: str) -> bool:
+        return bool(self._admin(f"select 1 from pg_database where datname = '{name}'"))  # noqa: S608 our own name
+
+    def _drop_leftovers(self) -> None:
+        kept = f"penstock_template_{self._digest()}"
+        for row in self._admin(
+            "select datname from pg_database where datname ~ '^penstock_(test|template)_'"
+        ):
+            if row["datname"] != kept:
+                self.drop(row["datname"])
+
+    def _admin(self, statement: str) -> list[db.Row]:
+        if self._connection is None or self._connection.closed:
+            self._connection = db.connect(self.dsn("postgres"), name="penstock.testing")
+        cursor = self._connection.execute(statement.encode())
+        return cursor.fetchall() if cursor.description else []
+
+
+def binaries(major: int) -> Path:
+    """Where a PostgreSQL of this version is on this machine: the wheel's, or Debian's."""
+    found = Path(f"/usr/lib/postgresql/{major}/bin")
+    if major in (16, 18):
+        return embedded.binaries(major)
+    if not (found / "postgres").exists():
+        raise PenstockError(
+            f"There is no PostgreSQL {major} here.", hint=f"Debian: apt install postgresql-{major}"
+        )
+    return found
+
+
+_servers: dict[int, Server] = {}
+
+
+def server(major: int) -> Server:
+    """The running server of a version; one for the whole process."""
+    if major not in _servers:
+        opened = Server(major)
+        opened.open()
+        _servers[major] = opened
+    return _servers[major]
+
+
+def close_servers() -> None:
+    """Leave all servers."""
+    while _servers:
+        _servers.popitem()[1].close()
+
+
+def pytest_unconfigure() -> None:
+    close_servers()
+
+
+@pytest.fixture(scope="session")
+def penstock_server(request: pytest.FixtureRequest) -> Server:
+    """The server, of the version that `PENSTOCK_TEST_PG` names, or that a parametrisation asks for."""
+    return server(int(getattr(request, "param", os.environ.get("PENSTOCK_TEST_PG") or "18")))
+
+
+@pytest.fixture
+def penstock_db(penstock_server: Server) -> Generator[Database]:
+    """A database of the test's own, with the schema and the tests' clock."""
+    database = Database(penstock_server, penstock_server.create(penstock_server.template()))
+    try:
+        yield database
+        database.close()
+    finally:
+        penstock_server.drop(database.name)
+
+
+@pytest.fixture(scope="session")
+def penstock_shared_db(penstock_server: Server) -> Generator[Database]:
+    """The database behind `penstock_conn`. Nothing is ever committed there."""
+    database = Database(penstock_server, penstock_server.create(penstock_server.template()))
+    try:
+        yield database
+    finally:
+        penstock_server.drop(database.name)
+
+
+@pytest.fixture
+def penstock_conn(penstock_shared_db: Database) -> Generator[db.SyncConnection]:
+    """A connection inside a transaction that is rolled back. Rows are dicts.
+
+    A statement that is expected to fail goes into `with conn.transaction():`, which is then a savepoint.
+    """
+    with (
+        db.connect(penstock_shared_db.dsn, name="test") as connection,
+        connection.transaction(force_rollback=True),
+    ):
+        yield connection
+
+
+@pytest.fixture
+def penstock_clock(request: pytest.FixtureRequest) -> Clock:
+    """The clock of the test's own database, or of `penstock_conn` in a test without one."""
+    return Clock(_executor(request))
+
+
+@pytest.fixture
+def penstock_tenant(request: pytest.FixtureRequest) -> uuid.UUID:
+    """The id of a tenant, in the test's own database or on `penstock_conn`."""
+    rows = _executor(request).execute("select penstock.create_tenant('test') as id")
+    return next(iter(rows))["id"]
+
+
+def _executor(request: pytest.FixtureRequest) -> Executor:
+    own = "penstock_db" in request.fixturenames
+    return request.getfixturevalue("penstock_db" if own else "penstock_conn")

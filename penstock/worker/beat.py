@@ -1,0 +1,93 @@
+"""Beat: extend the leases from a thread with a connection of its own, so that no handler can hold it up."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from penstock import db, tasks, workers
+from penstock.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.worker.desk import Desk
+
+log = structlog.get_logger("penstock.worker")
+
+
+class Beat:
+    """One statement per beat for all of a worker's leases. What comes back as lost is stopped in the loop."""
+
+    def __init__(self, dsn: str, desk: Desk, description: dict[str, Any]) -> None:
+        self._dsn, self._desk, self._description = dsn, desk, description
+        self._loop = asyncio.get_running_loop()
+        self._ended = threading.Event()
+        self._now = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock beat", daemon=True)
+        self._connection: db.SyncConnection | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def describe(self, **changes: Any) -> None:
+        """Change what the worker says of itself."""
+        self._description = {**self._description, **changes}
+        self.beat_now()
+
+    def beat_now(self) -> None:
+        """Beat at once: something was canceled."""
+        self._now.set()
+
+    def stop(self) -> None:
+        self._description = {**self._description, "state": "stopped"}
+        self._ended.set()
+        self._now.set()
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while True:
+            last = self._ended.is_set()
+            started = time.monotonic()
+            try:
+                self._beat()
+                self._desk.beaten_at = started
+            except PenstockError as error:
+                self._disconnect()
+                if not last:
+                    log.warning("worker.beat_failed", error=str(error))
+                if time.monotonic() - self._desk.beaten_at > self._desk.lease_seconds:
+                    self._in_loop(self._desk.lose_all, "lease_lost")
+            if last:
+                break
+            self._now.wait(self._pause())
+            self._now.clear()
+        self._disconnect()
+
+    def _pause(self) -> float:
+        is_late = time.monotonic() - self._desk.beaten_at > self._desk.lease_seconds / 2
+        return min(1.0, self._desk.lease_seconds / 6) if is_late else self._desk.lease_seconds / 3
+
+    def _beat(self) -> None:
+        if self._connection is None:
+            self._connection = db.connect(self._dsn, name=f"penstock beat {self._desk.worker_id}", wait_seconds=1)
+        leases = [(held.claim.id, held.claim.lease) for held in list(self._desk.held.values()) if not held.lost]
+        if leases:
+            for task_id, lease, code in tasks.heartbeat_sync(
+                self._connection, self._desk.worker_id, leases, self._desk.lease_seconds
+            ):
+                self._in_loop(self._desk.lose, task_id, lease, code)
+        workers.report_sync(
+            self._connection, worker_id=self._desk.worker_id, info={**self._description, "running": self._desk.running}
+        )
+
+    def _in_loop(self, function: Any, *arguments: Any) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *arguments)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,31 @@
+"""Workers: who is there, and how much work waits for them."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping
+from typing import Any, LiteralString
+
+from penstock import db
+from penstock.types import Lane, Worker
+
+_WORKERS: LiteralString = """\
+select id, host, pid, kinds, concurrency, version, state, running, started_at, beat_at
+from penstock.worker_list order by started_at, id"""
+
+
+async def list(where: db.Pool | db.Connection) -> builtins.list[Worker]:
+    """The workers of the last day, oldest first: running, draining, late, gone or stopped."""
+    return [Worker(*row) for row in await db.rows(where, _WORKERS, ())]
+
+
+async def backlog(where: db.Pool | db.Connection) -> builtins.list[Lane]:
+    """Per lane: what waits, what runs, and how long its next task has waited. What an autoscaler reads."""
+    rows = await db.call(where, "backlog")
+    lanes = [Lane(r["kind"], r["provider"], r["waiting"], r["running"], r["oldest_seconds"]) for r in rows]
+    return sorted(lanes, key=lambda lane: (lane.kind, lane.provider or ""))
+
+
+def report_sync(held: db.SyncConnection, *, worker_id: str, info: Mapping[str, Any]) -> None:
+    """Say that a worker is there, with its host, pid, kinds, concurrency, version, state and running."""
+    db.call_sync(held, "report_worker", p_worker_id=worker_id, p_info=dict(info))

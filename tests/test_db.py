@@ -1,0 +1,119 @@
+"""Calls reach the SQL functions, and what goes wrong on the way has a name."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock import db as database
+from penstock import settings, testing
+from penstock.errors import Invalid, NotFound, Unavailable
+
+
+async def test_a_call_names_its_arguments_and_returns_rows(db: testing.Database) -> None:
+    async with database.pool(db.dsn) as pool:
+        tenant = await database.value(pool, "create_tenant", p_name="acme", p_weight=2)
+        assert isinstance(tenant, uuid.UUID)
+        rows = await database.call(pool, "create_tenant", p_name="bravo")
+        assert [list(row) for row in rows] == [["create_tenant"]]
+    assert db.execute("select name, weight from penstock.tenants order by name") == [
+        {"name": "acme", "weight": 2},
+        {"name": "bravo", "weight": 1},
+    ]
+
+
+async def test_a_transaction_holds_several_calls_or_none(db: testing.Database) -> None:
+    async with database.pool(db.dsn) as pool:
+        with pytest.raises(NotFound, match="no such tenant"):
+            async with database.transaction(pool) as connection:
+                await database.call(connection, "create_tenant", p_name="acme")
+                await database.call(connection, "set_tenant_weight", p_tenant_id=uuid.uuid4(), p_weight=2)
+        assert db.execute("select * from penstock.tenants") == []
+        async with database.transaction(pool) as connection:
+            with pytest.raises(NotFound):
+                async with database.transaction(connection) as inner:
+                    await database.call(inner, "set_tenant_weight", p_tenant_id=uuid.uuid4(), p_weight=2)
+            await database.call(connection, "create_tenant", p_name="acme")
+    assert len(db.execute("select * from penstock.tenants")) == 1
+
+
+def test_the_same_call_outside_the_event_loop(db: testing.Database) -> None:
+    with database.connect(db.dsn) as connection:
+        assert database.call_sync(connection, "create_tenant", p_name="acme")
+        with pytest.raises(NotFound):
+            database.call_sync(connection, "set_tenant_weight", p_tenant_id=uuid.uuid4(), p_weight=2)
+
+
+@pytest.mark.parametrize("name", ["a(); drop schema penstock; --", "Upper", 'a"b', ""])
+def test_only_names_are_called(name: str) -> None:
+    with pytest.raises(ValueError, match="not the name"):
+        asyncio.run(database.call(None, name))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        ({"p_name": "a\0b"}, "name holds a NUL character"),
+        ({"p_name": "a\ud800"}, "name holds half of a surrogate pair"),
+        ({"p_name": "a", "p_value": {"x": [1, {"y": "\0"}]}}, r"value\.x\[1\]\.y holds a NUL"),
+        ({"p_name": "a", "p_value": {"x\0": 1}}, "a key of value holds a NUL"),
+        ({"p_name": "a", "p_value": {"x": "\udfff"}}, r"value\.x holds half of a surrogate"),
+        ({"p_name": "a", "p_value": {"x": float("nan")}}, r"value\.x holds a number that is not finite"),
+        ({"p_name": "a", "p_value": database.Json([float("inf")])}, r"value\[0\] holds a number that is not"),
+    ],
+)
+def test_what_postgresql_cannot_store_is_refused_with_the_fields_name(
+    conn: database.SyncConnection, arguments: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(Invalid, match=field):
+        database.call_sync(conn, "set_setting", **{"p_value": {}, **arguments})
+
+
+async def test_a_database_that_is_away_is_unavailable() -> None:
+    away = "postgresql://postgres@127.0.0.1:1/nowhere"
+    with pytest.raises(Unavailable):
+        async with database.pool(away, wait_seconds=0.2):
+            pass
+    with pytest.raises(Unavailable, match="cannot be reached"):
+        database.connect(away, wait_seconds=0.2)
+
+
+async def test_a_connection_that_is_cut_is_unavailable_and_the_pool_recovers(db: testing.Database) -> None:
+    async with database.pool(db.dsn, name="cut me", max_size=1) as pool:
+        await database.call(pool, "create_tenant", p_name="acme")
+        db.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'cut me'")
+        with pytest.raises(Unavailable):
+            await database.call(pool, "create_tenant", p_name="bravo")
+        await database.call(pool, "create_tenant", p_name="charlie")
+
+
+async def test_listening_says_when_it_listens_and_then_what_it_hears(db: testing.Database) -> None:
+    heard = database.listen(db.dsn, "penstock_test")
+    assert await anext(heard) == ""
+    db.execute("select pg_notify('penstock_test', 'hello')")
+    assert await anext(heard) == "hello"
+    await heard.aclose()  # type: ignore[attr-defined]
+
+
+def test_no_prepared_statements_so_that_poolers_work(db: testing.Database) -> None:
+    with database.connect(db.dsn) as connection:
+        for _ in range(10):
+            database.call_sync(connection, "my_tenants")
+        assert connection.execute("select * from pg_prepared_statements").fetchall() == []
+
+
+def test_settings_come_from_the_environment() -> None:
+    assert settings.read({}) == settings.Settings()
+    assert settings.read({"DATABASE_URL": "", "PENSTOCK_LISTEN": "off"}).listen == "off"
+    with pytest.raises(Invalid, match="PENSTOCK_LISTEN is 'maybe'"):
+        settings.read({"PENSTOCK_LISTEN": "maybe"})
+
+
+def test_errors_of_psycopg_do_not_leak(conn: database.SyncConnection) -> None:
+    with pytest.raises(Invalid) as caught, conn.transaction():
+        database.call_sync(conn, "set_setting", p_name="lease_seconds", p_value={"a": 1})
+    assert isinstance(caught.value.__cause__, psycopg.Error)

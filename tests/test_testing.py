@@ -1,0 +1,55 @@
+"""The pytest plugin that ships with the package, as its users see it."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PENSTOCK_TEST_PG", raising=False)
+
+
+def test_a_users_tests_get_a_real_database_and_a_clock(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from datetime import timedelta
+
+        def test_own_database(penstock_db, penstock_clock, penstock_tenant):
+            before = penstock_clock.now()
+            penstock_clock.advance(days=2, seconds=1)
+            elsewhere = penstock_db.connect().execute("select penstock._now() as now").fetchone()["now"]
+            assert elsewhere - before > timedelta(days=2)
+            assert penstock_db.execute("select id from penstock.tenants") == [{"id": penstock_tenant}]
+
+        def test_rolled_back(penstock_conn, penstock_clock, penstock_tenant):
+            penstock_clock.freeze()
+            now = penstock_clock.now()
+            penstock_clock.advance(hours=1)
+            assert penstock_clock.now() - now == timedelta(hours=1)
+            penstock_conn.execute("set role authenticated")
+            assert penstock_conn.execute("select penstock._now() as now").fetchone()["now"] > now
+
+        def test_nothing_is_left_of_it(penstock_conn):
+            assert penstock_conn.execute("select id from penstock.tenants").fetchall() == []
+            shift = penstock_conn.execute("select shift, frozen_at from penstock_test.clock").fetchone()
+            assert shift == {"shift": timedelta(), "frozen_at": None}
+        """
+    )
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=3)
+
+
+def test_a_test_that_leaves_a_connection_open_fails(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile(
+        """
+        from penstock import db
+
+        left = []
+
+        def test_leaves(penstock_db):
+            left.append(db.connect(penstock_db.dsn, name="forgotten"))
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["*connections left open: forgotten (idle)*"])
