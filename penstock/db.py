@@ -18,9 +18,10 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import Any, LiteralString, TypeAlias, cast
 
 import psycopg
+import pydantic_core
 from psycopg import sql
 from psycopg.rows import dict_row, tuple_row
-from psycopg.types.json import Jsonb
+from psycopg.types.json import Jsonb, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
 from penstock.errors import Invalid, PenstockError, Unavailable, from_database
@@ -57,6 +58,7 @@ async def pool(
         max_size=max_size,
         timeout=wait_seconds,
         name=name,
+        configure=_read_json_quickly,
         open=False,
     )
     try:
@@ -65,6 +67,11 @@ async def pool(
         yield connections
     finally:
         await connections.close()
+
+
+async def _read_json_quickly(connection: psycopg.AsyncConnection[Row]) -> None:
+    # A claim brings hundreds of inputs: this reader takes a quarter of the standard one's time.
+    set_json_loads(pydantic_core.from_json, connection)
 
 
 def connect(dsn: str, *, name: str = "penstock", wait_seconds: float = 30) -> SyncConnection:

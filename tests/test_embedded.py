@@ -22,6 +22,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the s
 COUNT = """
 import sys; from pathlib import Path; import psycopg; from penstock import embedded
 with psycopg.connect(embedded.dsn(Path(sys.argv[1]))) as connection:
+    connection.execute("select pg_advisory_xact_lock(1)")
     connection.execute("create table if not exists visits (id int generated always as identity)")
     connection.execute("insert into visits default values")
     print(connection.execute("select system_identifier from pg_control_system()").fetchone()[0])

@@ -43,7 +43,7 @@ class Desk:
         self.is_closing = False
         self.beaten_at = time.monotonic()
         self._max_ahead = buffer
-        self._arrived = asyncio.Semaphore(0)
+        self._idle: deque[asyncio.Future[None]] = deque()
         self._change = asyncio.Event()
         self._rate = 0.0
         self._rated_at = time.monotonic()
@@ -67,16 +67,30 @@ class Desk:
             held = Held(claim)
             self.held[claim.id] = held
             self.waiting.append(held)
-            self._arrived.release()
+        for _ in range(min(len(claims), len(self._idle))):
+            self._wake_one()
 
     async def take(self) -> Held:
         """The next task to run."""
-        while True:
-            await self._arrived.acquire()
-            if self.waiting:
-                held = self.waiting.popleft()
-                self.running += 1
-                return held
+        while not self.waiting:
+            turn = asyncio.get_running_loop().create_future()
+            self._idle.append(turn)
+            try:
+                await turn
+            except asyncio.CancelledError:
+                # Whoever was woken and then stopped passes the turn on.
+                if turn.done() and not turn.cancelled() and self.waiting:
+                    self._wake_one()
+                raise
+        self.running += 1
+        return self.waiting.popleft()
+
+    def _wake_one(self) -> None:
+        while self._idle:
+            turn = self._idle.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
 
     def take_buffered(self) -> list[Held]:
         """Everything that has not begun."""
