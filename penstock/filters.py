@@ -26,6 +26,7 @@ Field: TypeAlias = Callable[[Sequence[str]], Condition]
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|[^\s",]+)'
 _TERM = re.compile(rf"\s*(?P<minus>-?)(?P<field>[A-Za-z_]+):(?P<values>{_VALUE}(?:,{_VALUE})*)(?=\s|$)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
+_LONGEST = 100 * 366 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 
@@ -77,9 +78,10 @@ def page(limit: int) -> int:
 def seconds(text: str) -> float:
     """A duration such as `90s`, `2h30m`, `7d`."""
     parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise ValueError("a duration such as 90s, 2h30m or 7d")
-    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    total = sum(float(number) * _SECONDS[unit] for number, unit in parts)
+    if not parts or "".join(number + unit for number, unit in parts) != text or total > _LONGEST:
+        raise ValueError("a duration such as 90s, 2h30m or 7d, of at most 100 years")
+    return total
 
 
 # The fields a list can have
@@ -147,14 +149,12 @@ def tenant(column: LiteralString) -> Field:
 
 
 def age(column: LiteralString) -> Field:
-    """The column is a time less (`<1d`) or more (`>1h`) than so long ago, by the database's clock."""
+    """The column is less (`<1d`, or plain `1d`) or more (`>1h`) than so long ago, by the database's clock."""
 
     def condition(values: Sequence[str]) -> Condition:
-        [value] = values if len(values) == 1 else [""]
-        if value[:1] not in ("<", ">"):
-            raise ValueError("< or > and a duration, such as <1d")
-        sign: LiteralString = " > " if value[0] == "<" else " < "
-        return column + sign + "(select penstock._now()) - make_interval(secs => %s)", [seconds(value[1:])]
+        sign: LiteralString = " < " if values[0].startswith(">") else " > "
+        duration = seconds(values[0].lstrip("<>") if len(values) == 1 else "")
+        return column + sign + "(select penstock._now()) - make_interval(secs => %s)", [duration]
 
     return condition
 

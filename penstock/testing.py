@@ -4,7 +4,7 @@
         penstock_clock.advance(days=1)
         ...
 
-`penstock_db`      a database of the test's own at `.dsn`, cloned from a migrated template (about 50 ms)
+`penstock_db`      a database of the test's own at `.dsn`, cloned from a migrated template (about 20 ms)
 `penstock_conn`    a connection whose transaction is rolled back (about 1 ms): no NOTIFY, no second session
 `penstock_clock`   turns penstock's clock in that database, for all its sessions
 `penstock_tenant`  the id of a tenant in it
@@ -127,7 +127,7 @@ class Server:
     def __init__(self, major: int) -> None:
         self.major = major
         digest = hashlib.sha256(json.dumps(_SETTINGS).encode()).hexdigest()[:8]
-        folder = Path(tempfile.gettempdir()) / f"penstock-pytest-{os.getuid()}" / f"{major}-{digest}"
+        folder = _fast_folder() / f"penstock-pytest-{os.getuid()}" / f"{major}-{digest}"
         self._cluster = embedded.Cluster(folder, binaries(major), _SETTINGS)
         self._connection: db.SyncConnection | None = None
         self._template: str | None = None
@@ -149,10 +149,10 @@ class Server:
             self._drop_leftovers()
 
     def close(self) -> None:
-        """Leave the server; the last one stops it."""
+        """Leave the server; the last one stops it and clears it away."""
         if self._connection is not None:
             self._connection.close()
-        self._cluster.leave()
+        self._cluster.leave(discard=True)
 
     def dsn(self, name: str, *, tcp: bool = False) -> str:
         return self._cluster.dsn(name, tcp=tcp)
@@ -219,6 +219,14 @@ class Server:
             self._connection = db.connect(self.dsn("postgres"), name="penstock.testing")
         cursor = self._connection.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
+
+
+def _fast_folder() -> Path:
+    """Memory, where there is plenty: a clone takes a third of the time there."""
+    memory = Path("/dev/shm")  # noqa: S108 the folder in it is made with mode 0700
+    if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
+        return memory
+    return Path(tempfile.gettempdir())
 
 
 def binaries(major: int) -> Path:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
 from bench import measure, server
-from bench.peers import NAMES, load
+from bench.peers import NAMES, run
 
 
 def main() -> None:
@@ -29,26 +28,22 @@ def main() -> None:
 
     figures: list[measure.Figure] = []
     with server.postgres(arguments.binaries) as postgres:
-        print(f"PostgreSQL {postgres.version}", flush=True)
+        # Whatever else runs here takes its share of the figures.
+        print(f"PostgreSQL {postgres.version()}, load before: {os.getloadavg()[0]:.1f}", flush=True)
         numbers = count(1)
+
+        def new_database() -> str:
+            return postgres.create_database(f"bench_{next(numbers)}")
+
         for name in list(arguments.only or NAMES) * arguments.rounds:
             try:
-                figures += run(name, lambda: postgres.create_database(f"bench_{next(numbers)}"), arguments)
+                figures += run(name, new_database, arguments.jobs, arguments.samples)
             except (ImportError, server.UnavailableError) as reason:
                 print(f"{name}: left out: {reason}", file=sys.stderr, flush=True)
     figures = measure.medians(figures)
     print(measure.table(figures))
     if arguments.json:
         arguments.json.write_text(json.dumps([figure.as_dict() for figure in figures], indent=2) + "\n")
-
-
-def run(name: str, new_database: Callable[[], str], arguments: argparse.Namespace) -> list[measure.Figure]:
-    system = load(name)
-    with ExitStack() as stack:
-        new_store = new_database
-        if system.STORE == "redis":
-            new_store = lambda: stack.enter_context(server.redis())  # noqa: E731
-        return measure.measure(system, new_store, arguments.jobs, arguments.samples)
 
 
 if __name__ == "__main__":

@@ -703,7 +703,7 @@ function penstock._finish_jobs(uuid[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7339d3f2067b11ae56ab48a7605204e4
+  body: sha256 357fbc9ec3e8aebf79f36196c050bb5f
   comment: Ends those of these jobs whose every task has ended.
 
 function penstock._guard_job()
@@ -884,8 +884,7 @@ function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
   attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 fed19d9efb3faa3e7a5f59f5039d3ab8
+  body: sha256 aff1bee12770cdadc1d1f85369343d46
   comment: The value of a setting.
 
 function penstock._settle_children(uuid, bigint[])
@@ -933,7 +932,7 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   arguments: p_job_id uuid, p_tasks jsonb, p_task_id bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text, p_lease bigint DEFAULT NULL::bigint
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
+  settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 69fd6adca7c4e7291d08f35a06bda4c4
   comment: Adds tasks to a job that has not ended and returns their ids in order (null for one whose idempotency key is there already). A running task names itself and its lease.
   grant to authenticated: execute
@@ -961,7 +960,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   arguments: p_worker_id text, p_max_tasks integer DEFAULT 1, p_task_types text[] DEFAULT NULL::text[], p_lease_seconds integer DEFAULT NULL::integer
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 f85129717e06a49d4cdeda6f524502c5
   comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.
   grant to service_role: execute
@@ -979,7 +978,7 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   arguments: p_worker_id text, p_task_ids bigint[], p_leases bigint[] DEFAULT NULL::bigint[], p_outputs jsonb[] DEFAULT NULL::jsonb[]
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 e93f7e83128a8729692fa1c7f1269eaf
   comment: Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.
   grant to service_role: execute
@@ -1264,7 +1263,7 @@ function penstock.start_job(text, jsonb, jsonb, jsonb)
   arguments: p_type text, p_params jsonb DEFAULT '{}'::jsonb, p_tasks jsonb DEFAULT '[]'::jsonb, p_options jsonb DEFAULT '{}'::jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
+  settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 19f52fe8ccd898f1fefa5463a7b67126
   comment: Makes a job with its tasks and their graph in one transaction and returns its id; the same idempotency key gives the same job.
   grant to authenticated: execute

@@ -124,7 +124,8 @@ comment on function penstock.open_job(text, jsonb, jsonb) is
 
 create or replace function penstock.start_job(
   p_type text, p_params jsonb default '{}', p_tasks jsonb default '[]', p_options jsonb default '{}')
-returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_options jsonb := coalesce(p_options, '{}');
   v_job_id uuid;
@@ -149,7 +150,8 @@ comment on function penstock.start_job(text, jsonb, jsonb, jsonb) is
 
 create or replace function penstock.add_tasks(
   p_job_id uuid, p_tasks jsonb, p_task_id bigint default null, p_worker_id text default null, p_lease bigint default null)
-returns bigint[] language plpgsql security definer set search_path = penstock, pg_temp as $$
+returns bigint[] language plpgsql security definer set search_path = penstock, pg_temp
+  set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
 begin
@@ -181,7 +183,8 @@ begin
     from phases where job_id = any (p_job_ids)
     group by job_id having sum(total) = sum(succeeded + failed + canceled)
   ) p
-  where j.id = p.job_id and j.status in ('queued', 'running', 'paused');
+  -- Named twice so that the plan begins with the primary key, not with all open jobs.
+  where j.id = any (p_job_ids) and j.id = p.job_id and j.status || '' in ('queued', 'running', 'paused');
   if found then
     perform pg_notify('penstock', 'jobs');
   end if;

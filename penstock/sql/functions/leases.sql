@@ -92,7 +92,7 @@ create or replace function penstock.complete_tasks(
   p_worker_id text, p_task_ids bigint[], p_leases bigint[] default null, p_outputs jsonb[] default null)
 returns table (id bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp
-  set enable_seqscan = off set jit = off as $$
+  set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_now timestamptz := _now();
   v_limit integer := (_setting('max_output_bytes'))::integer;

@@ -15,7 +15,15 @@ $$;
 comment on function penstock._refuse(integer, text, text, jsonb, text) is
   'Raises a refusal: status, stable code, message, fields, hint.';
 
--- A document deeper than this breaks readers in other languages; a number of a few bytes can print as 100 kB.
+-- What is nested deeper than 64 levels, or holds a number beyond 1e308, breaks readers in other languages: one such
+-- output would stop every worker that is handed it. It takes more than 128 bytes to write either.
+create or replace function penstock._is_readable(p_document jsonb)
+returns boolean language sql immutable set search_path = penstock, pg_temp as $$
+  select not jsonb_path_exists(p_document, '$.**{65}')
+    and not jsonb_path_exists(p_document, '$.** ? (@ > 1e308 || @ < -1e308)')
+$$;
+comment on function penstock._is_readable(jsonb) is 'Whether common readers of JSON can read this document.';
+
 create or replace function penstock._check_document(p_document jsonb, p_name text, p_limit integer)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
@@ -26,10 +34,10 @@ begin
       jsonb_build_object('field', p_name, 'bytes', v_size, 'limit', p_limit),
       'Keep files in object storage and pass their path.');
   end if;
-  if v_size > 128 and jsonb_path_exists(p_document, '$.**{65}') then
-    perform _refuse(422, 'too_deep', format('%s is nested deeper than 64 levels', p_name),
+  if v_size > 128 and not _is_readable(p_document) then
+    perform _refuse(422, 'unreadable', format('%s is nested deeper than 64 levels, or holds a number beyond 1e308', p_name),
       jsonb_build_object('field', p_name));
   end if;
 end
 $$;
-comment on function penstock._check_document(jsonb, text, integer) is 'Refuses a JSON document that is too large or too deep.';
+comment on function penstock._check_document(jsonb, text, integer) is 'Refuses a JSON document that is too large or that readers choke on.';

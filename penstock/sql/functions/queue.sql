@@ -98,7 +98,7 @@ returns table (
   id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb,
   attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamptz)
 language plpgsql security definer set search_path = penstock, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_now timestamptz := _now();
   v_lease_seconds double precision := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
@@ -187,8 +187,10 @@ begin
     get diagnostics v_count = row_count;
     exit when v_count = v_left or cardinality(v_tids) < v_left;
     v_left := v_left - v_count;
-    -- Some were of paused or ended jobs. Help to clear those away instead of meeting them one by one.
-    perform _do_chore(c.job_id, 500) from (select chores.job_id from chores order by created_at limit 3) as c;
+    if v_count = 0 then
+      -- All were of paused or ended jobs. Help to clear those away instead of meeting them one by one.
+      perform _do_chore(c.job_id, 500) from (select chores.job_id from chores order by created_at limit 1) as c;
+    end if;
   end loop;
 end
 $$;

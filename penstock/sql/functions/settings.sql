@@ -1,8 +1,9 @@
 -- Settings: configuration that every worker shares.
 
 create or replace function penstock._setting(p_name text)
-returns jsonb language sql stable set search_path = penstock, pg_temp as $$
-  select value from settings where name = p_name
+returns jsonb language sql stable as $$
+  -- Names its schema and sets no path, so that it is inlined.
+  select value from penstock.settings where name = p_name
 $$;
 comment on function penstock._setting(text) is 'The value of a setting.';
 
@@ -25,8 +26,14 @@ begin
   if not found then
     perform _refuse(404, 'unknown_setting', format('there is no setting %L', p_name));
   end if;
-  if jsonb_typeof(p_value) is distinct from jsonb_typeof(v_old) or (p_value)::text like '-%' then
+  if jsonb_typeof(p_value) is distinct from jsonb_typeof(v_old) then
     perform _refuse(422, 'invalid_setting', format('%s must be a %s', p_name, jsonb_typeof(v_old)));
+  end if;
+  -- A value that no call could use would stop everything until somebody finds out why.
+  if jsonb_typeof(p_value) = 'number' and ((p_value)::numeric % 1 <> 0 or (p_value)::numeric not between
+      case when p_name in ('lease_seconds', 'max_deaths', 'max_tasks_per_call') then 1 else 0 end
+      and case p_name when 'lease_seconds' then 86400 else 2000000000 end) then
+    perform _refuse(422, 'invalid_setting', format('%s is out of range', p_name));
   end if;
   update settings set value = p_value where name = p_name;
   perform _audit(null, 'setting.changed', null, 'setting:' || p_name,

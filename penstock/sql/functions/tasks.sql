@@ -8,6 +8,7 @@ declare
   v_limit integer := (_setting('max_tasks_per_call'))::integer;
   v_index integer;
   v_task jsonb;
+  v_field text;
 begin
   if jsonb_typeof(p_tasks) is distinct from 'array' or jsonb_array_length(p_tasks) = 0 then
     perform _refuse(422, 'no_tasks', 'tasks is an array with at least one task', '{"field": "tasks"}');
@@ -24,13 +25,26 @@ begin
     perform _refuse(422, 'invalid_task', format('task %s is not an object', v_index),
       jsonb_build_object('field', format('tasks[%s]', v_index)));
   elsif v_task is not null then
-    perform _refuse(422, 'unknown_field', format('task %s has an unknown field %L', v_index, k),
-      jsonb_build_object('field', format('tasks[%s].%s', v_index, k)))
+    perform _refuse(422, 'unknown_field', format('task %s has an unknown field %L', v_index, left(k, 100)),
+      jsonb_build_object('field', format('tasks[%s].%s', v_index, left(k, 100))))
     from jsonb_object_keys(v_task - c_fields) as k limit 1;
   end if;
   return array(select t from jsonb_populate_recordset(null::task_spec, p_tasks) as t);
 exception when data_exception then
-  perform _refuse(422, 'invalid_task', 'a task is not well formed: ' || sqlerrm, '{"field": "tasks"}');
+  -- Which one it is, field by field: slow, but only here.
+  for v_index, v_field, v_task in
+    select e.n - 1, k, jsonb_build_object(k, e.task -> k)
+    from jsonb_array_elements(p_tasks) with ordinality as e(task, n) cross join jsonb_object_keys(e.task) as k
+    where k in ('after', 'priority', 'run_at', 'max_attempts', 'timeout_seconds') order by e.n
+  loop
+    begin
+      perform jsonb_populate_record(null::task_spec, v_task);
+    exception when data_exception then
+      perform _refuse(422, 'invalid_task', format('task %s has %s that is not right: %s', v_index, v_field, left(sqlerrm, 200)),
+        jsonb_build_object('field', format('tasks[%s].%s', v_index, v_field)));
+    end;
+  end loop;
+  raise;
 end
 $$;
 comment on function penstock._parse_tasks(jsonb) is 'Reads p_tasks: its shape, its size, no unknown field.';
@@ -45,10 +59,10 @@ begin
   -- field, code, problem of the first task that is not right
   select x.n - 1, x.bad into v_index, v_bad from (
     select t.n, case
-      when k.name is null then array['kind', 'unknown_kind', format('is of an unknown kind %s', coalesce(quote_literal(t.kind), '(none)'))]
+      when k.name is null then array['kind', 'unknown_kind', format('is of an unknown kind %s', coalesce(quote_literal(left(t.kind, 100)), '(none)'))]
       when jsonb_typeof(t.input) not in ('object', 'null') then array['input', 'invalid_input', 'has an input that is not an object']
       when octet_length(t.input::text) > v_limit then array['input', 'too_large', format('has an input of %s bytes; the limit is %s', octet_length(t.input::text), v_limit)]
-      when octet_length(t.input::text) > 128 and jsonb_path_exists(t.input, '$.**{65}') then array['input', 'too_deep', 'has an input nested deeper than 64 levels']
+      when octet_length(t.input::text) > 128 and not _is_readable(t.input) then array['input', 'unreadable', 'has an input nested deeper than 64 levels, or with a number beyond 1e308']
       when t.after is not null and t.input ? 'after' then array['input', 'invalid_input', 'comes after others: input.after is where their outputs go']
       when length(t.key) not between 1 and 255 then array['key', 'invalid_key', 'has a key that is not 1 to 255 characters']
       when length(t.idempotency_key) not between 1 and 255 then array['idempotency_key', 'invalid_key', 'has an idempotency key that is not 1 to 255 characters']
@@ -56,9 +70,10 @@ begin
       when length(t.phase) not between 1 and 200 then array['phase', 'invalid_phase', 'has a phase that is not 1 to 200 characters']
       when t.priority not between 0 and 10 then array['priority', 'invalid_priority', 'has a priority that is not 0 to 10']
       when t.max_attempts not between 1 and 100 then array['max_attempts', 'invalid_attempts', 'has max_attempts that is not 1 to 100']
-      when not t.timeout_seconds > 0 then array['timeout_seconds', 'invalid_timeout', 'has a timeout that is not more than 0']
+      when not (t.timeout_seconds > 0 and t.timeout_seconds <= 31622400) then array['timeout_seconds', 'invalid_timeout', 'has a timeout that is not more than 0 and at most a year']
+      when not isfinite(t.run_at) then array['run_at', 'invalid_run_at', 'has a run_at that never comes']
       when t.after_failure not in ('cancel', 'run') then array['after_failure', 'invalid_task', 'has after_failure that is not cancel or run']
-      when jsonb_typeof(t.units) not in ('object', 'null') then array['units', 'invalid_units', 'has units that are not an object']
+      when jsonb_typeof(t.units) not in ('object', 'null') or octet_length(t.units::text) > 10000 then array['units', 'invalid_units', 'has units that are not a small object']
       end as bad
     from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units, priority,
       run_at, max_attempts, timeout_seconds, idempotency_key, n)
@@ -122,6 +137,7 @@ returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_unknown text;
   v_declared boolean;
+  v_count integer;
 begin
   select exists (select from phases where job_id = p_job.id and weight is not null) into v_declared;
   if v_declared then
@@ -142,6 +158,10 @@ begin
       group by coalesce(t.phase, t.kind)
     ) as s
     where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name);
+    get diagnostics v_count = row_count;
+    if v_count > 0 and (select count(*) from phases where job_id = p_job.id) > 1000 then
+      perform _refuse(422, 'too_many_phases', 'a job has at most 1000 phases', '{"field": "tasks.phase"}');
+    end if;
   end if;
 end
 $$;
@@ -165,8 +185,8 @@ begin
   where not exists (select from unnest(p_specs) as o where o.key = a)
     and not exists (select from tasks t where t.job_id = p_job_id and t.key = a) limit 1;
   if found then
-    perform _refuse(422, 'unknown_parent', format('no task of this job has the key %L', v_key),
-      jsonb_build_object('field', 'tasks.after', 'key', v_key));
+    perform _refuse(422, 'unknown_parent', format('no task of this job has the key %L', left(v_key, 255)),
+      jsonb_build_object('field', 'tasks.after', 'key', left(v_key, 255)));
   end if;
 end
 $$;
@@ -412,28 +432,27 @@ comment on function penstock._settle_children(uuid, bigint[]) is
   'Parents have ended: children that now wait for nothing are queued, children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress.';
 
 create or replace function penstock._move_progress(p_deltas penstock.phase_delta[])
-returns void language plpgsql set search_path = penstock, pg_temp
-  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  v_full uuid[];
+  v_delta record;
+  v_open integer;
+  v_full uuid[] := '{}';
 begin
-  if p_deltas is null or cardinality(p_deltas) = 0 then
-    return;
-  end if;
-  if cardinality(p_deltas) > 1 then
-    perform 1 from unnest(p_deltas) as d join phases p on p.job_id = d.job_id and p.position = d.position
-    order by p.job_id, p.position for no key update of p;
-  end if;
-  with delta as (
-    select job_id, position, sum(succeeded)::integer as succeeded, sum(failed)::integer as failed, sum(canceled)::integer as canceled
-    from unnest(p_deltas) group by job_id, position
-  ), moved as (
-    update phases p set succeeded = p.succeeded + d.succeeded, failed = p.failed + d.failed, canceled = p.canceled + d.canceled
-    from delta d where p.job_id = d.job_id and p.position = d.position
-    returning p.job_id, p.total - p.succeeded - p.failed - p.canceled as open
-  )
-  select array_agg(distinct job_id) into v_full from moved where open = 0;
-  if v_full is not null then
+  -- One by one, in one order for everybody: no deadlock, and a plan that no statistics can spoil.
+  for v_delta in
+    select d.job_id, d.position, sum(d.succeeded)::integer as succeeded, sum(d.failed)::integer as failed,
+      sum(d.canceled)::integer as canceled
+    from unnest(p_deltas) as d group by d.job_id, d.position order by d.job_id, d.position
+  loop
+    update phases p set succeeded = p.succeeded + v_delta.succeeded, failed = p.failed + v_delta.failed,
+      canceled = p.canceled + v_delta.canceled
+    where p.job_id = v_delta.job_id and p.position = v_delta.position
+    returning p.total - p.succeeded - p.failed - p.canceled into v_open;
+    if v_open = 0 then
+      v_full := v_full || v_delta.job_id;
+    end if;
+  end loop;
+  if cardinality(v_full) > 0 then
     perform _finish_jobs(v_full);
   end if;
 end

@@ -1,0 +1,126 @@
+"""`python -m bench`: Penstock beside its peers and beside PostgreSQL itself, in one run on one server.
+
+Writes bench/results/latest.json and prints tables. `--quick` uses smaller sizes; `--only PART` runs one part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+
+from bench import engine, measure, ours, server
+from bench.measure import Figure
+from bench.peers import NAMES, load
+
+RESULTS = Path(__file__).parent / "results"
+PARTS = ("peers", "limit", "bulk", "depth", "fairness", "fifo", "pause", "held")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, a few minutes")
+    parser.add_argument("--only", choices=PARTS, action="append", help="may be given more than once")
+    parser.add_argument("--peers", default=",".join(NAMES), help="which peers, separated by commas")
+    parser.add_argument("--rounds", type=int, help="of the side-by-side part, interleaved; the median counts")
+    parser.add_argument("--json", type=Path, default=RESULTS / "latest.json")
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    parts = arguments.only or PARTS
+    size = (lambda full, quick: quick) if arguments.quick else (lambda full, quick: full)
+    figures: list[Figure] = []
+    with server.postgres() as postgres:
+        print(f"PostgreSQL {postgres.version()}, Python {platform.python_version()}, {os.cpu_count()} cores", flush=True)
+        numbers = count(1)
+
+        def new() -> str:
+            return postgres.create_database(f"bench_{next(numbers)}")
+
+        def show(part: str, made: Callable[[], list[Figure]]) -> None:
+            if part in parts:
+                print(f"\n## {part}", flush=True)
+                found = made()
+                figures.extend(found)
+                if part != "peers":
+                    for figure in found:
+                        print(f"  {figure.name:<18} {figure.system:<36} {figure.value:>14,.2f} {figure.unit}", flush=True)
+
+        rounds = arguments.rounds or size(3, 1)
+        show("peers", lambda: side_by_side(new, arguments.peers.split(","), rounds, size(20_000, 10_000), size(500, 200)))
+        show("limit", lambda: [f for clients in (1, 2) for f in engine.limit(new(), size(200_000, 50_000), clients)])
+        show("bulk", lambda: engine.bulk(new(), size(1_000_000, 200_000)))
+        show("depth", lambda: engine.depth(new(), 10_000, size(5_000_000, 500_000), size(1_000_000, 200_000)))
+        show("fairness", lambda: engine.fairness(new(), new(), size(1_000_000, 200_000), size(1000, 300)))
+        show("fifo", lambda: engine.fifo(new(), size(200_000, 50_000), 100))
+        show("pause", lambda: engine.pause(new(), size(1_000_000, 200_000)))
+        show("held", lambda: engine.held_snapshot(new(), size(300, 40), 3000))
+    save(figures, arguments.json)
+
+
+def side_by_side(new: Callable[[], str], peers: list[str], rounds: int, jobs: int, samples: int) -> list[Figure]:
+    """Every system once per round, so that a noisy minute hits all alike."""
+    install_peers()
+    figures: list[Figure] = []
+    with ExitStack() as stack:
+        for _ in range(rounds):
+            for name in ("penstock", *peers):
+                try:
+                    system = ours if name == "penstock" else load(name)
+                    store = (lambda: stack.enter_context(server.redis())) if system.STORE == "redis" else new
+                    figures += measure.measure(system, store, jobs, samples)
+                except (ImportError, server.UnavailableError) as reason:
+                    print(f"{name}: left out: {reason}", file=sys.stderr, flush=True)
+    figures = measure.medians(figures)
+    print(measure.table(figures), flush=True)
+    return figures + ratios(figures)
+
+
+def ratios(figures: list[Figure]) -> list[Figure]:
+    """How many times as fast as each peer."""
+    ours_by_name = {figure.name: figure.value for figure in figures if figure.system.startswith("penstock")}
+    found: list[Figure] = []
+    for figure in figures:
+        if figure.system.startswith("penstock") or figure.name == "wal":
+            continue
+        mine = ours_by_name[figure.name]
+        ratio = figure.value / mine if figure.name.startswith("latency") else mine / figure.value
+        found.append(Figure(f"{figure.name}_ratio", f"penstock : {figure.system}", ratio, "×"))
+        print(f"  {figure.name:<12} {ratio:6.2f} × {figure.system}")
+    return found
+
+
+def install_peers() -> None:
+    """The peers are no dependencies of ours: they are installed when they are first measured."""
+    marker = Path(sys.prefix) / ".bench-peers"
+    wanted = (Path(__file__).parent / "requirements.txt").read_text()
+    if marker.exists() and marker.read_text() == wanted:
+        return
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", "bench/requirements.txt"]
+    subprocess.run(pip, check=True, cwd=measure.REPOSITORY)
+    marker.write_text(wanted)
+
+
+def save(figures: list[Figure], path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    limits = {figure.name: figure.value for figure in figures if figure.name.startswith("limit_")}
+    rows = []
+    for figure in figures:
+        bound = limits.get(figure.name.replace("drain_", "limit_")) if figure.name in ("drain_1", "drain_2") else None
+        rows.append({**figure.as_dict(), "ratio_to_limit": round(figure.value / bound, 3) if bound else None})
+    path.write_text(json.dumps(rows, indent=1) + "\n")
+    for row in rows:
+        if row["ratio_to_limit"] and str(row["system"]).startswith("penstock"):
+            print(f"  {row['name']}: {row['ratio_to_limit']:.0%} of what pgbench reaches with the same statements")
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""What the engine itself can do, beside PostgreSQL: each function here measures one promise and returns figures.
+
+Rates are compared within one run on one server; only the ratios mean anything elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import statistics
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from bench import ours
+from bench.measure import Figure, timer
+from bench.server import UnavailableError
+
+Connection = psycopg.Connection[Any]
+SYSTEM = "penstock"
+
+_FILL = """
+with job as (
+  insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at)
+  values (%(tenant)s, 'fill', 'running', 'bench', clock_timestamp(), clock_timestamp()) returning id
+), phase as (
+  insert into penstock.phases (job_id, position, tenant_id, name, total) select id, 1, %(tenant)s, 'noop', %(n)s from job
+), task as (
+  insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
+  select job.id, nextval('penstock.task_ids'), %(tenant)s, clock_timestamp(), lane.id, 1, 5, 'noop', '{"sent": 0}'
+  from job, penstock.lanes lane, generate_series(1, %(n)s) where lane.kind = 'noop' returning *
+), share as (
+  insert into penstock.shares (lane_id, tenant_id, tail, priority)
+  select lane.id, %(tenant)s, lane.clock + 1000000 * %(n)s::bigint, 5 from penstock.lanes lane where lane.kind = 'noop'
+  on conflict (lane_id, tenant_id) do update set tail = penstock.shares.tail + 1000000 * %(n)s::bigint
+)
+insert into penstock.ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase)
+select id, (select clock from penstock.lanes where kind = 'noop') + 1000000 * row_number() over (), job_id, tenant_id, lane_id, 5, 1
+from task
+"""
+_HISTORY = """
+with job as (
+  insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at, finished_at)
+  values (%(tenant)s, 'history', 'completed', 'bench', clock_timestamp(), clock_timestamp(), clock_timestamp()) returning id
+), task as (
+  insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
+  select job.id, nextval('penstock.task_ids'), %(tenant)s, clock_timestamp(), lane.id, 1, 5, 'noop', '{"sent": 0}'
+  from job, penstock.lanes lane, generate_series(1, %(n)s) where lane.kind = 'noop' returning *
+)
+insert into penstock.results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id)
+select job_id, id, 1, tenant_id, created_at, created_at, 1, 1, 'succeeded', 'bench' from task
+"""
+_CLAIM = "select id, lease, tenant_id from penstock.claim_tasks('bench', %s, '{noop}')"
+_COMPLETE = "select id, code from penstock.complete_tasks('bench', %s::bigint[], %s::bigint[])"
+
+
+@contextmanager
+def database(dsn: str) -> Iterator[Connection]:
+    ours.prepare(dsn)
+    with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
+        yield connection
+
+
+def tenant(connection: Connection, name: str) -> str:
+    row = connection.execute("select penstock.create_tenant(%s)", (name,)).fetchone()
+    assert row
+    return str(row[0])
+
+
+def fill(connection: Connection, tenant_id: str, n: int) -> None:
+    """n ready tasks of one job, the quick way: what start_many would have left."""
+    for part in range(0, n, 250_000):
+        connection.execute(_FILL, {"tenant": tenant_id, "n": min(250_000, n - part)})
+    connection.execute("analyze")
+
+
+def turn(connection: Connection, batch: int) -> tuple[list[Any], float, float]:
+    """One claim and its completion: the rows, and the seconds of each."""
+    begun = time.perf_counter()
+    rows = connection.execute(_CLAIM, (batch,)).fetchall()
+    claimed = time.perf_counter()
+    if rows:
+        connection.execute(_COMPLETE, ([row[0] for row in rows], [row[1] for row in rows]))
+    return rows, claimed - begun, time.perf_counter() - claimed
+
+
+def claim_ms(connection: Connection, batch: int, times: int) -> float:
+    """Median milliseconds of a claim, after a few to warm up."""
+    for _ in range(8):
+        turn(connection, batch)
+    return 1000 * statistics.median(turn(connection, batch)[1] for _ in range(times))
+
+
+def limit(dsn: str, n: int, clients: int) -> list[Figure]:
+    """The same two statements, driven by pgbench: what PostgreSQL allows without any Python."""
+    with database(dsn) as connection:
+        fill(connection, tenant(connection, "limit"), n)
+        script = (
+            "select array_agg(id) as ids, array_agg(lease) as leases from penstock.claim_tasks('b' || :client_id, 500, '{noop}') \\gset\n"
+            "select count(*) from penstock.complete_tasks('b' || :client_id, :ids, :leases);\n"
+        )
+        path = Path(f"/tmp/penstock-bench-{time.monotonic_ns()}.sql")
+        path.write_text(script)
+        command = [pgbench(), "-n", "-c", str(clients), "-j", str(clients), "-M", "extended",
+                   "-t", str(n // 500 // clients), "-f", str(path), dsn]  # fmt: skip
+        with timer() as seconds:
+            subprocess.run(command, check=True, capture_output=True)
+        path.unlink()
+        done = _value(connection, "select count(*) from penstock.results")
+    return [Figure(f"limit_{clients}", "pgbench, same statements", done / seconds(), "tasks/s")]
+
+
+def pgbench() -> str:
+    """The embedded server's wheel has none: Debian's, of any version."""
+    found = shutil.which("pgbench") or next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/pgbench"))), None)
+    if found is None:
+        raise UnavailableError("there is no pgbench here (Debian: apt install postgresql-15)")
+    return found
+
+
+def bulk(dsn: str, n: int) -> list[Figure]:
+    """A job of n tasks beside a bare COPY of the same rows into the same tables with the same indexes."""
+    ours.prepare(dsn)
+    rate = n / ours.enqueue(dsn, n)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        for table in ("tasks", "ready"):
+            connection.execute(f"create table penstock.bare_{table} (like penstock.{table} including all)".encode())
+        files = {table: _dump(connection, table) for table in ("tasks", "ready")}
+        connection.execute("checkpoint")
+        with timer() as seconds, connection.transaction():
+            for table, blocks in files.items():
+                with connection.cursor().copy(f"copy penstock.bare_{table} from stdin".encode()) as copy:
+                    for block in blocks:
+                        copy.write(block)
+    bare = n / seconds()
+    return [
+        Figure("bulk", SYSTEM, rate, "tasks/s"),
+        Figure("bulk", "bare COPY, same rows and indexes", bare, "tasks/s"),
+        Figure("bulk_share", SYSTEM, rate / bare, "of bare COPY (≥ 0.5)"),
+    ]
+
+
+def _dump(connection: Connection, table: str) -> list[bytes]:
+    with connection.cursor().copy(f"copy penstock.{table} to stdout".encode()) as copy:
+        return [bytes(block) for block in copy]
+
+
+def depth(dsn: str, small: int, large: int, ended: int) -> list[Figure]:
+    """What a claim costs with few and with many tasks ready, and with many ended ones kept."""
+    with database(dsn) as connection:
+        owner = tenant(connection, "depth")
+        fill(connection, owner, small)
+        shallow = claim_ms(connection, 50, 100)
+        connection.execute(_HISTORY, {"tenant": owner, "n": ended})
+        connection.execute("analyze")
+        fill(connection, owner, small)
+        kept = claim_ms(connection, 50, 100)
+        fill(connection, owner, large)
+        deep = claim_ms(connection, 50, 100)
+    return [
+        Figure("claim_shallow", f"{small:,} ready", shallow, "ms for 50"),
+        Figure("claim_kept", f"{ended:,} ended kept", kept, "ms for 50"),
+        Figure("claim_deep", f"{large:,} ready", deep, "ms for 50"),
+        Figure("depth_ratio", SYSTEM, deep / shallow, "× (≤ 1.5)"),
+        Figure("history_ratio", SYSTEM, kept / shallow, "× (≤ 1.2)"),
+    ]
+
+
+def fairness(dsn: str, alone_dsn: str, big: int, tenants: int) -> list[Figure]:
+    """How long small tenants wait, with and without a tenant whose million tasks came first."""
+    waits: dict[str, float] = {}
+    for label, where, size in (("alone", alone_dsn, 0), ("beside", dsn, big)):
+        with database(where) as connection:
+            if size:
+                fill(connection, tenant(connection, "big"), size)
+                for _ in range(20):
+                    turn(connection, 100)
+            small = {tenant(connection, f"small {n}") for n in range(tenants)}
+            specs = json.dumps([{"kind": "noop", "input": {"sent": 0}}] * 10)
+            for owner in small:
+                connection.execute("select penstock.start_job('small', '{}', %s::jsonb, %s::jsonb)",
+                                   (specs, json.dumps({"tenant_id": owner})))  # fmt: skip
+            waits[label] = statistics.median(_waits(connection, small, tenants * 10))
+    return [
+        Figure("small_wait", "small tenants alone", waits["alone"], "s, median"),
+        Figure("small_wait", f"beside one with {big:,} tasks", waits["beside"], "s, median"),
+        Figure("fairness_ratio", SYSTEM, waits["beside"] / waits["alone"], "× (≤ 2)"),
+    ]
+
+
+def _waits(connection: Connection, small: set[str], tasks: int) -> list[float]:
+    begun, waits = time.perf_counter(), []
+    while len(waits) < tasks:
+        rows, _, _ = turn(connection, 100)
+        now = time.perf_counter() - begun
+        waits += [now for row in rows if str(row[2]) in small]
+    return waits
+
+
+def fifo(dsn: str, n: int, tenants: int) -> list[Figure]:
+    """The fair claim beside the same claim in plain order of arrival, on the same rows in turns."""
+    with database(dsn) as connection:
+        for number in range(tenants):
+            fill_quietly(connection, tenant(connection, f"t{number}"), n // tenants)
+        connection.execute("analyze")
+        source = _value(connection, "select pg_get_functiondef('penstock.claim_tasks'::regproc)")
+        plain = (
+            source.replace("penstock.claim_tasks(", "penstock.claim_in_order(")
+            .replace("ready.vtime >= l.read_from\n        order by ready.vtime", "true\n        order by ready.task_id")
+            .replace("if exists (select from shares where is_mixed)", "if false")
+            .replace("clock = greatest(l.clock, g.top), read_from = l.clock", "clock = l.clock")
+        )
+        assert plain.count("ready.task_id") == 1, "claim_tasks has changed: bring this up to date"
+        connection.execute("create index ready_in_order on penstock.ready (lane_id, task_id)")
+        connection.execute(plain.encode())
+        seconds: dict[str, list[float]] = {"claim_tasks": [], "claim_in_order": []}
+        for _ in range(n // 1000 // 2):
+            for function, times in seconds.items():
+                with timer() as spent:
+                    rows = connection.execute(
+                        f"select id, lease from penstock.{function}('bench', 500, '{{noop}}')".encode()
+                    ).fetchall()
+                times.append(spent())
+                connection.execute(_COMPLETE, ([row[0] for row in rows], [row[1] for row in rows]))
+    fair, plainly = (statistics.median(times[4:]) for times in seconds.values())
+    return [
+        Figure("claim_fair", f"{tenants} tenants", 1000 * fair, "ms for 500"),
+        Figure("claim_fifo", "plain order of arrival", 1000 * plainly, "ms for 500"),
+        Figure("fifo_share", SYSTEM, plainly / fair, "of FIFO's rate (≥ 0.8)"),
+    ]
+
+
+def fill_quietly(connection: Connection, tenant_id: str, n: int) -> None:
+    connection.execute(_FILL, {"tenant": tenant_id, "n": n})
+
+
+def pause(dsn: str, n: int) -> list[Figure]:
+    """Pause and cancel of a large job: how long the call takes, and what it does to others' claims meanwhile."""
+    figures: list[Figure] = []
+    with database(dsn) as connection:
+        for verb in ("pause_job", "cancel_job"):
+            fill(connection, tenant(connection, "large"), n)
+            job = _value(connection, "select id from penstock.jobs order by id desc limit 1")
+            # One job of n: the parts that fill made are put together.
+            fill(connection, tenant(connection, "other"), 100_000)
+            before = claim_ms(connection, 50, 60)
+            jobs = [row[0] for row in connection.execute(
+                "select j.id from penstock.jobs j join penstock.tenants t on t.id = j.tenant_id where t.name = 'large' and j.status = 'running'")]  # fmt: skip
+            assert job is not None
+            stop = threading.Event()
+            sweeper = threading.Thread(target=_keep_up, args=(dsn, stop))
+            with timer() as seconds:
+                for large in jobs:
+                    connection.execute(f"select penstock.{verb}(%s)".encode(), (large,))
+            sweeper.start()
+            rows, during = [], []
+            while sweeper.is_alive() and len(during) < 2000:
+                got, spent, _ = turn(connection, 50)
+                rows += got
+                during.append(1000 * spent)
+                if not got or not _value(connection, "select count(*) from penstock.chores"):
+                    break
+            stop.set()
+            sweeper.join()
+            figures += [
+                Figure(verb, f"job of {n:,}", seconds(), "s (< 1)"),
+                Figure(f"{verb}_others", SYSTEM, statistics.median(during) / before, "× others' claim (< 2)"),
+            ]
+            connection.execute("delete from penstock.ready; delete from penstock.parked; delete from penstock.chores")
+            connection.execute("vacuum analyze penstock.ready")
+    return figures
+
+
+def _keep_up(dsn: str, stop: threading.Event) -> None:
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        while not stop.is_set():
+            connection.execute("select * from penstock.upkeep()")
+
+
+def held_snapshot(dsn: str, seconds: float, rate: int) -> list[Figure]:
+    """A snapshot left open under steady load: what a claim costs at the end, and whether a backlog grew."""
+    with database(dsn) as connection, psycopg.connect(dsn) as holder:
+        owners = [tenant(connection, f"t{n}") for n in range(10)]
+        stop = threading.Event()
+        producer = threading.Thread(target=_produce, args=(dsn, owners, rate, stop))
+        producer.start()
+        spent: list[tuple[float, float]] = []
+        warm = min(20.0, seconds / 3)
+        begun = time.perf_counter()
+        held = False
+        while (now := time.perf_counter() - begun) < seconds + warm:
+            if not held and now > warm:
+                holder.execute("set transaction isolation level repeatable read")
+                holder.execute("select count(*) from penstock.jobs")
+                held = True
+            rows, claimed, _ = turn(connection, 500)
+            if len(rows) >= 10:
+                spent.append((now, 1000 * claimed / len(rows) * 100))
+            if len(rows) < 100:
+                time.sleep(0.02)
+        stop.set()
+        producer.join()
+        backlog = _value(connection, "select count(*) from penstock.ready")
+        holder.rollback()
+    before = statistics.median(cost for at, cost in spent if warm / 2 < at < warm)
+    after = statistics.median(cost for at, cost in spent if at > warm + 0.9 * seconds)
+    return [
+        Figure("held_before", f"{rate}/s", before, "ms per 100 claimed"),
+        Figure("held_after", f"snapshot held {seconds:.0f} s", after, "ms per 100 claimed"),
+        Figure("held_ratio", SYSTEM, after / before, "× (≤ 1.5)"),
+        Figure("held_backlog", SYSTEM, backlog, "tasks left"),
+    ]
+
+
+def _produce(dsn: str, owners: list[str], rate: int, stop: threading.Event) -> None:
+    chunk = 100
+    specs = json.dumps([{"kind": "noop", "input": {"sent": 0}}] * chunk)
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        due = time.perf_counter()
+        while not stop.is_set():
+            options = json.dumps({"tenant_id": random.choice(owners)})
+            connection.execute("select penstock.start_job('steady', '{}', %s::jsonb, %s::jsonb)", (specs, options))
+            due += chunk / rate
+            time.sleep(max(0.0, due - time.perf_counter()))
+
+
+def _value(connection: Connection, query: str) -> Any:
+    row = connection.execute(query.encode()).fetchone()
+    return row[0] if row else None
+
+
+__all__ = ["bulk", "depth", "fairness", "fifo", "held_snapshot", "limit", "pause"]

@@ -1,0 +1,161 @@
+"""`penstock dead-letters`: tasks that failed for good."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from penstock import db, dead_letters, jobs, tenants
+from penstock.cli import output
+from penstock.cli.jobs import AllOption, LimitOption, MatchOption, check_choice
+from penstock.cli.options import Output, chosen, command
+from penstock.cli.output import Column
+from penstock.errors import EXIT_PARTLY_DONE, NotFound
+from penstock.types import Attempt, DeadLetter
+
+group = typer.Typer(
+    help="Tasks that failed for good: read why, replay or discard them.", no_args_is_help=True
+)
+
+FilterArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="FILTER", help="Which: kind:narrate code:timeout error:nova tenant:acme age:1d"),
+]
+IdsArgument = Annotated[list[int] | None, typer.Argument(metavar="ID", show_default=False)]
+
+# Replaying a letter costs the database a few rows, so a call is kept to a second or so.
+_CHUNK = 500
+
+
+@command(group, "ls")
+async def ls(
+    pool: db.Pool,
+    filter: FilterArgument = None,
+    limit: LimitOption = 50,
+    before: Annotated[
+        int | None, typer.Option(metavar="ID", help="Only letters older than this one.")
+    ] = None,
+) -> None:
+    """List dead letters, newest first."""
+    found = await dead_letters.list(pool, filter=" ".join(filter or []), before=before, limit=limit)
+    names = await tenants.names(pool, ids=(letter.tenant_id for letter in found))
+    columns = [
+        Column("ID", lambda letter: str(letter.id), is_right=True),
+        Column("KIND", lambda letter: letter.kind),
+        Column("TENANT", lambda letter: names.get(letter.tenant_id, str(letter.tenant_id)), is_spare=True),
+        Column("REASON", lambda letter: letter.reason, is_spare=True),
+        Column("TRIES", lambda letter: str(letter.attempts), is_right=True),
+        Column("AGE", lambda letter: output.age(letter.died_at), is_right=True),
+        Column("WHY", lambda letter: _why(letter), is_wide=True, style="dim"),
+    ]
+    output.rows(found, columns, empty="No dead letters." if not filter else "No dead letters match.")
+    if chosen().output is Output.text:
+        _hint(found, limit)
+
+
+def _hint(found: list[DeadLetter], limit: int) -> None:
+    causes = Counter((letter.kind, letter.error_code) for letter in found).most_common(1)
+    if causes and causes[0][1] > 1:
+        (kind, code), count = causes[0]
+        again = f"penstock dead-letters replay --match 'kind:{kind} code:{code}'"
+        output.note(f"{count} share one cause. Run them again: {output.clean(again)}", "dim")
+    if len(found) == limit:
+        output.note(f"{limit} shown. Older ones: --before {found[-1].id}", "dim")
+
+
+def _why(letter: DeadLetter | Attempt) -> str:
+    return f"{letter.error_code}: {letter.error_message or ''}"
+
+
+@command(group, "show")
+async def show(
+    pool: db.Pool, letter_id: Annotated[int, typer.Argument(metavar="ID", show_default=False)]
+) -> None:
+    """Show a dead letter with every attempt and its error."""
+    letter = await dead_letters.get(pool, letter_id=letter_id)
+    attempts = await jobs.attempts(pool, job_id=letter.job_id, task_id=letter.task_id)
+    names = await tenants.names(pool, ids=[letter.tenant_id])
+    whole = {**output.plain(letter), "history": attempts}
+    output.document(whole, lambda: _show(letter, names.get(letter.tenant_id, "?"), attempts))
+
+
+def _show(letter: DeadLetter, tenant: str, attempts: list[Attempt]) -> None:
+    output.facts(
+        [
+            ("letter", str(letter.id)),
+            ("task", f"{letter.task_id} ({letter.kind})"),
+            ("job", str(letter.job_id)),
+            ("tenant", tenant),
+            ("reason", f"{letter.reason}, after {output.counted(letter.attempts, 'attempt')}"),
+            ("died", f"{letter.died_at:%Y-%m-%d %H:%M:%S %Z} ({output.age(letter.died_at)} ago)"),
+            ("error", _why(letter)),
+        ]
+    )
+    if attempts:
+        print()
+        output.rows(attempts, _ATTEMPT_COLUMNS, empty="")
+
+
+_ATTEMPT_COLUMNS = [
+    Column("TRY", lambda attempt: str(attempt.attempt), is_right=True),
+    Column("ENDED", lambda attempt: f"{attempt.ended_at:%Y-%m-%d %H:%M:%S}"),
+    Column(
+        "TOOK",
+        lambda attempt: output.duration((attempt.ended_at - attempt.started_at).total_seconds()),
+        is_right=True,
+    ),
+    Column("OUTCOME", lambda attempt: attempt.outcome),
+    Column("WORKER", lambda attempt: attempt.worker_id, is_spare=True, style="dim"),
+    Column("WHY", _why, is_wide=True),
+]
+
+
+@command(group, "replay")
+async def replay(
+    pool: db.Pool, ids: IdsArgument = None, match: MatchOption = None, everything: AllOption = False
+) -> None:
+    """Run dead-lettered tasks again, with fresh attempts; their jobs go on."""
+    await _act(pool, "replay", ids, match, everything, lambda f: dead_letters.replay(pool, filter=f))
+
+
+@command(group, "discard")
+async def discard(
+    pool: db.Pool, ids: IdsArgument = None, match: MatchOption = None, everything: AllOption = False
+) -> None:
+    """Forget dead letters; their tasks stay failed."""
+    await _act(pool, "discard", ids, match, everything, lambda f: dead_letters.discard(pool, filter=f))
+
+
+async def _act(
+    pool: db.Pool,
+    verb: str,
+    ids: list[int] | None,
+    match: str | None,
+    everything: bool,
+    act: Callable[[Mapping[str, Any]], Awaitable[int]],
+) -> None:
+    check_choice(ids, match, everything)
+    meant = ids or [letter.id async for letter in _matching(pool, match or "")]
+    if meant and not ids:
+        output.confirm(f"This is to {verb} {output.counted(len(meant), 'dead letter')}. Continue?")
+    done = 0
+    for start in range(0, len(meant), _CHUNK):
+        done += await act({"ids": meant[start : start + _CHUNK]})
+    result = {"matched": len(meant), "done": done}
+    output.document(result, lambda: print(f"{done} of {output.counted(len(meant), 'dead letter')} {verb}ed"))
+    if ids and not done:
+        raise NotFound("There is no such dead letter.", code="unknown_dead_letter")
+    if done < len(meant):
+        # Letters of a canceled job stay: there is nothing they could go on with.
+        raise typer.Exit(EXIT_PARTLY_DONE)
+
+
+async def _matching(pool: db.Pool, filter: str) -> AsyncIterator[DeadLetter]:
+    before: int | None = None
+    while page := await dead_letters.list(pool, filter=filter, before=before, limit=1000):
+        for letter in page:
+            yield letter
+        before = page[-1].id

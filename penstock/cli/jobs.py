@@ -1,0 +1,380 @@
+"""`penstock jobs`: look at jobs, watch them, and act on one or on all that match a filter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import ExitStack
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from penstock import db, filters, jobs, tenants
+from penstock.cli import output
+from penstock.cli.options import Output, chosen, command
+from penstock.cli.output import Column
+from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
+from penstock.types import Job, Task, TaskStatus
+
+group = typer.Typer(
+    help="Look at jobs, watch them, pause, resume, cancel or retry them.", no_args_is_help=True
+)
+
+FILTER_HELP = "Which: status:failed type:publish tenant:acme age:1d; a minus before a term excludes."
+FilterArgument = Annotated[list[str] | None, typer.Argument(metavar="FILTER", help=FILTER_HELP)]
+LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many lines.")]
+MatchOption = Annotated[
+    str | None, typer.Option("--match", metavar="FILTER", help="All that match, as in ls. Asks first.")
+]
+AllOption = Annotated[bool, typer.Option("--all", help="All there are. Asks first.")]
+IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False)]
+IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="ID", show_default=False)]
+ReasonOption = Annotated[str | None, typer.Option(help="Kept with the job, for whoever asks why.")]
+
+
+# ls
+
+
+@command(group, "ls")
+async def ls(
+    pool: db.Pool,
+    filter: FilterArgument = None,
+    limit: LimitOption = 50,
+    before: Annotated[UUID | None, typer.Option(metavar="ID", help="Only jobs older than this one.")] = None,
+) -> None:
+    """List jobs, newest first."""
+    found = await jobs.list(pool, filter=" ".join(filter or []), before=before, limit=limit)
+    names = await tenants.names(pool, ids=(job.tenant_id for job in found))
+    output.rows(found, _columns(names), empty="No jobs." if not filter else "No jobs match.")
+    if len(found) == limit and chosen().output is Output.text:
+        output.note(f"{limit} shown. Older ones: --before {found[-1].id}", "dim")
+
+
+def _columns(names: dict[UUID, str]) -> list[Column]:
+    return [
+        Column("ID", lambda job: str(job.id)),
+        Column("TYPE", lambda job: job.type),
+        Column("TENANT", lambda job: names.get(job.tenant_id, str(job.tenant_id)), is_spare=True),
+        Column("STATUS", lambda job: job.status, is_status=True),
+        Column("DONE", lambda job: f"{job.progress.percent}%", is_right=True),
+        Column(
+            "TASKS", lambda job: f"{job.progress.done}/{job.progress.total}", is_right=True, is_spare=True
+        ),
+        Column("AGE", lambda job: output.age(job.created_at), is_right=True),
+        Column("WHY", _why, is_wide=True, style="dim"),
+    ]
+
+
+def _why(job: Job) -> str:
+    if job.status_reason:
+        return job.status_reason
+    if job.status == "queued" and job.run_at:
+        return f"starts {output.age(job.run_at)}"
+    return job.progress.phase if job.status == "running" else ""
+
+
+# show
+
+
+@command(group, "show")
+async def show(
+    pool: db.Pool,
+    job_id: IdArgument,
+    status: Annotated[str | None, typer.Option(help="Only tasks in this state.")] = None,
+    limit: LimitOption = 20,
+) -> None:
+    """Show a job, its phases and its first tasks."""
+    job = await jobs.get(pool, job_id=job_id)
+    tasks = await jobs.tasks(pool, job_id=job_id, status=_task_status(status), limit=limit)
+    names = await tenants.names(pool, ids=[job.tenant_id])
+    whole = {**output.plain(job), "tenant": names.get(job.tenant_id), "tasks": tasks}
+    output.document(whole, lambda: _show(job, names.get(job.tenant_id, "?"), tasks))
+
+
+def _task_status(text: str | None) -> TaskStatus | None:
+    known: tuple[TaskStatus, ...] = (
+        "blocked",
+        "queued",
+        "running",
+        "waiting",
+        "succeeded",
+        "failed",
+        "canceled",
+    )
+    for status in known:
+        if text == status:
+            return status
+    if text is not None:
+        raise Invalid(f"a task is never {text!r}", hint=f"It is {', '.join(known)}.")
+    return None
+
+
+def _show(job: Job, tenant: str, tasks: list[Task]) -> None:
+    output.facts(_facts(job, tenant))
+    print()
+    if output.is_terminal():
+        output.console().print(_phases(job))
+    else:
+        print(output.plain_table(job.progress.phases, _PHASE_COLUMNS))
+    if tasks:
+        print()
+        output.rows(tasks, _TASK_COLUMNS, empty="")
+    if len(tasks) < job.progress.total:
+        output.note(f"{len(tasks)} of {job.progress.total:,} tasks shown: see --limit and --status", "dim")
+
+
+def _facts(job: Job, tenant: str) -> list[tuple[str, str | Text]]:
+    return [
+        ("job", str(job.id)),
+        ("type", job.type),
+        ("tenant", tenant),
+        ("status", output.look(job.status) if output.is_terminal() else job.status),
+        ("why", job.status_reason or ""),
+        ("params", json.dumps(job.params, ensure_ascii=False) if job.params else ""),
+        ("created", f"{_when(job.created_at)} by {job.created_by}"),
+        ("starts", _when(job.run_at)),
+        ("started", _when(job.started_at)),
+        ("ended", _when(job.finished_at)),
+    ]
+
+
+def _when(moment: Any) -> str:
+    if moment is None:
+        return ""
+    distance = output.age(moment)
+    return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({distance if distance.startswith('in ') else distance + ' ago'})"
+
+
+_PHASE_COLUMNS = [
+    Column("PHASE", lambda phase: phase.name),
+    Column("DONE", lambda phase: f"{phase.done}/{phase.total}", is_right=True),
+    Column("FAILED", lambda phase: str(phase.failed), is_right=True),
+    Column("CANCELED", lambda phase: str(phase.canceled), is_right=True),
+]
+_TASK_COLUMNS = [
+    Column("TASK", lambda task: str(task.id), is_right=True),
+    Column("KIND", lambda task: task.kind),
+    Column("KEY", lambda task: task.key or "", is_spare=True, style="dim"),
+    Column("STATUS", lambda task: task.status, is_status=True),
+    Column("TRY", lambda task: str(task.attempt), is_right=True),
+    Column("WHY", lambda task: _task_why(task), is_wide=True, style="dim"),
+]
+
+
+def _task_why(task: Task) -> str:
+    if task.error_code:
+        return f"{task.error_code}: {task.error_message or ''}"
+    if task.waiting_for:
+        until = f", {output.age(task.waiting_until)}" if task.waiting_until else ""
+        return f"waits for {task.waiting_for}{until}"
+    return task.message or ""
+
+
+# watch
+
+
+@command(group, "watch")
+async def watch(
+    pool: db.Pool,
+    job_id: IdArgument,
+    interval: Annotated[float, typer.Option(min=0.05, help="Look every so many seconds.")] = 0.5,
+    patience: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="Give up after, for example, 10m.")
+    ] = None,
+) -> None:
+    """Watch a job until it ends. Exit code 0 if it completed, 3 if it failed or was canceled."""
+    try:
+        async with asyncio.timeout(None if patience is None else filters.seconds(patience)):
+            job = await _follow(jobs.watch(pool, job_id=job_id, interval=interval))
+    except TimeoutError:
+        raise TimedOut(f"The job has not ended within {patience}.") from None
+    except ValueError as error:
+        raise Invalid(f"--timeout takes {error}") from None
+    if job.status != "completed":
+        why = f": {job.status_reason}" if job.status_reason else ""
+        raise JobFailed(
+            f"The job was {job.status}{why}" if job.status == "canceled" else f"The job failed{why}"
+        )
+
+
+async def _follow(changes: AsyncIterator[Job]) -> Job:
+    last: Job | None = None
+    with ExitStack() as stack:
+        live = output.is_terminal() and Live(console=output.console(), auto_refresh=False)
+        if live:
+            stack.enter_context(live)
+        async for job in changes:
+            last = job
+            if live:
+                live.update(_picture(job), refresh=True)
+            else:
+                _tell(job)
+    assert last is not None
+    if chosen().output is Output.json:
+        output.document(last, lambda: None)
+    return last
+
+
+def _tell(job: Job) -> None:
+    """A line for each change, where there is no terminal. With `-o json` only the end is told."""
+    if chosen().output is Output.jsonl:
+        output.document(job, lambda: None)
+    elif chosen().output is Output.text:
+        print(f"{job.progress.percent:3d}%  {job.status}  {output.clean(_summary(job))}", flush=True)
+
+
+def _picture(job: Job) -> Group:
+    head = Text.assemble(
+        (output.clean(job.type), "bold"), "  ", (str(job.id), "dim"), "  ", output.look(job.status)
+    )
+    line = Table.grid(padding=(0, 2))
+    line.add_row(
+        Text(f"{job.progress.percent:3d}%", style="bold"),
+        Text(output.clean(_summary(job)), overflow="ellipsis"),
+    )
+    return Group(head, _phases(job), line)
+
+
+def _phases(job: Job) -> Table:
+    grid = Table.grid(padding=(0, 2))
+    for phase in job.progress.phases:
+        if phase.total:
+            trouble = Text(f"{phase.failed:,} failed" if phase.failed else "", style="bold red")
+            share = phase.done / phase.total
+            grid.add_row(
+                output.clean(phase.name), output.bar(share, 30), f"{phase.done:,}/{phase.total:,}", trouble
+            )
+    return grid
+
+
+def _summary(job: Job) -> str:
+    progress = job.progress
+    parts = [progress.phase, f"{progress.done:,}/{progress.total:,}"]
+    if progress.failed:
+        parts.append(f"{progress.failed:,} failed")
+    if progress.running:
+        parts.append(f"{progress.running:,} running")
+    if progress.eta_seconds is not None:
+        parts.append(f"about {output.duration(progress.eta_seconds)} left")
+    if progress.message and not job.is_ended:
+        parts.append(progress.message)
+    return " · ".join(parts)
+
+
+# pause, resume, cancel, retry
+
+
+@command(group, "pause")
+async def pause(
+    pool: db.Pool,
+    ids: IdsArgument = None,
+    match: MatchOption = None,
+    everything: AllOption = False,
+    reason: ReasonOption = None,
+) -> None:
+    """Claim nothing of these jobs from now on; what runs ends normally."""
+    await _act(pool, "pause", ids, match, everything, lambda id: jobs.pause(pool, job_id=id, reason=reason))
+
+
+@command(group, "resume")
+async def resume(
+    pool: db.Pool, ids: IdsArgument = None, match: MatchOption = None, everything: AllOption = False
+) -> None:
+    """Take paused jobs up again."""
+    await _act(pool, "resume", ids, match, everything, lambda id: jobs.resume(pool, job_id=id))
+
+
+@command(group, "cancel")
+async def cancel(
+    pool: db.Pool,
+    ids: IdsArgument = None,
+    match: MatchOption = None,
+    everything: AllOption = False,
+    reason: ReasonOption = None,
+) -> None:
+    """End these jobs now; running handlers are told to stop."""
+    await _act(pool, "cancel", ids, match, everything, lambda id: jobs.cancel(pool, job_id=id, reason=reason))
+
+
+@command(group, "retry")
+async def retry(
+    pool: db.Pool, ids: IdsArgument = None, match: MatchOption = None, everything: AllOption = False
+) -> None:
+    """Run the failed tasks of these jobs again, and what was canceled because of them."""
+
+    async def act(job_id: UUID) -> str:
+        return f"{output.counted(await jobs.retry(pool, job_id=job_id), 'task')} queued again"
+
+    await _act(pool, "retry", ids, match, everything, act)
+
+
+async def _act(
+    pool: db.Pool,
+    verb: str,
+    ids: list[UUID] | None,
+    match: str | None,
+    everything: bool,
+    act: Callable[[UUID], Awaitable[str]],
+) -> None:
+    """Do something to each of the jobs meant; exit code 8 if it could not be done to all of several."""
+    meant = await _meant(pool, verb, ids, match, everything)
+    done: list[dict[str, Any]] = []
+    refused: list[PenstockError] = []
+    for job_id in meant:
+        try:
+            done.append({"id": str(job_id), "result": await act(job_id)})
+        except Unavailable:
+            raise
+        except PenstockError as error:
+            if len(meant) == 1:
+                raise
+            refused.append(error)
+            done.append({"id": str(job_id), "result": error.message, "code": error.code})
+    columns = [
+        Column("ID", lambda line: line["id"]),
+        Column("RESULT", lambda line: line["result"], is_wide=True),
+    ]
+    output.rows(done, columns, empty="No jobs match.")
+    if refused:
+        output.note(f"{len(meant) - len(refused)} of {output.counted(len(meant), 'job')} done.")
+        raise typer.Exit(EXIT_PARTLY_DONE)
+
+
+async def _meant(
+    pool: db.Pool, verb: str, ids: list[UUID] | None, match: str | None, everything: bool
+) -> list[UUID]:
+    check_choice(ids, match, everything)
+    if ids:
+        return ids
+    found = [job async for job in _matching(pool, match or "")]
+    if found:
+        types = Counter(output.clean(job.type) for job in found)
+        what = ", ".join(f"{count:,} {name}" for name, count in types.most_common(3))
+        more = ", …" if len(types) > 3 else ""
+        output.confirm(f"This is to {verb} {output.counted(len(found), 'job')} ({what}{more}). Continue?")
+    return [job.id for job in found]
+
+
+def check_choice(ids: list[Any] | None, match: str | None, everything: bool) -> None:
+    """One way of saying which things are meant, and not an empty filter by mistake."""
+    if [bool(ids), bool((match or "").strip()), everything].count(True) != 1:
+        raise Invalid(
+            "Say which: one or more ids, --match FILTER, or --all.",
+            code="usage",
+            hint="A filter is as in ls: --match 'status:failed age:1d'.",
+        )
+
+
+async def _matching(pool: db.Pool, filter: str) -> AsyncIterator[Job]:
+    before: UUID | None = None
+    while page := await jobs.list(pool, filter=filter, before=before, limit=1000):
+        for job in page:
+            yield job
+        before = page[-1].id

@@ -1,0 +1,95 @@
+"""`penstock workers`, `tenants` and `backlog`: who is there, and what waits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from penstock import db, tenants, workers
+from penstock.cli import output
+from penstock.cli.jobs import LimitOption
+from penstock.cli.options import Output, chosen, command
+from penstock.cli.output import Column
+
+workers_group = typer.Typer(help="The processes that run tasks.", no_args_is_help=True)
+tenants_group = typer.Typer(help="The tenants of this installation.", no_args_is_help=True)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    app.add_typer(workers_group, name="workers")
+    app.add_typer(tenants_group, name="tenants")
+    command(app, "backlog")(backlog)
+
+
+@command(workers_group, "ls")
+async def workers_ls(
+    pool: db.Pool,
+    every: Annotated[bool, typer.Option("--all", help="Also those that have stopped.")] = False,
+) -> None:
+    """List workers: those that live, and those that went without a word."""
+    found = [worker for worker in await workers.list(pool) if every or worker.state != "stopped"]
+    columns = [
+        Column("ID", lambda worker: worker.id),
+        Column("STATE", lambda worker: worker.state, is_status=True),
+        Column("BUSY", lambda worker: f"{worker.running}/{worker.concurrency}", is_right=True),
+        Column("UP", lambda worker: output.age(worker.started_at), is_right=True, is_spare=True),
+        Column("HEARD", lambda worker: f"{output.age(worker.beat_at)} ago", is_right=True),
+        Column("VERSION", lambda worker: worker.version, is_spare=True, style="dim"),
+        Column("KINDS", lambda worker: ", ".join(worker.kinds), is_wide=True, style="dim"),
+    ]
+    output.rows(found, columns, empty="No workers. Start one: penstock worker module:app")
+
+
+@command(tenants_group, "ls")
+async def tenants_ls(
+    pool: db.Pool,
+    limit: LimitOption = 50,
+    after: Annotated[
+        UUID | None, typer.Option(metavar="ID", help="Only tenants made after this one.")
+    ] = None,
+) -> None:
+    """List tenants, oldest first."""
+    found = await tenants.list(pool, after=after, limit=limit)
+    columns = [
+        Column("ID", lambda tenant: str(tenant.id)),
+        Column("NAME", lambda tenant: tenant.name),
+        Column("WEIGHT", lambda tenant: f"{tenant.weight:g}", is_right=True),
+        Column("PERSONAL", lambda tenant: "yes" if tenant.is_personal else "", style="dim"),
+        Column("AGE", lambda tenant: output.age(tenant.created_at), is_right=True),
+    ]
+    output.rows(found, columns, empty="No tenants. Make one: penstock tenants create NAME")
+    if len(found) == limit and chosen().output is Output.text:
+        output.note(f"{limit} shown. More: --after {found[-1].id}", "dim")
+
+
+@command(tenants_group, "create")
+async def tenants_create(
+    pool: db.Pool,
+    name: Annotated[str, typer.Argument(show_default=False)],
+    weight: Annotated[float, typer.Option(help="Its share of every lane, relative to the others'.")] = 1,
+) -> None:
+    """Make a tenant. Prints its id."""
+    tenant_id = await tenants.create(pool, name=name, weight=weight)
+    output.document({"id": tenant_id}, lambda: print(tenant_id))
+
+
+async def backlog(pool: db.Pool) -> None:
+    """Show what waits and what runs, per lane, and how many live workers each has."""
+    found = await workers.backlog(pool)
+    alive = [worker for worker in await workers.list(pool) if worker.is_alive]
+    hands = Counter(kind for worker in alive for kind in worker.kinds)
+    if chosen().output is Output.text:
+        found = [lane for lane in found if lane.waiting or lane.running]
+    columns = [
+        Column("KIND", lambda lane: lane.kind),
+        Column("PROVIDER", lambda lane: lane.provider or "", style="dim"),
+        Column("WAITING", lambda lane: f"{lane.waiting:,}", is_right=True),
+        Column("RUNNING", lambda lane: f"{lane.running:,}", is_right=True),
+        Column("OLDEST", lambda lane: output.duration(lane.oldest_seconds), is_right=True),
+        Column("WORKERS", lambda lane: str(hands[lane.kind] or "none"), is_right=True),
+    ]
+    output.rows(found, columns, empty="Nothing waits and nothing runs.")

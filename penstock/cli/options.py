@@ -1,0 +1,165 @@
+"""What every command can be told, before or after its name: where the database is, and how to answer."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Annotated, Any, get_type_hints
+
+import psycopg
+import typer
+
+from penstock import db, embedded
+from penstock.errors import Invalid, NotMigrated
+from penstock.settings import settings
+
+
+class Output(StrEnum):
+    """How data is printed."""
+
+    text = "text"
+    json = "json"
+    jsonl = "jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The options that are the same for every command."""
+
+    database: str | None = None
+    output: Output = Output.text
+    no_color: bool = False
+    yes: bool = False
+
+
+_DEFAULT = Options()
+_chosen: ContextVar[Options] = ContextVar("penstock_options", default=_DEFAULT)
+
+_PANEL = "Options of every command"
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="The database. Default: DATABASE_URL, else the embedded PostgreSQL in .penstock",
+        rich_help_panel=_PANEL,
+    ),
+]
+OutputOption = Annotated[
+    Output | None,
+    typer.Option("-o", "--output", help="How to print data. Default: text", rich_help_panel=_PANEL),
+]
+NoColorOption = Annotated[
+    bool, typer.Option("--no-color", help="Print without colours.", rich_help_panel=_PANEL)
+]
+YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", rich_help_panel=_PANEL)]
+SHARED = {"database": DatabaseOption, "output": OutputOption, "no_color": NoColorOption, "yes": YesOption}
+
+
+def chosen() -> Options:
+    """What the running command was told."""
+    return _chosen.get()
+
+
+@contextmanager
+def choosing(
+    database: str | None = None, output: Output | None = None, no_color: bool = False, yes: bool = False
+) -> Generator[None]:
+    """Add to what was told, for a while."""
+    token = _chosen.set(_merged(database, output, no_color, yes))
+    try:
+        yield
+    finally:
+        _chosen.reset(token)
+
+
+def choose(database: str | None, output: Output | None, no_color: bool, yes: bool) -> None:
+    """Add to what was told, for good."""
+    _chosen.set(_merged(database, output, no_color, yes))
+
+
+def _merged(database: str | None, output: Output | None, no_color: bool, yes: bool) -> Options:
+    base = chosen()
+    return replace(
+        base,
+        database=database or base.database,
+        output=output or base.output,
+        no_color=no_color or base.no_color,
+        yes=yes or base.yes,
+    )
+
+
+def command(
+    group: typer.Typer, name: str, **extra: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Make a function a command of a group, with the options of every command.
+
+    An async function whose first parameter is `pool` gets the database's connections.
+    """
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        group.command(name, **extra)(_with_shared_options(function))
+        return function
+
+    return register
+
+
+def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    parameters = dict(inspect.signature(function).parameters)
+    needs_pool = parameters.pop("pool", None) is not None
+    hints = get_type_hints(function, include_extras=True)
+
+    def run(**values: Any) -> Any:
+        shared = {name: values.pop(name) for name in SHARED}
+        with choosing(**shared):
+            return asyncio.run(_with_pool(function, values)) if needs_pool else function(**values)
+
+    own = [p.replace(annotation=hints[n], kind=p.KEYWORD_ONLY) for n, p in parameters.items()]
+    added = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=annotation,
+            default=False if annotation in (NoColorOption, YesOption) else None,
+        )
+        for name, annotation in SHARED.items()
+    ]
+    run.__doc__ = function.__doc__
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    run.__signature__ = inspect.Signature([*own, *added])  # pyright: ignore[reportFunctionMemberAccess]
+    return run
+
+
+async def _with_pool(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    address = dsn()
+    await asyncio.to_thread(_reach, address)
+    async with db.pool(address, name="penstock cli", max_size=2) as pool:
+        return await function(pool, **values)
+
+
+def _reach(address: str) -> None:
+    # The pool would try for half a minute, and then not say why.
+    try:
+        db.connect(address, name="penstock cli", wait_seconds=0).close()
+    except psycopg.ProgrammingError as error:
+        raise Invalid(
+            f"This is not the address of a database: {error}".strip(),
+            hint="Write postgresql://user:password@host/database.",
+        ) from error
+
+
+def dsn(*, make: bool = False) -> str:
+    """Where the database is. `make` starts an embedded one even where there was none before."""
+    if given := chosen().database or settings().database_url:
+        return given
+    if not make and not embedded.of(settings().home).folder.exists():
+        raise NotMigrated(
+            f"There is no database: DATABASE_URL is not set, and {settings().home} holds none.",
+            code="no_database",
+            hint="Set DATABASE_URL, or make an embedded one with `penstock migrate`.",
+        )
+    return embedded.dsn(settings().home)

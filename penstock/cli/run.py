@@ -1,0 +1,227 @@
+"""`penstock demo`, `dev`, `worker`, `migrate` and `doctor`: what sets it up and keeps it going."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+import penstock
+from penstock import db, embedded, migrate
+from penstock.cli import output
+from penstock.cli.options import Output, chosen, command, dsn
+from penstock.cli.output import Column
+from penstock.settings import settings
+
+if TYPE_CHECKING:
+    from penstock.doctor import Check
+
+AppArgument = Annotated[
+    str, typer.Argument(metavar="MODULE:APP", show_default=False, help="Such as mysite.jobs:app.")
+]
+ConcurrencyOption = Annotated[
+    int, typer.Option(min=1, help="How many handlers run at once, in each process.")
+]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to the program."""
+    for name, function in (
+        ("demo", demo),
+        ("dev", dev),
+        ("worker", worker),
+        ("migrate", migrate_command),
+        ("doctor", doctor),
+    ):
+        command(app, name)(function)
+
+
+def demo() -> int:
+    """Run a sample job on an embedded database and watch it finish. Needs nothing else.
+
+    DATABASE_URL is not used, so that a real database stays clean; --database is.
+    """
+    from penstock import demo
+
+    address = chosen().database or embedded.dsn(settings().home)
+    migrate.migrate(address)
+    _log_to_stderr(logging.WARNING)
+    return demo.run(address, output.is_terminal())
+
+
+def dev(
+    path: Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="Such as mysite.jobs:app.")] = None,
+    concurrency: ConcurrencyOption = 10,
+) -> int:
+    """Start all that development needs: a database, brought up to date, and a worker for your app.
+
+    Without an app it is the database alone, until Ctrl-C.
+    """
+    address = dsn(make=True)
+    applied = migrate.migrate(address)
+    is_embedded = not (chosen().database or settings().database_url)
+    output.note(f"penstock {penstock.__version__}, development", "bold")
+    output.note(f"  Database  {_place(is_embedded)}")
+    if is_embedded:
+        output.note(f"            psql {embedded.of(settings().home).dsn(embedded.DATABASE)!r}", "dim")
+    output.note(f"  Schema    {f'{len(applied)} migrations applied' if applied else 'up to date'}")
+    if path is None:
+        output.note("  Worker    none: name your app, as in `penstock dev mysite.jobs:app`")
+        return _wait_for_signal()
+    return _work(path, address, concurrency=concurrency)
+
+
+def _place(is_embedded: bool) -> str:
+    return f"embedded PostgreSQL in {settings().home}" if is_embedded else "as given"
+
+
+def _wait_for_signal() -> int:
+    stopped = threading.Event()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        stopped.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
+    stopped.wait()
+    return 0
+
+
+def worker(
+    path: AppArgument,
+    processes: Annotated[int, typer.Option(min=1, help="How many processes to run.")] = 1,
+    concurrency: ConcurrencyOption = 10,
+    kinds: Annotated[
+        str | None, typer.Option(metavar="A,B", help="Only these kinds of task. Default: all the app has.")
+    ] = None,
+    lease: Annotated[
+        int, typer.Option(min=1, help="Seconds until the tasks of a dead worker run elsewhere.")
+    ] = 30,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds that running tasks have to end when the worker is stopped.")
+    ] = 25,
+    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to do.")] = False,
+) -> int:
+    """Run the tasks of an app until stopped. SIGTERM and Ctrl-C let what runs end first."""
+    return _work(
+        path,
+        dsn(),
+        processes=processes,
+        concurrency=concurrency,
+        kinds=[kind.strip() for kind in kinds.split(",") if kind.strip()] if kinds else None,
+        lease_seconds=lease,
+        grace_seconds=grace,
+        drain=drain,
+    )
+
+
+def _work(path: str, address: str, **how: Any) -> int:
+    # Not at the top: migrate and doctor must work where the app's own packages are missing.
+    from penstock.app import load
+    from penstock.worker import run
+
+    _log_to_stderr(logging.INFO)
+    return run(load(path), address, **how)
+
+
+def _log_to_stderr(level: int) -> None:
+    """Log for people, with colours on a terminal; as JSON lines with `-o json` or `-o jsonl`."""
+    import structlog
+
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    is_colored = sys.stderr.isatty() and not chosen().no_color
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer(colors=is_colored)
+            if chosen().output is Output.text
+            else structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def migrate_command(
+    sql: Annotated[bool, typer.Option("--sql", help="Print the SQL for psql instead of running it.")] = False,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Name every difference to the declared schema; exit code 1 if there is one."
+        ),
+    ] = False,
+    contract: Annotated[
+        bool, typer.Option("--contract", help="Also run what only fits once no older version runs any more.")
+    ] = False,
+    rollback_to: Annotated[
+        int | None,
+        typer.Option(
+            min=0, metavar="N", help="Undo the migrations after number N; 0 removes all. Asks first."
+        ),
+    ] = None,
+) -> int:
+    """Bring the database to this version's schema. Safe to repeat, and from several machines at once."""
+    if sql:
+        print(migrate.script(contract), end="")
+        return 0
+    if check:
+        return _check(dsn())
+    if rollback_to is not None:
+        output.confirm(
+            f"This is to undo every migration after number {rollback_to}, with the data in it. Continue?"
+        )
+        done = migrate.rollback(dsn(), rollback_to)
+    else:
+        done = migrate.migrate(dsn(make=True), contract)
+    output.rows(
+        done,
+        [Column("MIGRATION", str)],
+        empty="No migration to run; functions, views and grants are this version's.",
+    )
+    return 0
+
+
+def _check(address: str) -> int:
+    with db.connect(address, name="penstock migrate", wait_seconds=0) as connection:
+        found = migrate.check(connection)
+    output.rows(found, [Column("DIFFERENCE", str)], empty="The schema is as declared.")
+    return 1 if found else 0
+
+
+def doctor() -> int:
+    """Check the database, its settings, the schema, workers and backlog. Exit code 1 if a check fails."""
+    from penstock import doctor
+
+    checks = asyncio.run(doctor.examine(dsn()))
+    states = [check.state for check in checks]
+    if chosen().output is Output.text:
+        for check in checks:
+            _print_check(check)
+        output.note(
+            f"{states.count('fail')} failed, {states.count('warn')} to look at, {states.count('ok')} well."
+        )
+    else:
+        output.rows(checks, [], empty="")
+    return 1 if "fail" in states else 0
+
+
+def _print_check(check: Check) -> None:
+    state = Text(f"{check.state:<4}")
+    if output.is_terminal():
+        state = output.look(check.state)
+        state.pad_right(6 - len(state))
+    line = Text.assemble(state, "  ", (f"{check.name:<14}", "bold"), output.clean(check.finding))
+    if check.action:
+        line.append(f"\n{'':<22}{check.action}", style="dim")
+    output.console().print(line, soft_wrap=True)

@@ -1,0 +1,122 @@
+"""`penstock schedules`: jobs that start by the clock."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, cast
+from uuid import UUID
+
+import typer
+
+from penstock import db, schedules, tenants
+from penstock.cli import output
+from penstock.cli.options import command
+from penstock.cli.output import Column
+from penstock.errors import Conflict, Invalid, NotFound
+
+group = typer.Typer(help="Jobs that start by the clock.", no_args_is_help=True)
+
+
+class Missed(StrEnum):
+    """What to do about ticks that nobody was there for."""
+
+    skip = "skip"
+    once = "once"
+    all = "all"
+
+
+TenantOption = Annotated[str | None, typer.Option(help="A tenant, by name or id.")]
+
+
+@command(group, "ls")
+async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
+    """List schedules."""
+    tenant_id = await _tenant_id(pool, tenant) if tenant else None
+    found = await schedules.list(pool, tenant_id=tenant_id)
+    names = await tenants.names(pool, ids=(schedule.tenant_id for schedule in found))
+    columns = [
+        Column("NAME", lambda schedule: schedule.name),
+        Column("TENANT", lambda schedule: names.get(schedule.tenant_id, str(schedule.tenant_id))),
+        Column("JOB TYPE", lambda schedule: schedule.job_type),
+        Column("CRON", lambda schedule: schedule.cron),
+        Column("ZONE", lambda schedule: schedule.timezone, is_spare=True, style="dim"),
+        Column("MISSED", lambda schedule: schedule.missed, is_spare=True, style="dim"),
+        Column("NEXT", lambda schedule: output.age(schedule.next_run_at) if schedule.is_enabled else "off"),
+        Column("LAST JOB", lambda schedule: str(schedule.last_job_id or ""), is_wide=True, style="dim"),
+    ]
+    output.rows(found, columns, empty="No schedules.")
+
+
+@command(group, "set")
+async def set(
+    pool: db.Pool,
+    name: Annotated[str, typer.Argument(show_default=False)],
+    cron: Annotated[
+        str, typer.Option(help="When: minute, hour, day, month, weekday; such as '0 9 * * 1-5'.")
+    ],
+    type: Annotated[str, typer.Option(help="The type of the jobs it starts.")],
+    tenant: TenantOption = None,
+    timezone: Annotated[str, typer.Option(help="The time zone the expression is read in.")] = "UTC",
+    params: Annotated[str, typer.Option(metavar="JSON", help="The jobs' params; @file reads a file.")] = "{}",
+    tasks: Annotated[
+        str | None, typer.Option(metavar="JSON", help="The jobs' tasks, unless the job type has its own.")
+    ] = None,
+    missed: Annotated[Missed, typer.Option(help="What to do about ticks missed in an outage.")] = Missed.once,
+    disabled: Annotated[bool, typer.Option("--disabled", help="Keep it, but do not start jobs.")] = False,
+) -> None:
+    """Make a schedule, or change the tenant's schedule of this name. Prints its id."""
+    schedule_id = await schedules.set(
+        pool,
+        name=name,
+        cron=cron,
+        job_type=type,
+        tenant_id=await _tenant_id(pool, tenant) if tenant else None,
+        timezone=timezone,
+        params=_json(params, "--params", dict),
+        tasks=None if tasks is None else _json(tasks, "--tasks", list),
+        missed=missed.value,
+        is_enabled=not disabled,
+    )
+    output.document({"id": schedule_id}, lambda: print(schedule_id))
+
+
+@command(group, "rm")
+async def rm(
+    pool: db.Pool,
+    name: Annotated[str, typer.Argument(metavar="NAME|ID", show_default=False)],
+    tenant: TenantOption = None,
+) -> None:
+    """Remove a schedule. The jobs it started stay. Asks first."""
+    tenant_id = await _tenant_id(pool, tenant) if tenant else None
+    found = [s for s in await schedules.list(pool, tenant_id=tenant_id) if name in (s.name, str(s.id))]
+    if not found:
+        raise NotFound(f"There is no schedule {name!r}.", code="unknown_schedule")
+    if len(found) > 1:
+        raise Conflict(f"Several tenants have a schedule {name!r}.", hint="Say which with --tenant.")
+    output.confirm(
+        f"This is to remove the schedule {output.clean(found[0].name)} ({found[0].cron}). Continue?"
+    )
+    await schedules.remove(pool, schedule_id=found[0].id)
+    output.document({"id": found[0].id}, lambda: output.note("Removed."))
+
+
+async def _tenant_id(pool: db.Pool, text: str) -> UUID:
+    found = await tenants.find(pool, name=text)
+    if not found:
+        raise NotFound(f"There is no tenant {text!r}.", code="unknown_tenant")
+    if len(found) > 1:
+        raise Conflict(f"{len(found)} tenants are called {text!r}.", hint="Give the id instead.")
+    return found[0].id
+
+
+def _json(text: str, option: str, shape: type[Any]) -> Any:
+    try:
+        source = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
+        value = cast("object", json.loads(source))
+    except (OSError, ValueError) as error:
+        raise Invalid(f"{option} is not JSON: {error}", code="usage") from error
+    if not isinstance(value, shape):
+        raise Invalid(f"{option} is not a JSON {'object' if shape is dict else 'array'}", code="usage")
+    return value

@@ -1,0 +1,284 @@
+"""What may be wrong with an installation, and what to do about it: one line per check."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal, LiteralString, TypeAlias
+from uuid import uuid4
+
+import psycopg
+
+from penstock import db, migrate, workers
+from penstock.errors import PenstockError, Unavailable
+from penstock.settings import settings
+
+State: TypeAlias = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at. `action` says what to do where it is not well."""
+
+    name: str
+    state: State
+    finding: str
+    action: str | None = None
+
+
+async def examine(dsn: str) -> list[Check]:
+    """Look at everything. Changes nothing."""
+    try:
+        # The pool would try for long, and then not say why.
+        (await asyncio.to_thread(db.connect, dsn, name="penstock doctor", wait_seconds=0)).close()
+    except (Unavailable, psycopg.Error) as error:
+        why = str(error).strip()
+        return [
+            Check("database", "fail", why, "Check DATABASE_URL, and that the server runs and lets you in.")
+        ]
+    async with db.pool(dsn, name="penstock doctor", max_size=2) as pool:
+        checks = [await _look(name, look, pool) for name, look in _SERVER.items()]
+        checks.append(await _look("LISTEN", lambda pool: _listening(pool, dsn), pool))
+        checks.append(await asyncio.to_thread(_schema, dsn))
+        if not checks[-1].finding.startswith("schema penstock"):
+            checks += [await _look(name, look, pool) for name, look in _PENSTOCK.items()]
+    return checks
+
+
+Look: TypeAlias = Callable[[db.Pool], Awaitable[Check]]
+
+
+async def _look(name: str, look: Look, pool: db.Pool) -> Check:
+    try:
+        return await look(pool)
+    except (PenstockError, psycopg.Error) as error:
+        return Check(name, "warn", f"cannot be looked at: {error}", "Log in as a role that may.")
+
+
+# The server
+
+
+async def _database(pool: db.Pool) -> Check:
+    started = time.monotonic()
+    [(number, version)] = await db.rows(
+        pool, "select current_setting('server_version_num')::integer, current_setting('server_version')", ()
+    )
+    milliseconds = 1000 * (time.monotonic() - started)
+    finding = f"PostgreSQL {version.split()[0]}, answers in {milliseconds:.0f} ms"
+    if number < 150000:
+        return Check("database", "fail", finding, "Penstock needs PostgreSQL 15 or newer.")
+    if number >= 190000:
+        return Check("database", "warn", finding, "Penstock has been tested with 15 to 18.")
+    return Check("database", "ok", finding)
+
+
+async def _durability(pool: db.Pool) -> Check:
+    names = ["fsync", "full_page_writes", "synchronous_commit"]
+    rows = await db.rows(pool, "select name, setting from pg_settings where name = any (%s)", (names,))
+    off = [name for name, setting in rows if setting == "off"]
+    if off:
+        action = (
+            f"Set {' and '.join(f'{name} = on' for name in off)}: without it a crash loses accepted work."
+        )
+        return Check("durability", "fail", f"{', '.join(off)} off", action)
+    return Check("durability", "ok", "fsync, full_page_writes and synchronous_commit are on")
+
+
+async def _clock(pool: db.Pool) -> Check:
+    before = time.time()
+    [(now,)] = await db.rows(pool, "select clock_timestamp()", ())
+    after = time.time()
+    assert isinstance(now, datetime)
+    skew = now.timestamp() - (before + after) / 2
+    if abs(skew) > 2 + (after - before):
+        word = "ahead of" if skew > 0 else "behind"
+        action = "Penstock goes by the database's clock; synchronise both with NTP, or ages look wrong."
+        return Check("clock", "warn", f"the database is {abs(skew):.0f} s {word} this machine", action)
+    return Check("clock", "ok", f"{abs(skew) * 1000:.0f} ms from the database's")
+
+
+_OLDEST: LiteralString = """\
+select * from (
+  select format('pid %%s (%%s, %%s)', pid, coalesce(nullif(application_name, ''), 'no name'), state) as who,
+    extract(epoch from clock_timestamp() - xact_start)::float8 as age
+  from pg_stat_activity
+  where xact_start is not null and backend_type = 'client backend' and pid <> pg_backend_pid()
+    and datname = current_database()
+  union all
+  select format('prepared transaction %%s', gid), extract(epoch from clock_timestamp() - prepared)
+  from pg_prepared_xacts where database = current_database()
+) as x order by age desc limit 1"""
+_SLOTS: LiteralString = """\
+select slot_name, age(coalesce(xmin, catalog_xmin)) from pg_replication_slots
+where coalesce(xmin, catalog_xmin) is not null and age(coalesce(xmin, catalog_xmin)) > 1000000
+order by 2 desc limit 1"""
+
+
+async def _transactions(pool: db.Pool) -> Check:
+    slots = await db.rows(pool, _SLOTS, ())
+    if slots:
+        finding = f"replication slot {slots[0][0]} holds back vacuum by {slots[0][1]:,} transactions"
+        return Check("transactions", "warn", finding, "Let its consumer catch up, or drop the slot.")
+    rows = await db.rows(pool, _OLDEST, ())
+    who, age = rows[0] if rows else ("none", 0.0)
+    if age > 300:
+        action = "End it: while it is open, dead rows of the hot tables cannot be removed."
+        return Check("transactions", "warn", f"{who} has been open for {_duration(age)}", action)
+    return Check(
+        "transactions", "ok", f"the oldest has been open for {_duration(age)}" if rows else "none open"
+    )
+
+
+async def _vacuum(pool: db.Pool) -> Check:
+    names = ["autovacuum", "track_counts"]
+    rows = await db.rows(
+        pool, "select name from pg_settings where name = any (%s) and setting = 'off'", (names,)
+    )
+    if rows:
+        return Check(
+            "vacuum", "warn", f"{rows[0][0]} is off", f"Set {rows[0][0]} = on, or the queue slows down."
+        )
+    bloated = await db.rows(pool, _DEAD, (_HOT,))
+    if bloated:
+        table, dead, live = bloated[0]
+        finding = f"penstock.{table} has {dead:,} dead rows for {live:,} live ones"
+        return Check("vacuum", "warn", finding, f"See what holds it back, then: vacuum penstock.{table}")
+    return Check("vacuum", "ok", "autovacuum is on and keeps the hot tables small")
+
+
+_HOT = ["ready", "parked", "leases", "lanes", "shares", "phases", "jobs", "workers"]
+_DEAD: LiteralString = """\
+select relname, n_dead_tup, n_live_tup from pg_stat_user_tables
+where schemaname = 'penstock' and relname = any (%s) and n_dead_tup > greatest(50000, 2 * n_live_tup)
+order by n_dead_tup desc limit 1"""
+
+
+async def _listening(pool: db.Pool, dsn: str) -> Check:
+    if settings().listen == "off":
+        return Check("LISTEN", "ok", "off by PENSTOCK_LISTEN: workers poll")
+    channel = f"penstock_doctor_{uuid4().hex[:12]}"
+    try:
+        async with asyncio.timeout(3):
+            async for payload in db.listen(dsn, channel, name="penstock doctor"):
+                if payload:
+                    return Check("LISTEN", "ok", "notifications arrive")
+                await db.rows(pool, "select pg_notify(%s, 'heard')", (channel,))
+    except TimeoutError:
+        pass
+    return Check(
+        "LISTEN",
+        "warn",
+        "notifications do not arrive: workers poll, and new work waits longer",
+        "Behind a transaction pooler set PENSTOCK_LISTEN=off, or let workers connect to PostgreSQL itself.",
+    )
+
+
+# Penstock's own part
+
+
+def _schema(dsn: str) -> Check:
+    with db.connect(dsn, name="penstock doctor", wait_seconds=5) as connection:
+        differences = migrate.check(connection)
+    if not differences:
+        return Check("schema", "ok", "is this version's")
+    more = f", and {len(differences) - 1} more differences" if len(differences) > 1 else ""
+    action = "Run `penstock migrate`; `penstock migrate --check` names every difference."
+    return Check("schema", "fail", differences[0] + more, action)
+
+
+async def _maintenance(pool: db.Pool) -> Check:
+    [(is_on,)] = await db.rows(
+        pool, "select value::boolean from penstock.settings where name = 'maintenance'", ()
+    )
+    if is_on:
+        action = "When it is over: select penstock.set_setting('maintenance', 'false')"
+        return Check("maintenance", "warn", "on: nothing is claimed", action)
+    return Check("maintenance", "ok", "off")
+
+
+async def _workers(pool: db.Pool) -> Check:
+    found = await workers.list(pool)
+    alive = [worker for worker in found if worker.is_alive]
+    lost = [worker for worker in found if worker.state in ("late", "gone")]
+    known = {kind for worker in alive for kind in worker.kinds}
+    waiting = {lane.kind for lane in await workers.backlog(pool) if lane.waiting}
+    deserted = sorted(waiting - known)
+    finding = f"{len(alive)} alive, {sum(worker.running for worker in alive)} tasks running"
+    if deserted:
+        action = "Start a worker that has them: penstock worker module:app"
+        return Check("workers", "warn", f"{finding}; none of them runs {', '.join(deserted[:5])}", action)
+    if lost:
+        finding += f"; {lost[0].id} was last heard {lost[0].beat_at:%H:%M:%S %Z}"
+        return Check(
+            "workers", "warn", finding, "See on its machine why it stopped; its tasks run elsewhere."
+        )
+    return Check("workers", "ok", finding)
+
+
+async def _backlog(pool: db.Pool) -> Check:
+    lanes = await workers.backlog(pool)
+    waiting = sum(lane.waiting for lane in lanes)
+    oldest = max((lane.oldest_seconds or 0 for lane in lanes), default=0)
+    if not waiting:
+        return Check("backlog", "ok", "nothing waits")
+    finding = f"{waiting:,} tasks wait, the next one for {_duration(oldest)}"
+    if oldest > 3600:
+        return Check("backlog", "warn", finding, "Start more workers; `penstock backlog` shows for what.")
+    return Check("backlog", "ok", finding)
+
+
+async def _chores(pool: db.Pool) -> Check:
+    [(count, age)] = await db.rows(
+        pool,
+        "select count(*), coalesce(extract(epoch from max(penstock._now() - created_at))::float8, 0)"
+        " from penstock.chores",
+        (),
+    )
+    if count and age > 60:
+        action = "Any running worker does this: see that one runs."
+        return Check(
+            "chores", "warn", f"{count} jobs wait for {_duration(age)} to be paused or cleared", action
+        )
+    return Check("chores", "ok", f"{count} under way" if count else "none")
+
+
+async def _schedules(pool: db.Pool) -> Check:
+    rows = await db.rows(
+        pool,
+        "select name, extract(epoch from penstock._now() - next_run_at)::float8 from penstock.schedules"
+        " where is_enabled and next_run_at < penstock._now() - interval '1 minute' order by next_run_at",
+        (),
+    )
+    if rows:
+        name, late = rows[0]
+        finding = f"{len(rows)} overdue; {name} should have run {_duration(late)} ago"
+        return Check(
+            "schedules", "warn", finding, "See that a worker runs that has its job type, and its log."
+        )
+    return Check("schedules", "ok", "none overdue")
+
+
+def _duration(seconds: float) -> str:
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+_SERVER: dict[str, Look] = {
+    "database": _database,
+    "durability": _durability,
+    "clock": _clock,
+    "transactions": _transactions,
+    "vacuum": _vacuum,
+}
+_PENSTOCK: dict[str, Look] = {
+    "maintenance": _maintenance,
+    "workers": _workers,
+    "backlog": _backlog,
+    "chores": _chores,
+    "schedules": _schedules,
+}

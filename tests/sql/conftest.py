@@ -1,0 +1,395 @@
+"""The contract, called as SQL: a thin caller, refusals, several sessions at once, and what must always hold."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from penstock import db, testing
+
+KINDS = ["work", "other"]
+
+
+@dataclass
+class Refusal:
+    """What a refused call said."""
+
+    sqlstate: str = ""
+    message: str = ""
+    details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def code(self) -> str | None:
+        return self.details.get("code")
+
+
+class Contract:
+    """The SQL functions, on one connection. Documents go in as Python values; a claimed row is a task."""
+
+    def __init__(self, connection: db.SyncConnection, tenant: uuid.UUID | None = None) -> None:
+        self.connection = connection
+        self.tenant = tenant
+
+    # Calls
+
+    def execute(self, query: str, *params: Any) -> list[db.Row]:
+        cursor = self.connection.execute(query.encode(), params or None)
+        return cursor.fetchall() if cursor.description else []
+
+    def one(self, query: str, *params: Any) -> Any:
+        """The single value that a query gives, or None."""
+        rows = self.execute(query, *params)
+        assert len(rows) <= 1
+        return next(iter(rows[0].values())) if rows else None
+
+    def rows(self, function: str, **arguments: Any) -> list[db.Row]:
+        # A Python float is a double precision, which does not become a real by itself.
+        names = ", ".join(
+            f"p_{name} => %({name})s" + ("::real" if name in ("fraction", "weight") else "") for name in arguments
+        )
+        cursor = self.connection.execute(f"select * from penstock.{function}({names})".encode(), arguments)
+        return cursor.fetchall()
+
+    def value(self, function: str, **arguments: Any) -> Any:
+        rows = self.rows(function, **arguments)
+        return next(iter(rows[0].values())) if rows else None
+
+    @contextmanager
+    def refused(
+        self, status: int | str, code: str | None = None, *, field: str | None = None
+    ) -> Generator[Refusal]:
+        """The block must be refused, with this HTTP status (or SQLSTATE), code and field."""
+        seen = Refusal()
+        try:
+            with self.connection.transaction():
+                yield seen
+        except psycopg.Error as error:
+            seen.sqlstate = error.sqlstate or ""
+            seen.message = error.diag.message_primary or str(error)
+            assert seen.sqlstate == (f"PT{status}" if isinstance(status, int) else status), seen.message
+            if isinstance(status, int):
+                seen.details = json.loads(error.diag.message_detail or "{}")
+            if code is not None:
+                assert seen.code == code, seen
+            if field is not None:
+                assert seen.details.get("field") == field, seen
+            assert len(seen.message) < 1000, "a refusal is a sentence"
+            return
+        pytest.fail("it was not refused")
+
+    # Jobs
+
+    def start(
+        self, tasks: Iterable[Any] | int | Any = 1, *, type: str = "report", params: Any = None, **options: Any
+    ) -> uuid.UUID:
+        """Start a job. A number of tasks stands for so many alike; a string is a kind's name."""
+        if self.tenant is not None:
+            options = {"tenant_id": str(self.tenant), **options}
+        return self.value(
+            "start_job",
+            type=type,
+            params=Jsonb({} if params is None else params),
+            tasks=Jsonb(specs(tasks)),
+            options=Jsonb(options),
+        )
+
+    def add(self, job: uuid.UUID, tasks: Any, **by: Any) -> list[int | None]:
+        return self.value("add_tasks", job_id=job, tasks=Jsonb(specs(tasks)), **by)
+
+    def job(self, job: uuid.UUID) -> dict[str, Any]:
+        return self.value("get_job", job_id=job)
+
+    def status(self, job: uuid.UUID) -> str:
+        return self.job(job)["status"]
+
+    def progress(self, job: uuid.UUID) -> dict[str, Any]:
+        return self.job(job)["progress"]
+
+    def pause(self, job: uuid.UUID, reason: str | None = None) -> str:
+        return self.value("pause_job", job_id=job, reason=reason)
+
+    def resume(self, job: uuid.UUID) -> str:
+        return self.value("resume_job", job_id=job)
+
+    def cancel(self, job: uuid.UUID, reason: str | None = None) -> str:
+        return self.value("cancel_job", job_id=job, reason=reason)
+
+    def retry(self, job: uuid.UUID) -> int:
+        return self.value("retry_job", job_id=job)
+
+    def replay(self, **filter: Any) -> int:
+        return self.value("replay_dead_letters", filter=Jsonb(filter))
+
+    def audit(self, job: uuid.UUID) -> list[db.Row]:
+        return self.execute("select * from penstock.audit_log where job_id = %s order by id", job)
+
+    # Tasks
+
+    def tasks(self, job: uuid.UUID) -> list[db.Row]:
+        return self.execute("select * from penstock.task_list where job_id = %s order by id", job)
+
+    def task(self, task: db.Row | int) -> db.Row:
+        task_id = task if isinstance(task, int) else task["id"]
+        (row,) = self.execute("select * from penstock.task_list where id = %s", task_id)
+        return row
+
+    def states(self, job: uuid.UUID) -> dict[str | int, str]:
+        """The status of each task, by its key, or by its id where it has none."""
+        return {row["key"] or row["id"]: row["status"] for row in self.tasks(job)}
+
+    def claim(
+        self,
+        count: int = 1,
+        worker: str = "w1",
+        kinds: list[str] | None = None,
+        seconds: int | None = None,
+    ) -> list[db.Row]:
+        return self.rows(
+            "claim_tasks", worker_id=worker, max_tasks=count, task_types=kinds, lease_seconds=seconds
+        )
+
+    def claim_one(self, worker: str = "w1", **how: Any) -> db.Row:
+        (task,) = self.claim(1, worker, **how)
+        return task
+
+    def complete(self, task: db.Row, output: Any = None, worker: str = "w1") -> bool:
+        return self.value(
+            "complete_task",
+            task_id=task["id"],
+            worker_id=worker,
+            output=None if output is None else Jsonb(output),
+            lease=task["lease"],
+        )
+
+    def complete_all(self, tasks: list[db.Row], worker: str = "w1") -> list[db.Row]:
+        return self.rows(
+            "complete_tasks",
+            worker_id=worker,
+            task_ids=[task["id"] for task in tasks],
+            leases=[task["lease"] for task in tasks],
+        )
+
+    def fail(self, task: db.Row, error: str = "boom", worker: str = "w1", **how: Any) -> bool:
+        return self.value(
+            "fail_task", task_id=task["id"], worker_id=worker, error=error, lease=task["lease"], **how
+        )
+
+    def kill(self, task: db.Row, error: str = "boom", worker: str = "w1") -> bool:
+        """Fail it for good."""
+        return self.fail(task, error, worker, permanent=True)
+
+    def beat(self, task: db.Row, worker: str = "w1") -> bool:
+        return self.value("heartbeat_task", task_id=task["id"], worker_id=worker, lease=task["lease"])
+
+    def reschedule(self, task: db.Row, delay: float = 0, worker: str | None = "w1") -> bool:
+        return self.value(
+            "reschedule_task",
+            task_id=task["id"],
+            delay_seconds=delay,
+            lease=task["lease"],
+            worker_id=worker,
+        )
+
+    def report(self, task: db.Row, fraction: float | None = None, message: str | None = None) -> None:
+        self.value(
+            "report_progress",
+            task_id=task["id"],
+            worker_id="w1",
+            lease=task["lease"],
+            fraction=fraction,
+            message=message,
+        )
+
+    def reclaim(self) -> int:
+        return self.value("reclaim_stale_tasks")
+
+    def upkeep(self) -> db.Row:
+        (row,) = self.rows("upkeep")
+        return row
+
+    def drain(self, worker: str = "w1", batch: int = 100) -> int:
+        """Do all that can be done now; returns how much that was."""
+        done = 0
+        while tasks := self.claim(batch, worker):
+            assert self.complete_all(tasks, worker) == []
+            done += len(tasks)
+        return done
+
+    # What holds
+
+    def where(self, task: db.Row | int) -> list[str]:
+        """The tables that hold a task's state."""
+        task_id = task if isinstance(task, int) else task["id"]
+        return [
+            table
+            for table in ("ready", "parked", "leases", "results")
+            if self.one(f"select count(*) from penstock.{table} where task_id = %s", task_id)
+        ]
+
+    def snapshot(self) -> dict[str, list[db.Row]]:
+        """Everything the engine has stored, to show that a refused call changed nothing."""
+        tables = "jobs phases tasks edges ready parked leases results attempts dead_letters chores audit_log"
+        return {
+            table: self.execute(f"select * from penstock.{table} order by {table}::text")
+            for table in tables.split()
+        }
+
+    def check(self) -> None:
+        """What must hold between any two transactions."""
+        assert {text: rows for text, query in INVARIANTS.items() if (rows := self.execute(query))} == {}
+
+
+def specs(tasks: Any) -> Any:
+    if isinstance(tasks, int):
+        return [{"kind": "work"} for _ in range(tasks)]
+    if isinstance(tasks, list):
+        return [{"kind": task} if isinstance(task, str) else task for task in tasks]
+    return tasks
+
+
+def graph(**after: str) -> list[dict[str, Any]]:
+    """Tasks by key: `graph(a="", b="a", c="a b")`."""
+    return [{"kind": "work", "key": key, "after": parents.split()} for key, parents in after.items()]
+
+
+INVARIANTS = {
+    "a task is in exactly one of ready, parked, leases, results; of a canceled job, in at most one": """
+        select t.job_id, t.id, j.status, n from penstock.tasks t join penstock.jobs j on j.id = t.job_id
+        cross join lateral (select
+            (select count(*) from penstock.ready x where x.task_id = t.id)
+          + (select count(*) from penstock.parked x where x.job_id = t.job_id and x.task_id = t.id)
+          + (select count(*) from penstock.leases x where x.task_id = t.id)
+          + (select count(*) from penstock.results x where x.job_id = t.job_id and x.task_id = t.id) as n) as c
+        where n > 1 or n = 0 and j.status <> 'canceled'""",
+    "the counts of a phase are the truth": """
+        select p.* from penstock.phases p
+        left join (
+          select t.job_id, t.phase, count(*) as total,
+            count(*) filter (where r.outcome = 'succeeded') as succeeded,
+            count(*) filter (where r.outcome = 'failed') as failed,
+            count(*) filter (where r.outcome = 'canceled') as canceled
+          from penstock.tasks t left join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
+          group by t.job_id, t.phase) as c on c.job_id = p.job_id and c.phase = p.position
+        where (p.total, p.succeeded, p.failed, p.canceled) is distinct from
+          (coalesce(c.total, 0), coalesce(c.succeeded, 0), coalesce(c.failed, 0), coalesce(c.canceled, 0))""",
+    "a blocked task waits for as many parents as have not ended": """
+        select p.job_id, p.task_id, p.pending, n from penstock.parked p join penstock.jobs j on j.id = p.job_id
+        cross join lateral (
+          select count(*) as n from penstock.edges e where e.job_id = p.job_id and e.child_id = p.task_id
+            and not exists (select from penstock.results r where r.job_id = e.job_id and r.task_id = e.parent_id)) as c
+        where p.pending > 0 and p.pending <> n and j.status <> 'canceled'""",
+    "a task that runs has parents that ended": """
+        select x.* from (
+          select job_id, task_id from penstock.leases where not is_canceled union all
+          select job_id, task_id from penstock.results where outcome <> 'canceled') as x
+        join penstock.edges e on e.job_id = x.job_id and e.child_id = x.task_id
+        join penstock.tasks t on t.job_id = x.job_id and t.id = x.task_id
+        left join penstock.results r on r.job_id = e.job_id and r.task_id = e.parent_id
+        where not t.run_after_failure and r.outcome is distinct from 'succeeded'""",
+    "a task knows that it has children": """
+        select x.* from (
+          select job_id, task_id, has_children from penstock.ready union all
+          select job_id, task_id, has_children from penstock.parked union all
+          select job_id, task_id, has_children from penstock.leases) as x
+        where not has_children
+          and exists (select from penstock.edges e where e.job_id = x.job_id and e.parent_id = x.task_id)""",
+    "a job ends when its last task does": """
+        select j.id, j.status, p.* from penstock.jobs j join (
+          select job_id, sum(total) as total, sum(succeeded + failed + canceled) as ended, sum(failed) as failed
+          from penstock.phases group by job_id) as p on p.job_id = j.id
+        where j.status in ('queued', 'running', 'paused') and p.total > 0 and p.ended = p.total
+          or j.status = 'completed' and (p.ended < p.total or p.failed > 0)
+          or j.status = 'failed' and p.failed = 0""",
+    "nothing waits for a pause that is over": """
+        select p.* from penstock.parked p join penstock.jobs j on j.id = p.job_id
+        where p.until = 'infinity' and j.status in ('queued', 'running')
+          and not exists (select from penstock.chores c where c.job_id = j.id)""",
+    "a failed task has a letter, and a letter a failed task": """
+        select r.job_id, r.task_id, d.id from (select * from penstock.results where outcome = 'failed') as r
+        full join penstock.dead_letters d on d.job_id = r.job_id and d.task_id = r.task_id
+        where d.id is null and not exists (
+            select from penstock.audit_log a where a.action = 'dead_letter.discarded' and a.job_id = r.job_id)
+          or r.task_id is null""",
+}
+
+
+class Call:
+    """A call in a thread and session of its own, so that a test can see it wait."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=[work], daemon=True)
+        self._thread.start()
+
+    def _run(self, work: Callable[[], Any]) -> None:
+        try:
+            self._result = work()
+        except BaseException as error:
+            self._error = error
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def result(self) -> Any:
+        self._thread.join(20)
+        assert not self._thread.is_alive(), "the call hangs"
+        if self._error:
+            raise self._error
+        return self._result
+
+
+@dataclass
+class Sessions:
+    """Several sessions in one database."""
+
+    database: testing.Database
+    tenant: uuid.UUID
+
+    def open(self) -> Contract:
+        return Contract(self.database.connect(), self.tenant)
+
+    def wait_until_blocked(self, contract: Contract, call: Call) -> None:
+        """Return when that session waits for a lock."""
+        pid = contract.connection.info.backend_pid
+        query = "select wait_event_type = 'Lock' as waits from pg_stat_activity where pid = %s"
+        deadline = time.monotonic() + 10
+        with db.connect(self.database.dsn, name="test") as watcher:
+            while call.is_running and time.monotonic() < deadline:
+                if watcher.execute(query, [pid]).fetchall()[0]["waits"]:
+                    return
+        if not call.is_running:
+            call.result()
+            pytest.fail("the call did not wait")
+        pytest.fail("the call neither waits nor ends")
+
+
+def prepare(contract: Contract) -> Contract:
+    contract.value("define_kinds", kinds=Jsonb([{"name": name, "backoff_seconds": 0} for name in KINDS]))
+    return contract
+
+
+@pytest.fixture
+def sql(conn: db.SyncConnection, tenant: uuid.UUID, clock: testing.Clock) -> Contract:
+    """The contract in a transaction that is rolled back, with two kinds that retry at once, and time stopped."""
+    clock.freeze()
+    return prepare(Contract(conn, tenant))
+
+
+@pytest.fixture
+def sessions(db: testing.Database, tenant: uuid.UUID) -> Sessions:
+    """The contract in several sessions, in a database of the test's own."""
+    made = Sessions(db, tenant)
+    prepare(made.open())
+    return made
