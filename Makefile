@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test check format bench bench-quick schema clean
+.PHONY: help setup system-packages demo test check format bench bench-quick schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +35,7 @@ check: setup ## Check format, lint, types, import layers, and that schema.sql is
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/schema.py --check
+	$(BIN)/python scripts/docs.py --check
 
 format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix
@@ -48,6 +49,9 @@ bench-quick: setup ## Measure everything briefly
 
 schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 	$(BIN)/python scripts/schema.py
+
+docs: setup ## Rewrite the generated parts of docs/
+	$(BIN)/python scripts/docs.py
 
 clean: ## Remove what the other targets made (the data in .penstock stays)
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

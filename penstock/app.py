@@ -1,4 +1,4 @@
-"""What users write against: App, @app.task, @app.job, Context, and how a handler says how it went.
+"""What users write against: App, @app.task, @app.job, and what starting one gives.
 
     app = App()
 
@@ -6,14 +6,14 @@
     async def write_text(ctx: Context, topic: str) -> str: ...
 
     @app.task
-    def render_pdf(text: str) -> bytes: ...
+    def count_words(text: str) -> int: ...
 
-    @app.job(phases={"write_text": 60, "render_pdf": 40})
+    @app.job(phases={"write_text": 90, "count_words": 10})
     def publish(topics: list[str]):
-        for topic in topics:
-            render_pdf.step(write_text.step(topic))
+        return [count_words.step(write_text.step(topic)) for topic in topics]
 
     job = publish.start(["otters", "herons"])      # or: await publish.astart(...)
+    job.result(timeout="5m")                       # [312, 280]
 
 A decorated function stays a function: calling it runs it. A job's body runs once, when the job is started,
 and draws the graph: what `step` returns stands for an output that is not there yet.
@@ -25,211 +25,101 @@ import asyncio
 import importlib
 import inspect
 import logging
-import re
 import sys
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from datetime import datetime
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, TypeVar, cast, get_type_hints, overload
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 from uuid import UUID
 
 import pydantic
-import pydantic_core
-import structlog
 
-from penstock import db, embedded, jobs, kinds, migrate, tasks, tenants
+from penstock import db, embedded, jobs, kinds, migrate, schedules, tasks, tenants
+from penstock.context import Context, Fail, Reschedule, Retry, seconds
 from penstock.errors import Invalid, JobFailed, PenstockError, TimedOut
 from penstock.settings import settings
+from penstock.signature import Signature, Step, decode, encode, key_of
 from penstock.types import Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
 Mode = Literal["async", "thread", "process"]
+Artifacts = Callable[[Context, str, bytes, str], Coroutine[Any, Any, dict[str, Any]]]
 _graph: ContextVar[Graph | None] = ContextVar("penstock_graph", default=None)
 
-# --- how a handler says how it went ------------------------------------------------------------------------
-
-
-class Fail(Exception):
-    """Raise to end the task as failed for good: no retry would help."""
-
-    def __init__(self, message: str, *, code: str = "failed", details: Any = None) -> None:
-        super().__init__(message)
-        self.code, self.details = code, details
-
-
-class Retry(Exception):
-    """Raise to fail this attempt and run the task again, not before `after` (seconds, or "40s", "2m")."""
-
-    def __init__(self, message: str = "", *, after: float | str = 0, code: str = "retry") -> None:
-        super().__init__(message)
-        self.retry_after, self.code = seconds(after), code
-
-
-class Reschedule(Exception):
-    """Raise to give the task back until later, without costing an attempt."""
-
-    def __init__(self, delay: float | str, reason: str = "rescheduled") -> None:
-        super().__init__(reason)
-        self.delay, self.reason = seconds(delay), reason
-
-
-def seconds(value: float | str) -> float:
-    """A duration: a number of seconds, or text such as "90s", "2m", "1h30m", "1d"."""
-    if not isinstance(value, str):
-        return float(value)
-    parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value)
-    if not parts or "".join(number + unit for number, unit in parts) != value:
-        raise Invalid(f"{value!r} is not a duration", hint='Write "90s", "2m", "1h30m".')
-    return sum(float(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit] for number, unit in parts)
-
-
-# --- what a handler is given -------------------------------------------------------------------------------
-
-
-class Context:
-    """A running attempt: who it is for, how it reports, what it may do. Ask for it as the first parameter."""
-
-    __slots__ = ("_hooks", "attempt", "connection", "fraction", "job_id", "key", "kind", "lease", "max_attempts",
-                 "message", "task_id", "tenant_id", "worker_id", "_log", "_is_stopped")  # fmt: skip
-
-    def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks) -> None:
-        self.task_id, self.lease, self.job_id, self.tenant_id = claim.id, claim.lease, claim.job_id, claim.tenant_id
-        self.kind, self.key, self.attempt, self.max_attempts = claim.kind, claim.key, claim.attempt, claim.max_attempts
-        self.worker_id = worker_id
-        self.fraction: float | None = None
-        self.message: str | None = None
-        self.connection: Any = None
-        """In a transactional task: the connection whose transaction also completes the task."""
-        self._hooks = hooks
-        self._log: Any = None
-        self._is_stopped = False
-
-    @property
-    def log(self) -> structlog.stdlib.BoundLogger:
-        """A logger that says of which job and task a line is."""
-        if self._log is None:
-            self._log = structlog.get_logger("penstock.task").bind(
-                job_id=str(self.job_id), task_id=self.task_id, kind=self.kind, attempt=self.attempt
-            )
-        return self._log
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether the task was canceled or its lease lost. A handler in a thread looks at this now and then."""
-        return self._is_stopped
-
-    def stop(self) -> None:
-        """Mark the attempt as over; its reports are refused from now on."""
-        self._is_stopped = True
-
-    def progress(self, done: float, of: float = 1, message: str | None = None) -> None:
-        """Say how far the task is. Costs nothing: the worker sends the latest word now and then."""
-        self.fraction = min(1.0, max(0.0, done / of)) if of > 0 else 0.0
-        self.message = message if message is not None else self.message
-        self._hooks.reported(self)
-
-    async def aheartbeat(self) -> None:
-        """Extend the lease now; raises LeaseLost when it is gone. (The worker extends it by itself.)"""
-        await self._hooks.heartbeat(self)
-
-    def heartbeat(self) -> None:
-        """`aheartbeat` from a handler in a thread."""
-        self._hooks.block(self._hooks.heartbeat(self))
-
-    async def aadd_tasks(self, new: Sequence[dict[str, Any]]) -> list[int]:
-        """Add tasks to the running job; they may come after this one by its key. Returns their ids."""
-        return await self._hooks.add_tasks(self, new)
-
-    def add_tasks(self, new: Sequence[dict[str, Any]]) -> list[int]:
-        """`aadd_tasks` from a handler in a thread."""
-        return self._hooks.block(self._hooks.add_tasks(self, new))
-
-    async def asave(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> dict[str, Any]:
-        """Keep a file as an artifact of this task, by the app's `artifacts` hook; returns what to put into the output."""
-        return await self._hooks.save(self, name, data, content_type)
-
-    def save(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> dict[str, Any]:
-        """`asave` from a handler in a thread."""
-        return self._hooks.block(self._hooks.save(self, name, data, content_type))
-
-    @classmethod
-    def fake(cls, **values: Any) -> Context:
-        """A context for calling a handler in a plain test."""
-        claim = tasks.Claim(0, 0, UUID(int=0), UUID(int=0), "test", None, {}, 1, 1, None)
-        return cls(claim._replace(**values), "test", Hooks())
-
-
-class Hooks:
-    """What a context asks of its surroundings. The worker has the real one; this one is for plain tests."""
-
-    def reported(self, ctx: Context) -> None:
-        """Progress has moved."""
-
-    async def heartbeat(self, ctx: Context) -> None:
-        """Extend the lease."""
-
-    async def add_tasks(self, ctx: Context, new: Sequence[dict[str, Any]]) -> list[int]:
-        """Add tasks to the job."""
-        return list(range(1, len(new) + 1))
-
-    async def save(self, ctx: Context, name: str, data: bytes, content_type: str) -> dict[str, Any]:
-        """Keep a file."""
-        return {"path": name, "bytes": len(data), "content_type": content_type}
-
-    def block(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run in the worker's loop from a thread, and wait."""
-        return asyncio.run(work)
-
-
-# --- tasks -------------------------------------------------------------------------------------------------
+# --- tasks and job types -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a job or a step is started, apart from its arguments."""
 
+    # of a job
     tenant_id: UUID | None = None
     idempotency_key: str | None = None
-    priority: int | None = None
-    run_at: datetime | None = None
     delay: float | None = None
     on_failure: str | None = None
-    paused: bool = False
+    paused: bool | None = None
+    using: Any = None
+    # of a job or a step
+    priority: int | None = None
+    run_at: datetime | None = None
+    # of a step
     key: str | None = None
     phase: str | None = None
     provider: str | None = None
     units: dict[str, int] | None = None
+    after: Sequence[Any] | None = None
     after_failure: str | None = None
-    using: Any = None
+    max_attempts: int | None = None
+    timeout: float | None = None
 
-    def for_job(self) -> dict[str, Any]:
-        """As the options of start_job."""
-        names = ("tenant_id", "idempotency_key", "priority", "run_at", "on_failure", "paused")
-        chosen = {name: getattr(self, name) for name in names}
-        return {name: value for name, value in chosen.items() if value not in (None, False)}
+    def changed(self, changes: dict[str, Any]) -> Options:
+        """The same with other values."""
+        for name in ("delay", "timeout"):
+            if changes.get(name) is not None:
+                changes[name] = seconds(changes[name])
+        run_at = changes.get("run_at")
+        if run_at is not None and (not isinstance(run_at, datetime) or run_at.tzinfo is None):
+            raise Invalid("run_at is a datetime with a time zone", details={"field": "run_at"})
+        try:
+            return replace(self, **changes)
+        except TypeError as error:
+            raise Invalid(str(error).replace("Options.__init__() ", "options() ")) from error
+
+    def for_job(self) -> jobs.JobOptions:
+        """As the options of `jobs.start`."""
+        return {
+            "tenant_id": self.tenant_id,
+            "idempotency_key": self.idempotency_key,
+            "priority": self.priority,
+            "run_at": self.run_at,
+            "delay_seconds": self.delay,
+            "on_failure": cast("Any", self.on_failure),
+            "paused": self.paused,
+        }
 
     def for_task(self) -> dict[str, Any]:
         """As fields of an element of p_tasks."""
-        names = ("key", "phase", "provider", "units", "after_failure")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        names = ("key", "phase", "provider", "units", "after_failure", "max_attempts")
+        chosen = {name: getattr(self, name) for name in names} | {"timeout_seconds": self.timeout}
+        return {name: value for name, value in chosen.items() if value is not None}
 
-
-@dataclass(slots=True)
-class Step:
-    """Stands for the output of a task that has not run."""
-
-    key: str
-
-    def __getattr__(self, name: str) -> Any:
-        raise Invalid(
-            f"step {self.key!r} has no output yet: a job's body only draws the graph",
-            hint="Work on outputs inside a task, and pass the step as its argument.",
-        )
+    def for_step(self) -> dict[str, Any]:
+        """As fields of an element of p_tasks that is one of several."""
+        for name in ("tenant_id", "idempotency_key", "delay", "on_failure", "paused", "using"):
+            if getattr(self, name) is not None:
+                raise Invalid(f"{name} is an option of a job, not of a step", details={"field": name})
+        chosen = self.for_task()
+        if self.priority is not None:
+            chosen["priority"] = self.priority
+        if self.run_at is not None:
+            chosen["run_at"] = self.run_at.isoformat()
+        return chosen
 
 
 class Graph:
@@ -239,221 +129,157 @@ class Graph:
         self.tasks: list[dict[str, Any]] = []
         self._counts: dict[str, int] = {}
 
-    def add(self, task: Task[Any, Any], values: dict[str, Any], options: Options) -> Step:
-        after: list[str] = []
-        spec: dict[str, Any] = {"kind": task.kind, "input": encode(values, after), **options.for_task()}
+    def add(self, task: Task[Any, Any], values: dict[str, Any], chosen: dict[str, Any], after: Any) -> Step:
+        """Add a step."""
+        document, parents = task.signature.encode(values)
+        for step in after or ():
+            if not isinstance(step, Step):
+                raise Invalid(f"{task.kind}: after is a list of steps", details={"field": "after"})
+            parents.append(key_of(step))
+        spec: dict[str, Any] = {"kind": task.kind, "input": document, **chosen}
         if "key" not in spec:
             self._counts[task.kind] = self._counts.get(task.kind, 0) + 1
             spec["key"] = f"{task.kind}-{self._counts[task.kind]}"
-        if after:
-            spec["after"] = list(dict.fromkeys(after))
-        if options.priority is not None:
-            spec["priority"] = options.priority
-        if options.run_at is not None:
-            spec["run_at"] = options.run_at.isoformat()
+        if parents:
+            spec["after"] = list(dict.fromkeys(parents))
         self.tasks.append(spec)
         return Step(spec["key"])
 
 
-def encode(value: Any, after: list[str]) -> Any:
-    """A value as JSON; a step in it becomes a reference, and its key is noted in `after`."""
-    match value:
-        case Step():
-            after.append(value.key)
-            return {"$from": value.key}
-        case dict():
-            return {str(key): encode(item, after) for key, item in cast("dict[Any, Any]", value).items()}
-        case list() | tuple():
-            return [encode(item, after) for item in cast("list[Any]", value)]
-        case _:
-            return pydantic_core.to_jsonable_python(value)
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A job as it is about to be started: its params, its tasks, and where its result is in their outputs."""
 
-
-def decode(value: Any, outputs: dict[str, Any]) -> Any:
-    """The value with references replaced by the outputs they stand for."""
-    match value:
-        case {"$from": str() as key} if len(cast("dict[str, Any]", value)) == 1:
-            return tasks.load(outputs.get(key))
-        case dict():
-            return {key: decode(item, outputs) for key, item in cast("dict[str, Any]", value).items()}
-        case list():
-            return [decode(item, outputs) for item in cast("list[Any]", value)]
-        case _:
-            return value
-
-
-class Signature:
-    """A function's parameters, as a model of the input; built once."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        hints = get_type_hints(function)
-        parameters = list(inspect.signature(function).parameters.values())
-        first = parameters[0] if parameters else None
-        self.takes_context = first is not None and hints.get(first.name) is Context
-        self.parameters = parameters[1:] if self.takes_context else parameters
-        self.names = [p.name for p in self.parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        self.takes_rest = any(p.kind is p.VAR_KEYWORD for p in self.parameters)
-        if any(p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY) for p in self.parameters):
-            raise Invalid(f"{function.__name__} takes positional-only parameters", hint="An input has names.")
-        fields: dict[str, Any] = {
-            p.name: (hints.get(p.name, Any), ... if p.default is p.empty else p.default)
-            for p in self.parameters
-            if p.name in self.names
-        }
-        self.model = pydantic.create_model(
-            f"{function.__name__}_input",
-            __config__=pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True, protected_namespaces=()),
-            **fields,
-        )
-        self.returns: pydantic.TypeAdapter[Any] | None = None
-        returned = hints.get("return", Any)
-        if returned not in (Any, None, type(None), dict, list, str, int, float, bool):
-            self.returns = pydantic.TypeAdapter(returned, config=None)
-
-    def bind(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of a call, by name."""
-        try:
-            bound = inspect.Signature(self.parameters).bind(*args, **kwargs)
-        except TypeError as error:
-            raise Invalid(f"{function.__name__}: {error}") from error
-        values = dict(bound.arguments)
-        for parameter in self.parameters:
-            if parameter.kind is parameter.VAR_KEYWORD:
-                values.update(values.pop(parameter.name, {}))
-        return values
-
-    def check(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Values as the handler gets them: validated and converted."""
-        known = {name: values[name] for name in self.names if name in values}
-        rest = {name: value for name, value in values.items() if name not in known}
-        if rest and not self.takes_rest:
-            raise Invalid(f"unknown input {', '.join(sorted(rest))}", code="bad_input", details={"field": sorted(rest)[0]})
-        if not self.names:
-            return rest
-        try:
-            model = self.model.model_validate(known)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            where = ".".join(str(part) for part in first["loc"])
-            raise Invalid(f"{where}: {first['msg']}", code="bad_input", details={"field": where}) from error
-        return {name: getattr(model, name) for name in self.names} | rest
-
-    def dump(self, value: Any) -> Any:
-        """A return value as JSON."""
-        if value is None or type(value) in (dict, list, str, int, float, bool):
-            return pydantic_core.to_jsonable_python(value) if type(value) in (dict, list) else value
-        return self.returns.dump_python(value, mode="json") if self.returns else pydantic_core.to_jsonable_python(value)
+    params: dict[str, Any]
+    tasks: list[dict[str, Any]]
+    result: Any
+    load: Callable[[Any], Any] | None = None
 
 
 class Task(Generic[P, R]):
-    """A function that workers run. Calling it runs it here; `start` makes a job of it; `step` puts it into a graph."""
+    """A function that workers run. Calling it runs it here; `start` makes a job of it; `step` a part."""
 
-    def __init__(self, app: App, function: Callable[..., R], kind: str, mode: Mode, is_transactional: bool,
-                 settings: dict[str, Any], phase: str | None) -> None:  # fmt: skip
+    def __init__(
+        self, app: App, function: Callable[..., Any], kind: str, *, mode: Mode, is_transactional: bool,
+        settings: dict[str, Any], phase: str | None,
+    ) -> None:  # fmt: skip
         self.app, self.function, self.kind, self.mode = app, function, kind, mode
         self.is_transactional, self.settings = is_transactional, settings
-        self.signature = Signature(function)
+        self.signature = Signature(function, is_handler=True)
         self._options = Options(phase=phase)
-        if mode == "process" and self.signature.takes_context:
-            raise Invalid(f"{kind}: a handler in a process has no context", hint="Do the reporting in an async task.")
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
+        self.__doc__, self.__name__ = function.__doc__, function.__name__
+        self.__module__, self.__qualname__ = function.__module__, function.__qualname__
 
-    def __call__(self, *args: Any, **kwargs: Any) -> R:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
 
+    def __repr__(self) -> str:
+        return f"<task {self.kind}>"
+
     def options(self, **changes: Any) -> Task[P, R]:
-        """The same task with other options: tenant_id, idempotency_key, priority, run_at, delay, key, phase, provider, units, after_failure."""
-        other: Task[P, R] = object.__new__(Task)
+        """The same task with other options.
+
+        Of its job, with `start`: tenant_id, idempotency_key, delay, on_failure, paused. Of either: priority,
+        run_at. Of the task: key, phase, provider, units, after, after_failure, max_attempts, timeout.
+        """
+        other = cast("Task[P, R]", object.__new__(Task))
         other.__dict__.update(self.__dict__)
-        other._options = _changed(self._options, changes)
+        other._options = self._options.changed(changes)
         return other
 
     def using(self, connection: Any) -> Task[P, R]:
-        """The same task, started in the caller's own transaction: a psycopg connection or an SQLAlchemy session."""
+        """The same, started in the caller's own transaction: psycopg connection or SQLAlchemy session."""
         return self.options(using=connection)
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """This task as a step of the job whose body is running."""
         graph = _graph.get()
         if graph is None:
-            raise Invalid(f"{self.kind}.step() outside of a job's body", hint="Use start() to run it by itself.")
-        return graph.add(self, self.signature.bind(self.function, args, kwargs), self._options)
+            raise Invalid(f"{self.kind}.step() outside of a job's body", hint="start() runs it by itself.")
+        chosen = self._options.for_step()
+        return graph.add(self, self.signature.bind(args, kwargs), chosen, self._options.after)
 
-    def start(self, *args: P.args, **kwargs: P.kwargs) -> Started:
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
         """A job of this one task."""
-        return self.app.start(self.kind, *self._single(args, kwargs), self._options)
+        return self.app.start(self.kind, self._draw(args, kwargs), self._options)
 
-    async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started:
+    async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
         """A job of this one task."""
-        return await self.app.astart(self.kind, *self._single(args, kwargs), self._options)
+        return await self.app.astart(self.kind, self._draw(args, kwargs), self._options)
 
-    def _single(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        values = self.signature.bind(self.function, args, kwargs)
-        self.signature.check(values)
+    def _draw(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
+        return self.draw(self.signature.bind(args, kwargs))
+
+    def draw(self, values: dict[str, Any]) -> Drawn:
+        """A job of this one task."""
         graph = Graph()
-        graph.add(self, values, self._options)
-        return {}, graph.tasks
+        step = graph.add(self, values, self._options.for_task(), None)
+        return Drawn({}, graph.tasks, encode(step, []), self.signature.load)
 
 
 class JobType(Generic[P]):
     """A function that draws a job's graph. `start` runs it once and starts the job."""
 
-    def __init__(self, app: App, function: Callable[..., Any], name: str, phases: dict[str, float], on_failure: str) -> None:
-        self.app, self.function, self.name, self.phases, self.on_failure = app, function, name, phases, on_failure
-        self.signature = Signature(function)
+    def __init__(
+        self, app: App, function: Callable[..., Any], name: str, phases: dict[str, float], on_failure: str
+    ) -> None:
+        if inspect.iscoroutinefunction(function):
+            raise Invalid(f"{name}: a job's body is a plain function", hint="It only draws the graph.")
+        self.app, self.function, self.name = app, function, name
+        self.phases, self.on_failure = phases, on_failure
+        self.signature = Signature(function, is_handler=False)
         self._options = Options()
-        self.__doc__ = function.__doc__
-        self.__name__ = function.__name__
+        self.__doc__, self.__name__ = function.__doc__, function.__name__
+
+    def __repr__(self) -> str:
+        return f"<job type {self.name}>"
 
     def options(self, **changes: Any) -> JobType[P]:
-        """The same job type with other options: tenant_id, idempotency_key, priority, run_at, delay, on_failure, paused."""
+        """The same with other tenant_id, idempotency_key, priority, run_at, delay, on_failure or paused."""
         other: JobType[P] = object.__new__(JobType)
         other.__dict__.update(self.__dict__)
-        other._options = _changed(self._options, changes)
+        other._options = self._options.changed(changes)
+        for name in other._options.for_task():
+            raise Invalid(f"{name} is an option of a step, not of a job", details={"field": name})
         return other
 
     def using(self, connection: Any) -> JobType[P]:
         """The same job type, started in the caller's own transaction."""
         return self.options(using=connection)
 
-    def start(self, *args: P.args, **kwargs: P.kwargs) -> Started:
+    def start(self, *args: P.args, **kwargs: P.kwargs) -> Started[Any]:
         """Draw the graph and start the job."""
-        return self.app.start(self.name, *self.draw(self.signature.bind(self.function, args, kwargs)), self._options)
+        return self.app.start(self.name, self.draw(self.signature.bind(args, kwargs)), self._options)
 
-    async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started:
+    async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started[Any]:
         """Draw the graph and start the job."""
-        return await self.app.astart(self.name, *self.draw(self.signature.bind(self.function, args, kwargs)), self._options)
+        return await self.app.astart(self.name, self.draw(self.signature.bind(args, kwargs)), self._options)
 
-    def draw(self, values: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The job's params and the tasks its body asks for."""
+    def draw(self, values: dict[str, Any]) -> Drawn:
+        """The job's params, the tasks its body asks for, and what it returned."""
+        params, _ = self.signature.encode(values)
         graph = Graph()
         token = _graph.set(graph)
         try:
-            self.function(**self.signature.check(values))
+            returned = self.function(**self.signature.check(values))
         finally:
             _graph.reset(token)
         if not graph.tasks:
             raise Invalid(f"the body of {self.name} asked for no step", code="no_tasks")
-        return encode(values, []), graph.tasks
-
-
-def _changed(options: Options, changes: dict[str, Any]) -> Options:
-    if "delay" in changes and changes["delay"] is not None:
-        changes["delay"] = seconds(changes["delay"])
-    try:
-        return replace(options, **changes)
-    except TypeError as error:
-        raise Invalid(str(error).replace("Options.__init__() ", "options() ")) from error
+        result = Step(graph.tasks[-1]["key"]) if returned is None else returned
+        try:
+            return Drawn(params, graph.tasks, encode(result, []))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Invalid(f"what the body of {self.name} returned: {error}") from error
 
 
 @dataclass(slots=True)
-class Started:
+class Started(Generic[R]):
     """A job that was started."""
 
     id: UUID
     app: App = field(repr=False)
-    final_key: str | None = field(default=None, repr=False)
+    _drawn: Drawn = field(repr=False)
 
     async def aget(self) -> Job:
         """The job as it is now."""
@@ -464,50 +290,100 @@ class Started:
         """The job as it is now."""
         return self.app.block(self.aget())
 
-    async def aresult(self, timeout: float | str | None = None) -> Any:  # noqa: ASYNC109 (a deadline for the whole wait)
-        """Wait until the job has ended; the output of its last step. Raises JobFailed, TimedOut."""
+    async def aresult(self, timeout: float | str | None = None) -> R:  # noqa: ASYNC109 (for the whole wait)
+        """Wait until the job has ended; what the task returned. Raises JobFailed, TimedOut.
+
+        For a job of several steps: what its body returned, with the outputs in place of the steps; the output
+        of the last step if it returned nothing.
+        """
         limit = None if timeout is None else seconds(timeout)
         try:
             async with asyncio.timeout(limit), self.app.connections() as where:
                 job = await jobs.ended(where, job_id=self.id)
                 if job.status != "completed":
-                    raise JobFailed(f"the job {job.status}: {job.status_reason}", details={"job_id": str(self.id)})
-                outputs = await jobs.outputs(where, job_id=self.id)
+                    raise await self._failure(where, job)
+                outputs = await tasks.outputs(where, self.id, keys=_references(self._drawn.result))
         except TimeoutError as error:
-            raise TimedOut(f"job {self.id} has not ended within {limit} s") from error
-        return tasks.load(outputs.get(self.final_key) if self.final_key in outputs else next(iter(outputs.values()), None))
+            raise TimedOut(f"job {self.id} has not ended within {limit:g} s") from error
+        result = decode(self._drawn.result, outputs)
+        try:
+            return self._drawn.load(result) if self._drawn.load else result
+        except pydantic.ValidationError as error:
+            raise Invalid(f"the output is not of the declared type: {error}", code="bad_output") from error
 
-    def result(self, timeout: float | str | None = None) -> Any:
-        """Wait until the job has ended; the output of its last step."""
+    def result(self, timeout: float | str | None = None) -> R:
+        """`aresult` for code that is not async."""
         return self.app.block(self.aresult(timeout))
+
+    async def _failure(self, where: db.Pool, job: Job) -> JobFailed:
+        failed = await jobs.tasks(where, job_id=self.id, status="failed", limit=1)
+        first = f"; {failed[0].kind}: {failed[0].error_code}: {failed[0].error_message}" if failed else ""
+        details = {"job_id": str(self.id), "status": job.status}
+        return JobFailed(f"job {self.id} {job.status}: {job.status_reason}{first}", details=details)
+
+
+def _references(value: Any) -> list[str]:
+    match value:
+        case {"$from": str() as key}:
+            return [key]
+        case dict():
+            return [key for item in cast("dict[str, Any]", value).values() for key in _references(item)]
+        case list():
+            return [key for item in cast("list[Any]", value) for key in _references(item)]
+        case _:
+            return []
 
 
 # --- the app -----------------------------------------------------------------------------------------------
+
+
+class TaskDecorator(Protocol):
+    """What `app.task(...)` gives. The context is not among a task's arguments."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
 class App:
     """The tasks, job types and schedules of an application, and its way to the database.
 
     Without `database_url` and `DATABASE_URL` an embedded PostgreSQL is used. Jobs started without a tenant
-    belong to the tenant called `tenant`, which is made when it is missing.
+    belong to the tenant called `tenant`, which is made when it is missing. Connections are opened when first
+    needed; `async with app:` or `aclose()` closes those of the running event loop, `close()` those that code
+    which is not async used.
     """
 
     def __init__(self, *, database_url: str | None = None, tenant: str | UUID = "default") -> None:
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.job_types: dict[str, JobType[Any]] = {}
-        self.schedules: list[dict[str, Any]] = []
-        self.artifacts: Callable[[Context, str, bytes, str], Coroutine[Any, Any, dict[str, Any]]] | None = None
+        self.schedules: dict[str, dict[str, Any]] = {}
+        self.artifacts: Artifacts | None = None
         """How `Context.save` keeps a file: given context, name, bytes and type, returns its description."""
         self.tenant = tenant
         self._database_url = database_url
-        self._tenant_id: UUID | None = tenant if isinstance(tenant, UUID) else None
-        self._is_declared = False
-        self._pools: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, tuple[db.Pool, AsyncExitStack]] = (
-            weakref.WeakKeyDictionary()
-        )
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lock = threading.Lock()
+        self.forget()
 
+    def forget(self) -> None:
+        """Forget all connections without closing them: in a forked process they are the parent's."""
+        self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._tenant_id = self.tenant if isinstance(self.tenant, UUID) else None
+        self._is_declared = False
+
+    @overload
+    def task(self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def task(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
     @overload
     def task(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
     @overload
@@ -526,15 +402,15 @@ class App:
         category: str = "general",
         cpu_bound: bool = False,
         transactional: bool = False,
-    ) -> Callable[[Callable[..., R]], Task[..., R]]: ...
-    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
-        """Make a function a task. Async ones run in the loop, others in threads, `cpu_bound` ones in processes.
+    ) -> TaskDecorator: ...
+    def task(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
+        """Make a function a task. Async ones run in the loop, others in threads, `cpu_bound` in processes.
 
-        `transactional`: what the handler writes through `ctx.connection` and the task's completion are one commit.
+        `transactional`: what the handler writes through `ctx.connection` and the task's completion are one
+        commit. `backoff` doubles with each failure up to `backoff_cap`; nothing is tried again later than
+        `retry_for` after the first attempt.
         """
-        if function is None:
-            return lambda function: self._add_task(function, **options)  # pyright: ignore[reportUnknownLambdaType]
-        return self._add_task(function)
+        return partial(self._add_task, **options) if function is None else self._add_task(function)
 
     def _add_task(
         self,
@@ -554,9 +430,7 @@ class App:
         kind = kind or function.__name__
         if kind in self.tasks:
             raise Invalid(f"there are two tasks of the kind {kind!r}")
-        mode: Mode = "process" if cpu_bound else "async" if inspect.iscoroutinefunction(function) else "thread"
-        if cpu_bound and (transactional or inspect.iscoroutinefunction(function)):
-            raise Invalid(f"{kind}: a cpu_bound handler is a plain function without a transaction")
+        is_async = inspect.iscoroutinefunction(function)
         declared = {
             "name": kind,
             "category": category,
@@ -566,7 +440,20 @@ class App:
             "retry_seconds": None if retry_for is None else seconds(retry_for),
             "timeout_seconds": None if timeout is None else seconds(timeout),
         }
-        task: Task[Any, Any] = Task(self, function, kind, mode, transactional, declared, phase)
+        task: Task[Any, Any] = Task(
+            self, function, kind, settings=declared, phase=phase, is_transactional=transactional,
+            mode="process" if cpu_bound else "async" if is_async else "thread",
+        )  # fmt: skip
+        if cpu_bound and (transactional or is_async):
+            raise Invalid(f"{kind}: a cpu_bound handler is a plain function without a transaction")
+        if cpu_bound and task.signature.takes_context:
+            raise Invalid(f"{kind}: a handler in a process has no context", hint="Report in an async task.")
+        if cpu_bound and "<" in function.__qualname__:
+            raise Invalid(
+                f"{kind}: a process finds its handler by name", hint="Put it at the module's level."
+            )
+        if transactional and not task.signature.takes_context:
+            raise Invalid(f"{kind}: a transactional handler takes a Context", hint="It has the connection.")
         self.tasks[kind] = task
         self._is_declared = False
         return task
@@ -580,7 +467,6 @@ class App:
     def job(
         self,
         function: Callable[..., Any] | None = None,
-        /,
         *,
         name: str | None = None,
         phases: dict[str, float] | None = None,
@@ -599,76 +485,78 @@ class App:
         return add if function is None else add(function)
 
     def schedule(
-        self, what: Task[Any, Any] | JobType[Any], cron: str, *, name: str | None = None, timezone: str = "UTC",
-        missed: str = "once", params: dict[str, Any] | None = None,
-    ) -> None:  # fmt: skip
-        """Start a job by the clock. `missed`: after an outage skip the ticks, run `once`, or run `all`."""
+        self,
+        what: Task[Any, Any] | JobType[Any],
+        cron: str,
+        *,
+        name: str | None = None,
+        timezone: str = "UTC",
+        missed: str = "once",
+        params: dict[str, Any] | None = None,
+    ) -> None:
+        """Start a job by the clock, from when a worker or a start first tells the database.
+
+        `missed`: what an outage made late is left out (skip), run once, or run as often as it was due (all).
+        """
+        schedules.next_tick(cron, timezone, datetime.now(UTC))
+        if missed not in ("skip", "once", "all"):
+            raise Invalid(f"missed is skip, once or all, not {missed!r}", details={"field": "missed"})
         own = what.kind if isinstance(what, Task) else what.name
-        self.schedules.append(
-            {"name": name or own, "cron": cron, "job_type": own, "timezone": timezone, "missed": missed, "params": params or {}}
-        )
+        what.signature.encode(params or {})
+        if (name or own) in self.schedules:
+            raise Invalid(f"there are two schedules called {name or own!r}")
+        self.schedules[name or own] = {
+            "cron": cron, "job_type": own, "timezone": timezone, "missed": missed, "params": params or {},
+        }  # fmt: skip
+        self._is_declared = False
 
     def draw(self, job_type: str, params: dict[str, Any]) -> list[dict[str, Any]] | None:
         """The tasks of a job type, for a schedule that stores none; None when this app does not have it."""
-        if job_type in self.job_types:
-            return self.job_types[job_type].draw(params)[1]
-        if job_type in self.tasks:
-            return [{"kind": job_type, "key": f"{job_type}-1", "input": params}]
-        return None
+        found = self.job_types.get(job_type) or self.tasks.get(job_type)
+        return found.draw(params).tasks if found else None
 
     # --- starting ---
 
-    async def astart(
-        self, type: str, params: dict[str, Any], new: list[dict[str, Any]], options: Options | None = None
-    ) -> Started:
-        """Start a job from its tasks as the SQL contract has them."""
-        options = options or Options()
-        chosen = options.for_job()
-        if options.using is not None:
-            job_id = await self._start_using(options, type, params, new, chosen)
-        else:
-            async with self.connections() as where:
-                await self.declare(where)
-                chosen.setdefault("tenant_id", await self.tenant_id(where))
-                job_id = await jobs.start(where, type=type, params=params, tasks=new, **self._timed(options, chosen))
-        return Started(job_id, self, new[-1].get("key"))
-
-    def start(
-        self, type: str, params: dict[str, Any], new: list[dict[str, Any]], options: Options | None = None
-    ) -> Started:
-        """`astart` for code that is not async."""
-        options = options or Options()
-        if options.using is None:
-            return self.block(self.astart(type, params, new, options))
-        chosen = options.for_job()
-        chosen.setdefault("tenant_id", self.block(self._ready_tenant()))
-        job_id = jobs.start_sync(options.using, type=type, params=params, tasks=new, **self._timed(options, chosen))
-        return Started(job_id, self, new[-1].get("key"))
-
-    async def _start_using(
-        self, options: Options, type: str, params: dict[str, Any], new: list[dict[str, Any]], chosen: dict[str, Any]
-    ) -> UUID:
-        # Kinds and tenant are made on a connection of our own: they outlive a rollback of the caller's.
-        chosen.setdefault("tenant_id", await self._ready_tenant())
-        return await jobs.start_in(options.using, type=type, params=params, tasks=new, **self._timed(options, chosen))
-
-    async def _ready_tenant(self) -> UUID:
+    async def astart(self, type: str, drawn: Drawn, options: Options) -> Started[Any]:
+        """Start a job that was drawn."""
         async with self.connections() as where:
-            await self.declare(where)
-            return await self.tenant_id(where)
+            chosen = await self._ready(where, options)
+            start = jobs.start if options.using is None else jobs.start_in
+            held = where if options.using is None else options.using
+            job_id = await start(held, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
+        return Started(job_id, self, drawn)
 
-    @staticmethod
-    def _timed(options: Options, chosen: dict[str, Any]) -> dict[str, Any]:
-        return {**chosen, "delay_seconds": options.delay} if options.delay is not None else chosen
+    def start(self, type: str, drawn: Drawn, options: Options) -> Started[Any]:
+        """`astart` for code that is not async."""
+        if options.using is None:
+            return self.block(self.astart(type, drawn, options))
+        # Only what commits by itself runs elsewhere; the job is made here, on the caller's connection.
+        chosen = self.block(self._ready_elsewhere(options))
+        job_id = jobs.start_sync(options.using, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
+        return Started(job_id, self, drawn)
+
+    async def _ready_elsewhere(self, options: Options) -> jobs.JobOptions:
+        async with self.connections() as where:
+            return await self._ready(where, options)
+
+    async def _ready(self, where: db.Pool, options: Options) -> jobs.JobOptions:
+        """Make sure that kinds and tenant are there, whatever becomes of the caller's transaction."""
+        await self.declare(where)
+        chosen = options.for_job()
+        if options.tenant_id is None:
+            chosen["tenant_id"] = await self.tenant_id(where)
+        return chosen
 
     async def declare(self, where: db.Pool) -> None:
-        """Tell the database which kinds and job types there are. Once per process, and again when one is added."""
+        """Tell the database what there is: kinds, job types, schedules. Once, and again when one is added."""
         if self._is_declared:
             return
         await kinds.define(where, kinds=[task.settings for task in self.tasks.values()])
         for kind in self.job_types.values():
             phases = [{"name": name, "weight": weight} for name, weight in kind.phases.items()]
             await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
+        for name, schedule in self.schedules.items():
+            await schedules.set(where, name=name, tenant_id=await self.tenant_id(where), **schedule)
         self._is_declared = True
 
     async def tenant_id(self, where: db.Pool) -> UUID:
@@ -690,39 +578,75 @@ class App:
             return self._database_url
 
     def use(self, dsn: str) -> None:
-        """Use this database from now on."""
-        self._database_url = dsn
+        """Use this database from now on. Connections to another one are to be closed before."""
+        if dsn != self._database_url:
+            self._database_url = dsn
+            self._tenant_id = self.tenant if isinstance(self.tenant, UUID) else None
+            self._is_declared = False
 
     @asynccontextmanager
     async def connections(self) -> AsyncGenerator[db.Pool]:
         """The pool of the running event loop, opened when first asked for."""
         loop = asyncio.get_running_loop()
         if loop not in self._pools:
-            dsn = await asyncio.to_thread(self.dsn)
-            stack = AsyncExitStack()
-            self._pools[loop] = (await stack.enter_async_context(db.pool(dsn, name="penstock app", max_size=4)), stack)
-        yield self._pools[loop][0]
+            # A loop that ended without aclose() took its connections with it.
+            self._pools = {other: pool for other, pool in self._pools.items() if not other.is_closed()}
+            self._pools[loop] = _Pool()
+        yield await self._pools[loop].get(self)
 
     async def aclose(self) -> None:
         """Close the running loop's connections."""
-        entry = self._pools.pop(asyncio.get_running_loop(), None)
-        if entry is not None:
-            await entry[1].aclose()
+        pool = self._pools.pop(asyncio.get_running_loop(), None)
+        if pool is not None:
+            await pool.close()
+
+    async def __aenter__(self) -> App:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
 
     def close(self) -> None:
         """Close the connections that code which is not async used."""
-        if self._loop is not None:
+        loop, thread = self._loop, self._thread
+        if loop is not None and thread is not None:
             self.block(self.aclose())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._loop = None
+            self._loop = self._thread = None
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
 
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         """Run async work for a caller that is not async, in a thread with a loop of its own."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                threading.Thread(target=self._loop.run_forever, name="penstock app", daemon=True).start()
+                self._thread = threading.Thread(
+                    target=self._loop.run_forever, name="penstock app", daemon=True
+                )
+                self._thread.start()
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class _Pool:
+    """An app's connections in one event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._stack = AsyncExitStack()
+        self._pool: db.Pool | None = None
+
+    async def get(self, app: App) -> db.Pool:
+        if self._pool is None:
+            async with self._lock:
+                if self._pool is None:
+                    dsn = await asyncio.to_thread(app.dsn)
+                    opening = db.pool(dsn, name="penstock app", max_size=4)
+                    self._pool = await self._stack.enter_async_context(opening)
+        return self._pool
+
+    async def close(self) -> None:
+        await self._stack.aclose()
 
 
 def load(path: str) -> App:
@@ -733,11 +657,27 @@ def load(path: str) -> App:
     try:
         found = getattr(importlib.import_module(module_name), attribute or "app")
     except (ImportError, AttributeError) as error:
-        raise Invalid(f"{path!r} cannot be loaded: {error}", hint="Name it as module:attribute, such as mysite.jobs:app.") from error
+        raise Invalid(
+            f"{path!r} cannot be loaded: {error}",
+            hint="Name it as module:attribute, such as mysite.jobs:app.",
+        ) from error
     if not isinstance(found, App):
         raise Invalid(f"{path!r} is not an App")
     return found
 
 
-__all__ = ["App", "Context", "Fail", "JobType", "Options", "PenstockError", "Reschedule", "Retry", "Started", "Task", "load"]
+__all__ = [
+    "App",
+    "Context",
+    "Fail",
+    "JobType",
+    "Options",
+    "PenstockError",
+    "Reschedule",
+    "Retry",
+    "Started",
+    "Task",
+    "load",
+    "seconds",
+]
 logging.getLogger("penstock").addHandler(logging.NullHandler())

@@ -13,7 +13,7 @@ import math
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, LiteralString, TypeAlias, cast
 
@@ -43,7 +43,13 @@ _CONNECTION: dict[str, Any] = {
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
+    # The same for one that vanished with our words on the way.
+    "tcp_user_timeout": 30_000,
 }
+
+
+class Pooled(Unavailable):
+    """There is a pooler between, and this needs a session of its own."""
 
 
 @asynccontextmanager
@@ -59,6 +65,9 @@ async def pool(
         timeout=wait_seconds,
         name=name,
         configure=_read_json_quickly,
+        # After an outage: try every second or two, not less and less often.
+        reconnect_timeout=3,
+        reconnect_failed=_try_again,
         open=False,
     )
     try:
@@ -67,6 +76,11 @@ async def pool(
         yield connections
     finally:
         await connections.close()
+
+
+async def _try_again(connections: Pool) -> None:
+    if not connections.closed:
+        await connections.check()
 
 
 async def _read_json_quickly(connection: psycopg.AsyncConnection[Row]) -> None:
@@ -137,18 +151,30 @@ def call_sync(held: SyncConnection, function: str, **arguments: Any) -> list[Row
         return cursor.execute(_statement(function, arguments), _adapted(arguments)).fetchall()
 
 
-async def listen(dsn: str, channel: str, *, name: str = "penstock listen") -> AsyncIterator[str]:
+async def listen(
+    dsn: str, channel: str, *, name: str = "penstock listen", is_pooled_refused: bool = False
+) -> AsyncGenerator[str]:
     """Payloads notified on a channel, from a connection of its own; first an empty one once it listens.
 
-    Needs a session, so it does not work through a transaction pooler. Ends with Unavailable when the
-    connection does: whoever listens connects again, and looks for what was missed in between.
+    Needs a session. A transaction pooler takes the LISTEN, leaves it behind on some connection of its own,
+    and delivers nothing: `is_pooled_refused` raises Pooled before that, behind any pooler. Ends with
+    Unavailable when the connection does: whoever listens connects again, and looks for what was missed.
     """
     with _translated():
         async with await psycopg.AsyncConnection.connect(dsn, **_CONNECTION, application_name=name) as held:
+            if is_pooled_refused and await _is_pooled(held):
+                raise Pooled
             await held.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
             yield ""
             async for notification in held.notifies():
                 yield notification.payload
+
+
+async def _is_pooled(held: Connection) -> bool:
+    """Whether it is another process that runs our statements than the one that let us in."""
+    cursor = await held.execute("select pg_backend_pid() as pid")
+    row = await cursor.fetchone()
+    return row is None or row["pid"] != held.info.backend_pid
 
 
 def _statement(function: str, arguments: Row) -> sql.Composed:

@@ -17,7 +17,7 @@ FIELDS: Mapping[str, filters.Field] = {
     "kind": filters.words("kind"),
     "code": filters.words("error_code"),
     "reason": filters.words("reason", ("attempts", "time", "permanent", "worker_deaths")),
-    "error": filters.part("error_message"),
+    "error": filters.part("concat_ws(' ', error_code, error_message)"),
     "tenant": filters.tenant("tenant_id"),
     "age": filters.age("died_at"),
 }

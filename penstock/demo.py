@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
+import time
 from typing import Any
 
 from rich.console import Console
@@ -13,10 +14,13 @@ from rich.live import Live
 from rich.table import Table
 
 from penstock.app import App, Context, Retry
+from penstock.errors import TimedOut
 from penstock.types import Job
 from penstock.worker import Worker
 
 TITLES = ["Otters", "Herons", "Mills", "Weirs", "Locks", "Sluices", "Turbines", "Penstocks"]
+
+PATIENCE_SECONDS = 120
 
 app = App(tenant="demo")
 
@@ -65,7 +69,7 @@ async def _run(dsn: str, is_terminal: bool) -> int:
     console = Console(file=sys.stdout)
     worker = Worker(app, dsn=dsn, concurrency=6, grace_seconds=5)
     app.use(dsn)
-    console.print(f"[bold]Penstock demo[/bold]  database: {_place(dsn)}")
+    console.print("[bold]Penstock demo[/bold]")
     working = asyncio.create_task(worker.run())
     try:
         started = await book.astart(TITLES)
@@ -85,7 +89,7 @@ async def _run(dsn: str, is_terminal: bool) -> int:
 
 
 async def _watch(started: Any, console: Console, is_terminal: bool) -> Job:
-    last = ""
+    last, deadline = "", time.monotonic() + PATIENCE_SECONDS
     with Live(console=console, refresh_per_second=10, transient=False, auto_refresh=False) if is_terminal else _Lines() as live:
         while True:
             job: Job = await started.aget()
@@ -96,6 +100,8 @@ async def _watch(started: Any, console: Console, is_terminal: bool) -> Job:
                 last = line
             if job.is_ended:
                 return job
+            if time.monotonic() > deadline:
+                raise TimedOut(f"the job has not ended within {PATIENCE_SECONDS} s; its state is {job.status}")
             await asyncio.sleep(0.1)
 
 
@@ -124,6 +130,3 @@ def _picture(job: Job) -> Table:
     table.add_row(f"[bold]{job.progress.percent} %[/bold]", job.progress.message or job.status, eta)
     return table
 
-
-def _place(dsn: str) -> str:
-    return "embedded PostgreSQL" if "penstock" in dsn and "host=/" in dsn.replace("'", "") else "DATABASE_URL"

@@ -68,6 +68,13 @@ def every(conditions: Sequence[Condition]) -> Condition:
     return sql, values
 
 
+def quoted(value: str) -> str:
+    """A value as a filter has it."""
+    if re.fullmatch(r'[^\s",]+', value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
+
+
 def page(limit: int) -> int:
     """The size of a page, if it is one."""
     if not 1 <= limit <= 1000:

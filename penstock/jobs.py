@@ -7,13 +7,16 @@ import builtins
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
-from datetime import datetime, timedelta
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any, LiteralString, TypeAlias, Unpack
 from uuid import UUID
 
+import psycopg
+
 from penstock import db, filters
-from penstock.errors import Invalid, Unavailable
+from penstock.errors import Invalid, Unavailable, from_database
 from penstock.types import Attempt, Job, JobOptions, JobStatus, Progress, Task, TaskStatus
 
 TaskSpec: TypeAlias = Mapping[str, Any]
@@ -63,14 +66,13 @@ async def start(
     **options: Unpack[JobOptions],
 ) -> UUID:
     """Make a job with its tasks and their graph in one transaction. The same key gives the same job."""
-    chosen = _options(options, await _now(where, options))
     return await db.value(
         where,
         "start_job",
         p_type=type,
         p_params=dict(params or {}),
         p_tasks=db.Json(builtins.list(tasks)),
-        p_options=chosen,
+        p_options=_options(options),
     )
 
 
@@ -89,7 +91,7 @@ async def start_many(
     An idempotency key that was used before gives its job and reads no task; give a `digest` of them in the
     options if another set of tasks under the same key shall be refused.
     """
-    chosen = _options(options, await _now(where, options))
+    chosen = _options(options)
     async with db.transaction(where) as held:
         [opened] = await db.call(held, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
         count = 0
@@ -112,12 +114,9 @@ async def start_in(
     """Start a job in the caller's transaction: an async connection of psycopg, or session of SQLAlchemy."""
     if not _is_sqlalchemy(using):
         return await start(using, type=type, params=params, tasks=tasks, **options)
-    now = None
-    if options.get("delay_seconds") is not None:
-        now = (await using.execute(_text("select penstock._now()"))).scalar_one()
-    return (
-        await using.execute(_text(_START), _texts(type, params, tasks, _options(options, now)))
-    ).scalar_one()
+    with _translated():
+        found = await using.execute(_text(), _texts(type, params, tasks, _options(options)))
+        return UUID(str(found.scalar_one()))
 
 
 def start_sync(
@@ -129,18 +128,17 @@ def start_sync(
     **options: Unpack[JobOptions],
 ) -> UUID:
     """`start_in` without async."""
-    is_delayed = options.get("delay_seconds") is not None
     if _is_sqlalchemy(using):
-        now = using.execute(_text("select penstock._now()")).scalar_one() if is_delayed else None
-        return using.execute(_text(_START), _texts(type, params, tasks, _options(options, now))).scalar_one()
-    now = db.call_sync(using, "_now")[0]["_now"] if is_delayed else None
+        with _translated():
+            found = using.execute(_text(), _texts(type, params, tasks, _options(options)))
+            return UUID(str(found.scalar_one()))
     [row] = db.call_sync(
         using,
         "start_job",
         p_type=type,
         p_params=dict(params or {}),
         p_tasks=db.Json(builtins.list(tasks)),
-        p_options=_options(options, now),
+        p_options=_options(options),
     )
     return row["start_job"]
 
@@ -280,11 +278,8 @@ async def retry(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
 # What start and list need
 
 
-def _options(options: JobOptions, now: datetime | None) -> dict[str, Any]:
+def _options(options: JobOptions) -> dict[str, Any]:
     chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    delay = chosen.pop("delay_seconds", None)
-    if now is not None:
-        chosen["run_at"] = now + timedelta(seconds=delay)
     if (run_at := chosen.get("run_at")) is not None:
         if run_at.tzinfo is None:
             raise Invalid(
@@ -296,24 +291,17 @@ def _options(options: JobOptions, now: datetime | None) -> dict[str, Any]:
     return chosen
 
 
-async def _now(where: db.Pool | db.Connection, options: JobOptions) -> datetime | None:
-    """The database's time, if a delay has to be counted from it."""
-    return await db.value(where, "_now") if options.get("delay_seconds") is not None else None
-
-
 def _chunks(tasks: Iterable[TaskSpec], most: int) -> Iterator[db.Json]:
     """The tasks in JSON arrays of at most so many, or of a few megabytes. Each task is serialised once."""
+    stream = iter(tasks)
     part: builtins.list[TaskSpec] = []
     texts: builtins.list[str] = []
-    size = 0
-    for task in tasks:
-        text = json.dumps(task)
-        part.append(task)
-        texts.append(text)
-        size += len(text)
-        if len(part) >= most or size >= _CHUNK_BYTES:
+    while some := builtins.list(islice(stream, min(100, most - len(part)))):
+        part += some
+        texts.append(json.dumps(some)[1:-1])
+        if len(part) >= most or sum(map(len, texts)) >= _CHUNK_BYTES:
             yield _joined(part, texts)
-            part, texts, size = [], [], 0
+            part, texts = [], []
     if part:
         yield _joined(part, texts)
 
@@ -338,9 +326,22 @@ def _is_sqlalchemy(using: Any) -> bool:
     return any(base.__module__.startswith("sqlalchemy.") for base in builtins.type(using).__mro__)
 
 
-def _text(statement: str) -> Any:
+@contextmanager
+def _translated() -> Generator[None]:
+    """What the database refuses is said as elsewhere, at least where psycopg is the driver."""
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", None)
+        meaning = from_database(cause) if isinstance(cause, psycopg.Error) else None
+        if meaning is None:
+            raise
+        raise meaning from error
+
+
+def _text() -> Any:
     # Whoever hands us a session of SQLAlchemy has imported it: it is no dependency of ours.
-    return sys.modules["sqlalchemy"].text(statement)
+    return sys.modules["sqlalchemy"].text(_START)
 
 
 def _texts(

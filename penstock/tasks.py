@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, LiteralString, NamedTuple, cast
 from uuid import UUID
 
 from penstock import db
@@ -49,9 +49,15 @@ class Refusal(NamedTuple):
 
 
 # Named columns, not `*`: a newer database may return more.
-_CLAIM = """select id, lease, job_id, tenant_id, kind, key, input, attempt, max_attempts, timeout_seconds
+_CLAIM: LiteralString = """\
+select id, lease, job_id, tenant_id, kind, key, input, attempt, max_attempts, timeout_seconds
 from penstock.claim_tasks(%s, %s, %s, %s)"""
-_COMPLETE = "select id, code from penstock.complete_tasks(%s, %s::bigint[], %s::bigint[], %s::jsonb[])"
+_COMPLETE: LiteralString = (
+    "select id, code from penstock.complete_tasks(%s, %s::bigint[], %s::bigint[], %s::jsonb[])"
+)
+
+_OUTPUTS: LiteralString = """select key, output from penstock.task_list
+where job_id = %s and key = any (%s) and status = 'succeeded'"""
 
 
 async def claim(
@@ -146,6 +152,12 @@ async def report_progress(
     )
 
 
+async def outputs(where: db.Pool, job_id: UUID, *, keys: Sequence[str]) -> dict[str, Any]:
+    """What those of a job's tasks returned, by their keys."""
+    rows = await db.rows(where, _OUTPUTS, (job_id, list(keys)))
+    return {key: output for key, output in rows}
+
+
 def dump(value: Any) -> tuple[str | None, bool]:
     """A value as JSON text that PostgreSQL can store, and whether it had to be cleaned for that.
 
@@ -160,19 +172,20 @@ def dump(value: Any) -> tuple[str | None, bool]:
     cleaned = clean(value)
     if cleaned == value:
         return text, False
-    flagged = (
-        {**cleaned, "$cleaned": True} if isinstance(cleaned, dict) else {"$value": cleaned, "$cleaned": True}
-    )
-    return json.dumps(flagged), True
+    if isinstance(cleaned, dict):
+        return json.dumps({**cast("dict[str, Any]", cleaned), "$cleaned": True}), True
+    return json.dumps({"$value": cleaned, "$cleaned": True}), True
 
 
 def load(output: Any) -> Any:
     """An output as its task returned it, without the flag of `dump`."""
-    if isinstance(output, dict) and output.get("$cleaned") is True:
-        return (
-            output["$value"] if "$value" in output else {k: v for k, v in output.items() if k != "$cleaned"}
-        )
-    return output
+    match output:
+        case {"$cleaned": True, "$value": value}:
+            return value
+        case {"$cleaned": True, **rest}:
+            return rest
+        case _:
+            return output
 
 
 def clean(value: Any) -> Any:
@@ -181,8 +194,9 @@ def clean(value: Any) -> Any:
         case str():
             return value.replace("\0", "�").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         case dict():
-            return {clean(key): clean(item) for key, item in value.items()}
+            items = cast("dict[Any, Any]", value).items()
+            return {clean(key): clean(item) for key, item in items}
         case list() | tuple():
-            return [clean(item) for item in value]
+            return [clean(item) for item in cast("list[Any]", value)]
         case _:
             return value

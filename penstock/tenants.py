@@ -13,8 +13,6 @@ from penstock import db, filters
 from penstock.types import Role, Tenant
 
 _TENANTS: LiteralString = "select id, name, weight, is_personal, created_at from penstock.tenants where "
-# Names need not be unique, so the lock is what keeps two processes from making the same tenant twice.
-_LOCK: LiteralString = "select pg_advisory_xact_lock(hashtextextended('penstock.tenant:' || %s, 0))"
 
 
 async def create(where: db.Pool | db.Connection, *, name: str, weight: float = 1) -> UUID:
@@ -24,13 +22,7 @@ async def create(where: db.Pool | db.Connection, *, name: str, weight: float = 1
 
 async def ensure(where: db.Pool | db.Connection, *, name: str) -> UUID:
     """The tenant of this name, the oldest if there are several; made if there is none."""
-    found = await find(where, name=name)
-    if found:
-        return found[0].id
-    async with db.transaction(where) as held:
-        await db.rows(held, _LOCK, (name,))
-        found = await find(held, name=name)
-        return found[0].id if found else await create(held, name=name)
+    return await db.value(where, "ensure_tenant", p_name=name)
 
 
 async def find(where: db.Pool | db.Connection, *, name: str) -> builtins.list[Tenant]:

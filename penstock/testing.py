@@ -8,6 +8,7 @@
 `penstock_conn`    a connection whose transaction is rolled back (about 1 ms): no NOTIFY, no second session
 `penstock_clock`   turns penstock's clock in that database, for all its sessions
 `penstock_tenant`  the id of a tenant in it
+`penstock_drain`   runs an app's tasks there: `penstock_drain(app)`, or `await penstock_drain.arun(app)`
 `penstock_server`  the server; `PENSTOCK_TEST_PG` chooses its version (default 18, the embedded one)
 
 The server is started when first needed, shared by all pytest processes of the user, and stopped by the last.
@@ -16,6 +17,7 @@ Its fsync is off: what is lost with the power is a test database.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -32,7 +34,9 @@ from typing import Any, Protocol
 import pytest
 
 from penstock import db, embedded, migrate
+from penstock.app import App
 from penstock.errors import PenstockError, Unavailable
+from penstock.worker import Worker
 
 _SETTINGS = {
     "fsync": "off",
@@ -314,6 +318,49 @@ def penstock_tenant(request: pytest.FixtureRequest) -> uuid.UUID:
     """The id of a tenant, in the test's own database or on `penstock_conn`."""
     rows = _executor(request).execute("select penstock.create_tenant('test') as id")
     return next(iter(rows))["id"]
+
+
+class Drain:
+    """Runs an app's tasks in the test's database until nothing is left that may run now.
+
+    What waits for a later time, such as a retry, is left: turn the clock and drain again.
+    """
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._apps: list[App] = []
+
+    def __call__(self, app: App, **options: Any) -> None:
+        """Run the app's tasks. Takes what `Worker` takes."""
+        asyncio.run(self._run_and_close(app, options))
+
+    async def arun(self, app: App, **options: Any) -> None:
+        """Run the app's tasks in the running event loop."""
+        self.use(app)
+        await Worker(app, drain=True, **options).run()
+
+    def use(self, app: App) -> App:
+        """Point the app at the test's database; its connections are closed when the test ends."""
+        app.use(self._dsn)
+        self._apps.append(app)
+        return app
+
+    async def _run_and_close(self, app: App, options: dict[str, Any]) -> None:
+        async with app:
+            await self.arun(app, **options)
+
+    def close(self) -> None:
+        for app in self._apps:
+            app.close()
+
+
+@pytest.fixture
+def penstock_drain(penstock_db: Database, monkeypatch: pytest.MonkeyPatch) -> Generator[Drain]:
+    """Runs an app's tasks in the test's own database."""
+    monkeypatch.setenv("PENSTOCK_ALLOW_UNSAFE", "1")
+    drain = Drain(penstock_db.dsn)
+    yield drain
+    drain.close()
 
 
 def _executor(request: pytest.FixtureRequest) -> Executor:

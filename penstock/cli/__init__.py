@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -15,7 +14,15 @@ import typer.main
 
 import penstock
 from penstock.cli import dead_letters, jobs, operate, run, schedules
-from penstock.cli.options import DatabaseOption, NoColorOption, OutputOption, YesOption, choose, choosing
+from penstock.cli.options import (
+    DatabaseOption,
+    NoColorOption,
+    OutputOption,
+    YesOption,
+    choose,
+    choosing,
+    forget_reader,
+)
 from penstock.cli.output import complain
 from penstock.errors import EXIT_INTERRUPTED, EXIT_OK, Invalid, PenstockError, from_database
 
@@ -28,10 +35,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.add_to(app)
-app.add_typer(jobs.group, name="jobs")
-app.add_typer(dead_letters.group, name="dead-letters")
-app.add_typer(schedules.group, name="schedules")
-operate.add_to(app)
+app.add_typer(jobs.group, name="jobs", rich_help_panel="Look and act")
+app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Look and act")
+app.add_typer(schedules.group, name="schedules", rich_help_panel="Look and act")
+operate.add_to(app, "Look and act")
 
 
 def _version(wanted: bool) -> None:
@@ -57,7 +64,10 @@ def everywhere(
 def main() -> None:
     """The program `penstock`."""
     code = answer(sys.argv[1:])
-    _flush()
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        forget_reader()
     sys.exit(code)
 
 
@@ -78,10 +88,6 @@ def answer(arguments: Sequence[str]) -> int:
         return result if isinstance(result, int) else EXIT_OK
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
     except typer.Abort as error:
         return EXIT_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1
     except PenstockError as error:
@@ -113,10 +119,3 @@ def _asks_for_json(arguments: Sequence[str]) -> bool:
         for option in ("-o\0", "-o", "--output\0", "--output=")
         for value in ("json", "jsonl")
     )
-
-
-def _flush() -> None:
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Annotated, Any
 
 import typer
 
-from penstock import db, dead_letters, jobs, tenants
+from penstock import db, dead_letters, filters, jobs, tenants
 from penstock.cli import output
-from penstock.cli.jobs import AllOption, LimitOption, MatchOption, check_choice
+from penstock.cli.jobs import AllOption, LimitOption, WhichArgument, ids_or_filter
 from penstock.cli.options import Output, chosen, command
 from penstock.cli.output import Column
 from penstock.errors import EXIT_PARTLY_DONE, NotFound
@@ -24,7 +25,6 @@ FilterArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="FILTER", help="Which: kind:narrate code:timeout error:nova tenant:acme age:1d"),
 ]
-IdsArgument = Annotated[list[int] | None, typer.Argument(metavar="ID", show_default=False)]
 
 # Replaying a letter costs the database a few rows, so a call is kept to a second or so.
 _CHUNK = 500
@@ -60,8 +60,8 @@ def _hint(found: list[DeadLetter], limit: int) -> None:
     causes = Counter((letter.kind, letter.error_code) for letter in found).most_common(1)
     if causes and causes[0][1] > 1:
         (kind, code), count = causes[0]
-        again = f"penstock dead-letters replay --match 'kind:{kind} code:{code}'"
-        output.note(f"{count} share one cause. Run them again: {output.clean(again)}", "dim")
+        again = shlex.join([f"kind:{filters.quoted(kind)}", f"code:{filters.quoted(code)}"])
+        output.note(f"{count} share one cause. Run them again: penstock dead-letters replay {again}", "dim")
     if len(found) == limit:
         output.note(f"{limit} shown. Older ones: --before {found[-1].id}", "dim")
 
@@ -114,31 +114,26 @@ _ATTEMPT_COLUMNS = [
 
 
 @command(group, "replay")
-async def replay(
-    pool: db.Pool, ids: IdsArgument = None, match: MatchOption = None, everything: AllOption = False
-) -> None:
+async def replay(pool: db.Pool, which: WhichArgument = None, everything: AllOption = False) -> None:
     """Run dead-lettered tasks again, with fresh attempts; their jobs go on."""
-    await _act(pool, "replay", ids, match, everything, lambda f: dead_letters.replay(pool, filter=f))
+    await _act(pool, "replay", which, everything, lambda f: dead_letters.replay(pool, filter=f))
 
 
 @command(group, "discard")
-async def discard(
-    pool: db.Pool, ids: IdsArgument = None, match: MatchOption = None, everything: AllOption = False
-) -> None:
+async def discard(pool: db.Pool, which: WhichArgument = None, everything: AllOption = False) -> None:
     """Forget dead letters; their tasks stay failed."""
-    await _act(pool, "discard", ids, match, everything, lambda f: dead_letters.discard(pool, filter=f))
+    await _act(pool, "discard", which, everything, lambda f: dead_letters.discard(pool, filter=f))
 
 
 async def _act(
     pool: db.Pool,
     verb: str,
-    ids: list[int] | None,
-    match: str | None,
+    which: list[str] | None,
     everything: bool,
     act: Callable[[Mapping[str, Any]], Awaitable[int]],
 ) -> None:
-    check_choice(ids, match, everything)
-    meant = ids or [letter.id async for letter in _matching(pool, match or "")]
+    ids, filter = ids_or_filter(which, everything, int)
+    meant = ids or [letter.id async for letter in _matching(pool, filter)]
     if meant and not ids:
         output.confirm(f"This is to {verb} {output.counted(len(meant), 'dead letter')}. Continue?")
     done = 0

@@ -7,7 +7,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
 import typer
@@ -23,6 +23,8 @@ from penstock.cli.output import Column
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
 from penstock.types import Job, Task, TaskStatus
 
+Id = TypeVar("Id")
+
 group = typer.Typer(
     help="Look at jobs, watch them, pause, resume, cancel or retry them.", no_args_is_help=True
 )
@@ -30,12 +32,14 @@ group = typer.Typer(
 FILTER_HELP = "Which: status:failed type:publish tenant:acme age:1d; a minus before a term excludes."
 FilterArgument = Annotated[list[str] | None, typer.Argument(metavar="FILTER", help=FILTER_HELP)]
 LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many lines.")]
-MatchOption = Annotated[
-    str | None, typer.Option("--match", metavar="FILTER", help="All that match, as in ls. Asks first.")
+WhichArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="ID|FILTER", show_default=False, help="Ids, or a filter as in ls, which asks first."
+    ),
 ]
 AllOption = Annotated[bool, typer.Option("--all", help="All there are. Asks first.")]
 IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False)]
-IdsArgument = Annotated[list[UUID] | None, typer.Argument(metavar="ID", show_default=False)]
 ReasonOption = Annotated[str | None, typer.Option(help="Kept with the job, for whoever asks why.")]
 
 
@@ -274,57 +278,50 @@ def _summary(job: Job) -> str:
 @command(group, "pause")
 async def pause(
     pool: db.Pool,
-    ids: IdsArgument = None,
-    match: MatchOption = None,
+    which: WhichArgument = None,
     everything: AllOption = False,
     reason: ReasonOption = None,
 ) -> None:
     """Claim nothing of these jobs from now on; what runs ends normally."""
-    await _act(pool, "pause", ids, match, everything, lambda id: jobs.pause(pool, job_id=id, reason=reason))
+    await _act(pool, "pause", which, everything, lambda id: jobs.pause(pool, job_id=id, reason=reason))
 
 
 @command(group, "resume")
-async def resume(
-    pool: db.Pool, ids: IdsArgument = None, match: MatchOption = None, everything: AllOption = False
-) -> None:
+async def resume(pool: db.Pool, which: WhichArgument = None, everything: AllOption = False) -> None:
     """Take paused jobs up again."""
-    await _act(pool, "resume", ids, match, everything, lambda id: jobs.resume(pool, job_id=id))
+    await _act(pool, "resume", which, everything, lambda id: jobs.resume(pool, job_id=id))
 
 
 @command(group, "cancel")
 async def cancel(
     pool: db.Pool,
-    ids: IdsArgument = None,
-    match: MatchOption = None,
+    which: WhichArgument = None,
     everything: AllOption = False,
     reason: ReasonOption = None,
 ) -> None:
     """End these jobs now; running handlers are told to stop."""
-    await _act(pool, "cancel", ids, match, everything, lambda id: jobs.cancel(pool, job_id=id, reason=reason))
+    await _act(pool, "cancel", which, everything, lambda id: jobs.cancel(pool, job_id=id, reason=reason))
 
 
 @command(group, "retry")
-async def retry(
-    pool: db.Pool, ids: IdsArgument = None, match: MatchOption = None, everything: AllOption = False
-) -> None:
+async def retry(pool: db.Pool, which: WhichArgument = None, everything: AllOption = False) -> None:
     """Run the failed tasks of these jobs again, and what was canceled because of them."""
 
     async def act(job_id: UUID) -> str:
         return f"{output.counted(await jobs.retry(pool, job_id=job_id), 'task')} queued again"
 
-    await _act(pool, "retry", ids, match, everything, act)
+    await _act(pool, "retry", which, everything, act)
 
 
 async def _act(
     pool: db.Pool,
     verb: str,
-    ids: list[UUID] | None,
-    match: str | None,
+    which: list[str] | None,
     everything: bool,
     act: Callable[[UUID], Awaitable[str]],
 ) -> None:
     """Do something to each of the jobs meant; exit code 8 if it could not be done to all of several."""
-    meant = await _meant(pool, verb, ids, match, everything)
+    meant = await _meant(pool, verb, which, everything)
     done: list[dict[str, Any]] = []
     refused: list[PenstockError] = []
     for job_id in meant:
@@ -347,13 +344,11 @@ async def _act(
         raise typer.Exit(EXIT_PARTLY_DONE)
 
 
-async def _meant(
-    pool: db.Pool, verb: str, ids: list[UUID] | None, match: str | None, everything: bool
-) -> list[UUID]:
-    check_choice(ids, match, everything)
+async def _meant(pool: db.Pool, verb: str, which: list[str] | None, everything: bool) -> list[UUID]:
+    ids, filter = ids_or_filter(which, everything, UUID)
     if ids:
         return ids
-    found = [job async for job in _matching(pool, match or "")]
+    found = [job async for job in _matching(pool, filter)]
     if found:
         types = Counter(output.clean(job.type) for job in found)
         what = ", ".join(f"{count:,} {name}" for name, count in types.most_common(3))
@@ -362,14 +357,24 @@ async def _meant(
     return [job.id for job in found]
 
 
-def check_choice(ids: list[Any] | None, match: str | None, everything: bool) -> None:
-    """One way of saying which things are meant, and not an empty filter by mistake."""
-    if [bool(ids), bool((match or "").strip()), everything].count(True) != 1:
+def ids_or_filter(
+    which: list[str] | None, everything: bool, read: Callable[[str], Id]
+) -> tuple[list[Id], str]:
+    """What is meant: some by their ids, what matches a filter, or all; but never all by mistake."""
+    words = [word for word in which or [] if word.strip()]
+    terms = [word for word in words if ":" in word]
+    if bool(words) == everything or (terms and len(terms) < len(words)):
         raise Invalid(
-            "Say which: one or more ids, --match FILTER, or --all.",
+            "Say which: ids, or a filter, or --all.",
             code="usage",
-            hint="A filter is as in ls: --match 'status:failed age:1d'.",
+            hint="A filter is as in ls, such as: status:failed age:1d",
         )
+    if terms:
+        return [], " ".join(terms)
+    try:
+        return [read(word) for word in words], ""
+    except ValueError:
+        raise Invalid(f"{', '.join(words)}: this is neither an id nor a filter.", code="usage") from None
 
 
 async def _matching(pool: db.Pool, filter: str) -> AsyncIterator[Job]:

@@ -18,11 +18,11 @@ workers_group = typer.Typer(help="The processes that run tasks.", no_args_is_hel
 tenants_group = typer.Typer(help="The tenants of this installation.", no_args_is_help=True)
 
 
-def add_to(app: typer.Typer) -> None:
+def add_to(app: typer.Typer, panel: str) -> None:
     """Add these commands to the program."""
-    app.add_typer(workers_group, name="workers")
-    app.add_typer(tenants_group, name="tenants")
-    command(app, "backlog")(backlog)
+    app.add_typer(workers_group, name="workers", rich_help_panel=panel)
+    app.add_typer(tenants_group, name="tenants", rich_help_panel=panel)
+    command(app, "backlog", rich_help_panel=panel)(backlog)
 
 
 @command(workers_group, "ls")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -115,8 +117,11 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(**values: Any) -> Any:
         shared = {name: values.pop(name) for name in SHARED}
-        with choosing(**shared):
-            return asyncio.run(_with_pool(function, values)) if needs_pool else function(**values)
+        try:
+            with choosing(**shared):
+                return asyncio.run(_with_pool(function, values)) if needs_pool else function(**values)
+        except BrokenPipeError:
+            forget_reader()
 
     own = [p.replace(annotation=hints[n], kind=p.KEYWORD_ONLY) for n, p in parameters.items()]
     added = [
@@ -132,6 +137,11 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     run.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
     run.__signature__ = inspect.Signature([*own, *added])  # pyright: ignore[reportFunctionMemberAccess]
     return run
+
+
+def forget_reader() -> None:
+    """Whoever read our output has seen enough, which is no error: the rest goes nowhere."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 async def _with_pool(function: Callable[..., Any], values: dict[str, Any]) -> Any:

@@ -6,8 +6,6 @@ import asyncio
 import logging
 import signal
 import sys
-import threading
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -40,7 +38,7 @@ def add_to(app: typer.Typer) -> None:
         ("migrate", migrate_command),
         ("doctor", doctor),
     ):
-        command(app, name)(function)
+        command(app, name, rich_help_panel="Run")(function)
 
 
 def demo() -> int:
@@ -73,7 +71,6 @@ def dev(
         output.note(f"            psql {embedded.of(settings().home).dsn(embedded.DATABASE)!r}", "dim")
     output.note(f"  Schema    {f'{len(applied)} migrations applied' if applied else 'up to date'}")
     if path is None:
-        output.note("  Worker    none: name your app, as in `penstock dev mysite.jobs:app`")
         return _wait_for_signal()
     return _work(path, address, concurrency=concurrency)
 
@@ -83,14 +80,10 @@ def _place(is_embedded: bool) -> str:
 
 
 def _wait_for_signal() -> int:
-    stopped = threading.Event()
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        stopped.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop)
-    stopped.wait()
+    stopping = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
+    output.note("  Worker    none: name your app, as in `penstock dev mysite.jobs:app`")
+    signal.sigwait(stopping)
     return 0
 
 

@@ -33,7 +33,7 @@ grant execute on function
   penstock.fail_tasks(text, bigint[], bigint[], jsonb[]),
   penstock.reschedule_task(bigint, double precision, text, bigint, text),
   penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text),
-  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.report_worker(text, jsonb), penstock.backlog(),
+  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.backlog(),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text),
   penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
   penstock.create_tenant(text, real), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, real), penstock.set_setting(text, jsonb)

@@ -11,7 +11,8 @@ select
     else coalesce(p.canceled, 0) end)::integer as canceled,
   case
     when j.status in ('completed', 'failed') then 100
-    else least(99, floor(coalesce(100 * p.fraction, 0)))::integer
+    -- As a decimal: 29 of 100 are 29 percent, not the 28.999… of binary fractions.
+    else least(99, floor((100 * coalesce(p.fraction, 0))::numeric))::integer
   end as percent,
   case
     when j.status in ('completed', 'failed', 'canceled') then 'complete'

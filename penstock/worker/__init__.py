@@ -1,21 +1,23 @@
 """The worker: claims tasks, runs handlers, reports how they went. Stateless; any number, on any machine.
 
-    fetch    claims into a small local buffer, woken by wake
-    execute  runs the handler of one task, in the loop, a thread or a process
-    finish   reports in batches what has ended
-    beat     extends the leases, from a thread of its own
-    upkeep   takes back what others lost, queues what is due, fires schedules
+fetch    claims into a small local buffer, woken by wake
+execute  runs the handler of one task, in the loop, a thread or a process
+finish   reports in batches what has ended
+beat     extends the leases, from a thread of its own
+upkeep   takes back what others lost, queues what is due, fires schedules
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import os
 import signal
 import socket
 import time
-from contextlib import AsyncExitStack
+from multiprocessing.connection import wait
+from multiprocessing.process import BaseProcess
 from typing import Any
 from uuid import uuid4
 
@@ -24,7 +26,7 @@ import structlog
 import penstock
 from penstock import db, migrate
 from penstock.app import App
-from penstock.errors import NotMigrated
+from penstock.errors import Invalid, NotMigrated
 from penstock.settings import settings
 from penstock.worker.beat import Beat
 from penstock.worker.desk import Desk
@@ -35,13 +37,14 @@ from penstock.worker.upkeep import Upkeep
 from penstock.worker.wake import Wake
 
 log = structlog.get_logger("penstock.worker")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Worker:
     """One worker in one process.
 
-    `concurrency` handlers run at once. `drain=True` ends it when nothing is left to do. `grace_seconds` is how
-    long running handlers may take to end after `stop()`; what has not ended then is handed back.
+    `concurrency` handlers run at once. `drain=True` ends it when nothing is left to do. `grace_seconds` is
+    how long running handlers may take to end after `stop()`; what has not ended then is handed back.
     """
 
     def __init__(
@@ -56,63 +59,78 @@ class Worker:
         drain: bool = False,
         buffer: int = 1000,
     ) -> None:
+        if unknown := [kind for kind in kinds or () if kind not in app.tasks]:
+            raise Invalid(f"the app has no task of the kind {unknown[0]!r}", code="unknown_kind")
+        if concurrency < 1 or lease_seconds < 1:
+            raise Invalid("concurrency and lease_seconds are at least 1")
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
-        self.app, self.concurrency, self.lease_seconds, self.grace_seconds = app, concurrency, lease_seconds, grace_seconds
-        self.kinds = [kind for kind in app.tasks if kinds is None or kind in kinds]
+        self.app, self.concurrency = app, concurrency
+        self.lease_seconds, self.grace_seconds = lease_seconds, grace_seconds
+        self.kinds = list(kinds or app.tasks)
         self.is_draining = drain
         self.buffer = buffer
-        self._dsn = dsn
+        self.is_clean = True
+        """Whether nothing was left running that could not be stopped. Known after `run`."""
         self._stopping = asyncio.Event()
+        self._desk: Desk | None = None
+        if dsn is not None:
+            app.use(dsn)
 
     async def run(self) -> None:
         """Work until `stop()` is called, or until all is done when draining."""
-        dsn = self._dsn or await asyncio.to_thread(self.app.dsn)
-        async with AsyncExitStack() as stack:
-            pool = await stack.enter_async_context(db.pool(dsn, name=f"penstock worker {self.id}", min_size=2, max_size=6))
+        dsn = await asyncio.to_thread(self.app.dsn)
+        async with db.pool(dsn, name=f"penstock worker {self.id}", min_size=2, max_size=6) as pool:
             await self._check(pool)
             await self.app.declare(pool)
-            desk = Desk(self.id, self.app, pool, self.concurrency, self.buffer, self.lease_seconds, self.kinds)
+            desk = self._desk = Desk(
+                self.id, self.app, pool, concurrency=self.concurrency, buffer=self.buffer,
+                lease_seconds=self.lease_seconds, kinds=self.kinds,
+            )  # fmt: skip
             wake = Wake(dsn, desk, settings().listen)
             finish = Finish(desk)
             execute = Execute(desk, finish, dsn)
-            fetch = Fetch(desk, wake, stop_when_idle=self.is_draining)
-            beat = Beat(dsn, desk, self._description())
             upkeep = Upkeep(desk, wake)
+            fetch = Fetch(desk, wake, finish, upkeep, stop_when_idle=self.is_draining)
+            beat = Beat(dsn, desk, self._description())
             wake.on_cancel = beat.beat_now
+            finish.on_parked = wake.chores.set
+            desk.on_drop = execute.release
             beat.start()
-            loops = [asyncio.create_task(loop.run(), name=type(loop).__name__.lower()) for loop in (wake, upkeep, finish)]
-            slots = execute.start()
+            loops = [_endless(loop) for loop in (wake, upkeep, finish, beat)] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
             try:
-                await _first(fetching, asyncio.create_task(self._stopping.wait()))
+                await _first(fetching, asyncio.create_task(self._stopping.wait()), *loops)
             finally:
-                await self._wind_down(desk, beat, execute, finish, fetching, slots, loops)
+                await fetch.stop(fetching)
+                await self._wind_down(desk, beat, execute, finish, loops)
                 log.info("worker.stopped", worker_id=self.id, done=desk.ended)
 
     def stop(self) -> None:
-        """Take nothing new, let what runs end within the grace time, hand back the rest."""
+        """Take nothing new, let what runs end within the grace time, hand back the rest. Twice: at once."""
+        if self._stopping.is_set():
+            self.grace_seconds = 0
+            if self._desk is not None:
+                self._desk.touch()
         self._stopping.set()
 
     async def _wind_down(
-        self, desk: Desk, beat: Beat, execute: Execute, finish: Finish,
-        fetching: asyncio.Task[None], slots: list[asyncio.Task[None]], loops: list[asyncio.Task[None]],
-    ) -> None:  # fmt: skip
-        desk.is_closing = True
-        fetching.cancel()
-        await asyncio.gather(fetching, return_exceptions=True)
+        self, desk: Desk, beat: Beat, execute: Execute, finish: Finish, loops: list[asyncio.Task[None]]
+    ) -> None:
         beat.describe(state="draining")
         finish.hand_back(desk.take_buffered())
-        deadline = time.monotonic() + self.grace_seconds
-        while desk.running and time.monotonic() < deadline:
-            await desk.changed(deadline - time.monotonic())
+        started_at = time.monotonic()
+        while desk.running > desk.abandoned:
+            if (left := started_at + self.grace_seconds - time.monotonic()) <= 0:
+                break
+            await desk.changed(left)
         await execute.hand_back_running()
         await finish.flush_all()
-        for task in (*slots, *loops):
+        for task in loops:
             task.cancel()
-        await asyncio.gather(*slots, *loops, return_exceptions=True)
+        await asyncio.wait(loops, timeout=1)
         await asyncio.to_thread(beat.stop)
-        execute.close()
+        self.is_clean = await execute.close()
 
     async def _check(self, pool: db.Pool) -> None:
         """Refuse to run where acknowledged work could be lost, or on a schema that is not ours."""
@@ -140,13 +158,20 @@ class Worker:
         }
 
 
-async def _first(*waiting: asyncio.Task[Any]) -> None:
-    done, rest = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-    for task in rest:
-        task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
-    for task in done:
-        task.result()
+def _endless(loop: Wake | Upkeep | Finish | Beat) -> asyncio.Task[None]:
+    return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
+
+
+async def _first(
+    ending: asyncio.Task[None], stopping: asyncio.Task[Any], *endless: asyncio.Task[None]
+) -> None:
+    """Wait until the work is done, or is to stop; or until a loop that never ends has broken down."""
+    try:
+        done, _ = await asyncio.wait((ending, stopping, *endless), return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+    finally:
+        stopping.cancel()
 
 
 def run(
@@ -160,7 +185,10 @@ def run(
     processes: int = 1,
     drain: bool = False,
 ) -> int:
-    """Run a worker until SIGTERM or SIGINT; with several processes, start again those that die. Returns the exit code."""
+    """Run a worker until SIGTERM or SIGINT; of several processes, start again those that die.
+
+    Returns the exit code. A second signal does not wait for running handlers.
+    """
     options: dict[str, Any] = {
         "dsn": dsn or app.dsn(),
         "concurrency": concurrency,
@@ -176,40 +204,62 @@ def _run_one(app: App, options: dict[str, Any]) -> int:
     async def main() -> None:
         worker = Worker(app, **options)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _SIGNALS:
             loop.add_signal_handler(number, worker.stop)
+        if parent := multiprocessing.parent_process():
+            # Nobody else would end us if the parent were killed.
+            loop.add_reader(parent.sentinel, lambda: loop.remove_reader(parent.sentinel) and worker.stop())
         await worker.run()
+        await app.aclose()
+        if not worker.is_clean:
+            # Python would wait for a thread that never ends; its task is handed back and must not go on.
+            log.warning("worker.killed_threads", worker_id=worker.id)
+            logging.shutdown()
+            os._exit(0)
 
     asyncio.run(main())
     return 0
 
 
+def _run_one_of_many(app: App, options: dict[str, Any]) -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    app.forget()
+    _run_one(app, options)
+
+
 def _run_many(app: App, options: dict[str, Any], processes: int) -> int:
     context = multiprocessing.get_context("fork")
     is_stopping = False
-    children: list[Any] = []
 
-    def start() -> Any:
-        child = context.Process(target=_run_one, args=(app, options))
+    def start() -> BaseProcess:
+        child = context.Process(target=_run_one_of_many, args=(app, options), name="penstock worker")
+        # A signal in between would end up with the parent's handler in the child.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         child.start()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         return child
 
-    def stop(number: int, frame: Any) -> None:
+    def stop(number: int, frame: object) -> None:
         nonlocal is_stopping
         is_stopping = True
         for child in children:
-            if child.is_alive():
+            if child.is_alive() and child.pid is not None:
                 os.kill(child.pid, signal.SIGTERM)
 
-    children.extend(start() for _ in range(processes))
-    for number in (signal.SIGTERM, signal.SIGINT):
+    children: list[BaseProcess] = []
+    for number in _SIGNALS:
         signal.signal(number, stop)
-    while any(child.is_alive() for child in children):
+    children.extend(start() for _ in range(processes))
+    if is_stopping:
+        stop(0, None)
+    while not (is_stopping or options["drain"]) or any(child.is_alive() for child in children):
+        wait([child.sentinel for child in children if child.is_alive()], timeout=0.5)
         for index, child in enumerate(children):
-            child.join(0.2)
             if not child.is_alive() and not is_stopping and not options["drain"]:
                 log.warning("worker.died", exit_code=child.exitcode)
                 time.sleep(1)
                 if not is_stopping:
                     children[index] = start()
-    return max(abs(child.exitcode or 0) for child in children) and 1
+    return 0 if all(child.exitcode in (0, -signal.SIGTERM) for child in children) else 1

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from penstock import db, tasks, workers
-from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.worker.desk import Desk
@@ -26,11 +25,18 @@ class Beat:
         self._loop = asyncio.get_running_loop()
         self._ended = threading.Event()
         self._now = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="penstock beat", daemon=True)
+        self._thread = threading.Thread(target=self._beats, name="penstock beat", daemon=True)
         self._connection: db.SyncConnection | None = None
 
     def start(self) -> None:
         self._thread.start()
+
+    async def run(self) -> None:
+        """Watch the thread: one that waits for a dead network does not see that the leases are over."""
+        while True:
+            await asyncio.sleep(min(1.0, self._desk.lease_seconds / 6))
+            if time.monotonic() - self._desk.beaten_at > self._desk.lease_seconds:
+                self._desk.lose_all("lease_lost")
 
     def describe(self, **changes: Any) -> None:
         """Change what the worker says of itself."""
@@ -47,23 +53,22 @@ class Beat:
         self._now.set()
         self._thread.join(timeout=5)
 
-    def _run(self) -> None:
-        while True:
-            last = self._ended.is_set()
-            started = time.monotonic()
+    def _beats(self) -> None:
+        is_last = False
+        while not is_last:
+            is_last = self._ended.is_set()
+            self._now.clear()
+            started_at = time.monotonic()
             try:
                 self._beat()
-                self._desk.beaten_at = started
-            except PenstockError as error:
+                self._desk.beaten_at = started_at
+                self._report()
+            except Exception as error:
                 self._disconnect()
-                if not last:
+                if not is_last:
                     log.warning("worker.beat_failed", error=str(error))
-                if time.monotonic() - self._desk.beaten_at > self._desk.lease_seconds:
-                    self._in_loop(self._desk.lose_all, "lease_lost")
-            if last:
-                break
-            self._now.wait(self._pause())
-            self._now.clear()
+            if not is_last:
+                self._now.wait(self._pause())
         self._disconnect()
 
     def _pause(self) -> float:
@@ -72,20 +77,22 @@ class Beat:
 
     def _beat(self) -> None:
         if self._connection is None:
-            self._connection = db.connect(self._dsn, name=f"penstock beat {self._desk.worker_id}", wait_seconds=1)
-        leases = [(held.claim.id, held.claim.lease) for held in list(self._desk.held.values()) if not held.lost]
+            name = f"penstock beat {self._desk.worker_id}"
+            self._connection = db.connect(self._dsn, name=name, wait_seconds=1)
+        leases = [
+            (held.claim.id, held.claim.lease) for held in list(self._desk.held.values()) if not held.lost
+        ]
         if leases:
-            for task_id, lease, code in tasks.heartbeat_sync(
+            lost = tasks.heartbeat_sync(
                 self._connection, self._desk.worker_id, leases, self._desk.lease_seconds
-            ):
-                self._in_loop(self._desk.lose, task_id, lease, code)
-        workers.report_sync(
-            self._connection, worker_id=self._desk.worker_id, info={**self._description, "running": self._desk.running}
-        )
+            )
+            for task_id, lease, code in lost:
+                self._loop.call_soon_threadsafe(self._desk.lose, task_id, lease, code)
 
-    def _in_loop(self, function: Any, *arguments: Any) -> None:
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *arguments)
+    def _report(self) -> None:
+        assert self._connection is not None
+        info = {**self._description, "running": self._desk.running}
+        workers.report_sync(self._connection, worker_id=self._desk.worker_id, info=info)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

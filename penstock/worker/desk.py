@@ -3,45 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
+from collections.abc import Callable
+from typing import Any
 
 from penstock import db
-from penstock.app import App, Context
+from penstock.app import App
+from penstock.context import Context
 from penstock.tasks import Claim
 
 
 class Held:
     """A task this worker has the lease of."""
 
-    __slots__ = ("claim", "context", "lost", "runner")
+    __slots__ = ("arrived_at", "claim", "context", "lost", "runner", "thread")
 
-    def __init__(self, claim: Claim) -> None:
-        self.claim = claim
+    def __init__(self, claim: Claim, arrived_at: float) -> None:
+        self.claim, self.arrived_at = claim, arrived_at
         self.context: Context | None = None
         self.runner: asyncio.Task[None] | None = None
+        self.thread: asyncio.Future[Any] | None = None
+        """A thread that still runs although the attempt is over: it cannot be stopped."""
         self.lost: str | None = None
-        """Why the lease is gone: `lease_lost`, `canceled`, or `handed_back` when we are closing."""
+        """Why the attempt is over before its handler: `lease_lost`, `canceled`, or `handed back`."""
 
 
 class Desk:
     """The tasks a worker holds: waiting in the buffer, running, or being reported."""
 
     # What a quarter of a second of work is worth is taken in advance: nothing when tasks are slow, so that
-    # another worker can have them, hundreds when they are quick.
+    # another worker can have them, hundreds when they are quick. What has waited much longer goes back.
     AHEAD_SECONDS = 0.25
+    STALE_SECONDS = 2.0
+    RATE_SECONDS = 0.5
 
     def __init__(
-        self, worker_id: str, app: App, pool: db.Pool, concurrency: int, buffer: int, lease_seconds: int, kinds: list[str]
-    ) -> None:
+        self, worker_id: str, app: App, pool: db.Pool, *, concurrency: int, buffer: int, lease_seconds: int,
+        kinds: list[str],
+    ) -> None:  # fmt: skip
         self.worker_id, self.app, self.pool = worker_id, app, pool
         self.concurrency, self.lease_seconds, self.kinds = concurrency, lease_seconds, kinds
         self.held: dict[int, Held] = {}
         self.waiting: deque[Held] = deque()
         self.running = 0
+        self.abandoned = 0
+        """Of those running: threads whose attempt is over."""
         self.ended = 0
         self.is_closing = False
         self.beaten_at = time.monotonic()
+        self.on_drop: Callable[[Held], None] = lambda held: None
         self._max_ahead = buffer
         self._idle: deque[asyncio.Future[None]] = deque()
         self._change = asyncio.Event()
@@ -52,9 +64,13 @@ class Desk:
     def room(self) -> int:
         """How many more tasks to claim now."""
         now = time.monotonic()
-        if now - self._rated_at > 0.05:
-            fresh = (self.ended - self._rated_ended) / (now - self._rated_at)
-            self._rate = fresh if self._rate == 0 else 0.5 * self._rate + 0.5 * fresh
+        if now - self.beaten_at > self.lease_seconds:
+            # What we took now we could not keep.
+            return 0
+        if (passed := now - self._rated_at) > self.RATE_SECONDS / 10:
+            # A moving average over the last moments.
+            fresh = (self.ended - self._rated_ended) / passed
+            self._rate = fresh + (self._rate - fresh) * math.exp(-passed / self.RATE_SECONDS)
             self._rated_at, self._rated_ended = now, self.ended
         ahead = min(self._max_ahead, int(self._rate * self.AHEAD_SECONDS))
         room = self.concurrency + ahead - len(self.waiting) - self.running
@@ -63,8 +79,9 @@ class Desk:
 
     def arrive(self, claims: list[Claim]) -> None:
         """Put claimed tasks into the buffer."""
+        now = time.monotonic()
         for claim in claims:
-            held = Held(claim)
+            held = Held(claim, now)
             self.held[claim.id] = held
             self.waiting.append(held)
         for _ in range(min(len(claims), len(self._idle))):
@@ -92,10 +109,12 @@ class Desk:
                 turn.set_result(None)
                 return
 
-    def take_buffered(self) -> list[Held]:
-        """Everything that has not begun."""
-        taken = list(self.waiting)
-        self.waiting.clear()
+    def take_buffered(self, *, only_stale: bool = False) -> list[Held]:
+        """Everything that has not begun, or what has waited so long that others had better have it."""
+        limit = time.monotonic() - self.STALE_SECONDS if only_stale else math.inf
+        taken: list[Held] = []
+        while self.waiting and self.waiting[0].arrived_at < limit:
+            taken.append(self.waiting.popleft())
         return taken
 
     def leave(self) -> None:
@@ -111,7 +130,7 @@ class Desk:
             del self.held[task_id]
 
     def lose(self, task_id: int, lease: int, why: str) -> None:
-        """The lease is gone: stop the handler, drop what it reports."""
+        """The attempt is over: stop the handler, drop what it reports."""
         held = self.held.get(task_id)
         if held is None or held.claim.lease != lease or held.lost:
             return
@@ -120,14 +139,18 @@ class Desk:
             held.context.stop()
         if held.runner is not None:
             held.runner.cancel()
-        if held in self.waiting:
+        elif held in self.waiting:
             self.waiting.remove(held)
-            self.forget(task_id, lease)
+            self.on_drop(held)
 
     def lose_all(self, why: str) -> None:
         """No heartbeat got through for a whole lease: others may have our tasks by now."""
         for held in list(self.held.values()):
             self.lose(held.claim.id, held.claim.lease, why)
+
+    def touch(self) -> None:
+        """Something changed: whoever waits looks again."""
+        self._change.set()
 
     async def changed(self, timeout: float) -> None:  # noqa: ASYNC109 (at most so long, not at least)
         """Wait until a handler ends, or so long."""

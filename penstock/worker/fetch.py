@@ -9,48 +9,64 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock import tasks
-from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.worker.desk import Desk
+    from penstock.worker.finish import Finish
+    from penstock.worker.upkeep import Upkeep
     from penstock.worker.wake import Wake
 
 log = structlog.get_logger("penstock.worker")
 
 
 class Fetch:
-    """Keeps the desk supplied. Ends by itself only when told to stop at the first empty claim with nothing held."""
+    """Keeps the desk supplied until it closes; when draining, until nothing is held and nothing is left."""
 
-    def __init__(self, desk: Desk, wake: Wake, *, stop_when_idle: bool = False) -> None:
-        self._desk, self._wake, self._stop_when_idle = desk, wake, stop_when_idle
+    def __init__(
+        self, desk: Desk, wake: Wake, finish: Finish, upkeep: Upkeep, *, stop_when_idle: bool = False
+    ) -> None:
+        self._desk, self._wake, self._finish, self._upkeep = desk, wake, finish, upkeep
+        self._stop_when_idle = stop_when_idle
 
     async def run(self) -> None:
-        while True:
-            room = self._desk.room()
+        desk = self._desk
+        while not desk.is_closing:
+            room = desk.room()
             if room <= 0:
-                await self._desk.changed(1.0)
+                await desk.changed(1.0)
+                self._finish.hand_back(desk.take_buffered(only_stale=True))
                 continue
             try:
                 claims = await tasks.claim(
-                    self._desk.pool,
-                    self._desk.worker_id,
+                    desk.pool,
+                    desk.worker_id,
                     limit=min(room, 1000),
-                    kinds=self._desk.kinds,
-                    lease_seconds=self._desk.lease_seconds,
+                    kinds=desk.kinds,
+                    lease_seconds=desk.lease_seconds,
                 )
-            except PenstockError as error:
+                is_idle = not claims and not desk.held
+                if is_idle and self._stop_when_idle and not await self._upkeep.once():
+                    return
+            except Exception as error:
                 # What was claimed in a lost answer comes back with its lease.
                 log.warning("worker.fetch_failed", error=str(error))
                 await asyncio.sleep(random.uniform(0.5, 2))
                 continue
             if claims:
-                self._desk.arrive(claims)
+                desk.arrive(claims)
                 self._wake.found_work()
                 # Let the handlers begin before we ask for more.
                 await asyncio.sleep(0)
-            elif self._stop_when_idle and not self._desk.held:
-                return
             elif self._stop_when_idle:
-                await self._desk.changed(0.05)
+                await desk.changed(0.05 if desk.held else 0)
             else:
                 await self._wake.for_work()
+
+    async def stop(self, running: asyncio.Task[None], seconds: float = 5) -> None:
+        """End after a claim that is under way: its tasks must not be left in a lost answer."""
+        self._desk.is_closing = True
+        self._desk.touch()
+        self._wake.work.set()
+        await asyncio.wait([running], timeout=seconds)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)

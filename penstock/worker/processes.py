@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import multiprocessing
 import pickle
+import signal
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any
 
+from penstock.app import Task
+from penstock.context import Fail, Reschedule
+from penstock.worker import outcome
+
 _context = multiprocessing.get_context("spawn")
-
-
-class ProcessDied(Exception):
-    """The process that ran the handler died."""
 
 
 class Processes:
@@ -21,85 +25,100 @@ class Processes:
 
     def __init__(self, limit: int) -> None:
         self._free: list[_Process] = []
-        self._all: set[_Process] = set()
-        self._places = asyncio.Semaphore(limit)
+        self._busy: set[_Process] = set()
+        # A thread each, to wait for the answer.
+        self._threads = ThreadPoolExecutor(limit, thread_name_prefix="penstock process")
 
     async def call(self, function: Callable[..., Any], values: dict[str, Any]) -> Any:
-        """Run `function(**values)` in a process. Whoever cancels this kills the process."""
-        async with self._places:
-            process = self._free.pop() if self._free else self._start()
-            try:
-                result = await asyncio.shield(asyncio.get_running_loop().run_in_executor(None, process.call, function, values))
-            except BaseException as error:
-                if isinstance(error, HandlerError):
-                    self._free.append(process)
-                    raise error.original from None
-                self._all.discard(process)
-                process.kill()
-                raise
-            self._free.append(process)
-            return result
+        """Run `function(**values)` in a process; gives the output as JSON text. Cancelling kills it."""
+        process = self._free.pop() if self._free else _Process()
+        self._busy.add(process)
+        # By name: what was decorated is not what pickle would find there.
+        what = (function.__module__, function.__qualname__, values)
+        try:
+            answer = asyncio.get_running_loop().run_in_executor(self._threads, process.ask, what)
+            word, *rest = await asyncio.shield(answer)
+        except BaseException:
+            process.kill()
+            raise
+        finally:
+            self._busy.discard(process)
+        self._free.append(process)
+        if word == "output":
+            return rest[0]
+        raise Reschedule(*rest) if word == "reschedule" else outcome.HandlerFailed(rest[0])
 
     def close(self) -> None:
-        for process in self._all:
+        """Kill them all."""
+        for process in (*self._busy, *self._free):
             process.kill()
-        self._all.clear()
         self._free.clear()
-
-    def _start(self) -> _Process:
-        process = _Process()
-        self._all.add(process)
-        return process
-
-
-class HandlerError(Exception):
-    """Carries a handler's exception out of the process."""
-
-    def __init__(self, original: Exception) -> None:
-        self.original = original
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class _Process:
-    def __init__(self) -> None:
-        self._ours, theirs = _context.Pipe()
-        self._process = _context.Process(target=_serve, args=(theirs,), daemon=True, name="penstock task")
-        self._process.start()
-        theirs.close()
+    """A process and the pipe to it. All but `kill` runs in the thread that waits for it."""
 
-    def call(self, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._is_killed = False
+        self._process: Any = None
+        self._pipe: Connection | None = None
+
+    def ask(self, what: tuple[str, str, dict[str, Any]]) -> tuple[Any, ...]:
+        pipe = self._started()
         try:
-            # By name: the decorated function is not what pickle would find there.
-            self._ours.send((function.__module__, function.__qualname__, values))
-            is_result, answer = self._ours.recv()
+            pipe.send(what)
+            return pipe.recv()
         except (EOFError, OSError) as error:
-            self._process.join(1)
-            raise ProcessDied(f"the process ended with exit code {self._process.exitcode}") from error
-        if is_result:
-            return answer
-        raise HandlerError(answer)
+            self._process.join(5)
+            raise outcome.ProcessDied(f"its process ended with exit code {self._process.exitcode}") from error
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            raise Fail(f"the input cannot be sent to a process: {error}", code="bad_input") from error
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.join(5)
-        self._ours.close()
+        with self._lock:
+            self._is_killed = True
+            if self._process is not None:
+                # Whoever waits for an answer sees the pipe end.
+                self._process.kill()
+
+    def _started(self) -> Connection:
+        with self._lock:
+            if self._is_killed:
+                raise outcome.ProcessDied("it was killed before it began")
+            if self._pipe is None:
+                self._pipe, theirs = _context.Pipe()
+                self._process = _context.Process(
+                    target=_serve, args=(theirs,), daemon=True, name="penstock task"
+                )
+                self._process.start()
+                theirs.close()
+            return self._pipe
 
 
 def _serve(pipe: Connection) -> None:
-    import importlib
-
+    # The worker decides when this ends: a signal to the whole group must not spoil its drain.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     while True:
         try:
             module, name, values = pipe.recv()
         except EOFError:
             return
-        try:
-            found: Any = importlib.import_module(module)
-            for part in name.split("."):
-                found = getattr(found, part)
-            answer: tuple[bool, Any] = (True, getattr(found, "function", found)(**values))
-        except Exception as error:
-            answer = (False, error)
-        try:
-            pipe.send(answer)
-        except (pickle.PicklingError, TypeError, AttributeError) as error:
-            pipe.send((False, TypeError(f"what the handler returned or raised cannot be sent: {error}")))
+        pipe.send(_answer(module, name, values))
+
+
+def _answer(module: str, name: str, values: dict[str, Any]) -> tuple[Any, ...]:
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        task: Any = found
+        if not isinstance(found, Task):
+            raise TypeError(f"{module}.{name} is not a task: give it the name of its function")
+        return "output", outcome.output(task, task.function(**values))
+    except Reschedule as word:
+        return "reschedule", word.delay, word.reason
+    except Exception as error:
+        return "failed", outcome.describe(error)

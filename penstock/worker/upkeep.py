@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock import db, schedules
-from penstock.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.worker.desk import Desk
@@ -19,30 +18,40 @@ log = structlog.get_logger("penstock.worker")
 
 
 class Upkeep:
-    """Takes back what others lost, queues what is due, fires schedules. Sleeps until the database knows of more."""
+    """Takes back what others lost, queues what is due, fires schedules. Sleeps until there is more to do."""
 
     def __init__(self, desk: Desk, wake: Wake) -> None:
         self._desk, self._wake = desk, wake
+        self._lock = asyncio.Lock()
+        self._pause = 5.0
 
     async def run(self) -> None:
         while True:
-            pause = 5.0
             try:
-                row = (await db.call(self._desk.pool, "upkeep"))[0]
-                if row["next_seconds"] is not None:
-                    pause = row["next_seconds"]
-                if row["reclaimed"] or row["promoted"]:
-                    log.info("worker.upkeep", reclaimed=row["reclaimed"], promoted=row["promoted"])
-                await schedules.fire_due(self._desk.pool, self._desk.app.draw)
-            except PenstockError as error:
+                await self.once()
+            except Exception as error:
                 log.warning("worker.upkeep_failed", error=str(error))
-            await self._sleep(pause)
+                self._pause = 5.0
+            await self._sleep(self._pause)
+
+    async def once(self) -> bool:
+        """Do what is to be done now. False if that was nothing."""
+        async with self._lock:
+            row = (await db.call(self._desk.pool, "upkeep"))[0]
+            fired = await schedules.fire_due(self._desk.pool, self._desk.app.draw)
+            self._pause = 5.0 if row["next_seconds"] is None else row["next_seconds"]
+            if not (row["reclaimed"] or row["promoted"] or row["chores"] or fired):
+                return False
+            log.info("worker.upkeep", reclaimed=row["reclaimed"], promoted=row["promoted"], fired=len(fired))
+            self._wake.work.set()
+            return True
 
     async def _sleep(self, pause: float) -> None:
-        # Not all workers at the same moment, and not later than a few seconds: a task may be parked meanwhile.
+        # Not all workers at the same moment, and not later than a few seconds: more may be parked meanwhile.
         limit = 5.0 if self._wake.is_listening or self._desk.held else 15.0
+        wait = min(max(pause, 0.02), limit) * random.uniform(1, 1.2)
         try:
-            await asyncio.wait_for(self._wake.chores.wait(), min(max(pause, 0.02), limit) * random.uniform(1, 1.2))
+            await asyncio.wait_for(self._wake.chores.wait(), wait)
         except TimeoutError:
             return
         finally:

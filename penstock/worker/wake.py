@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import structlog
 
 from penstock import db
-from penstock.errors import PenstockError
 from penstock.settings import Listen
 
 if TYPE_CHECKING:
@@ -21,13 +21,13 @@ log = structlog.get_logger("penstock.worker")
 
 
 class Wake:
-    """Tells fetch that work may be there, upkeep that it has something to do, beat that something was canceled."""
+    """Tells fetch that work may be there, upkeep that it is needed, beat that a job was canceled."""
 
     POLL_SECONDS = (5.0, 30.0)
     """With LISTEN, polling is only the net."""
     POLL_SECONDS_ALONE = (0.05, 30.0)
     """Without it, polling starts quick after work and backs off."""
-    PROBE_SECONDS = 2.0
+    PROBE_SECONDS = 5.0
 
     def __init__(self, dsn: str, desk: Desk, mode: Listen) -> None:
         self.work = asyncio.Event()
@@ -35,9 +35,8 @@ class Wake:
         self.on_cancel: Callable[[], None] = lambda: None
         self.is_listening = False
         self._dsn, self._desk, self._mode = dsn, desk, mode
-        self._pause = self.POLL_SECONDS_ALONE[0]
+        self._pause = 0.0
         self._token = f"probe:{uuid4()}"
-        self._heard = asyncio.Event()
 
     async def for_work(self) -> None:
         """Wait for a hint, or for the time to look anyway."""
@@ -56,39 +55,49 @@ class Wake:
 
     async def run(self) -> None:
         """Listen, and again after each broken connection."""
-        if self._mode == "off":
-            return
-        while True:
+        while self._mode != "off":
+            probe: asyncio.Task[None] | None = None
             try:
-                async for payload in db.listen(self._dsn, "penstock", name=f"penstock listen {self._desk.worker_id}"):
-                    if payload == "":
-                        probe = asyncio.create_task(self._probe())
-                        # Work may have come between the last look and now.
-                        self.work.set()
-                    elif payload == self._token:
-                        self._heard.set()
-                    else:
-                        self._hear(payload)
-            except PenstockError as error:
-                self.is_listening = False
+                async with aclosing(self._payloads()) as payloads:
+                    async for payload in payloads:
+                        if payload == "":
+                            probe = asyncio.create_task(self._probe())
+                            # Work may have come between the last look and now.
+                            self._wake_all()
+                        else:
+                            self._hear(payload)
+            except db.Pooled:
+                log.info(
+                    "worker.polling", reason="a pooler stands between: it may take LISTEN and not deliver"
+                )
+                break
+            except Exception as error:
                 log.warning("worker.listen_failed", error=str(error))
-            else:
-                del probe
+            finally:
+                self.is_listening = False
+                if probe is not None:
+                    probe.cancel()
+            self._wake_all()
             await asyncio.sleep(random.uniform(0.5, 2))
+        await asyncio.Event().wait()
+
+    def _payloads(self) -> AsyncGenerator[str]:
+        name = f"penstock listen {self._desk.worker_id}"
+        return db.listen(self._dsn, "penstock", name=name, is_pooled_refused=self._mode == "auto")
 
     async def _probe(self) -> None:
-        """A transaction pooler takes LISTEN and never delivers: send ourselves a word and see."""
-        self._heard.clear()
+        """Send ourselves a word: only what comes back shows that notifications are delivered."""
         try:
             await db.rows(self._desk.pool, "select pg_notify('penstock', %s)", (self._token,))
-            await asyncio.wait_for(self._heard.wait(), self.PROBE_SECONDS)
-            self.is_listening = True
-        except TimeoutError:
-            log.warning("worker.polling", reason="notifications do not arrive, as behind a transaction pooler")
-        except PenstockError as error:
+        except Exception as error:
             log.warning("worker.listen_failed", error=str(error))
+            return
+        await asyncio.sleep(self.PROBE_SECONDS)
+        if not self.is_listening:
+            log.warning("worker.polling", reason="notifications do not arrive")
 
     def _hear(self, payload: str) -> None:
+        self.is_listening = True
         word, _, what = payload.partition(":")
         if word == "ready" and what in self._desk.kinds:
             self.work.set()
@@ -96,3 +105,8 @@ class Wake:
             self.chores.set()
         elif word == "cancel":
             self.on_cancel()
+
+    def _wake_all(self) -> None:
+        self.work.set()
+        self.chores.set()
+        self.on_cancel()

@@ -497,7 +497,7 @@ class TestComplete:
         """The tasks that come after would be handed a document their worker cannot read."""
         sql.start(graph(a="", b="a"))
         task = sql.claim_one()
-        with sql.refused(422, "unreadable", field="p_output"):
+        with sql.refused(413, "too_large", field="p_output"):
             sql.execute(
                 "select penstock.complete_task(%s, 'w1', %s::jsonb, %s)", task["id"], output, task["lease"]
             )
@@ -508,7 +508,7 @@ class TestComplete:
             task["lease"],
             output,
         )
-        assert [row["code"] for row in refused] == ["unreadable"]
+        assert [row["code"] for row in refused] == ["too_large"]
 
 
 class TestFail:
@@ -742,7 +742,7 @@ class TestFail:
             task["lease"],
             "[" * 5000 + "]" * 5000,
         )
-        assert sql.one("select error_details from penstock.attempts")["dropped"] == "unreadable"
+        assert sql.one("select error_details from penstock.attempts")["dropped"] == "too_large"
 
 
 class TestReschedule:

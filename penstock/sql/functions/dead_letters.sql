@@ -5,6 +5,9 @@ returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
   v_deltas phase_delta[];
+  v_some_deltas phase_delta[];
+  v_freed ready[];
+  v_some_freed ready[];
   v_job record;
 begin
   insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id, error_code, error_message)
@@ -21,7 +24,9 @@ begin
     select job_id, array_agg(task_id) filter (where has_children) as parents from unnest(p_leases) group by job_id order by job_id
   loop
     if v_job.parents is not null then
-      v_deltas := v_deltas || _settle_children(v_job.job_id, v_job.parents);
+      select s.deltas, s.freed into v_some_deltas, v_some_freed from _settle_children(v_job.job_id, v_job.parents) as s;
+      v_deltas := v_deltas || v_some_deltas;
+      v_freed := v_freed || v_some_freed;
     end if;
   end loop;
   perform _move_progress(v_deltas);
@@ -34,6 +39,7 @@ begin
       perform _stop_job(v_job.id, v_job.tenant_id, 'failed', 'a task failed and the job stops at the first failure');
     end if;
   end loop;
+  perform _queue(v_freed, false);
 end
 $$;
 comment on function penstock._bury(penstock.leases[], text[], text[], text[]) is 'Ends tasks as failed for good, with their letters, and everything that follows.';
@@ -46,8 +52,12 @@ declare
   v_some phase_delta[];
   v_deltas phase_delta[] := '{}';
 begin
-  -- A canceled child comes back when each of its parents has succeeded or runs again.
+  -- A canceled child comes back when each of its parents has succeeded or runs again. One that runs whatever becomes of
+  -- its parents, and still waits for others, waits for these again.
   loop
+    update parked p set pending = p.pending + c.n
+    from (select child_id, count(*)::integer as n from edges where job_id = p_job_id and parent_id = any (v_wave) group by child_id) as c
+    where p.job_id = p_job_id and p.task_id = c.child_id and p.pending > 0;
     v_wave := array(
       select distinct e.child_id from edges e
       join results r on r.job_id = p_job_id and r.task_id = e.child_id and r.outcome = 'canceled' and r.error_code = 'parent_failed'
@@ -79,16 +89,36 @@ comment on function penstock._revive_children(uuid, bigint[]) is 'Brings back wh
 create or replace function penstock._replay(p_letter_ids bigint[])
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
 declare
+  v_job_ids uuid[] := array(select distinct job_id from dead_letters where id = any (p_letter_ids) order by job_id);
   v_job_id uuid;
   v_job jobs;
   v_ids bigint[];
   v_rows ready[];
+  v_all_rows ready[];
+  v_held_jobs uuid[];
+  v_held bigint[];
   v_deltas phase_delta[];
   v_count integer := 0;
 begin
-  for v_job_id in select distinct job_id from dead_letters where id = any (p_letter_ids) order by job_id loop
-    perform 1 from phases where job_id = v_job_id order by position for update;
-    select * into v_job from jobs where id = v_job_id for no key update;
+  -- All locks first, each kind in its order, whatever the number of jobs: what may come back, and all it comes after,
+  -- so that nobody's end is missed by a child that is just coming back.
+  with recursive below as (
+    select e.job_id, e.child_id from dead_letters d join edges e on e.job_id = d.job_id and e.parent_id = d.task_id
+    where d.id = any (p_letter_ids)
+    union
+    select e.job_id, e.child_id from below b join edges e on e.job_id = b.job_id and e.parent_id = b.child_id
+  ), held as (
+    select b.job_id, b.child_id as id from below b
+    union select e.job_id, e.parent_id from below b join edges e on e.job_id = b.job_id and e.child_id = b.child_id
+  )
+  select array_agg(h.job_id), array_agg(h.id) into v_held_jobs, v_held from held h;
+  if v_held is not null then
+    perform _hold_tasks(v_held_jobs, v_held);
+  end if;
+  perform 1 from phases where job_id = any (v_job_ids) order by job_id, position for update;
+  perform 1 from jobs where id = any (v_job_ids) order by id for no key update;
+  foreach v_job_id in array v_job_ids loop
+    select * into v_job from jobs where id = v_job_id;
     continue when v_job.status = 'canceled';
     with gone as (
       delete from dead_letters where id = any (p_letter_ids) and job_id = v_job_id returning task_id
@@ -108,11 +138,13 @@ begin
       update jobs set status = 'running', status_reason = null, finished_at = null where id = v_job_id;
       insert into chores (job_id, tenant_id, verb, created_at) values (v_job_id, v_job.tenant_id, 'unpark', _now())
       on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;
+      perform pg_notify('penstock', 'chores');
     end if;
-    perform _queue(v_rows, false);
+    v_all_rows := v_all_rows || v_rows;
     perform _audit(v_job.tenant_id, 'job.retried', v_job_id, 'job:' || v_job_id, jsonb_build_object('tasks', cardinality(v_ids)));
     v_count := v_count + cardinality(v_ids);
   end loop;
+  perform _queue(v_all_rows, false);
   return v_count;
 end
 $$;
@@ -123,7 +155,8 @@ returns bigint[] language plpgsql stable set search_path = penstock, pg_temp as 
 declare
   v_unknown text;
 begin
-  if jsonb_typeof(p_filter) is distinct from 'object' or p_filter = '{}' then
+  if jsonb_typeof(p_filter) is distinct from 'object' or p_filter - 'limit' - 'all' = '{}' and p_filter -> 'all' is distinct from 'true'
+     or p_filter ? 'ids' and jsonb_typeof(p_filter -> 'ids') <> 'array' then
     perform _refuse(422, 'invalid_filter', 'say which dead letters: ids, job_id, kind, error_code, reason, tenant_id; {"all": true} for all');
   end if;
   select k into v_unknown from jsonb_object_keys(p_filter) as k
@@ -160,10 +193,11 @@ comment on function penstock.replay_dead_letters(jsonb) is
 create or replace function penstock.discard_dead_letters(p_filter jsonb)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
+  v_ids bigint[] := _matching_letters(p_filter);
   v_count integer;
 begin
   with gone as (
-    delete from dead_letters where id = any (_matching_letters(p_filter)) returning tenant_id, job_id, task_id
+    delete from dead_letters where id = any (v_ids) returning tenant_id, job_id, task_id
   ), logged as (
     insert into audit_log (at, tenant_id, actor, action, job_id, subject)
     select _now(), tenant_id, _actor(), 'dead_letter.discarded', job_id, 'task:' || task_id from gone

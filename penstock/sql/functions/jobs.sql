@@ -1,6 +1,6 @@
 -- Jobs. queued -> running <-> paused -> completed | failed | canceled; retry takes failed back to running.
--- Lock order everywhere: leases and ready rows, then parked rows by task id, then phases by job and position,
--- then jobs by id. Whoever ends the last task of a phase locks the job and looks at all phases: of several who
+-- Lock order everywhere: leases, ready rows, then parked rows by task id, then phases by job and position, then
+-- jobs by id, then shares. Whoever ends the last task of a phase locks the job and looks at all phases: of several who
 -- do so at once, the last one to get the lock sees the others' work and ends the job.
 
 create or replace function penstock._guard_job()
@@ -154,9 +154,21 @@ returns bigint[] language plpgsql security definer set search_path = penstock, p
   set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
+  v_parents bigint[];
 begin
   if p_task_id is not null then
+    if not exists (select from tasks where job_id = p_job_id and id = p_task_id) then
+      perform _refuse(410, 'lease_lost', 'you do not hold the lease of a task of this job', jsonb_build_object('task_id', p_task_id));
+    end if;
     perform _require_lease(p_task_id, p_worker_id, p_lease);
+  end if;
+  -- The tasks they come after are locked before the phases are: who ends one of them goes the same way.
+  if v_job.finished_at is null and exists (select from tasks where job_id = p_job_id and key is not null) then
+    select array_agg(t.id) into v_parents from tasks t where t.job_id = p_job_id and t.key in (
+      select a #>> '{}' from jsonb_path_query(p_tasks, '$[*].after[*]') as a);
+    if v_parents is not null then
+      perform _hold_tasks(array_fill(p_job_id, array[cardinality(v_parents)]), v_parents);
+    end if;
   end if;
   -- With all phases locked nobody can end the last task, and so the job, between this look and the insert.
   perform 1 from phases where job_id = p_job_id order by position for update;
@@ -168,7 +180,7 @@ begin
 end
 $$;
 comment on function penstock.add_tasks(uuid, jsonb, bigint, text, bigint) is
-  'Adds tasks to a job that has not ended and returns their ids in order (null for one whose idempotency key is there already). A running task names itself and its lease.';
+  'Adds tasks to a job that has not ended and returns the ids of those added, in order; one whose idempotency key is there already is left out. A running task names itself and its lease.';
 
 create or replace function penstock._finish_jobs(p_job_ids uuid[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
@@ -313,7 +325,7 @@ begin
   if v_chore.verb = 'unpark' then
     with due as (
       select task_id from parked
-      where job_id = p_job_id and pending = 0 and reason = 'paused'
+      where job_id = p_job_id and pending = 0 and reason = 'paused' and until = 'infinity'
       limit p_bite for update skip locked
     ), gone as (
       delete from parked p using due where p.job_id = p_job_id and p.task_id = due.task_id returning p.*
@@ -354,7 +366,9 @@ begin
       v_left := v_left - v_count;
     end loop;
   end if;
-  if v_left > 0 then
+  -- What was locked a moment ago is for the next bite; in the ready set a claim sees to it.
+  if v_left > 0 and not (v_chore.verb = 'unpark' and exists (
+      select from parked where job_id = p_job_id and pending = 0 and reason = 'paused' and until = 'infinity')) then
     delete from chores where job_id = p_job_id;
   end if;
   return p_bite - v_left;
@@ -396,7 +410,7 @@ begin
     'params', v_job.params, 'priority', v_job.priority, 'created_at', v_job.created_at, 'created_by', v_job.created_by,
     'run_at', v_job.run_at, 'started_at', v_job.started_at, 'finished_at', v_job.finished_at,
     'progress', jsonb_build_object(
-      'percent', case when v_list.percent = 100 then 100 else least(99, greatest(v_list.percent, floor(coalesce(100 * v_fraction, 0))::integer)) end,
+      'percent', case when v_list.percent = 100 then 100 else least(99, greatest(v_list.percent, floor((100 * coalesce(v_fraction, 0))::numeric)::integer)) end,
       'phase', v_list.phase,
       'done', v_list.succeeded + v_list.failed + v_list.canceled, 'total', v_list.total,
       'succeeded', v_list.succeeded, 'failed', v_list.failed, 'canceled', v_list.canceled, 'running', v_running.n,
@@ -409,3 +423,40 @@ begin
 end
 $$;
 comment on function penstock.get_job(uuid) is 'A job with its progress: percent, phase, done, total, message, eta_seconds, phases.';
+
+create or replace function penstock.prune(p_limit integer default 10000)
+returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_cutoff timestamptz := _now() - make_interval(days => (_setting('retention_days'))::integer);
+  v_left integer := p_limit;
+  v_job_id uuid;
+  v_count integer;
+begin
+  for v_job_id in
+    select id from jobs where status in ('completed', 'failed', 'canceled') and finished_at < v_cutoff
+    order by id limit p_limit for update skip locked
+  loop
+    delete from results where ctid = any (array(select ctid from results where job_id = v_job_id limit v_left));
+    get diagnostics v_count = row_count;
+    v_left := v_left - v_count;
+    exit when v_left <= 0;
+    delete from tasks where ctid = any (array(select ctid from tasks where job_id = v_job_id limit v_left));
+    get diagnostics v_count = row_count;
+    v_left := v_left - v_count;
+    exit when v_left <= 0;
+    -- A large pause or cancel may not have been worked off yet: then the job waits for the next time.
+    continue when exists (select from chores where job_id = v_job_id) or exists (select from leases where job_id = v_job_id);
+    delete from edges where job_id = v_job_id;
+    delete from attempts where job_id = v_job_id;
+    delete from dead_letters where job_id = v_job_id;
+    delete from parked where job_id = v_job_id;
+    delete from phases where job_id = v_job_id;
+    delete from jobs where id = v_job_id;
+    v_left := v_left - 1;
+    exit when v_left <= 0;
+  end loop;
+  return p_limit - v_left;
+end
+$$;
+comment on function penstock.prune(integer) is
+  'Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.';

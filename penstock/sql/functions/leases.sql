@@ -29,10 +29,14 @@ create or replace function penstock.heartbeat_tasks(p_worker_id text, p_leases j
 returns table (id bigint, lease bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
-  v_until timestamptz := _now() + make_interval(secs => coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer));
+  v_seconds integer := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
+  v_until timestamptz := _now() + make_interval(secs => v_seconds);
 begin
+  if v_seconds not between 1 and 86400 then
+    perform _refuse(422, 'invalid_lease', 'p_lease_seconds is 1 to 86400', '{"field": "p_lease_seconds"}');
+  end if;
   -- A lease that is locked is just being completed by its own worker: neither extended nor lost.
-  update leases l set expires_at = v_until
+  update leases l set expires_at = greatest(l.expires_at, v_until)
   where l.ctid = any (array(
     select h.ctid from jsonb_to_recordset(p_leases) as g(id bigint, lease bigint)
     join leases h on h.task_id = g.id and h.lease = coalesce(g.lease, h.lease) and h.worker_id = p_worker_id
@@ -45,6 +49,8 @@ begin
   left join leases h on h.task_id = g.id and h.lease = coalesce(g.lease, h.lease) and h.worker_id = p_worker_id
   left join jobs j on j.id = h.job_id
   where h.task_id is null or h.is_canceled or j.status not in ('queued', 'running', 'paused');
+exception when data_exception then
+  perform _refuse(422, 'invalid_batch', 'p_leases is [{"id", "lease"}]', '{"field": "p_leases"}');
 end
 $$;
 comment on function penstock.heartbeat_tasks(text, jsonb, integer) is
@@ -70,7 +76,7 @@ create or replace function penstock.report_progress(
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   perform _require_lease(p_task_id, p_worker_id, p_lease);
-  update leases set fraction = coalesce(least(1, greatest(0, p_fraction)), fraction), message = coalesce(left(p_message, 500), message)
+  update leases set fraction = case when p_fraction is null then fraction else least(1, greatest(0, p_fraction)) end, message = coalesce(left(p_message, 500), message)
   where task_id = p_task_id;
 end
 $$;
@@ -96,41 +102,69 @@ language plpgsql security definer set search_path = penstock, pg_temp
 declare
   v_now timestamptz := _now();
   v_limit integer := (_setting('max_output_bytes'))::integer;
-  v_count integer;
+  v_count integer := 0;
   v_deltas phase_delta[];
   v_jobs uuid[];
   v_parents bigint[];
   v_job_id uuid;
+  v_freed ready[];
+  v_some_count integer;
+  v_some_deltas phase_delta[];
+  v_some_jobs uuid[];
+  v_some_parents bigint[];
+  v_some_freed ready[];
 begin
   perform _check_arrays(p_task_ids, p_leases, cardinality(p_outputs));
-  -- The lateral look-up keeps the plan: one index probe per task, whatever the statistics say.
-  with gone as (
-    delete from leases d where d.ctid = any (array(
-      select l.ctid from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
-      cross join lateral (
-        select x.ctid from leases x where x.task_id = g.id and x.lease = coalesce(g.lease, x.lease)
-          and x.worker_id = p_worker_id and not x.is_canceled offset 0) as l
-      where g.output is null or octet_length(g.output::text) <= v_limit))
-    returning d.*
-  ), ended as (
-    insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id, output)
-    select g.job_id, g.task_id, g.lease, g.tenant_id, g.started_at, v_now, g.failures + g.deaths + 1, g.phase, 'succeeded', p_worker_id, o.output
-    from gone g left join unnest(p_task_ids, p_outputs) as o(id, output) on o.id = g.task_id
-  )
-  select (select count(*) from gone),
-    (select array_agg(row(c.job_id, c.phase, c.n, 0, 0)::phase_delta) from (
-      select g.job_id, g.phase, count(*)::integer as n from gone g group by g.job_id, g.phase) as c),
-    (select array_agg(g.job_id) from gone g where g.has_children),
-    (select array_agg(g.task_id) from gone g where g.has_children)
-  into v_count, v_deltas, v_jobs, v_parents;
+  loop
+    -- The lateral look-up keeps the plan: one index probe per task, whatever the statistics say.
+    with gone as (
+      delete from leases d where d.ctid = any (array(
+        select l.ctid from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
+        cross join lateral (
+          select x.ctid from leases x where x.task_id = g.id and x.lease = coalesce(g.lease, x.lease)
+            and x.worker_id = p_worker_id and not x.is_canceled offset 0) as l
+        where g.output is null or octet_length(g.output::text) <= 128
+          or octet_length(g.output::text) <= v_limit and _is_readable(g.output)))
+        and not d.is_canceled
+      returning d.*
+    ), ended as (
+      insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id, output)
+      select g.job_id, g.task_id, g.lease, g.tenant_id, g.started_at, v_now, g.failures + g.deaths + 1, g.phase, 'succeeded', p_worker_id, o.output
+      from gone g left join (
+        select distinct on (x.id, x.lease) x.* from unnest(p_task_ids, p_leases, p_outputs) as x(id, lease, output)
+        where x.output is not null
+      ) as o on o.id = g.task_id and coalesce(o.lease, g.lease) = g.lease
+    )
+    select (select count(*) from gone),
+      (select array_agg(row(c.job_id, c.phase, c.n, 0, 0)::phase_delta) from (
+        select g.job_id, g.phase, count(*)::integer as n from gone g group by g.job_id, g.phase) as c),
+      (select array_agg(g.job_id) from gone g where g.has_children),
+      (select array_agg(g.task_id) from gone g where g.has_children)
+    into v_some_count, v_some_deltas, v_some_jobs, v_some_parents;
+    v_count := v_count + v_some_count;
+    v_deltas := v_deltas || v_some_deltas;
+    v_jobs := v_jobs || v_some_jobs;
+    v_parents := v_parents || v_some_parents;
+    exit when v_count = cardinality(p_task_ids);
+    -- A lease whose row was changed while we came for it (a beat, a report, a child added) is still ours: once more.
+    perform 1 from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
+    join leases l on l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id and not l.is_canceled
+    where g.output is null or octet_length(g.output::text) <= 128
+      or octet_length(g.output::text) <= v_limit and _is_readable(g.output)
+    order by l.ctid for update of l;
+    exit when not found;
+  end loop;
 
   if v_parents is not null then
     for v_job_id in select distinct j from unnest(v_jobs) as j order by j loop
-      v_deltas := v_deltas || _settle_children(v_job_id,
-        array(select p from unnest(v_jobs, v_parents) as x(j, p) where x.j = v_job_id));
+      select s.deltas, s.freed into v_some_deltas, v_some_freed from _settle_children(v_job_id,
+        array(select p from unnest(v_jobs, v_parents) as x(j, p) where x.j = v_job_id)) as s;
+      v_deltas := v_deltas || v_some_deltas;
+      v_freed := v_freed || v_some_freed;
     end loop;
   end if;
   perform _move_progress(v_deltas);
+  perform _queue(v_freed, false);
 
   if v_count < cardinality(p_task_ids) then
     return query select r.id, r.code from _refusals(p_worker_id, 'succeeded', p_task_ids, p_leases, p_outputs, v_limit) as r;
@@ -147,14 +181,19 @@ declare
   v_stopped leases[];
 begin
   with gone as (
-    delete from leases l where l.worker_id = p_worker_id and l.is_canceled and l.task_id = any (p_task_ids) returning l as held
+    -- Without waiting: here all other locks are taken already. What is passed over runs out.
+    delete from leases d where d.ctid = any (array(
+      select l.ctid from unnest(p_task_ids, p_leases) as x(id, lease)
+      join leases l on l.task_id = x.id and l.lease = coalesce(x.lease, l.lease) and l.worker_id = p_worker_id and l.is_canceled
+      for update of l skip locked)) returning d as held
   )
   select array_agg(g.held) into v_stopped from gone g;
   perform _keep_canceled(v_stopped);
   return query
   select g.id, case
       when exists (select from unnest(v_stopped) as s where s.task_id = g.id) then 'canceled'
-      when l.task_id is not null and octet_length(g.output::text) > p_limit then 'too_large'
+      when l.task_id is not null and g.output is not null and octet_length(g.output::text) > 128
+        and (octet_length(g.output::text) > p_limit or not _is_readable(g.output)) then 'too_large'
       else _lost_code(g.id) end
   from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
   left join leases l on l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id
@@ -169,6 +208,14 @@ $$;
 comment on function penstock._refusals(text, text, bigint[], bigint[], jsonb[], integer) is
   'Which tasks of a batch were not accepted, and why. What was said before with the same lease counts as accepted.';
 
+create or replace function penstock._others(
+  p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], out task_ids bigint[], out leases bigint[])
+language sql immutable set search_path = penstock, pg_temp as $$
+  select array_agg(g.id), array_agg(g.lease) from unnest(p_task_ids, p_leases) as g(id, lease)
+  where not exists (select from unnest(p_taken) as t where t.task_id = g.id and t.lease = coalesce(g.lease, t.lease))
+$$;
+comment on function penstock._others(bigint[], bigint[], penstock.leases[]) is 'What is left of a batch without those taken.';
+
 create or replace function penstock.complete_task(
   p_task_id bigint, p_worker_id text, p_output jsonb default null, p_lease bigint default null)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -177,7 +224,7 @@ declare
 begin
   select c.code into v_code from complete_tasks(p_worker_id, array[p_task_id], array[p_lease], array[p_output]) as c;
   if v_code = 'too_large' then
-    perform _refuse(413, v_code, 'the output is too large', jsonb_build_object('field', 'p_output', 'task_id', p_task_id),
+    perform _refuse(413, v_code, 'the output is too large, nested too deep, or holds a number beyond 1e308', jsonb_build_object('field', 'p_output', 'task_id', p_task_id),
       'Keep files in object storage and pass their path.');
   elsif v_code is not null then
     perform _refuse(410, v_code, 'you do not hold the lease of this task', jsonb_build_object('task_id', p_task_id));
@@ -212,13 +259,23 @@ begin
   if v_failed is not null then
     with error as (
       select f.held, (f.held).*, left(coalesce(nullif(f.error ->> 'code', ''), 'handler_error'), 100) as error_code,
-        left(coalesce(f.error ->> 'message', ''), 10000) as error_message, f.error -> 'details' as error_details,
-        coalesce((f.error ->> 'permanent')::boolean, false) as is_permanent,
+        left(coalesce(f.error ->> 'message', ''), 10000) as error_message,
+        case
+          when octet_length((f.error -> 'details')::text) <= 128 then f.error -> 'details'
+          when octet_length((f.error -> 'details')::text) <= 100000 and _is_readable(f.error -> 'details') then f.error -> 'details'
+          when f.error -> 'details' is not null then '{"dropped": "too_large"}'
+        end as error_details,
+        f.error -> 'permanent' = 'true' as is_permanent,
+        -- What is not a number here says nothing: an attempt has ended in any case.
         greatest(
-          least(coalesce((f.error ->> 'retry_after_seconds')::double precision, 0), 86400 * 30),
+          case when jsonb_typeof(f.error -> 'retry_after_seconds') = 'number'
+            then least((f.error -> 'retry_after_seconds')::numeric, 86400 * 30) else 0 end,
           random() * least(k.backoff_cap_seconds, k.backoff_seconds * power(2::double precision, least((f.held).failures, 60)))) as delay,
         coalesce(t.max_attempts, k.max_attempts) as max_attempts, k.retry_seconds,
-        (select min(a.started_at) from attempts a where a.job_id = t.job_id and a.task_id = t.id) as first_at
+        -- The attempts of its present life: a replay starts a new one.
+        (select min(a.started_at) from (
+          select x.started_at from attempts x where x.job_id = t.job_id and x.task_id = t.id
+          order by x.lease desc limit (f.held).failures + (f.held).deaths) as a) as first_at
       from (select unnest(v_failed) as held, unnest(v_errors) as error) as f
       join tasks t on t.job_id = (f.held).job_id and t.id = (f.held).task_id
       join kinds k on k.name = t.kind
@@ -249,16 +306,17 @@ begin
       array_agg(d.error_code order by d.task_id) filter (where d.death is not null),
       array_agg(d.error_message order by d.task_id) filter (where d.death is not null)
     into v_again, v_dead, v_reasons, v_codes, v_messages from decided d;
-    perform _queue(v_again, true);
     perform pg_notify('penstock', 'chores') where exists (
       select from parked p join unnest(v_failed) as f on f.job_id = p.job_id and f.task_id = p.task_id
       where p.until < v_now + interval '5 seconds');
     if v_dead is not null then
       perform _bury(v_dead, v_reasons, v_codes, v_messages);
     end if;
+    perform _queue(v_again, true);
   end if;
   if coalesce(cardinality(v_failed), 0) < cardinality(p_task_ids) then
-    return query select r.id, r.code from _refusals(p_worker_id, 'failed', p_task_ids, p_leases) as r;
+    return query select r.id, r.code from _others(p_task_ids, p_leases, v_failed) as o
+    cross join _refusals(p_worker_id, 'failed', o.task_ids, o.leases) as r;
   end if;
 end
 $$;
@@ -313,7 +371,8 @@ begin
     from unnest(v_leases) as l;
   end if;
   if coalesce(cardinality(v_leases), 0) < cardinality(p_task_ids) then
-    return query select r.id, r.code from _refusals(p_worker_id, 'rescheduled', p_task_ids, p_leases) as r;
+    return query select r.id, r.code from _others(p_task_ids, p_leases, v_leases) as o
+    cross join _refusals(p_worker_id, 'rescheduled', o.task_ids, o.leases) as r;
   end if;
 end
 $$;

@@ -67,7 +67,6 @@ returns tid[] language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_group record;
   v_best tid[];
-  v_swap record;
   v_tids tid[] := p_tids;
 begin
   for v_group in
@@ -78,14 +77,22 @@ begin
     v_best := array(
       select ctid from ready where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id
       order by priority, job_id, task_id limit cardinality(v_group.slots) for update skip locked);
-    -- The tasks that lose their slot take the slots of those that won it.
-    with won as (
-      select ctid, vtime, row_number() over (order by vtime) as n from ready where ctid = any (v_best) and ctid <> all (v_group.slots)
-    ), lost as (
-      select ctid, row_number() over (order by vtime desc) as n from ready where ctid = any (v_group.slots) and ctid <> all (v_best)
+    -- The best take these slots, in their order; those who lose theirs take the slots the best had.
+    with met as (
+      select r.ctid as tid, r.vtime, r.ctid = any (v_best) as is_best,
+        row_number() over (order by r.ctid = any (v_best) desc, r.priority, r.job_id, r.task_id) as rank,
+        row_number() over (order by r.ctid = any (v_group.slots) desc, r.vtime, r.task_id) as slot
+      from ready r where r.ctid = any (v_best || v_group.slots)
+    ), placed as (
+      select m.tid, m.is_best, s.vtime, s.vtime <> m.vtime as moves from met m join met s on s.slot = m.rank
+    ), moved as (
+      update ready r set vtime = p.vtime from placed p where r.ctid = p.tid and p.moves returning r.ctid as tid, p.is_best
     )
-    update ready r set vtime = w.vtime from won w join lost o using (n) where r.ctid = o.ctid;
-    v_tids := array(select t from unnest(v_tids) as t where t <> all (v_group.slots)) || v_best;
+    select array(select t from unnest(v_tids) as t where t <> all (v_group.slots))
+      || coalesce(array_agg(b.tid), '{}') into v_tids
+    from (
+      select tid from moved where is_best union all select tid from placed where is_best and not moves
+    ) as b;
   end loop;
   return v_tids;
 end
@@ -153,10 +160,18 @@ begin
         m.has_parents, m.has_children, p_worker_id, v_now, v_now + make_interval(secs => v_lease_seconds)
       from met m where m.status in ('queued', 'running')
       returning *
+    ), held as (
+      -- Under this lock no resume can pass by what is just being set aside. Whoever has the job now decides later.
+      select q.id from jobs q where q.id = any (array(select m.job_id from met m where m.status in ('paused', 'failed')))
+      and q.status in ('paused', 'failed') for share skip locked
     ), kept as (
       insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, until, reason)
       select m.task_id, m.job_id, m.tenant_id, m.lane_id, m.priority, m.phase, m.failures, m.deaths, m.has_parents, m.has_children, 'infinity', 'paused'
-      from met m where m.status in ('paused', 'failed')
+      from met m join held h on h.id = m.job_id
+    ), left_alone as (
+      insert into ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children)
+      select m.task_id, m.vtime, m.job_id, m.tenant_id, m.lane_id, m.priority, m.phase, m.failures, m.deaths, m.has_parents, m.has_children
+      from met m where m.status in ('paused', 'failed') and not exists (select from held h where h.id = m.job_id)
     ), started as (
       update jobs j set status = 'running', started_at = coalesce(j.started_at, v_now)
       where j.id = any (array(
@@ -243,14 +258,14 @@ begin
   select job_id, task_id, lease, tenant_id, failures + deaths + 1, worker_id, started_at, v_now, 'lost', 'worker_lost',
     format('worker %s stopped sending heartbeats', worker_id)
   from unnest(v_lost) where not is_canceled;
-  perform _return_tasks(array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 < v_max_deaths), 1);
-  perform _keep_canceled(array(select l from unnest(v_lost) as l where l.is_canceled));
   v_dead := array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 >= v_max_deaths);
   if cardinality(v_dead) > 0 then
     perform _bury(v_dead, array_fill('worker_deaths'::text, array[cardinality(v_dead)]),
       array_fill('worker_lost'::text, array[cardinality(v_dead)]),
       array_fill(format('its worker died %s times', v_max_deaths), array[cardinality(v_dead)]));
   end if;
+  perform _return_tasks(array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 < v_max_deaths), 1);
+  perform _keep_canceled(array(select l from unnest(v_lost) as l where l.is_canceled));
   return cardinality(v_lost);
 end
 $$;
@@ -269,12 +284,11 @@ comment on function penstock._return_tasks(penstock.leases[], integer) is 'Puts 
 
 create or replace function penstock._keep_canceled(p_leases penstock.leases[])
 returns void language sql set search_path = penstock, pg_temp as $$
-  -- The rest of a failed job can be retried; of a canceled one nothing is kept.
-  insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, until, reason)
-  select l.task_id, l.job_id, l.tenant_id, l.lane_id, l.priority, l.phase, l.failures, l.deaths, l.has_parents, l.has_children, 'infinity', 'paused'
-  from unnest(p_leases) as l join jobs j on j.id = l.job_id where j.status <> 'canceled'
+  -- The rest of a failed job can be retried, and may have been by now: the claim sets it aside or takes it. Of a
+  -- canceled one nothing is kept.
+  select _return_tasks(array(select l from unnest(p_leases) as l join jobs j on j.id = l.job_id where j.status <> 'canceled'), 0)
 $$;
-comment on function penstock._keep_canceled(penstock.leases[]) is 'Sets aside what was running when its job was stopped.';
+comment on function penstock._keep_canceled(penstock.leases[]) is 'Gives back what was running when its job was stopped.';
 
 create or replace function penstock.upkeep()
 returns table (reclaimed integer, promoted integer, chores integer, next_seconds double precision)
@@ -282,19 +296,27 @@ language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
   v_next timestamptz;
+  v_job_id uuid;
 begin
   reclaimed := reclaim_stale_tasks();
   promoted := _promote(5000);
-  select coalesce(sum(_do_chore(c.job_id, 5000)), 0)::integer into chores
-  from (select job_id from chores order by created_at limit 1) as c;
-  update shares s set is_mixed = false where s.is_mixed and not exists (
-    select from ready r where r.tenant_id = s.tenant_id and r.lane_id = s.lane_id);
+  chores := 0;
+  -- Of those with nothing left to do, many at once; of the others, one bite.
+  for v_job_id in select c.job_id from penstock.chores c order by c.created_at limit 100 loop
+    chores := chores + _do_chore(v_job_id, 5000);
+    exit when chores > 0;
+  end loop;
+  update shares set is_mixed = false where ctid = any (array(
+    select s.ctid from shares s where s.is_mixed and not exists (
+      select from ready r where r.tenant_id = s.tenant_id and r.lane_id = s.lane_id)
+    for no key update skip locked));
   select least(
     (select min(until) from parked where pending = 0 and until < 'infinity'),
     (select min(expires_at) from leases),
     (select min(next_run_at) from schedules where is_enabled)) into v_next;
   next_seconds := case
     when reclaimed >= 1000 or promoted >= 5000 or chores > 0 then 0
+    when exists (select from penstock.chores) then 0.1
     when v_next is not null then greatest(0, extract(epoch from v_next - v_now)) end;
   return next;
 end

@@ -225,33 +225,51 @@ end
 $$;
 comment on function penstock._add_edges(uuid, penstock.task_spec[], bigint[]) is 'Writes the graph of new tasks and returns the parents that were there before.';
 
-create or replace function penstock._mark_parents(p_job_id uuid, p_ids bigint[])
-returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
+create or replace function penstock._hold_tasks(p_job_ids uuid[], p_task_ids bigint[])
+returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  v_left bigint[] := p_ids;
-  v_marked bigint[];
-  v_ended bigint[];
+  v_met bigint[];
 begin
-  -- A task may move from one table to the next while we look: look again until each was met somewhere.
-  for v_try in 1 .. 10 loop
-    with r as (
-      update ready r set has_children = true from tasks t
-      where t.job_id = p_job_id and t.id = any (v_left) and r.tenant_id = t.tenant_id and r.lane_id = t.lane_id
-        and r.priority = t.priority and r.job_id = t.job_id and r.task_id = t.id returning r.task_id
-    ), p as (
-      update parked set has_children = true where job_id = p_job_id and task_id = any (v_left) returning task_id
-    ), l as (
-      update leases set has_children = true where task_id = any (v_left) returning task_id
-    )
-    select array_agg(task_id) into v_marked from (table r union all table p union all table l) as m;
-    v_ended := array(select task_id from results where job_id = p_job_id and task_id = any (p_ids));
-    v_left := array(select i from unnest(v_left) as i where i <> all (coalesce(v_marked, '{}')) and i <> all (v_ended));
-    exit when cardinality(v_left) = 0;
+  -- A task may move from one table to the next while we look. Then everything is let go and we look again, because
+  -- to wait for the one while holding the others could be waited for in turn.
+  for v_try in 1 .. 20 loop
+    begin
+      -- Leases by their place, as a batch of completions takes them.
+      with l as (
+        update leases set has_children = true
+        where ctid = any (array(select h.ctid from leases h where h.task_id = any (p_task_ids))) returning task_id
+      )
+      select coalesce(array_agg(task_id), '{}') into v_met from l;
+      with r as (
+        update ready r set has_children = true from unnest(p_job_ids, p_task_ids) as g(job_id, id)
+        join tasks t on t.job_id = g.job_id and t.id = g.id
+        where r.tenant_id = t.tenant_id and r.lane_id = t.lane_id and r.priority = t.priority and r.job_id = t.job_id
+          and r.task_id = t.id returning r.task_id
+      )
+      select v_met || coalesce(array_agg(task_id), '{}') into v_met from r;
+      perform 1 from parked p join unnest(p_job_ids, p_task_ids) as g(job_id, id) on p.job_id = g.job_id and p.task_id = g.id
+      order by p.job_id, p.task_id for update of p;
+      with p as (
+        update parked p set has_children = true from unnest(p_job_ids, p_task_ids) as g(job_id, id)
+        where p.job_id = g.job_id and p.task_id = g.id returning p.task_id
+      )
+      select v_met || coalesce(array_agg(task_id), '{}') into v_met from p;
+      if not exists (
+        select from unnest(p_job_ids, p_task_ids) as g(job_id, id) join jobs j on j.id = g.job_id
+        where g.id <> all (v_met) and j.status <> 'canceled'
+          and not exists (select from results r where r.job_id = g.job_id and r.task_id = g.id)) then
+        return;
+      end if;
+      raise exception using errcode = 'PT503';
+    exception when sqlstate 'PT503' then
+      null;
+    end;
   end loop;
-  return v_ended;
+  raise exception using errcode = 'serialization_failure', message = 'the tasks it comes after are changing hands: try again';
 end
 $$;
-comment on function penstock._mark_parents(uuid, bigint[]) is 'Tells tasks that they have children now; returns those that have ended already.';
+comment on function penstock._hold_tasks(uuid[], bigint[]) is
+  'Locks tasks wherever they stand, and tells them that they have children: until we commit none of them ends that has not ended yet.';
 
 create or replace function penstock._add_tasks(p_job_id uuid, p_tasks jsonb)
 returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
@@ -260,27 +278,34 @@ declare
   v_job jobs;
   v_specs task_spec[] := _parse_tasks(p_tasks);
   v_count integer := cardinality(v_specs);
+  v_given integer := v_count;
+  v_places integer[];
   v_ids bigint[];
   v_has_keys boolean;
   v_has_graph boolean;
+  v_parents bigint[];
   v_ended bigint[];
   v_rows ready[];
+  v_freed ready[];
+  v_deltas phase_delta[];
 begin
   perform _check_tasks(v_specs);
   select * into strict v_job from jobs where id = p_job_id;
   if exists (select from unnest(v_specs) as s where s.idempotency_key is not null) then
     -- A repeated key is the same task: it is left out.
-    v_specs := array(
-      select x.s from (
-        select t as s, row_number() over () as n,
-          row_number() over (partition by t.idempotency_key) as nth
-        from unnest(v_specs) as t) as x
-      where (x.s).idempotency_key is null or (x.nth = 1 and not exists (
-        select from tasks t where t.job_id = p_job_id and t.idempotency_key = (x.s).idempotency_key))
+    v_places := array(
+      select coalesce(x.first, x.n) from (
+        select s.n, s.idempotency_key, case when s.idempotency_key is not null
+          then min(s.n) over (partition by s.idempotency_key) end as first
+        from unnest(v_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
+          priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)) as x
+      where x.n = coalesce(x.first, x.n) and not exists (
+        select from tasks t where t.job_id = p_job_id and t.idempotency_key = x.idempotency_key)
       order by x.n);
+    v_specs := array(select v_specs[p] from unnest(v_places) as p);
     v_count := cardinality(v_specs);
     if v_count = 0 then
-      return '{}';
+      return array_fill(null::bigint, array[v_given]);
     end if;
   end if;
   select bool_or(s.key is not null or s.after is not null), bool_or(s.after is not null) into v_has_keys, v_has_graph
@@ -289,7 +314,7 @@ begin
     perform _check_keys(p_job_id, v_specs);
   end if;
   perform _add_phases(v_job, v_specs);
-  perform _lane(s.kind, s.provider) from (select distinct kind, provider from unnest(v_specs)) as s;
+  perform _lane(s.kind, s.provider) from (select distinct kind, provider from unnest(v_specs) order by 1, 2) as s;
   v_ids := array(select nextval('task_ids') from generate_series(1, v_count));
 
   with spec as (
@@ -321,15 +346,23 @@ begin
     order by m.id) into v_rows from made m;
 
   if v_has_graph then
-    v_ended := _mark_parents(p_job_id, _add_edges(p_job_id, v_specs, v_ids));
+    v_parents := _add_edges(p_job_id, v_specs, v_ids);
+    if v_parents is not null then
+      perform _hold_tasks(array_fill(p_job_id, array[cardinality(v_parents)]), v_parents);
+      v_ended := array(select task_id from results where job_id = p_job_id and task_id = any (v_parents));
+    end if;
   end if;
   if v_has_graph or v_job.status = 'paused' or v_job.run_at > v_now
      or exists (select from unnest(v_specs) as s where s.run_at > v_now) then
     v_rows := _park_new(v_job, v_specs, v_rows);
   end if;
-  perform _queue(v_rows, false);
   if cardinality(v_ended) > 0 then
-    perform _move_progress(_settle_children(p_job_id, v_ended));
+    select s.deltas, s.freed into v_deltas, v_freed from _settle_children(p_job_id, v_ended, v_ids) as s;
+    perform _move_progress(v_deltas);
+  end if;
+  perform _queue(v_rows || v_freed, false);
+  if v_count < v_given then
+    v_ids := array(select v_ids[array_position(v_places, i)] from generate_series(1, v_given) as i);
   end if;
   return v_ids;
 end
@@ -364,35 +397,44 @@ $$;
 comment on function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[]) is
   'Sets aside the new tasks that may not run yet and returns the others.';
 
-create or replace function penstock._settle_children(p_job_id uuid, p_parent_ids bigint[])
-returns penstock.phase_delta[] language plpgsql set search_path = penstock, pg_temp as $$
+create or replace function penstock._settle_children(
+  p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] default null, out deltas penstock.phase_delta[], out freed penstock.ready[])
+language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
   v_parents bigint[] := p_parent_ids;
   v_doomed bigint[];
   v_free bigint[] := '{}';
-  v_touched bigint[];
   v_some phase_delta[];
-  v_deltas phase_delta[] := '{}';
-  v_rows ready[];
-  v_status text;
 begin
-  loop
+  deltas := '{}';
+  -- What is named is new and ours. Of the others, all that may end here is locked first and in one order: two failures
+  -- may have descendants in common.
+  if p_child_ids is null then
     perform 1 from parked where job_id = p_job_id and task_id in (
-      select child_id from edges where job_id = p_job_id and parent_id = any (v_parents))
+      with recursive below as (
+        select e.child_id, r.outcome <> 'succeeded' as is_failed from edges e
+        join results r on r.job_id = p_job_id and r.task_id = e.parent_id
+        where e.job_id = p_job_id and e.parent_id = any (p_parent_ids)
+        union
+        select e.child_id, true from below b join edges e on e.job_id = p_job_id and e.parent_id = b.child_id where b.is_failed
+      ) select child_id from below)
     order by task_id for update;
+  end if;
 
+  loop
     with child as (
       select e.child_id, count(*)::integer as ended,
         bool_or(r.outcome <> 'succeeded') and not t.run_after_failure as is_doomed
       from edges e
       join results r on r.job_id = p_job_id and r.task_id = e.parent_id
       join tasks t on t.job_id = p_job_id and t.id = e.child_id
-      where e.job_id = p_job_id and e.parent_id = any (v_parents)
+      where e.job_id = p_job_id and e.parent_id = any (v_parents) and (p_child_ids is null or e.child_id = any (p_child_ids))
       group by e.child_id, t.run_after_failure
     ), counted as (
+      -- What waits for nothing has been released before, by an end of a parent that now ended again.
       update parked p set pending = p.pending - c.ended from child c
-      where p.job_id = p_job_id and p.task_id = c.child_id returning p.task_id, p.pending, c.is_doomed
+      where p.job_id = p_job_id and p.task_id = c.child_id and p.pending > 0 returning p.task_id, p.pending, c.is_doomed
     )
     select array_agg(task_id) filter (where is_doomed),
       v_free || coalesce(array_agg(task_id) filter (where pending = 0 and not is_doomed), '{}')
@@ -410,26 +452,22 @@ begin
     )
     select (select array_agg(row(p_job_id, phase, 0, 0, n)::phase_delta) from counted),
       (select array_agg(task_id) from gone where has_children) into v_some, v_parents;
-    v_deltas := v_deltas || v_some;
+    deltas := deltas || v_some;
     exit when v_parents is null;
   end loop;
 
   if cardinality(v_free) > 0 then
-    select status into v_status from jobs where id = p_job_id;
-    update parked set until = 'infinity', reason = 'paused'
-    where job_id = p_job_id and task_id = any (v_free) and until <= v_now and v_status in ('paused', 'failed');
+    -- Also those of a paused job: the claim sets them aside, under a lock that a resume respects.
     with gone as (
       delete from parked where job_id = p_job_id and task_id = any (v_free) and until <= v_now returning *
     )
     select array_agg(row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-      has_parents, has_children)::ready order by task_id) into v_rows from gone;
-    perform _queue(v_rows, false);
+      has_parents, has_children)::ready order by task_id) into freed from gone;
   end if;
-  return v_deltas;
 end
 $$;
-comment on function penstock._settle_children(uuid, bigint[]) is
-  'Parents have ended: children that now wait for nothing are queued, children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress.';
+comment on function penstock._settle_children(uuid, bigint[], bigint[]) is
+  'Parents have ended: children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress, and the children that now wait for nothing, for the caller to queue when it has all its locks.';
 
 create or replace function penstock._move_progress(p_deltas penstock.phase_delta[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$

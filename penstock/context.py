@@ -1,0 +1,181 @@
+"""What a handler is given, and how it says how it went."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import re
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
+from uuid import UUID
+
+import structlog
+
+from penstock import tasks
+from penstock.errors import Invalid
+
+R = TypeVar("R")
+_YEAR = 366 * 86400
+_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds(value: float | str) -> float:
+    """A duration: a number of seconds, or text such as "90s", "2m", "1h30m", "1d". At most a year."""
+    if isinstance(value, str):
+        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value)
+        if not parts or "".join(number + unit for number, unit in parts) != value:
+            raise Invalid(f"{value!r} is not a duration", hint='Write "90s", "2m", "1h30m".')
+        value = sum(float(number) * _UNITS[unit] for number, unit in parts)
+    if not 0 <= value <= _YEAR:
+        raise Invalid(f"{value} is not a duration", hint="A duration is 0 seconds to a year.")
+    return float(value)
+
+
+# --- how a handler says how it went ------------------------------------------------------------------------
+
+
+class Fail(Exception):
+    """Raise to end the task as failed for good: no retry would help."""
+
+    def __init__(self, message: str, *, code: str = "failed", details: Any = None) -> None:
+        super().__init__(message)
+        self.code, self.details = code, details
+
+
+class Retry(Exception):
+    """Raise to fail this attempt and run the task again, not before `after` (seconds, or "40s", "2m")."""
+
+    def __init__(self, message: str = "", *, after: float | str = 0, code: str = "retry") -> None:
+        super().__init__(message)
+        self.retry_after, self.code = seconds(after), code
+
+
+class Reschedule(Exception):
+    """Raise to give the task back until later, without costing an attempt."""
+
+    def __init__(self, delay: float | str, reason: str = "rescheduled") -> None:
+        super().__init__(reason)
+        self.delay, self.reason = seconds(delay), reason
+
+
+# --- what a handler is given -------------------------------------------------------------------------------
+
+
+class Context:
+    """A running attempt: who it is for, how it reports, what it may do. Ask for it as the first parameter."""
+
+    __slots__ = (
+        *("task_id", "lease", "job_id", "tenant_id", "kind", "key", "attempt", "max_attempts", "worker_id"),
+        *("fraction", "message", "connection", "_hooks", "_is_stopped", "_log"),
+    )
+
+    def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks) -> None:
+        self.task_id, self.lease = claim.id, claim.lease
+        self.job_id, self.tenant_id = claim.job_id, claim.tenant_id
+        self.kind, self.key = claim.kind, claim.key
+        self.attempt, self.max_attempts = claim.attempt, claim.max_attempts
+        self.worker_id = worker_id
+        self.fraction: float | None = None
+        self.message: str | None = None
+        self.connection: Any = None
+        """In a transactional task: the connection whose transaction also completes the task."""
+        self._hooks = hooks
+        self._log: Any = None
+        self._is_stopped = False
+
+    @property
+    def log(self) -> structlog.stdlib.BoundLogger:
+        """A logger that says of which job and task a line is."""
+        if self._log is None:
+            self._log = structlog.get_logger("penstock.task").bind(
+                job_id=str(self.job_id), task_id=self.task_id, kind=self.kind, attempt=self.attempt
+            )
+        return self._log
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the attempt is over: canceled, timed out, its lease lost. A thread looks now and then."""
+        return self._is_stopped
+
+    def stop(self) -> None:
+        """Mark the attempt as over: nothing it says counts from now on."""
+        self._is_stopped = True
+
+    def progress(self, done: float, of: float = 1, message: str | None = None) -> None:
+        """Say how far the task is. Costs nothing: the worker sends the latest word now and then."""
+        if self._is_stopped:
+            return
+        self.fraction = min(1.0, max(0.0, done / of)) if of > 0 else 0.0
+        self.message = message if message is not None else self.message
+        self._hooks.reported(self)
+
+    async def aheartbeat(self) -> None:
+        """Extend the lease now; raises LeaseLost when it is gone. (The worker extends it by itself.)"""
+        await self._hooks.heartbeat(self)
+
+    def heartbeat(self) -> None:
+        """`aheartbeat` from a handler in a thread."""
+        self._hooks.block(self._hooks.heartbeat(self))
+
+    async def aadd_tasks(self, new: Sequence[dict[str, Any]]) -> list[int]:
+        """Add tasks to the running job; they may come after this one by its key. Returns their ids.
+
+        In a transactional task they are part of its transaction.
+        """
+        return await self._hooks.add_tasks(self, new)
+
+    def add_tasks(self, new: Sequence[dict[str, Any]]) -> list[int]:
+        """`aadd_tasks` from a handler in a thread."""
+        return self._hooks.add_tasks_sync(self, new)
+
+    async def asave(
+        self, name: str, data: bytes, content_type: str = "application/octet-stream"
+    ) -> dict[str, Any]:
+        """Keep a file by the app's `artifacts` hook; returns what to put into the output."""
+        return await self._hooks.save(self, name, data, content_type)
+
+    def save(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> dict[str, Any]:
+        """`asave` from a handler in a thread."""
+        return self._hooks.block(self._hooks.save(self, name, data, content_type))
+
+    @classmethod
+    def fake(cls, **values: Any) -> Context:
+        """A context for calling a handler in a plain test."""
+        claim = tasks.Claim(0, 0, UUID(int=0), UUID(int=0), "test", None, {}, 1, 1, None)
+        return cls(claim._replace(**values), "test", Hooks())
+
+
+class Hooks:
+    """What a context asks of its surroundings. The worker has the real one; this one is for plain tests."""
+
+    def reported(self, ctx: Context) -> None:
+        """Progress has moved."""
+
+    async def heartbeat(self, ctx: Context) -> None:
+        """Extend the lease."""
+
+    async def add_tasks(self, ctx: Context, new: Sequence[dict[str, Any]]) -> list[int]:
+        """Add tasks to the job."""
+        return list(range(1, len(new) + 1))
+
+    def add_tasks_sync(self, ctx: Context, new: Sequence[dict[str, Any]]) -> list[int]:
+        """Add tasks to the job, from a thread."""
+        return self.block(self.add_tasks(ctx, new))
+
+    async def save(self, ctx: Context, name: str, data: bytes, content_type: str) -> dict[str, Any]:
+        """Keep a file."""
+        return {"path": name, "bytes": len(data), "content_type": content_type}
+
+    def block(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run in the worker's loop from a thread, and wait."""
+        return asyncio.run(work)
+
+
+def retry_after(error: BaseException) -> float | None:
+    """The seconds to wait that an exception's `retry_after` names: a number, "30", or a timedelta."""
+    value: Any = getattr(error, "retry_after", None)
+    try:
+        found = float(value.total_seconds() if hasattr(value, "total_seconds") else value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) and found > 0 else None
