@@ -16,9 +16,10 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 from bench import engine, measure, ours, server
-from bench.measure import Figure
+from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
 RESULTS = Path(__file__).parent / "results"
@@ -38,7 +39,10 @@ def main() -> None:
     size = (lambda full, quick: quick) if arguments.quick else (lambda full, quick: full)
     figures: list[Figure] = []
     with server.postgres() as postgres:
-        print(f"PostgreSQL {postgres.version()}, Python {platform.python_version()}, {os.cpu_count()} cores", flush=True)
+        print(
+            f"PostgreSQL {postgres.version()}, Python {platform.python_version()}, {os.cpu_count()} cores",
+            flush=True,
+        )
         numbers = count(1)
 
         def new() -> str:
@@ -51,11 +55,22 @@ def main() -> None:
                 figures.extend(found)
                 if part != "peers":
                     for figure in found:
-                        print(f"  {figure.name:<18} {figure.system:<36} {figure.value:>14,.2f} {figure.unit}", flush=True)
+                        print(
+                            f"  {figure.name:<18} {figure.system:<36} {figure.value:>14,.2f} {figure.unit}",
+                            flush=True,
+                        )
 
         rounds = arguments.rounds or size(3, 1)
-        show("peers", lambda: side_by_side(new, arguments.peers.split(","), rounds, size(20_000, 10_000), size(500, 200)))
-        show("limit", lambda: [f for clients in (1, 2) for f in engine.limit(new(), size(200_000, 50_000), clients)])
+        show(
+            "peers",
+            lambda: side_by_side(
+                new, arguments.peers.split(","), rounds, size(20_000, 10_000), size(500, 200)
+            ),
+        )
+        show(
+            "limit",
+            lambda: [f for clients in (1, 2) for f in engine.limit(new(), size(200_000, 50_000), clients)],
+        )
         show("bulk", lambda: engine.bulk(new(), size(1_000_000, 200_000)))
         show("depth", lambda: engine.depth(new(), 10_000, size(5_000_000, 500_000), size(1_000_000, 200_000)))
         show("fairness", lambda: engine.fairness(new(), new(), size(1_000_000, 200_000), size(1000, 300)))
@@ -65,7 +80,9 @@ def main() -> None:
     save(figures, arguments.json)
 
 
-def side_by_side(new: Callable[[], str], peers: list[str], rounds: int, jobs: int, samples: int) -> list[Figure]:
+def side_by_side(
+    new: Callable[[], str], peers: list[str], rounds: int, jobs: int, samples: int
+) -> list[Figure]:
     """Every system once per round, so that a noisy minute hits all alike."""
     install_peers()
     figures: list[Figure] = []
@@ -73,7 +90,7 @@ def side_by_side(new: Callable[[], str], peers: list[str], rounds: int, jobs: in
         for _ in range(rounds):
             for name in ("penstock", *peers):
                 try:
-                    system = ours if name == "penstock" else load(name)
+                    system = cast(System, ours) if name == "penstock" else load(name)
                     store = (lambda: stack.enter_context(server.redis())) if system.STORE == "redis" else new
                     figures += measure.measure(system, store, jobs, samples)
                 except (ImportError, server.UnavailableError) as reason:
@@ -103,7 +120,16 @@ def install_peers() -> None:
     wanted = (Path(__file__).parent / "requirements.txt").read_text()
     if marker.exists() and marker.read_text() == wanted:
         return
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", "bench/requirements.txt"]
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "-r",
+        "bench/requirements.txt",
+    ]
     subprocess.run(pip, check=True, cwd=measure.REPOSITORY)
     marker.write_text(wanted)
 
@@ -113,12 +139,16 @@ def save(figures: list[Figure], path: Path) -> None:
     limits = {figure.name: figure.value for figure in figures if figure.name.startswith("limit_")}
     rows = []
     for figure in figures:
-        bound = limits.get(figure.name.replace("drain_", "limit_")) if figure.name in ("drain_1", "drain_2") else None
+        bound = (
+            limits.get(figure.name.replace("drain_", "limit_"))
+            if figure.name in ("drain_1", "drain_2")
+            else None
+        )
         rows.append({**figure.as_dict(), "ratio_to_limit": round(figure.value / bound, 3) if bound else None})
     path.write_text(json.dumps(rows, indent=1) + "\n")
     for row in rows:
         if row["ratio_to_limit"] and str(row["system"]).startswith("penstock"):
-            print(f"  {row['name']}: {row['ratio_to_limit']:.0%} of what pgbench reaches with the same statements")
+            print(f"  {row['name']}: {row['ratio_to_limit']:.0%} of pgbench with the same statements")
     print(f"written to {path}")
 
 

@@ -1,4 +1,4 @@
-"""What the engine itself can do, beside PostgreSQL: each function here measures one promise and returns figures.
+"""What the engine itself can do, beside PostgreSQL: each function measures one promise, returns figures.
 
 Rates are compared within one run on one server; only the ratios mean anything elsewhere.
 """
@@ -26,35 +26,46 @@ from bench.server import UnavailableError
 Connection = psycopg.Connection[Any]
 SYSTEM = "penstock"
 
-_FILL = """
+_JOB = """
 with job as (
   insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at)
   values (%(tenant)s, 'fill', 'running', 'bench', clock_timestamp(), clock_timestamp()) returning id
 ), phase as (
-  insert into penstock.phases (job_id, position, tenant_id, name, total) select id, 1, %(tenant)s, 'noop', %(n)s from job
+  insert into penstock.phases (job_id, position, tenant_id, name, total)
+  select id, 1, %(tenant)s, 'noop', %(n)s from job
+)
+select id from job
+"""
+_FILL = """
+with lane as (
+  select id, clock from penstock.lanes where kind = 'noop'
 ), task as (
   insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
-  select job.id, nextval('penstock.task_ids'), %(tenant)s, clock_timestamp(), lane.id, 1, 5, 'noop', '{"sent": 0}'
-  from job, penstock.lanes lane, generate_series(1, %(n)s) where lane.kind = 'noop' returning *
+  select %(job)s, nextval('penstock.task_ids'), %(tenant)s, clock_timestamp(), lane.id, 1, 5, 'noop',
+    '{"sent": 0}'
+  from lane, generate_series(1, %(n)s) returning *
 ), share as (
   insert into penstock.shares (lane_id, tenant_id, tail, priority)
-  select lane.id, %(tenant)s, lane.clock + 1000000 * %(n)s::bigint, 5 from penstock.lanes lane where lane.kind = 'noop'
+  select lane.id, %(tenant)s, lane.clock + 1000000 * %(n)s::bigint, 5 from lane
   on conflict (lane_id, tenant_id) do update set tail = penstock.shares.tail + 1000000 * %(n)s::bigint
 )
 insert into penstock.ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase)
-select id, (select clock from penstock.lanes where kind = 'noop') + 1000000 * row_number() over (), job_id, tenant_id, lane_id, 5, 1
-from task
+select task.id, coalesce((select s.tail from penstock.shares s where s.tenant_id = %(tenant)s), lane.clock)
+  + 1000000 * row_number() over (), job_id, tenant_id, lane_id, 5, 1
+from task, lane
 """
 _HISTORY = """
 with job as (
   insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at, finished_at)
-  values (%(tenant)s, 'history', 'completed', 'bench', clock_timestamp(), clock_timestamp(), clock_timestamp()) returning id
+  select %(tenant)s, 'history', 'completed', 'bench', t, t, t from clock_timestamp() as t returning id
 ), task as (
   insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
-  select job.id, nextval('penstock.task_ids'), %(tenant)s, clock_timestamp(), lane.id, 1, 5, 'noop', '{"sent": 0}'
+  select job.id, nextval('penstock.task_ids'), %(tenant)s, clock_timestamp(), lane.id, 1, 5, 'noop',
+    '{"sent": 0}'
   from job, penstock.lanes lane, generate_series(1, %(n)s) where lane.kind = 'noop' returning *
 )
-insert into penstock.results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id)
+insert into penstock.results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase,
+  outcome, worker_id)
 select job_id, id, 1, tenant_id, created_at, created_at, 1, 1, 'succeeded', 'bench' from task
 """
 _CLAIM = "select id, lease, tenant_id from penstock.claim_tasks('bench', %s, '{noop}')"
@@ -74,10 +85,18 @@ def tenant(connection: Connection, name: str) -> str:
     return str(row[0])
 
 
-def fill(connection: Connection, tenant_id: str, n: int) -> None:
-    """n ready tasks of one job, the quick way: what start_many would have left."""
+def fill(connection: Connection, tenant_id: str, n: int) -> str:
+    """A job with n ready tasks, the quick way: what start_many would have left. Returns its id."""
+    row = connection.execute(_JOB, {"tenant": tenant_id, "n": n}).fetchone()
+    assert row
     for part in range(0, n, 250_000):
-        connection.execute(_FILL, {"tenant": tenant_id, "n": min(250_000, n - part)})
+        count = min(250_000, n - part)
+        connection.execute(_FILL, {"tenant": tenant_id, "job": row[0], "n": count})
+    return str(row[0])
+
+
+def analyze(connection: Connection) -> None:
+    """What autovacuum does after a minute. Done once a measurement's data is there."""
     connection.execute("analyze")
 
 
@@ -102,8 +121,10 @@ def limit(dsn: str, n: int, clients: int) -> list[Figure]:
     """The same two statements, driven by pgbench: what PostgreSQL allows without any Python."""
     with database(dsn) as connection:
         fill(connection, tenant(connection, "limit"), n)
+        analyze(connection)
         script = (
-            "select array_agg(id) as ids, array_agg(lease) as leases from penstock.claim_tasks('b' || :client_id, 500, '{noop}') \\gset\n"
+            "select array_agg(id) as ids, array_agg(lease) as leases\n"
+            "from penstock.claim_tasks('b' || :client_id, 500, '{noop}') \\gset\n"
             "select count(*) from penstock.complete_tasks('b' || :client_id, :ids, :leases);\n"
         )
         path = Path(f"/tmp/penstock-bench-{time.monotonic_ns()}.sql")
@@ -119,7 +140,9 @@ def limit(dsn: str, n: int, clients: int) -> list[Figure]:
 
 def pgbench() -> str:
     """The embedded server's wheel has none: Debian's, of any version."""
-    found = shutil.which("pgbench") or next(map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/pgbench"))), None)
+    found = shutil.which("pgbench") or next(
+        map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/pgbench"))), None
+    )
     if found is None:
         raise UnavailableError("there is no pgbench here (Debian: apt install postgresql-15)")
     return found
@@ -131,7 +154,9 @@ def bulk(dsn: str, n: int) -> list[Figure]:
     rate = n / ours.enqueue(dsn, n)
     with psycopg.connect(dsn, autocommit=True) as connection:
         for table in ("tasks", "ready"):
-            connection.execute(f"create table penstock.bare_{table} (like penstock.{table} including all)".encode())
+            connection.execute(
+                f"create table penstock.bare_{table} (like penstock.{table} including all)".encode()
+            )
         files = {table: _dump(connection, table) for table in ("tasks", "ready")}
         connection.execute("checkpoint")
         with timer() as seconds, connection.transaction():
@@ -157,12 +182,14 @@ def depth(dsn: str, small: int, large: int, ended: int) -> list[Figure]:
     with database(dsn) as connection:
         owner = tenant(connection, "depth")
         fill(connection, owner, small)
+        analyze(connection)
         shallow = claim_ms(connection, 50, 100)
         connection.execute(_HISTORY, {"tenant": owner, "n": ended})
-        connection.execute("analyze")
         fill(connection, owner, small)
+        analyze(connection)
         kept = claim_ms(connection, 50, 100)
         fill(connection, owner, large)
+        analyze(connection)
         deep = claim_ms(connection, 50, 100)
     return [
         Figure("claim_shallow", f"{small:,} ready", shallow, "ms for 50"),
@@ -180,6 +207,7 @@ def fairness(dsn: str, alone_dsn: str, big: int, tenants: int) -> list[Figure]:
         with database(where) as connection:
             if size:
                 fill(connection, tenant(connection, "big"), size)
+                analyze(connection)
                 for _ in range(20):
                     turn(connection, 100)
             small = {tenant(connection, f"small {n}") for n in range(tenants)}
@@ -208,12 +236,15 @@ def fifo(dsn: str, n: int, tenants: int) -> list[Figure]:
     """The fair claim beside the same claim in plain order of arrival, on the same rows in turns."""
     with database(dsn) as connection:
         for number in range(tenants):
-            fill_quietly(connection, tenant(connection, f"t{number}"), n // tenants)
-        connection.execute("analyze")
+            fill(connection, tenant(connection, f"t{number}"), n // tenants)
+        analyze(connection)
         source = _value(connection, "select pg_get_functiondef('penstock.claim_tasks'::regproc)")
         plain = (
             source.replace("penstock.claim_tasks(", "penstock.claim_in_order(")
-            .replace("ready.vtime >= l.read_from\n        order by ready.vtime", "true\n        order by ready.task_id")
+            .replace(
+                "ready.vtime >= l.read_from\n        order by ready.vtime",
+                "true\n        order by ready.task_id",
+            )
             .replace("if exists (select from shares where is_mixed)", "if false")
             .replace("clock = greatest(l.clock, g.top), read_from = l.clock", "clock = l.clock")
         )
@@ -237,44 +268,35 @@ def fifo(dsn: str, n: int, tenants: int) -> list[Figure]:
     ]
 
 
-def fill_quietly(connection: Connection, tenant_id: str, n: int) -> None:
-    connection.execute(_FILL, {"tenant": tenant_id, "n": n})
-
-
 def pause(dsn: str, n: int) -> list[Figure]:
-    """Pause and cancel of a large job: how long the call takes, and what it does to others' claims meanwhile."""
+    """Pause and cancel of a large job: how long the call takes, what it does to others' claims meanwhile."""
     figures: list[Figure] = []
     with database(dsn) as connection:
+        other = tenant(connection, "other")
         for verb in ("pause_job", "cancel_job"):
-            fill(connection, tenant(connection, "large"), n)
-            job = _value(connection, "select id from penstock.jobs order by id desc limit 1")
-            # One job of n: the parts that fill made are put together.
-            fill(connection, tenant(connection, "other"), 100_000)
-            before = claim_ms(connection, 50, 60)
-            jobs = [row[0] for row in connection.execute(
-                "select j.id from penstock.jobs j join penstock.tenants t on t.id = j.tenant_id where t.name = 'large' and j.status = 'running'")]  # fmt: skip
-            assert job is not None
+            large = fill(connection, tenant(connection, "large"), n)
+            fill(connection, other, 200_000)
+            analyze(connection)
+            before = claim_ms(connection, 50, 100)
             stop = threading.Event()
             sweeper = threading.Thread(target=_keep_up, args=(dsn, stop))
             with timer() as seconds:
-                for large in jobs:
-                    connection.execute(f"select penstock.{verb}(%s)".encode(), (large,))
+                connection.execute(f"select penstock.{verb}(%s)".encode(), (large,))
             sweeper.start()
-            rows, during = [], []
-            while sweeper.is_alive() and len(during) < 2000:
-                got, spent, _ = turn(connection, 50)
-                rows += got
-                during.append(1000 * spent)
-                if not got or not _value(connection, "select count(*) from penstock.chores"):
-                    break
+            during: list[float] = []
+            while _value(connection, "select count(*) from penstock.chores") and len(during) < 3000:
+                during.append(1000 * turn(connection, 50)[1])
             stop.set()
             sweeper.join()
+            left = connection.execute(
+                "select count(*) from penstock.ready where job_id = %s", (large,)
+            ).fetchone()
+            assert left and left[0] == 0, "the job's tasks have not left the ready set"
             figures += [
                 Figure(verb, f"job of {n:,}", seconds(), "s (< 1)"),
                 Figure(f"{verb}_others", SYSTEM, statistics.median(during) / before, "× others' claim (< 2)"),
             ]
-            connection.execute("delete from penstock.ready; delete from penstock.parked; delete from penstock.chores")
-            connection.execute("vacuum analyze penstock.ready")
+            connection.execute("truncate penstock.ready, penstock.parked")
     return figures
 
 
@@ -326,7 +348,9 @@ def _produce(dsn: str, owners: list[str], rate: int, stop: threading.Event) -> N
         due = time.perf_counter()
         while not stop.is_set():
             options = json.dumps({"tenant_id": random.choice(owners)})
-            connection.execute("select penstock.start_job('steady', '{}', %s::jsonb, %s::jsonb)", (specs, options))
+            connection.execute(
+                "select penstock.start_job('steady', '{}', %s::jsonb, %s::jsonb)", (specs, options)
+            )
             due += chunk / rate
             time.sleep(max(0.0, due - time.perf_counter()))
 

@@ -18,7 +18,7 @@ from penstock.worker import Worker
 
 NAME = "penstock"
 STORE = "postgresql"
-SCALE = 2.5
+SCALE = 1.0
 CONCURRENCY = 100
 LEFT = "select count(*) from penstock.jobs where status not in ('completed', 'failed', 'canceled')"
 
@@ -60,7 +60,9 @@ def latency(dsn: str, samples: int) -> list[float]:
 
         def send(sent: int) -> None:
             task = json.dumps([{"kind": "noop", "input": {"sent": sent}}])
-            connection.execute("select penstock.start_job('bench', '{}', %s::jsonb, %s::jsonb)", (task, options))
+            connection.execute(
+                "select penstock.start_job('bench', '{}', %s::jsonb, %s::jsonb)", (task, options)
+            )
 
         return measure.latency([sys.executable, "-m", "bench.ours"], dsn, samples, send)
 

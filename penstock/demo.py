@@ -1,5 +1,5 @@
-"""`penstock demo`: a job with a three-step graph for each of eight documents, on a slow provider that sometimes
-says no, on the embedded database, with live progress."""
+"""`penstock demo`: a job with a three-step graph for each of eight documents, on a slow provider that
+sometimes says no, with live progress."""
 
 from __future__ import annotations
 
@@ -73,11 +73,17 @@ async def _run(dsn: str, is_terminal: bool) -> int:
     working = asyncio.create_task(worker.run())
     try:
         started = await book.astart(TITLES)
-        console.print(f"job {started.id}: {len(TITLES)} documents, each written, then typeset; then one book of all")
+        console.print(
+            f"job {started.id}: {len(TITLES)} documents, each written, then typeset; then one book of all"
+        )
         job = await _watch(started, console, is_terminal)
         output = await started.aresult() if job.status == "completed" else None
         console.print(f"{job.status}: {output}")
-        console.print("Look at it again:  [bold]penstock jobs ls[/bold]   [bold]penstock jobs show " + str(started.id) + "[/bold]")
+        console.print(
+            "Look at it again:  [bold]penstock jobs ls[/bold]   [bold]penstock jobs show "
+            + str(started.id)
+            + "[/bold]"
+        )
         if is_terminal:
             console.print("The worker stays up until Ctrl-C.")
             await working
@@ -90,7 +96,11 @@ async def _run(dsn: str, is_terminal: bool) -> int:
 
 async def _watch(started: Any, console: Console, is_terminal: bool) -> Job:
     last, deadline = "", time.monotonic() + PATIENCE_SECONDS
-    with Live(console=console, refresh_per_second=10, transient=False, auto_refresh=False) if is_terminal else _Lines() as live:
+    with (
+        Live(console=console, refresh_per_second=10, transient=False, auto_refresh=False)
+        if is_terminal
+        else _Lines() as live
+    ):
         while True:
             job: Job = await started.aget()
             if is_terminal:
@@ -101,7 +111,9 @@ async def _watch(started: Any, console: Console, is_terminal: bool) -> Job:
             if job.is_ended:
                 return job
             if time.monotonic() > deadline:
-                raise TimedOut(f"the job has not ended within {PATIENCE_SECONDS} s; its state is {job.status}")
+                raise TimedOut(
+                    f"the job has not ended within {PATIENCE_SECONDS} s; its state is {job.status}"
+                )
             await asyncio.sleep(0.1)
 
 
@@ -116,7 +128,8 @@ class _Lines:
 
 
 def _line(job: Job) -> str:
-    return f"{job.progress.percent:3d} %  {job.progress.phase:<8}  {job.progress.done}/{job.progress.total} tasks"
+    progress = job.progress
+    return f"{progress.percent:3d} %  {progress.phase:<8}  {progress.done}/{progress.total} tasks"
 
 
 def _picture(job: Job) -> Table:
@@ -125,8 +138,11 @@ def _picture(job: Job) -> Table:
     for phase in job.progress.phases:
         ended = phase.succeeded + phase.failed + phase.canceled
         filled = round(width * ended / phase.total) if phase.total else 0
-        table.add_row(phase.name, f"[green]{'█' * filled}[/green][dim]{'░' * (width - filled)}[/dim]", f"{ended}/{phase.total}")
+        table.add_row(
+            phase.name,
+            f"[green]{'█' * filled}[/green][dim]{'░' * (width - filled)}[/dim]",
+            f"{ended}/{phase.total}",
+        )
     eta = f"about {job.progress.eta_seconds:.0f} s left" if job.progress.eta_seconds else ""
     table.add_row(f"[bold]{job.progress.percent} %[/bold]", job.progress.message or job.status, eta)
     return table
-

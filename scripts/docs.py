@@ -25,7 +25,11 @@ def functions() -> str:
     for path in sorted((ROOT / "penstock/sql/functions").glob("*.sql")):
         text = path.read_text()
         comments = {name: comment.replace("''", "'") for name, _, comment in _COMMENT.findall(text)}
-        public = [(name, arguments) for name, arguments in _HEADER.findall(text) if not name.startswith(("_", "on_"))]
+        public = [
+            (name, arguments)
+            for name, arguments in _HEADER.findall(text)
+            if not name.startswith(("_", "on_"))
+        ]
         if public:
             lines += [f"### {path.stem.replace('_', ' ')}", ""]
             for name, arguments in public:
@@ -41,7 +45,9 @@ def proofs() -> dict[str, list[str]]:
         tree = ast.parse(path.read_text())
         whole = set(_NUMBER.findall(ast.get_docstring(tree) or ""))
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name.lower().startswith("test"):
+            if isinstance(
+                node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+            ) and node.name.lower().startswith("test"):
                 numbers = set(_NUMBER.findall(f"{node.name} {ast.get_docstring(node) or ''}"))
                 for number in numbers:
                     found.setdefault(number, []).append(f"{path.relative_to(ROOT)}::{node.name}")
@@ -52,7 +58,11 @@ def proofs() -> dict[str, list[str]]:
 
 def requirements() -> str:
     tests = proofs()
-    numbers = [f"{group}.{n}" if group != "B" else f"B{n}" for group, count in REQUIREMENTS.items() for n in range(1, count + 1)]
+    numbers = [
+        f"{group}.{n}" if group != "B" else f"B{n}"
+        for group, count in REQUIREMENTS.items()
+        for n in range(1, count + 1)
+    ]
     lines = [
         "# Requirements and the tests that prove them",
         "",
@@ -63,7 +73,9 @@ def requirements() -> str:
     ]
     for number in numbers:
         named = tests.get(number, [])
-        shown = "<br>".join(f"`{name}`" for name in named[:6]) + (f"<br>and {len(named) - 6} more" if len(named) > 6 else "")
+        shown = "<br>".join(f"`{name}`" for name in named[:6]) + (
+            f"<br>and {len(named) - 6} more" if len(named) > 6 else ""
+        )
         lines.append(f"| {number} | {shown or '–'} |")
     return "\n".join(lines) + "\n"
 

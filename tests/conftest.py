@@ -88,3 +88,8 @@ def clock(penstock_clock: testing.Clock) -> testing.Clock:
 @pytest.fixture
 def tenant(penstock_tenant: uuid.UUID) -> uuid.UUID:
     return penstock_tenant
+
+
+@pytest.fixture
+def drain(penstock_drain: testing.Drain) -> testing.Drain:
+    return penstock_drain

@@ -8,7 +8,18 @@ from uuid import UUID
 from penstock.db import SyncConnection
 from penstock.testing import Clock
 
-TABLES = ("jobs", "phases", "tasks", "edges", "results", "attempts", "dead_letters", "parked", "ready", "leases")
+TABLES = (
+    "jobs",
+    "phases",
+    "tasks",
+    "edges",
+    "results",
+    "attempts",
+    "dead_letters",
+    "parked",
+    "ready",
+    "leases",
+)
 
 
 def start(conn: SyncConnection, tenant: UUID, tasks: list[dict[str, object]]) -> UUID:
@@ -25,7 +36,9 @@ def rows_of(conn: SyncConnection, job: UUID) -> dict[str, int]:
     counts: dict[str, int] = {}
     for table in TABLES:
         column = "id" if table == "jobs" else "job_id"
-        row = conn.execute(f"select count(*) as n from penstock.{table} where {column} = %s".encode(), [job]).fetchone()
+        row = conn.execute(
+            f"select count(*) as n from penstock.{table} where {column} = %s".encode(), [job]
+        ).fetchone()
         assert row
         counts[table] = row["n"]
     return counts

@@ -352,7 +352,8 @@ begin
       with due as (
         select ctid from ready
         where tenant_id = v_chore.tenant_id and lane_id = v_lane.id and priority = v_lane.priority and job_id = p_job_id
-        order by task_id limit v_left for update skip locked
+        -- From the far end: what is locked here must not lie in the way of the claims.
+        order by task_id desc limit v_left for update skip locked
       ), gone as (
         delete from ready where ctid = any (array(select ctid from due)) returning *
       ), kept as (

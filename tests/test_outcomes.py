@@ -1,0 +1,213 @@
+"""How an attempt ends: what a handler chooses, and whatever else it may return or raise."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from penstock import App, Context, Fail, LeaseLost, Reschedule, Retry, testing
+
+both_modes = pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
+
+
+@pytest.fixture
+def app(db: testing.Database, drain: testing.Drain) -> App:
+    return drain.use(App(database_url=db.dsn))
+
+
+def errors(db: testing.Database) -> list[dict[str, Any]]:
+    return db.execute("select * from penstock.attempts order by task_id, lease")
+
+
+def test_fail_ends_it_retry_waits_and_reschedule_costs_nothing(
+    app: App, drain: testing.Drain, clock: testing.Clock, db: testing.Database
+) -> None:
+    """R0.3 and issue item 7: outcomes that a handler chooses."""
+    words: list[Exception] = [
+        Reschedule("10m", "not yet\0"),
+        Reschedule(0, "again"),
+        Retry("busy", after="2h", code="provider_busy"),
+        Fail("no", code="refused", details={"why": "\ud800", "n": 1}),
+    ]
+    attempts: list[int] = []
+
+    @app.task(max_attempts=2)
+    async def speak(ctx: Context) -> None:
+        attempts.append(ctx.attempt)
+        raise words.pop(0)
+
+    speak.start()
+    drain(app)
+    [task] = db.execute("select status, waiting_for from penstock.task_list")
+    assert task == {"status": "queued", "waiting_for": "not yet\ufffd"}
+    clock.advance(minutes=11)
+    drain(app)
+    assert attempts == [1, 1, 1]
+    clock.advance(minutes=119)
+    drain(app)
+    assert attempts == [1, 1, 1], "not before what Retry said"
+    clock.advance(minutes=2)
+    drain(app)
+    assert attempts == [1, 1, 1, 2]
+    first, second = errors(db)
+    assert first["error_code"] == "provider_busy" and first["retry_in_seconds"] >= 7200
+    assert (second["error_code"], second["error_message"]) == ("refused", "no")
+    assert second["error_details"]["details"] == {"why": "\ufffd", "n": 1}
+    assert db.execute("select reason from penstock.dead_letters") == [{"reason": "permanent"}]
+
+
+class Slow(Exception):
+    """As HTTP clients have it."""
+
+    def __init__(self, retry_after: Any) -> None:
+        super().__init__("slow down")
+        self.retry_after = retry_after
+
+
+def test_an_exceptions_retry_after_is_honoured(app: App, drain: testing.Drain, db: testing.Database) -> None:
+    """R0.3: an upstream Retry-After decides how long to wait at least, whatever its type."""
+    cases: list[tuple[Any, float]] = [
+        (100, 100), (7.5, 7.5), ("30", 30), (timedelta(minutes=2), 120), (None, 0), ("soon", 0), (-5, 0),
+        (float("inf"), 0), (float("nan"), 0), ([], 0), (10**400, 0),
+    ]  # fmt: skip
+
+    @app.task(backoff="1s", backoff_cap="1s")
+    async def call(number: int) -> None:
+        raise Slow(cases[number][0])
+
+    @app.job
+    def calls() -> None:
+        for number in range(len(cases)):
+            call.step(number)
+
+    calls.start()
+    drain(app)
+    for (value, least), error in zip(cases, errors(db), strict=True):
+        assert least <= error["retry_in_seconds"] <= max(least, 1), value
+        assert (error["error_code"], error["error_message"]) == ("handler_error", "slow down")
+
+
+class BadString(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class BadCode(Exception):
+    @property
+    def code(self) -> str:
+        raise RuntimeError("no code")
+
+
+RAISED: list[tuple[Callable[[], BaseException], str, str]] = [
+    (lambda: ValueError("a\0b\ud800"), "handler_error", "a\ufffdb\ufffd"),
+    (lambda: ValueError("x" * 100_000), "handler_error", "x" * 10_000),
+    (lambda: ValueError(), "handler_error", "ValueError"),
+    (lambda: BadString(), "handler_error", "BadString (no details: RuntimeError)"),
+    (lambda: BadCode(), "handler_error", "BadCode (no details: RuntimeError)"),
+    (lambda: SystemExit(3), "3", "3"),
+    (lambda: asyncio.CancelledError(), "handler_error", "CancelledError"),
+    (lambda: TimeoutError(), "handler_error", "TimeoutError"),
+    (lambda: StopIteration(), "handler_error", "coroutine raised StopIteration"),
+    (lambda: Fail("a", code="x" * 500), "x" * 100, "a"),
+    (lambda: Fail("a", details=object()), "failed", "a"),
+    (lambda: Fail("a", details={"n": float("nan")}), "failed", "a"),
+    (lambda: Fail("a", details="x" * 10_000_000), "failed", "a"),
+    (lambda: LeaseLost("not really"), "lease_lost", "not really"),
+    (lambda: BaseExceptionGroup("group", [KeyError("k")]), "handler_error", "group (1 sub-exception)"),
+]
+
+
+@both_modes
+def test_whatever_is_raised_is_kept_and_the_worker_goes_on(
+    app: App, drain: testing.Drain, db: testing.Database, is_async: bool
+) -> None:
+    """Bad luck: no exception leaves a task stuck, ends a slot, or ends the worker. There is only one slot."""
+
+    async def in_loop(number: int) -> None:
+        raise RAISED[number][0]()
+
+    def in_thread(number: int) -> None:
+        raise RAISED[number][0]()
+
+    bad = app.task(kind="bad", max_attempts=1)(in_loop if is_async else in_thread)
+
+    @app.job
+    def bads() -> None:
+        for number in range(len(RAISED)):
+            bad.step(number)
+
+    job = bads.start()
+    drain(app, concurrency=1)
+    assert job.get().progress.failed == len(RAISED)
+    for (make, code, message), error in zip(RAISED, errors(db), strict=True):
+        if isinstance(make(), StopIteration) and not is_async:
+            message = error["error_message"]
+        assert (error["error_code"], error["error_message"]) == (code, message), make()
+    assert db.execute("select 1 from penstock.leases") == []
+
+
+DEEP: Any = 1
+for _ in range(50_000):
+    DEEP = [DEEP]
+CIRCLE: list[Any] = []
+CIRCLE.append(CIRCLE)
+
+RETURNED: list[tuple[Any, Any, Any]] = [
+    # returned, kept in the database (None: it fails), given to the next step
+    ("a\0b", {"$value": "a\ufffdb", "$cleaned": True}, "a\ufffdb"),
+    ({"k\0": ["\ud800"]}, {"k\ufffd": ["\ufffd"], "$cleaned": True}, {"k\ufffd": ["\ufffd"]}),
+    ("\U0001f600 \\u0000", "\U0001f600 \\u0000", "\U0001f600 \\u0000"),
+    (10**400, 10**400, 10**400),
+    ({"none": None}, {"none": None}, {"none": None}),
+    (float("nan"), None, None),
+    ([float("inf")], None, None),
+    (b"\xff", None, None),
+    (object(), None, None),
+    ("x" * 300_000, None, None),
+    ("x" * 30_000_000, None, None),
+    (10**5000, None, None),
+    (DEEP, None, None),
+    (CIRCLE, None, None),
+]
+
+
+@both_modes
+def test_whatever_is_returned_is_kept_or_fails(
+    app: App, drain: testing.Drain, db: testing.Database, is_async: bool
+) -> None:
+    """Bad input and bad luck, on the way back: cleaned and flagged, or failed for good; never a stuck task."""
+
+    async def in_loop(number: int) -> Any:
+        return RETURNED[number][0]
+
+    def in_thread(number: int) -> Any:
+        return RETURNED[number][0]
+
+    seen: dict[int, Any] = {}
+
+    @app.task
+    async def see(number: int, what: Any) -> None:
+        seen[number] = what
+
+    give = app.task(kind="give")(in_loop if is_async else in_thread)
+
+    @app.job
+    def gives() -> None:
+        for number in range(len(RETURNED)):
+            see.step(number, give.step(number))
+
+    job = gives.start()
+    drain(app)
+    progress = job.get().progress
+    bad = sum(kept is None for _, kept, _ in RETURNED)
+    assert (progress.failed, progress.canceled, progress.succeeded) == (bad, bad, 2 * (len(RETURNED) - bad))
+    rows = db.execute("select * from penstock.task_list where kind = 'give' order by id")
+    for number, ((_, kept, given), row) in enumerate(zip(RETURNED, rows, strict=True)):
+        if kept is None:
+            assert (row["status"], row["error_code"], row["attempt"]) == ("failed", "bad_output", 1), number
+        else:
+            assert (row["status"], row["output"], seen[number]) == ("succeeded", kept, given), number

@@ -1,0 +1,252 @@
+"""A task and the caller's or the handler's own writes, in one transaction: all of it or nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import psycopg
+import pytest
+import sqlalchemy
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
+from sqlalchemy.orm import Session
+
+from penstock import App, Context, Invalid, Reschedule, Retry, testing
+from penstock.app import Task
+
+both_modes = pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
+
+
+@pytest.fixture
+def app(db: testing.Database, drain: testing.Drain) -> App:
+    return drain.use(App(database_url=db.dsn))
+
+
+# --- in the caller's transaction ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def order(app: App, db: testing.Database) -> Task[[int], None]:
+    db.execute("create table orders (id int primary key)")
+
+    @app.task
+    async def ship(order_id: int) -> None: ...
+
+    return ship
+
+
+def outcome(db: testing.Database) -> tuple[int, int]:
+    [row] = db.execute(
+        "select (select count(*) from orders) as orders, (select count(*) from penstock.tasks) as tasks"
+    )
+    return row["orders"], row["tasks"]
+
+
+def alchemy(db: testing.Database) -> str:
+    return db.dsn.replace("postgresql://", "postgresql+psycopg://")
+
+
+@pytest.mark.parametrize("how", ["psycopg", "session", "connection"])
+@pytest.mark.parametrize("is_committed", [True, False], ids=["commit", "rollback"])
+def test_a_job_starts_with_the_callers_transaction_or_not_at_all(
+    db: testing.Database, order: Any, how: str, is_committed: bool
+) -> None:
+    """Issue item 10: enqueue inside the caller's own transaction."""
+    statement = "insert into orders values (1)"
+    if how == "psycopg":
+        with psycopg.connect(db.dsn) as connection:
+            connection.execute(statement)
+            order.using(connection).start(1)
+            assert outcome(db) == (0, 0)
+            connection.commit() if is_committed else connection.rollback()
+    else:
+        engine = sqlalchemy.create_engine(alchemy(db))
+        with Session(engine) if how == "session" else engine.connect() as session:
+            session.execute(sqlalchemy.text(statement))
+            order.using(session).options(delay="1h").start(1)
+            assert outcome(db) == (0, 0)
+            session.commit() if is_committed else session.rollback()
+        engine.dispose()
+    assert outcome(db) == ((1, 1) if is_committed else (0, 0))
+
+
+@pytest.mark.parametrize("how", ["psycopg", "session", "connection"])
+@pytest.mark.parametrize("is_committed", [True, False], ids=["commit", "rollback"])
+async def test_the_same_async(
+    app: App, db: testing.Database, order: Any, how: str, is_committed: bool
+) -> None:
+    statement = "insert into orders values (1)"
+    async with app:
+        if how == "psycopg":
+            async with await psycopg.AsyncConnection.connect(db.dsn) as connection:
+                await connection.execute(statement)
+                await order.using(connection).astart(1)
+                assert outcome(db) == (0, 0)
+                await (connection.commit() if is_committed else connection.rollback())
+        else:
+            engine = create_async_engine(alchemy(db))
+            opened: AsyncSession | AsyncConnection = (
+                AsyncSession(engine) if how == "session" else engine.connect()
+            )
+            async with opened as session:
+                await session.execute(sqlalchemy.text(statement))
+                await order.using(session).astart(1)
+                assert outcome(db) == (0, 0)
+                await (session.commit() if is_committed else session.rollback())
+            await engine.dispose()
+    assert outcome(db) == ((1, 1) if is_committed else (0, 0))
+
+
+def test_refusals_read_the_same_whoever_holds_the_connection(db: testing.Database, order: Any) -> None:
+    engine = sqlalchemy.create_engine(alchemy(db))
+    with Session(engine) as session, pytest.raises(Invalid, match="priority"):
+        order.using(session).options(priority=99).start(1)
+    with psycopg.connect(db.dsn) as connection, pytest.raises(Invalid, match="priority"):
+        order.using(connection).options(priority=99).start(1)
+    engine.dispose()
+
+
+# --- transactional tasks -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ledger(db: testing.Database) -> Callable[[], list[str]]:
+    db.execute("create table ledger (line text)")
+    return lambda: sorted(row["line"] for row in db.execute("select line from ledger"))
+
+
+def states(db: testing.Database) -> dict[str, str]:
+    rows = db.execute("select key, status from penstock.task_list")
+    return {row["key"]: row["status"] for row in rows}
+
+
+def transactional(app: App, is_async: bool, body: Callable[[Context], Any], kind: str = "post") -> Any:
+    """A transactional task that writes a line, then does what the body does."""
+
+    async def in_loop(ctx: Context, line: str) -> Any:
+        await ctx.connection.execute("insert into ledger values (%s)", [line])
+        return body(ctx)
+
+    def in_thread(ctx: Context, line: str) -> Any:
+        ctx.connection.execute("insert into ledger values (%s)", [line])
+        return body(ctx)
+
+    return app.task(kind=kind, transactional=True)(in_loop if is_async else in_thread)
+
+
+@both_modes
+def test_writes_and_completion_are_one_commit(
+    app: App, drain: testing.Drain, db: testing.Database, ledger: Any, is_async: bool
+) -> None:
+    """B6: what the handler wrote and the task's end are there together, in one transaction."""
+    post = transactional(app, is_async, lambda ctx: {"n": 1})
+    job = post.start("a")
+    drain(app)
+    assert job.result() == {"n": 1} and ledger() == ["a"]
+    rows = db.execute("select l.xmin = r.xmin as same from ledger l cross join penstock.results r")
+    assert rows == [{"same": True}]
+
+
+@both_modes
+def test_a_failure_takes_the_writes_back(
+    app: App, drain: testing.Drain, clock: testing.Clock, ledger: Any, is_async: bool
+) -> None:
+    """B6: an exception, a retry and a reschedule leave nothing behind."""
+    trouble: list[Any] = [ValueError("no"), Reschedule("1m"), Retry("again"), None]
+
+    def body(ctx: Context) -> Any:
+        assert ledger() == []
+        if (now := trouble.pop(0)) is not None:
+            raise now
+
+    job = transactional(app, is_async, body).start("a")
+    for _ in range(4):
+        drain(app)
+        clock.advance(hours=1)
+    assert trouble == [] and ledger() == ["a"] and job.get().status == "completed"
+
+
+@both_modes
+def test_an_output_that_cannot_be_stored_takes_the_writes_back(
+    app: App, drain: testing.Drain, ledger: Any, is_async: bool
+) -> None:
+    """B6: refused by us, or by the database when it is too large."""
+    outputs = {"object": object(), "big": "x" * 1_000_000}
+    started = [
+        transactional(app, is_async, lambda ctx: outputs[ctx.kind], kind=kind).start("a") for kind in outputs
+    ]
+    drain(app)
+    assert [job.get().status for job in started] == ["failed", "failed"] and ledger() == []
+
+
+@both_modes
+def test_a_lost_lease_takes_the_writes_back(
+    app: App, drain: testing.Drain, db: testing.Database, ledger: Any, is_async: bool
+) -> None:
+    """B6 with the fence: the first attempt loses its lease while it works; its effects are never seen."""
+    attempts: list[int] = []
+
+    def body(ctx: Context) -> str:
+        attempts.append(ctx.attempt)
+        if len(attempts) == 1:
+            # What reclaim_stale_tasks does when a worker is paused for longer than its lease.
+            db.execute("update penstock.leases set expires_at = '-infinity'")
+            db.execute("select penstock.reclaim_stale_tasks()")
+        return f"attempt {ctx.attempt}"
+
+    job = transactional(app, is_async, body).start("a")
+    drain(app, concurrency=1)
+    assert job.result(timeout=5) == "attempt 2"
+    assert attempts == [1, 2] and ledger() == ["a"]
+
+
+@both_modes
+def test_tasks_added_in_a_transaction_come_with_it(
+    app: App, drain: testing.Drain, clock: testing.Clock, db: testing.Database, ledger: Any, is_async: bool
+) -> None:
+    """B6: a failed attempt leaves no child behind, so that the next one makes each child once."""
+    new = [{"kind": "child", "key": "child", "after": ["parent"]}]
+    failures = [True, False]
+
+    async def in_loop(ctx: Context) -> None:
+        await ctx.aadd_tasks(new)
+        if failures.pop(0):
+            raise ValueError("after adding")
+
+    def in_thread(ctx: Context) -> None:
+        ctx.add_tasks(new)
+        if failures.pop(0):
+            raise ValueError("after adding")
+
+    @app.task
+    async def child() -> None: ...
+
+    parent = app.task(kind="parent", transactional=True)(in_loop if is_async else in_thread)
+    job = parent.options(key="parent").start()
+    drain(app)
+    assert states(db) == {"parent": "queued"}
+    clock.advance(hours=1)
+    drain(app)
+    assert states(db) == {"parent": "succeeded", "child": "succeeded"}
+
+
+def test_many_transactional_tasks_do_not_use_up_the_workers_connections(
+    app: App, drain: testing.Drain, ledger: Any
+) -> None:
+    """More of them at once than the worker has connections of its own, each waiting for all the others."""
+    barrier = asyncio.Barrier(12)
+
+    @app.task(transactional=True, timeout="20s")
+    async def post(ctx: Context, n: int) -> None:
+        await ctx.connection.execute("insert into ledger values (%s)", [str(n)])
+        await barrier.wait()
+
+    @app.job
+    def posts() -> None:
+        for n in range(12):
+            post.step(n)
+
+    job = posts.start()
+    drain(app, concurrency=12)
+    assert job.get().status == "completed" and len(ledger()) == 12
