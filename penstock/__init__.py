@@ -1,22 +1,49 @@
 """Penstock: a multi-tenant job platform on plain PostgreSQL."""
 
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
 
-from penstock.app import App, Context, Fail, Reschedule, Retry, Started
-from penstock.errors import (
-    Conflict,
-    Forbidden,
-    Invalid,
-    JobFailed,
-    LeaseLost,
-    Limited,
-    NotFound,
-    PenstockError,
-    TimedOut,
-    Unavailable,
-)
-from penstock.types import Job
-from penstock.worker import Worker
+if TYPE_CHECKING:
+    from penstock.app import App, Started
+    from penstock.context import Context, Fail, Reschedule, Retry
+    from penstock.errors import (
+        Conflict,
+        Forbidden,
+        Invalid,
+        JobFailed,
+        LeaseLost,
+        Limited,
+        NotFound,
+        PenstockError,
+        TimedOut,
+        Unavailable,
+    )
+    from penstock.types import Job
+    from penstock.worker import Worker
+
+# Imported when first asked for: the command line must not load a whole worker to print a help text.
+_HOMES = {
+    "penstock.app": ("App", "Started"),
+    "penstock.context": ("Context", "Fail", "Reschedule", "Retry"),
+    "penstock.errors": (
+        "Conflict",
+        "Forbidden",
+        "Invalid",
+        "JobFailed",
+        "LeaseLost",
+        "Limited",
+        "NotFound",
+        "PenstockError",
+        "TimedOut",
+        "Unavailable",
+    ),
+    "penstock.types": ("Job",),
+    "penstock.worker": ("Worker",),
+}
 
 __all__ = [
     "App",
@@ -38,3 +65,10 @@ __all__ = [
     "Unavailable",
     "Worker",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -357,8 +357,8 @@ class App:
 
     Without `database_url` and `DATABASE_URL` an embedded PostgreSQL is used. Jobs started without a tenant
     belong to the tenant called `tenant`, which is made when it is missing. Connections are opened when first
-    needed; `async with app:` or `aclose()` closes those of the running event loop, `close()` those that code
-    which is not async used.
+    needed; `async with app:` or `aclose()` closes those of the running event loop, `with app:` or `close()`
+    those that code which is not async used.
     """
 
     def __init__(self, *, database_url: str | None = None, tenant: str | UUID = "default") -> None:
@@ -599,6 +599,12 @@ class App:
         pool = self._pools.pop(asyncio.get_running_loop(), None)
         if pool is not None:
             await pool.close()
+
+    def __enter__(self) -> App:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     async def __aenter__(self) -> App:
         return self

@@ -151,6 +151,15 @@ def call_sync(held: SyncConnection, function: str, **arguments: Any) -> list[Row
         return cursor.execute(_statement(function, arguments), _adapted(arguments)).fetchall()
 
 
+def rows_sync(
+    held: SyncConnection, statement: LiteralString, arguments: Sequence[Any]
+) -> list[tuple[Any, ...]]:
+    """`rows` on a connection from `connect`."""
+    named = {f"argument {n}": value for n, value in enumerate(arguments)}
+    with _translated(named), held.cursor(row_factory=tuple_row) as cursor:
+        return cursor.execute(statement, arguments).fetchall()
+
+
 async def listen(
     dsn: str, channel: str, *, name: str = "penstock listen", is_pooled_refused: bool = False
 ) -> AsyncGenerator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, LiteralString, TypeAlias
@@ -161,12 +162,13 @@ async def _listening(pool: db.Pool, dsn: str) -> Check:
         return Check("LISTEN", "ok", "off by PENSTOCK_LISTEN: workers poll")
     channel = f"penstock_doctor_{uuid4().hex[:12]}"
     try:
-        async with asyncio.timeout(3):
-            async for payload in db.listen(dsn, channel, name="penstock doctor"):
+        listening = db.listen(dsn, channel, name="penstock doctor", is_pooled_refused=True)
+        async with asyncio.timeout(3), aclosing(listening) as heard:
+            async for payload in heard:
                 if payload:
                     return Check("LISTEN", "ok", "notifications arrive")
                 await db.rows(pool, "select pg_notify(%s, 'heard')", (channel,))
-    except TimeoutError:
+    except (TimeoutError, db.Pooled):
         pass
     return Check(
         "LISTEN",
@@ -240,7 +242,10 @@ async def _chores(pool: db.Pool) -> Check:
     if count and age > 60:
         action = "Any running worker does this: see that one runs."
         return Check(
-            "chores", "warn", f"{count} jobs wait for {_duration(age)} to be paused or cleared", action
+            "chores",
+            "warn",
+            f"{count} jobs have waited {_duration(age)} to be paused, resumed or cleared",
+            action,
         )
     return Check("chores", "ok", f"{count} under way" if count else "none")
 

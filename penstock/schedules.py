@@ -166,7 +166,8 @@ def _simulation(cron: str, timezone: str, start: datetime, *, is_backward: bool 
         return CronSim(cron, start.astimezone(_zone(timezone)), reverse=is_backward)
     except CronSimError as error:
         message = f"{cron!r} is not a cron expression: {error}"
-        raise Invalid(message, code="invalid_cron", details={"field": "cron"}) from error
+        hint = "Write minute, hour, day, month and weekday, such as 0 9 * * 1-5."
+        raise Invalid(message, code="invalid_cron", hint=hint, details={"field": "cron"}) from error
 
 
 def _zone(name: str) -> ZoneInfo:

@@ -56,6 +56,7 @@ _COMPLETE: LiteralString = (
     "select id, code from penstock.complete_tasks(%s, %s::bigint[], %s::bigint[], %s::jsonb[])"
 )
 
+_PROGRESS: LiteralString = "select penstock.report_progress(%s, %s, %s, %s::real, %s)"
 _OUTPUTS: LiteralString = """select key, output from penstock.task_list
 where job_id = %s and key = any (%s) and status = 'succeeded'"""
 
@@ -70,18 +71,22 @@ async def claim(
 
 async def complete(where: db.Pool | db.Connection, worker_id: str, done: Sequence[Done]) -> list[Refusal]:
     """End tasks as succeeded; returns those refused."""
+    return [Refusal._make(row) for row in await db.rows(where, _COMPLETE, _reports(worker_id, done))]
+
+
+def complete_sync(held: db.SyncConnection, worker_id: str, done: Sequence[Done]) -> list[Refusal]:
+    """`complete` on a connection from `db.connect`."""
+    return [Refusal._make(row) for row in db.rows_sync(held, _COMPLETE, _reports(worker_id, done))]
+
+
+def _reports(worker_id: str, done: Sequence[Done]) -> tuple[Any, ...]:
     outputs = [task.output for task in done]
-    rows = await db.rows(
-        where,
-        _COMPLETE,
-        (
-            worker_id,
-            _array(task.id for task in done),
-            _array(task.lease for task in done),
-            outputs if any(output is not None for output in outputs) else None,
-        ),
+    return (
+        worker_id,
+        _array(task.id for task in done),
+        _array(task.lease for task in done),
+        outputs if any(output is not None for output in outputs) else None,
     )
-    return [Refusal._make(row) for row in rows]
 
 
 def _array(numbers: Iterable[int]) -> str:
@@ -141,15 +146,7 @@ async def report_progress(
     where: db.Pool, worker_id: str, task_id: int, lease: int, *, fraction: float | None, message: str | None
 ) -> None:
     """How far a running task is, from 0 to 1, and a line for people."""
-    await db.call(
-        where,
-        "report_progress",
-        p_task_id=task_id,
-        p_worker_id=worker_id,
-        p_lease=lease,
-        p_fraction=fraction,
-        p_message=message,
-    )
+    await db.rows(where, _PROGRESS, (task_id, worker_id, lease, fraction, message))
 
 
 async def outputs(where: db.Pool, job_id: UUID, *, keys: Sequence[str]) -> dict[str, Any]:

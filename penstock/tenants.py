@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import LiteralString
 from uuid import UUID
 
-from psycopg.types.numeric import Float4
 
 from penstock import db, filters
 from penstock.types import Role, Tenant
@@ -17,7 +16,7 @@ _TENANTS: LiteralString = "select id, name, weight, is_personal, created_at from
 
 async def create(where: db.Pool | db.Connection, *, name: str, weight: float = 1) -> UUID:
     """Make a tenant. `weight` is its share of every lane, relative to the others'."""
-    return await db.value(where, "create_tenant", p_name=name, p_weight=Float4(weight))
+    return await db.value(where, "create_tenant", p_name=name, p_weight=float(weight))
 
 
 async def ensure(where: db.Pool | db.Connection, *, name: str) -> UUID:
@@ -48,7 +47,7 @@ async def names(where: db.Pool | db.Connection, *, ids: Iterable[UUID]) -> dict[
 
 async def set_weight(where: db.Pool | db.Connection, *, tenant_id: UUID, weight: float) -> None:
     """Change a tenant's share of every lane, for work queued from now on."""
-    await db.call(where, "set_tenant_weight", p_tenant_id=tenant_id, p_weight=Float4(weight))
+    await db.call(where, "set_tenant_weight", p_tenant_id=tenant_id, p_weight=float(weight))
 
 
 async def set_member(

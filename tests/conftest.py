@@ -7,10 +7,19 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
+import json
 import os
+import signal
+import subprocess
+import sys
+import time
 import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,6 +97,71 @@ def clock(penstock_clock: testing.Clock) -> testing.Clock:
 @pytest.fixture
 def tenant(penstock_tenant: uuid.UUID) -> uuid.UUID:
     return penstock_tenant
+
+
+class Eventually:
+    """Waits until a condition gives something true, and gives that; fails when it takes too long."""
+
+    SECONDS = 20
+
+    def __call__(self, condition: Callable[[], Any], what: str = "") -> Any:
+        deadline = time.monotonic() + self.SECONDS
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not within {self.SECONDS} s: {what or condition}"
+            time.sleep(0.01)
+        return found
+
+    async def aio(self, condition: Callable[[], Any], what: str = "") -> Any:
+        deadline = time.monotonic() + self.SECONDS
+        while True:
+            found = condition()
+            found = await found if inspect.isawaitable(found) else found
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"not within {self.SECONDS} s: {what or condition}"
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def eventually() -> Eventually:
+    return Eventually()
+
+
+@pytest.fixture
+def workload(db: testing.Database, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The module `workload.py` beside this one, on the test's database, with its tables."""
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    module = importlib.import_module("workload")
+    db.execute(module.TABLES)
+    drain.use(module.app)
+    return module
+
+
+@pytest.fixture
+def start_worker(workload: Any, db: testing.Database, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """Starts a worker of the workload's app in a process; takes what `penstock.worker.run` takes."""
+    started: list[subprocess.Popen[str]] = []
+    script = (
+        "import json, sys; sys.path.insert(0, sys.argv[1]); import workload; from penstock import worker; "
+        "sys.exit(worker.run(workload.app, **json.loads(sys.argv[2])))"
+    )
+
+    def start(dsn: str | None = None, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", script, str(Path(__file__).parent), json.dumps(options)]
+        with (tmp_path / f"worker-{len(started)}.log").open("w") as log:
+            environment = {**os.environ, "DATABASE_URL": dsn or db.dsn, "PENSTOCK_ALLOW_UNSAFE": "1"}
+            process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=subprocess.STDOUT, text=True, process_group=0
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for number, process in enumerate(started):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        print(f"--- worker {number} ---", (tmp_path / f"worker-{number}.log").read_text(), sep="\n")
 
 
 @pytest.fixture

@@ -161,7 +161,7 @@ RETURNED: list[tuple[Any, Any, Any]] = [
     ("a\0b", {"$value": "a\ufffdb", "$cleaned": True}, "a\ufffdb"),
     ({"k\0": ["\ud800"]}, {"k\ufffd": ["\ufffd"], "$cleaned": True}, {"k\ufffd": ["\ufffd"]}),
     ("\U0001f600 \\u0000", "\U0001f600 \\u0000", "\U0001f600 \\u0000"),
-    (10**400, 10**400, 10**400),
+    (10**300, 10**300, 10**300),
     ({"none": None}, {"none": None}, {"none": None}),
     (float("nan"), None, None),
     ([float("inf")], None, None),
@@ -169,6 +169,7 @@ RETURNED: list[tuple[Any, Any, Any]] = [
     (object(), None, None),
     ("x" * 300_000, None, None),
     ("x" * 30_000_000, None, None),
+    (10**400, None, None),
     (10**5000, None, None),
     (DEEP, None, None),
     (CIRCLE, None, None),
@@ -179,7 +180,7 @@ RETURNED: list[tuple[Any, Any, Any]] = [
 def test_whatever_is_returned_is_kept_or_fails(
     app: App, drain: testing.Drain, db: testing.Database, is_async: bool
 ) -> None:
-    """Bad input and bad luck, on the way back: cleaned and flagged, or failed for good; never a stuck task."""
+    """Bad luck on the way back: cleaned and flagged, or failed for good; never a stuck task."""
 
     async def in_loop(number: int) -> Any:
         return RETURNED[number][0]

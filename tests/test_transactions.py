@@ -223,7 +223,7 @@ def test_tasks_added_in_a_transaction_come_with_it(
     async def child() -> None: ...
 
     parent = app.task(kind="parent", transactional=True)(in_loop if is_async else in_thread)
-    job = parent.options(key="parent").start()
+    parent.options(key="parent").start()
     drain(app)
     assert states(db) == {"parent": "queued"}
     clock.advance(hours=1)

@@ -16,6 +16,7 @@ from penstock import db, embedded, migrate
 from penstock.cli import output
 from penstock.cli.options import Output, chosen, command, dsn
 from penstock.cli.output import Column
+from penstock.errors import NotMigrated
 from penstock.settings import settings
 
 if TYPE_CHECKING:
@@ -176,13 +177,21 @@ def migrate_command(
         )
         done = migrate.rollback(dsn(), rollback_to)
     else:
-        done = migrate.migrate(dsn(make=True), contract)
+        done = _migrate(dsn(make=True), contract)
     output.rows(
         done,
         [Column("MIGRATION", str)],
         empty="No migration to run; functions, views and grants are this version's.",
     )
     return 0
+
+
+def _migrate(address: str, contract: bool) -> list[str]:
+    try:
+        return migrate.migrate(address, contract)
+    except NotMigrated as error:
+        error.hint = error.hint or "What failed was undone. The schema's owner may run it again."
+        raise
 
 
 def _check(address: str) -> int:
@@ -216,5 +225,5 @@ def _print_check(check: Check) -> None:
         state.pad_right(6 - len(state))
     line = Text.assemble(state, "  ", (f"{check.name:<14}", "bold"), output.clean(check.finding))
     if check.action:
-        line.append(f"\n{'':<22}{check.action}", style="dim")
+        line.append(f"\n{'':<{len(state) + 16}}{check.action}", style="dim")
     output.console().print(line, soft_wrap=True)

@@ -27,7 +27,7 @@ grant select on all tables in schema penstock to service_role;
 grant execute on function
   penstock.claim_tasks(text, integer, text[], integer),
   penstock.heartbeat_task(bigint, text, bigint), penstock.heartbeat_tasks(text, jsonb, integer),
-  penstock.report_progress(bigint, text, bigint, real, text),
+  penstock.report_progress(bigint, text, bigint, double precision, text),
   penstock.complete_task(bigint, text, jsonb, bigint), penstock.complete_tasks(text, bigint[], bigint[], jsonb[]),
   penstock.fail_task(bigint, text, text, bigint, double precision, boolean, text, jsonb),
   penstock.fail_tasks(text, bigint[], bigint[], jsonb[]),
@@ -36,7 +36,7 @@ grant execute on function
   penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.backlog(),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text),
   penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
-  penstock.create_tenant(text, real), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, real), penstock.set_setting(text, jsonb)
+  penstock.create_tenant(text, double precision), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb)
 to service_role;
 
 -- The policies that go with the grants. Service-only tables have none for users.

@@ -81,6 +81,9 @@ class Desk:
         """Put claimed tasks into the buffer."""
         now = time.monotonic()
         for claim in claims:
+            if (old := self.held.get(claim.id)) is not None:
+                # It was taken from us, and is ours again: its first handler must not go on.
+                self.lose(claim.id, old.claim.lease, "lease_lost")
             held = Held(claim, now)
             self.held[claim.id] = held
             self.waiting.append(held)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,7 +73,7 @@ class Execute(Hooks):
         me = asyncio.current_task()
         assert me is not None
         turn = time.monotonic()
-        while True:
+        while not self._desk.is_closing:
             held = await self._desk.take()
             held.runner = me
             try:
@@ -161,17 +160,21 @@ class Execute(Hooks):
         if task.mode == "async":
             return outcome.output(task, await task.function(*arguments, **values))
         if task.mode == "thread":
-            call = lambda: outcome.output(task, task.function(*arguments, **values))  # noqa: E731
-            return await self._in_thread(held, call)
+            return await self._in_thread(
+                held, lambda: outcome.output(task, task.function(*arguments, **values))
+            )
         return await self._processes.call(task.function, values)
 
-    async def _in_thread(self, held: Held, call: Any) -> Any:
-        thread = self._loop.run_in_executor(self._threads, call)
+    async def _in_thread(self, held: Held, call: Callable[[], Any]) -> Any:
+        thread = self._loop.run_in_executor(self._threads, _caught, call)
         try:
-            return await asyncio.shield(thread)
+            result, error = await asyncio.shield(thread)
         except asyncio.CancelledError:
             held.thread = thread
             raise
+        if error is not None:
+            raise error
+        return result
 
     async def _call_in_transaction(
         self, task: Task[Any, Any], held: Held, context: Context, values: dict[str, Any]
@@ -195,10 +198,11 @@ class Execute(Hooks):
         with db.connect(self._dsn, name=name) as connection, connection.transaction():
             context.connection = connection
             output = outcome.output(task, task.function(context, **values))
-            db.call_sync(
-                connection, "complete_task", p_task_id=context.task_id, p_worker_id=context.worker_id,
-                p_output=None if output is None else db.Json(json.loads(output)), p_lease=context.lease,
-            )  # fmt: skip
+            refusals = tasks.complete_sync(
+                connection, context.worker_id, [tasks.Done(context.task_id, context.lease, output)]
+            )
+            if refusals:
+                raise outcome.refused(refusals[0])
 
     async def _connections(self) -> db.Pool:
         """Connections for transactional handlers, apart from the worker's own: they are held for long."""
@@ -244,6 +248,14 @@ class Execute(Hooks):
             work.close()
             raise Invalid("an async handler awaits: aheartbeat, aadd_tasks, asave", code="use_await")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
+    # Not every exception can be set on a future: one that cannot would leave its waiter waiting for ever.
+    try:
+        return call(), None
+    except BaseException as error:
+        return None, error
 
 
 def _values(claim: tasks.Claim) -> dict[str, Any]:

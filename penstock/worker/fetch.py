@@ -36,6 +36,7 @@ class Fetch:
                 await desk.changed(1.0)
                 self._finish.hand_back(desk.take_buffered(only_stale=True))
                 continue
+            upkept = self._upkeep.count
             try:
                 claims = await tasks.claim(
                     desk.pool,
@@ -44,9 +45,10 @@ class Fetch:
                     kinds=desk.kinds,
                     lease_seconds=desk.lease_seconds,
                 )
-                is_idle = not claims and not desk.held
-                if is_idle and self._stop_when_idle and not await self._upkeep.once():
-                    return
+                if self._stop_when_idle and not claims and not desk.held:
+                    await self._upkeep.once()
+                    if self._upkeep.count == upkept:
+                        return
             except Exception as error:
                 # What was claimed in a lost answer comes back with its lease.
                 log.warning("worker.fetch_failed", error=str(error))

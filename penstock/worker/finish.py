@@ -13,6 +13,7 @@ import structlog
 from penstock import tasks
 from penstock.errors import Unavailable
 from penstock.tasks import Done, Failed, Refusal
+from penstock.worker import outcome
 
 if TYPE_CHECKING:
     from penstock.context import Context
@@ -143,7 +144,7 @@ class Finish:
         for report in batch:
             code = codes.get(report.id) if codes else None
             if code == "too_large":
-                self._failed.append(Failed(report.id, report.lease, _bad_output("the output is too large")))
+                self._failed.append(Failed(report.id, report.lease, _bad_output(outcome.TOO_LARGE)))
                 continue
             if code is not None:
                 log.warning("worker.lease_refused", task_id=report.id, lease=report.lease, code=code)

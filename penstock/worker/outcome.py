@@ -16,6 +16,7 @@ from penstock.errors import LeaseLost
 if TYPE_CHECKING:
     from penstock.app import Task
 
+TOO_LARGE = "the output is too large, nested too deeply, or holds a number beyond 1e308"
 log = structlog.get_logger("penstock.worker")
 
 
@@ -59,7 +60,7 @@ def output(task: Task[Any, Any], result: Any) -> str | None:
 def refused(refusal: tasks.Refusal) -> Exception:
     """Why a completion was not taken."""
     if refusal.code == "too_large":
-        return Fail("the output is too large", code="bad_output")
+        return Fail(TOO_LARGE, code="bad_output")
     return LeaseLost(code=refusal.code)
 
 

@@ -24,6 +24,8 @@ class Upkeep:
         self._desk, self._wake = desk, wake
         self._lock = asyncio.Lock()
         self._pause = 5.0
+        self.count = 0
+        """How often there was something to do."""
 
     async def run(self) -> None:
         while True:
@@ -34,17 +36,18 @@ class Upkeep:
                 self._pause = 5.0
             await self._sleep(self._pause)
 
-    async def once(self) -> bool:
-        """Do what is to be done now. False if that was nothing."""
+    async def once(self) -> None:
+        """Do what is to be done now."""
         async with self._lock:
             row = (await db.call(self._desk.pool, "upkeep"))[0]
             fired = await schedules.fire_due(self._desk.pool, self._desk.app.draw)
             self._pause = 5.0 if row["next_seconds"] is None else row["next_seconds"]
-            if not (row["reclaimed"] or row["promoted"] or row["chores"] or fired):
-                return False
-            log.info("worker.upkeep", reclaimed=row["reclaimed"], promoted=row["promoted"], fired=len(fired))
-            self._wake.work.set()
-            return True
+            if row["reclaimed"] or row["promoted"] or row["chores"] or fired:
+                self.count += 1
+                self._wake.work.set()
+                log.info(
+                    "worker.upkeep", reclaimed=row["reclaimed"], promoted=row["promoted"], fired=len(fired)
+                )
 
     async def _sleep(self, pause: float) -> None:
         # Not all workers at the same moment, and not later than a few seconds: more may be parked meanwhile.

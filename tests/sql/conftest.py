@@ -55,7 +55,8 @@ class Contract:
     def rows(self, function: str, **arguments: Any) -> list[db.Row]:
         # A Python float is a double precision, which does not become a real by itself.
         names = ", ".join(
-            f"p_{name} => %({name})s" + ("::real" if name in ("fraction", "weight") else "") for name in arguments
+            f"p_{name} => %({name})s" + ("::real" if name in ("fraction", "weight") else "")
+            for name in arguments
         )
         cursor = self.connection.execute(f"select * from penstock.{function}({names})".encode(), arguments)
         return cursor.fetchall()
@@ -90,7 +91,12 @@ class Contract:
     # Jobs
 
     def start(
-        self, tasks: Iterable[Any] | int | Any = 1, *, type: str = "report", params: Any = None, **options: Any
+        self,
+        tasks: Iterable[Any] | int | Any = 1,
+        *,
+        type: str = "report",
+        params: Any = None,
+        **options: Any,
     ) -> uuid.UUID:
         """Start a job. A number of tasks stands for so many alike; a string is a kind's name."""
         if self.tenant is not None:

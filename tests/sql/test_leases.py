@@ -521,7 +521,11 @@ class TestFail:
             assert sql.task(task)["retry_count"] == attempt - 1
             sql.fail(task, f"try {attempt}", error_code="provider_error")
         row = sql.task(task)
-        assert (row["status"], row["error_code"], row["error_message"]) == ("failed", "provider_error", "try 3")
+        assert (row["status"], row["error_code"], row["error_message"]) == (
+            "failed",
+            "provider_error",
+            "try 3",
+        )
         assert row["retry_count"] == 3
         assert row["last_retry_at"] is not None
         assert sql.status(job) == "failed"
@@ -677,7 +681,12 @@ class TestFail:
             worker_id="w1",
             task_ids=[one["id"], two["id"], three["id"], one["id"]],
             leases=[one["lease"], two["lease"], three["lease"], one["lease"]],
-            errors=[Jsonb({"message": "1"}), Jsonb({}), Jsonb({"message": "3", "permanent": True}), Jsonb({})],
+            errors=[
+                Jsonb({"message": "1"}),
+                Jsonb({}),
+                Jsonb({"message": "3", "permanent": True}),
+                Jsonb({}),
+            ],
         )
         assert refused == [{"id": two["id"], "code": "lease_lost"}]
         assert sql.where(one) == ["ready"]
@@ -765,7 +774,11 @@ class TestReschedule:
         sql.start()
         task = sql.claim_one()
         sql.value(
-            "reschedule_task", task_id=task["id"], lease=task["lease"], delay_seconds=9, reason="provider is slow"
+            "reschedule_task",
+            task_id=task["id"],
+            lease=task["lease"],
+            delay_seconds=9,
+            reason="provider is slow",
         )
         row = sql.task(task)
         assert (row["status"], row["waiting_for"]) == ("queued", "provider is slow")
@@ -775,7 +788,9 @@ class TestReschedule:
         """A reason that reads like one of ours does not make the engine take it for one."""
         job = sql.start(2)
         task = sql.claim_one()
-        sql.value("reschedule_task", task_id=task["id"], lease=task["lease"], delay_seconds=9, reason="paused")
+        sql.value(
+            "reschedule_task", task_id=task["id"], lease=task["lease"], delay_seconds=9, reason="paused"
+        )
         sql.pause(job)
         sql.upkeep()
         sql.resume(job)
@@ -824,7 +839,11 @@ class TestReclaim:
         again = sql.claim_one("w2")
         assert (again["id"], again["attempt"]) == (task["id"], 2)
         (attempt,) = sql.execute("select * from penstock.attempts")
-        assert (attempt["outcome"], attempt["error_code"], attempt["worker_id"]) == ("lost", "worker_lost", "w1")
+        assert (attempt["outcome"], attempt["error_code"], attempt["worker_id"]) == (
+            "lost",
+            "worker_lost",
+            "w1",
+        )
         assert sql.complete(again, worker="w2")
         sql.check()
 

@@ -37,7 +37,9 @@ class TestClaim:
 
         calls = [Call(lambda own=sessions.open(), n=n: take(own, n)) for n in range(6)]
         found = [task_id for call in calls for task_id in call.result()]
-        found += [task["id"] for task in sql.claim(1000)]  # what one passed over because another just looked at it
+        found += [
+            task["id"] for task in sql.claim(1000)
+        ]  # what one passed over because another just looked at it
         assert len(found) == len(set(found)) == 600
         sql.check()
 
@@ -289,11 +291,18 @@ class TestEnd:
                 own.kill(task)
 
             calls = [
-                Call(lambda own=own, key=key, tasks=tasks: end(own, tasks[key])) for own, key in ((one, "p"), (two, "q"))
+                Call(lambda own=own, key=key, tasks=tasks: end(own, tasks[key]))
+                for own, key in ((one, "p"), (two, "q"))
             ]
             for call in calls:
                 call.result()
-            assert one.states(job) == {"p": "failed", "q": "failed", "a": "canceled", "b": "canceled", "c": "canceled"}
+            assert one.states(job) == {
+                "p": "failed",
+                "q": "failed",
+                "a": "canceled",
+                "b": "canceled",
+                "c": "canceled",
+            }
             assert one.status(job) == "failed"
         one.check()
 
@@ -481,7 +490,9 @@ class Storm:
             try:
                 if action < 0.12 or job is None:
                     self.jobs.append(
-                        sql.start(self.graph(chosen), on_failure=chosen.choice(["continue", "continue", "stop"]))
+                        sql.start(
+                            self.graph(chosen), on_failure=chosen.choice(["continue", "continue", "stop"])
+                        )
                     )
                 elif action < 0.40:
                     held += sql.claim(chosen.randint(1, 8), worker)
@@ -562,7 +573,9 @@ class Storm:
 
 
 @pytest.mark.parametrize("threads", [4, 8])
-def test_a_storm_of_every_verb_leaves_everything_in_order(sessions: Sessions, clock: Clock, threads: int) -> None:
+def test_a_storm_of_every_verb_leaves_everything_in_order(
+    sessions: Sessions, clock: Clock, threads: int
+) -> None:
     """R1.2, R1.5: no deadlock, no task in two places, exact counts, every job ends."""
     storm = Storm(sessions, clock, seed=threads)
     storm.blow(threads, seconds=3)

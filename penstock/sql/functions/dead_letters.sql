@@ -86,6 +86,24 @@ end
 $$;
 comment on function penstock._revive_children(uuid, bigint[]) is 'Brings back what was canceled because these tasks had failed.';
 
+create or replace function penstock._family(p_letter_ids bigint[], out job_ids uuid[], out task_ids bigint[])
+language sql stable set search_path = penstock, pg_temp as $$
+  with recursive below as (
+    select e.job_id, e.child_id from dead_letters d
+    join jobs j on j.id = d.job_id and j.status <> 'canceled'
+    join edges e on e.job_id = d.job_id and e.parent_id = d.task_id
+    where d.id = any (p_letter_ids)
+    union
+    select e.job_id, e.child_id from below b join edges e on e.job_id = b.job_id and e.parent_id = b.child_id
+  ), family as (
+    select job_id, child_id as id from below
+    union
+    select e.job_id, e.parent_id from below b join edges e on e.job_id = b.job_id and e.child_id = b.child_id
+  )
+  select coalesce(array_agg(job_id order by job_id, id), '{}'), coalesce(array_agg(id order by job_id, id), '{}') from family
+$$;
+comment on function penstock._family(bigint[]) is 'All that comes after these dead letters, and all that comes before it.';
+
 create or replace function penstock._replay(p_letter_ids bigint[])
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
 declare
@@ -95,28 +113,26 @@ declare
   v_ids bigint[];
   v_rows ready[];
   v_all_rows ready[];
-  v_held_jobs uuid[];
-  v_held bigint[];
+  v_family record;
   v_deltas phase_delta[];
   v_count integer := 0;
 begin
   -- All locks first, each kind in its order, whatever the number of jobs: what may come back, and all it comes after,
   -- so that nobody's end is missed by a child that is just coming back.
-  with recursive below as (
-    select e.job_id, e.child_id from dead_letters d join edges e on e.job_id = d.job_id and e.parent_id = d.task_id
-    where d.id = any (p_letter_ids)
-    union
-    select e.job_id, e.child_id from below b join edges e on e.job_id = b.job_id and e.parent_id = b.child_id
-  ), held as (
-    select b.job_id, b.child_id as id from below b
-    union select e.job_id, e.parent_id from below b join edges e on e.job_id = b.job_id and e.child_id = b.child_id
-  )
-  select array_agg(h.job_id), array_agg(h.id) into v_held_jobs, v_held from held h;
-  if v_held is not null then
-    perform _hold_tasks(v_held_jobs, v_held);
+  for v_try in 1 .. 50 loop
+    begin
+      v_family := _family(p_letter_ids);
+      perform _hold_jobs(v_job_ids, v_family.job_ids, v_family.task_ids);
+      exit when v_family = _family(p_letter_ids);
+      raise exception using errcode = 'PS001', message = '0';
+    exception when sqlstate 'PS001' then
+      perform _await_lease(sqlerrm::bigint);
+      v_family := null;
+    end;
+  end loop;
+  if v_family is null then
+    raise exception using errcode = 'serialization_failure', message = 'the tasks are changing hands: try again';
   end if;
-  perform 1 from phases where job_id = any (v_job_ids) order by job_id, position for update;
-  perform 1 from jobs where id = any (v_job_ids) order by id for no key update;
   foreach v_job_id in array v_job_ids loop
     select * into v_job from jobs where id = v_job_id;
     continue when v_job.status = 'canceled';
@@ -154,6 +170,7 @@ create or replace function penstock._matching_letters(p_filter jsonb)
 returns bigint[] language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_unknown text;
+  v_ids bigint[];
 begin
   if jsonb_typeof(p_filter) is distinct from 'object' or p_filter - 'limit' - 'all' = '{}' and p_filter -> 'all' is distinct from 'true'
      or p_filter ? 'ids' and jsonb_typeof(p_filter -> 'ids') <> 'array' then
@@ -164,11 +181,12 @@ begin
   if found then
     perform _refuse(422, 'unknown_field', format('the filter has an unknown field %L', v_unknown), jsonb_build_object('field', v_unknown));
   end if;
+  v_ids := array(select e::bigint from jsonb_array_elements_text(coalesce(p_filter -> 'ids', '[]')) as e);
   return array(
     select d.id from dead_letters d
     where (_is_service() or exists (
         select from members m where m.tenant_id = d.tenant_id and m.user_id = auth.uid() and m.role in ('owner', 'admin', 'member')))
-      and (not p_filter ? 'ids' or p_filter -> 'ids' @> to_jsonb(d.id))
+      and (not p_filter ? 'ids' or d.id = any (v_ids))
       and (not p_filter ? 'job_id' or d.job_id = (p_filter ->> 'job_id')::uuid)
       and (not p_filter ? 'tenant_id' or d.tenant_id = (p_filter ->> 'tenant_id')::uuid)
       and (not p_filter ? 'kind' or d.kind = p_filter ->> 'kind')

@@ -162,17 +162,24 @@ begin
     end if;
     perform _require_lease(p_task_id, p_worker_id, p_lease);
   end if;
-  -- The tasks they come after are locked before the phases are: who ends one of them goes the same way.
-  if v_job.finished_at is null and exists (select from tasks where job_id = p_job_id and key is not null) then
-    select array_agg(t.id) into v_parents from tasks t where t.job_id = p_job_id and t.key in (
-      select a #>> '{}' from jsonb_path_query(p_tasks, '$[*].after[*]') as a);
-    if v_parents is not null then
-      perform _hold_tasks(array_fill(p_job_id, array[cardinality(v_parents)]), v_parents);
-    end if;
+  -- With all phases locked nobody can end the last task, and so the job, between this look and the insert; with the
+  -- tasks they come after, nobody can end one of those without its new children.
+  for v_try in 1 .. 50 loop
+    begin
+      v_parents := case when v_job.finished_at is null then _parents(p_job_id, p_tasks) else '{}' end;
+      perform _hold_jobs(array[p_job_id], array_fill(p_job_id, array[cardinality(v_parents)]), v_parents);
+      exit when v_job.finished_at is not null or v_parents = _parents(p_job_id, p_tasks);
+      raise exception using errcode = 'PS001', message = '0';
+    exception when sqlstate 'PS001' then
+      perform _await_lease(sqlerrm::bigint);
+      v_job := _visible_job(p_job_id, array['owner', 'admin', 'member']);
+      v_parents := null;
+    end;
+  end loop;
+  if v_parents is null then
+    raise exception using errcode = 'serialization_failure', message = 'the tasks they come after are changing hands: try again';
   end if;
-  -- With all phases locked nobody can end the last task, and so the job, between this look and the insert.
-  perform 1 from phases where job_id = p_job_id order by position for update;
-  select * into v_job from jobs where id = p_job_id for no key update;
+  select * into v_job from jobs where id = p_job_id;
   if v_job.status in ('completed', 'failed', 'canceled') then
     perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
   end if;
@@ -181,6 +188,20 @@ end
 $$;
 comment on function penstock.add_tasks(uuid, jsonb, bigint, text, bigint) is
   'Adds tasks to a job that has not ended and returns the ids of those added, in order; one whose idempotency key is there already is left out. A running task names itself and its lease.';
+
+create or replace function penstock._parents(p_job_id uuid, p_tasks jsonb)
+returns bigint[] language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if not exists (select from tasks where job_id = p_job_id and key is not null) then
+    return '{}';
+  end if;
+  return array(
+    select t.id from tasks t where t.job_id = p_job_id and t.key in (
+      select a #>> '{}' from jsonb_path_query(p_tasks, '$[*].after[*]') as a)
+    order by t.id);
+end
+$$;
+comment on function penstock._parents(uuid, jsonb) is 'The tasks of a job that new ones come after.';
 
 create or replace function penstock._finish_jobs(p_job_ids uuid[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
@@ -352,8 +373,7 @@ begin
       with due as (
         select ctid from ready
         where tenant_id = v_chore.tenant_id and lane_id = v_lane.id and priority = v_lane.priority and job_id = p_job_id
-        -- From the far end: what is locked here must not lie in the way of the claims.
-        order by task_id desc limit v_left for update skip locked
+        order by task_id limit v_left for update skip locked
       ), gone as (
         delete from ready where ctid = any (array(select ctid from due)) returning *
       ), kept as (

@@ -72,7 +72,7 @@ $$;
 comment on function penstock.heartbeat_task(bigint, text, bigint) is 'Extends one lease; refuses with 410 when it is gone.';
 
 create or replace function penstock.report_progress(
-  p_task_id bigint, p_worker_id text, p_lease bigint default null, p_fraction real default null, p_message text default null)
+  p_task_id bigint, p_worker_id text, p_lease bigint default null, p_fraction double precision default null, p_message text default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   perform _require_lease(p_task_id, p_worker_id, p_lease);
@@ -80,7 +80,7 @@ begin
   where task_id = p_task_id;
 end
 $$;
-comment on function penstock.report_progress(bigint, text, bigint, real, text) is 'How far a running task is (0 to 1), and a line for people.';
+comment on function penstock.report_progress(bigint, text, bigint, double precision, text) is 'How far a running task is (0 to 1), and a line for people.';
 
 create or replace function penstock._check_arrays(p_task_ids bigint[], p_leases bigint[], p_others integer)
 returns void language plpgsql immutable set search_path = penstock, pg_temp as $$

@@ -113,6 +113,7 @@ declare
   v_tids tid[];
   v_count integer;
   v_lease bigint;
+  v_stopped uuid[];
 begin
   if coalesce(length(p_worker_id), 0) not between 1 and 200 then
     perform _refuse(422, 'invalid_worker', 'a worker id has 1 to 200 characters', '{"field": "p_worker_id"}');
@@ -127,7 +128,8 @@ begin
     return;
   end if;
 
-  for v_round in 1 .. 5 loop
+  v_stopped := array(select c.job_id from chores c where c.verb <> 'unpark');
+  for v_round in 1 .. 3 loop
     v_tids := array(
       select r.ctid
       from (
@@ -135,13 +137,24 @@ begin
         from lanes l where p_task_types is null or l.kind = any (p_task_types) order by random()
       ) as l
       cross join lateral (
+        -- Past the tasks of a job that is just being stopped, but not further than a few slots.
+        select case when v_stopped = '{}' then null else (
+          select b.vtime from ready b where b.lane_id = l.id and b.vtime >= l.read_from
+          order by b.vtime offset 4 * v_left + 100 limit 1) end as vtime
+      ) as bound
+      cross join lateral (
         select ready.ctid from ready
-        where ready.lane_id = l.id and ready.vtime >= l.read_from
+        where ready.lane_id = l.id and ready.vtime >= l.read_from and ready.vtime <= coalesce(bound.vtime, 9223372036854775807)
+          and ready.job_id <> all (v_stopped)
         order by ready.vtime limit v_left
         for update skip locked
       ) as r
       limit v_left);
-    exit when cardinality(v_tids) = 0;
+    if cardinality(v_tids) = 0 then
+      -- Nothing but stopped jobs' tasks here: where no worker does upkeep, whoever claims clears them away.
+      perform _do_chore(c.job_id, 500) from (select chores.job_id from chores order by created_at limit 1) as c;
+      exit;
+    end if;
     if exists (select from shares where is_mixed) then
       v_tids := _prefer(v_tids);
     end if;
@@ -201,11 +214,8 @@ begin
     order by l.lease;
     get diagnostics v_count = row_count;
     exit when v_count = v_left or cardinality(v_tids) < v_left;
+    -- Some were of a job stopped this moment: ask for the rest.
     v_left := v_left - v_count;
-    if v_count = 0 then
-      -- All were of paused or ended jobs. Help to clear those away instead of meeting them one by one.
-      perform _do_chore(c.job_id, 500) from (select chores.job_id from chores order by created_at limit 1) as c;
-    end if;
   end loop;
 end
 $$;
@@ -313,7 +323,7 @@ begin
   select least(
     (select min(until) from parked where pending = 0 and until < 'infinity'),
     (select min(expires_at) from leases),
-    (select min(next_run_at) from schedules where is_enabled)) into v_next;
+    (select min(next_run_at) from schedules where is_enabled and next_run_at > v_now)) into v_next;
   next_seconds := case
     when reclaimed >= 1000 or promoted >= 5000 or chores > 0 then 0
     when exists (select from penstock.chores) then 0.1

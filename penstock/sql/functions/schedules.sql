@@ -29,7 +29,9 @@ begin
     cron = excluded.cron, timezone = excluded.timezone, job_type = excluded.job_type, params = excluded.params,
     tasks = excluded.tasks, options = excluded.options, missed = excluded.missed, is_enabled = excluded.is_enabled,
     -- An unchanged clock keeps its next tick, so that declaring a schedule again never skips one.
-    next_run_at = case when (s.cron, s.timezone) = (excluded.cron, excluded.timezone) then s.next_run_at else excluded.next_run_at end
+    -- One that was off starts afresh.
+    next_run_at = case when s.is_enabled and (s.cron, s.timezone) = (excluded.cron, excluded.timezone)
+      then s.next_run_at else excluded.next_run_at end
   returning id into v_id;
   perform _audit(v_tenant_id, 'schedule.set', null, 'schedule:' || v_id, jsonb_build_object('name', p_name, 'cron', p_cron));
   return v_id;

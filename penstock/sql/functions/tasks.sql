@@ -225,51 +225,55 @@ end
 $$;
 comment on function penstock._add_edges(uuid, penstock.task_spec[], bigint[]) is 'Writes the graph of new tasks and returns the parents that were there before.';
 
-create or replace function penstock._hold_tasks(p_job_ids uuid[], p_task_ids bigint[])
+create or replace function penstock._hold_jobs(p_job_ids uuid[], p_held_jobs uuid[], p_held bigint[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  v_met bigint[];
+  v_met bigint[] := array(select task_id from leases where task_id = any (p_held) for no key update skip locked);
+  v_busy bigint;
 begin
-  -- A task may move from one table to the next while we look. Then everything is let go and we look again, because
-  -- to wait for the one while holding the others could be waited for in turn.
-  for v_try in 1 .. 20 loop
-    begin
-      -- Leases by their place, as a batch of completions takes them.
-      with l as (
-        update leases set has_children = true
-        where ctid = any (array(select h.ctid from leases h where h.task_id = any (p_task_ids))) returning task_id
-      )
-      select coalesce(array_agg(task_id), '{}') into v_met from l;
-      with r as (
-        update ready r set has_children = true from unnest(p_job_ids, p_task_ids) as g(job_id, id)
-        join tasks t on t.job_id = g.job_id and t.id = g.id
-        where r.tenant_id = t.tenant_id and r.lane_id = t.lane_id and r.priority = t.priority and r.job_id = t.job_id
-          and r.task_id = t.id returning r.task_id
-      )
-      select v_met || coalesce(array_agg(task_id), '{}') into v_met from r;
-      perform 1 from parked p join unnest(p_job_ids, p_task_ids) as g(job_id, id) on p.job_id = g.job_id and p.task_id = g.id
-      order by p.job_id, p.task_id for update of p;
-      with p as (
-        update parked p set has_children = true from unnest(p_job_ids, p_task_ids) as g(job_id, id)
-        where p.job_id = g.job_id and p.task_id = g.id returning p.task_id
-      )
-      select v_met || coalesce(array_agg(task_id), '{}') into v_met from p;
-      if not exists (
-        select from unnest(p_job_ids, p_task_ids) as g(job_id, id) join jobs j on j.id = g.job_id
-        where g.id <> all (v_met) and j.status <> 'canceled'
-          and not exists (select from results r where r.job_id = g.job_id and r.task_id = g.id)) then
-        return;
-      end if;
-      raise exception using errcode = 'PT503';
-    exception when sqlstate 'PT503' then
-      null;
-    end;
-  end loop;
-  raise exception using errcode = 'serialization_failure', message = 'the tasks it comes after are changing hands: try again';
+  -- Whoever ends a task takes its lease, then its children, then the phases and the job. So do we; but a lease that
+  -- another one has is not waited for with others in hand.
+  select min(task_id) into v_busy from leases where task_id = any (p_held) and task_id <> all (v_met);
+  if v_busy is not null then
+    raise exception using errcode = 'PS001', message = v_busy;
+  end if;
+  update leases set has_children = true where task_id = any (v_met);
+  with r as (
+    update ready r set has_children = true from unnest(p_held_jobs, p_held) as g(job_id, id)
+    join tasks t on t.job_id = g.job_id and t.id = g.id
+    where r.tenant_id = t.tenant_id and r.lane_id = t.lane_id and r.priority = t.priority and r.job_id = t.job_id
+      and r.task_id = t.id returning r.task_id
+  )
+  select v_met || coalesce(array_agg(task_id), '{}') into v_met from r;
+  perform 1 from parked p join unnest(p_held_jobs, p_held) as g(job_id, id) on p.job_id = g.job_id and p.task_id = g.id
+  order by p.job_id, p.task_id for update of p;
+  with p as (
+    update parked p set has_children = true from unnest(p_held_jobs, p_held) as g(job_id, id)
+    where p.job_id = g.job_id and p.task_id = g.id returning p.task_id
+  )
+  select v_met || coalesce(array_agg(task_id), '{}') into v_met from p;
+  perform 1 from phases where job_id = any (p_job_ids) order by job_id, position for update;
+  perform 1 from jobs where id = any (p_job_ids) order by id for no key update;
+  -- One that was met nowhere has ended, or has moved or come back meanwhile.
+  if exists (select from unnest(p_held_jobs, p_held) as g(job_id, id) where g.id <> all (v_met)
+      and not exists (select from results r where r.job_id = g.job_id and r.task_id = g.id)) then
+    raise exception using errcode = 'PS001', message = '0';
+  end if;
 end
 $$;
-comment on function penstock._hold_tasks(uuid[], bigint[]) is
-  'Locks tasks wherever they stand, and tells them that they have children: until we commit none of them ends that has not ended yet.';
+comment on function penstock._hold_jobs(uuid[], uuid[], bigint[]) is
+  'Locks jobs with their phases, and tasks of theirs wherever they stand, so that none of these ends before we do. Gives up with PS001 when they are changing hands: the caller lets go of everything and tries again.';
+
+create or replace function penstock._await_lease(p_task_id bigint)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  perform 1 from leases where task_id = p_task_id for no key update;
+  raise exception using errcode = 'PS001';
+exception when sqlstate 'PS001' then
+  null;  -- and the lock is gone again
+end
+$$;
+comment on function penstock._await_lease(bigint) is 'Waits until whoever has this lease in hand is done, and takes nothing.';
 
 create or replace function penstock._add_tasks(p_job_id uuid, p_tasks jsonb)
 returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
@@ -278,8 +282,6 @@ declare
   v_job jobs;
   v_specs task_spec[] := _parse_tasks(p_tasks);
   v_count integer := cardinality(v_specs);
-  v_given integer := v_count;
-  v_places integer[];
   v_ids bigint[];
   v_has_keys boolean;
   v_has_graph boolean;
@@ -293,19 +295,17 @@ begin
   select * into strict v_job from jobs where id = p_job_id;
   if exists (select from unnest(v_specs) as s where s.idempotency_key is not null) then
     -- A repeated key is the same task: it is left out.
-    v_places := array(
-      select coalesce(x.first, x.n) from (
-        select s.n, s.idempotency_key, case when s.idempotency_key is not null
-          then min(s.n) over (partition by s.idempotency_key) end as first
+    v_specs := array(
+      select v_specs[x.n] from (
+        select s.n, s.idempotency_key, row_number() over (partition by s.idempotency_key order by s.n) as nth
         from unnest(v_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
           priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)) as x
-      where x.n = coalesce(x.first, x.n) and not exists (
-        select from tasks t where t.job_id = p_job_id and t.idempotency_key = x.idempotency_key)
+      where x.idempotency_key is null or (x.nth = 1 and not exists (
+        select from tasks t where t.job_id = p_job_id and t.idempotency_key = x.idempotency_key))
       order by x.n);
-    v_specs := array(select v_specs[p] from unnest(v_places) as p);
     v_count := cardinality(v_specs);
     if v_count = 0 then
-      return array_fill(null::bigint, array[v_given]);
+      return '{}';
     end if;
   end if;
   select bool_or(s.key is not null or s.after is not null), bool_or(s.after is not null) into v_has_keys, v_has_graph
@@ -347,10 +347,7 @@ begin
 
   if v_has_graph then
     v_parents := _add_edges(p_job_id, v_specs, v_ids);
-    if v_parents is not null then
-      perform _hold_tasks(array_fill(p_job_id, array[cardinality(v_parents)]), v_parents);
-      v_ended := array(select task_id from results where job_id = p_job_id and task_id = any (v_parents));
-    end if;
+    v_ended := array(select task_id from results where job_id = p_job_id and task_id = any (v_parents));
   end if;
   if v_has_graph or v_job.status = 'paused' or v_job.run_at > v_now
      or exists (select from unnest(v_specs) as s where s.run_at > v_now) then
@@ -361,9 +358,6 @@ begin
     perform _move_progress(v_deltas);
   end if;
   perform _queue(v_rows || v_freed, false);
-  if v_count < v_given then
-    v_ids := array(select v_ids[array_position(v_places, i)] from generate_series(1, v_given) as i);
-  end if;
   return v_ids;
 end
 $$;

@@ -78,7 +78,7 @@ end
 $$;
 comment on function penstock._caller_tenant(uuid) is 'The tenant a call works for: the one named, if the caller may, else the caller''s own.';
 
-create or replace function penstock.create_tenant(p_name text, p_weight real default 1)
+create or replace function penstock.create_tenant(p_name text, p_weight double precision default 1)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_id uuid;
@@ -94,7 +94,7 @@ begin
   return v_id;
 end
 $$;
-comment on function penstock.create_tenant(text, real) is 'Makes a tenant.';
+comment on function penstock.create_tenant(text, double precision) is 'Makes a tenant.';
 
 create or replace function penstock.ensure_tenant(p_name text)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -112,7 +112,7 @@ end
 $$;
 comment on function penstock.ensure_tenant(text) is 'The oldest tenant of this name, made when there is none.';
 
-create or replace function penstock.set_tenant_weight(p_tenant_id uuid, p_weight real)
+create or replace function penstock.set_tenant_weight(p_tenant_id uuid, p_weight double precision)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   if p_weight is null or not (p_weight > 0 and p_weight <= 1000) then
@@ -126,7 +126,7 @@ begin
     jsonb_build_object('weight', p_weight));
 end
 $$;
-comment on function penstock.set_tenant_weight(uuid, real) is 'Changes a tenant''s share of every lane, for work queued from now on.';
+comment on function penstock.set_tenant_weight(uuid, double precision) is 'Changes a tenant''s share of every lane, for work queued from now on.';
 
 create or replace function penstock.set_member(p_tenant_id uuid, p_user_id uuid, p_role text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$

@@ -1,0 +1,49 @@
+"""The documentation is complete: every error code is explained."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from penstock.errors import TABLE
+
+ROOT = Path(__file__).parents[1]
+# Raised by the demo's and the tests' own handlers.
+_NOT_OURS = {"provider_busy"}
+
+
+def documented() -> set[str]:
+    return set(re.findall(r"`([a-z][a-z_]+)`", (ROOT / "docs/errors.md").read_text()))
+
+
+def in_sql() -> set[str]:
+    text = "\n".join(path.read_text() for path in (ROOT / "penstock/sql").rglob("*.sql"))
+    return {
+        *re.findall(r"_refuse\(\s*[^,]+,\s*'([a-z_]+)'", text),
+        *re.findall(r"then array\['[a-z_]+', '([a-z_]+)'", text),
+        *re.findall(r"'code', '([a-z_]+)'", text),
+        *re.findall(r"'(worker_lost|parent_failed|handler_error|lease_lost|canceled)'", text),
+    }
+
+
+def in_python() -> set[str]:
+    text = "\n".join(path.read_text() for path in (ROOT / "penstock").rglob("*.py"))
+    found = re.findall(r"""\bcode(?:: str)? ?= ?"([a-z_]+)"|["']code["']: "([a-z_]+)\"""", text)
+    return {code for codes in found for code in codes if code} - _NOT_OURS
+
+
+def test_every_error_code_is_documented() -> None:
+    used = in_sql() | in_python() | {row.code for row in TABLE}
+    assert len(in_sql()) > 40
+    assert {"bad_output", "timeout", "invalid_cron"} <= in_python()
+    assert sorted(used - documented()) == []
+
+
+def test_the_table_of_errors_is_the_codes_own() -> None:
+    lines = (ROOT / "docs/errors.md").read_text().splitlines()
+    for row in TABLE:
+        sqlstate = next((f"`{state}`" for state in row.sqlstates if state.startswith("PT")), "")
+        start = f"| {sqlstate} | `{row.error.__name__}` | {row.status} | {row.exit_code} |".replace(
+            "|  |", "| |"
+        )
+        assert any(line.startswith(start) for line in lines), start

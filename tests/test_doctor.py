@@ -1,0 +1,76 @@
+"""The doctor: what it finds, one ailment at a time."""
+
+from __future__ import annotations
+
+import json
+from uuid import UUID
+
+from penstock import doctor, testing
+from penstock.doctor import Check
+
+
+async def examine(db: testing.Database) -> dict[str, Check]:
+    return {check.name: check for check in await doctor.examine(db.dsn)}
+
+
+async def test_everything_is_looked_at(db: testing.Database) -> None:
+    found = await examine(db)
+    assert list(found) == [
+        "database", "durability", "clock", "transactions", "vacuum", "LISTEN", "schema",
+        "maintenance", "workers", "backlog", "chores", "schedules",
+    ]  # fmt: skip
+    # The tests' server has no fsync and no autovacuum, and the tests' clock is not the declared one.
+    wrong = {name: check.state for name, check in found.items() if check.state != "ok"}
+    assert wrong == {"durability": "fail", "vacuum": "warn", "schema": "fail"}
+    assert all(check.action for check in found.values() if check.state != "ok")
+
+
+async def test_work_that_nobody_does(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
+    db.execute("select penstock.define_kind('audio')")
+    db.execute("select penstock.report_worker('w1', '{\"kinds\": [\"text\"]}')")
+    options = json.dumps({"tenant_id": str(tenant)})
+    [job] = db.execute("select penstock.start_job('t', '{}', '[{\"kind\": \"audio\"}]', %s) as id", [options])
+    assert "none of them runs audio" in (await examine(db))["workers"].finding
+    db.execute("select penstock.pause_job(%s)", [job["id"]])
+    db.execute(
+        "insert into penstock.schedules (tenant_id, name, cron, job_type, next_run_at, created_at)"
+        " values (%s, 'nightly', '* * * * *', 't', penstock._now(), penstock._now())",
+        [tenant],
+    )
+    db.execute("select penstock.set_setting('maintenance', 'true')")
+    clock.advance(hours=2)
+    found = await examine(db)
+    states = {
+        name: found[name].state for name in ("workers", "backlog", "chores", "schedules", "maintenance")
+    }
+    assert set(states.values()) == {"warn"}
+    assert "nightly should have run 2 h ago" in found["schedules"].finding
+
+
+async def test_a_worker_that_went_silent(db: testing.Database, clock: testing.Clock) -> None:
+    db.execute("select penstock.report_worker('w1', '{}')")
+    clock.advance(minutes=2)
+    check = (await examine(db))["workers"]
+    assert check.state == "warn"
+    assert "w1 was last heard" in check.finding
+
+
+async def test_a_transaction_left_open(db: testing.Database) -> None:
+    with db.connect().transaction():
+        assert "has been open for 0 s" in (await examine(db))["transactions"].finding
+
+
+async def test_a_database_without_the_schema(server: testing.Server) -> None:
+    name = server.create()
+    try:
+        checks = await doctor.examine(server.dsn(name))
+    finally:
+        server.drop(name)
+    assert checks[-1].name == "schema"
+    assert checks[-1].state == "fail"
+    assert "penstock migrate" in (checks[-1].action or "")
+
+
+async def test_no_database() -> None:
+    [check] = await doctor.examine("postgresql://nobody@127.0.0.1:1/x")
+    assert (check.name, check.state) == ("database", "fail")

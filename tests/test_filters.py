@@ -1,0 +1,76 @@
+"""The filter language."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import filters
+from penstock.errors import Invalid
+from penstock.filters import Term
+
+
+def test_terms() -> None:
+    assert filters.parse("") == []
+    assert filters.parse('  status:failed,queued  -type:"a, \\"b\\""\tAGE:<1d ') == [
+        Term("status", ("failed", "queued")),
+        Term("type", ('a, "b"',), is_excluded=True),
+        Term("age", ("<1d",)),
+    ]
+    assert filters.parse("error:a:b error:it's") == [Term("error", ("a:b",)), Term("error", ("it's",))]
+
+
+@pytest.mark.parametrize(
+    "text", ["x", ":", "x:", "x:,", "x:a,", 'x:"', 'x:"a"b', "--x:1", "a-b:1", "x :1", "x: 1"]
+)
+def test_what_is_no_filter_is_refused(text: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        filters.parse(text)
+    assert refused.value.code == "invalid_filter"
+
+
+@given(st.text(min_size=1))
+def test_any_value_can_be_quoted(value: str) -> None:
+    assert filters.parse(f"type:{filters.quoted(value)}") == [Term("type", (value,))]
+
+
+@given(st.text())
+def test_any_text_is_read_or_refused(text: str) -> None:
+    with contextlib.suppress(Invalid):
+        filters.conditions(text, {"status": filters.words("status"), "age": filters.age("created_at")})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("90s", 90), ("2h30m", 9000), ("1.5h", 5400), ("1w", 604800), ("0s", 0)],
+)
+def test_durations(text: str, expected: float) -> None:
+    assert filters.seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "1", "s", "1x", "-1s", "1 s", "1s!", "9999999w", "1e3s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="a duration"):
+        filters.seconds(text)
+
+
+def test_values_are_bound_and_never_part_of_the_statement() -> None:
+    fields = {
+        "type": filters.words("type"),
+        "error": filters.part("message"),
+        "tenant": filters.tenant("tenant_id"),
+        "age": filters.age("created_at"),
+    }
+    sql, values = filters.every(filters.conditions("type:evil -error:evil tenant:evil,worse age:>2m", fields))
+    assert "evil" not in sql
+    assert sql.count("%s") == len(values)
+    assert values == [["evil"], ["evil"], ["evil", "worse"], ["evil", "worse"], 120]
+
+
+@pytest.mark.parametrize("limit", [0, -1, 1001])
+def test_a_page_has_a_size(limit: int) -> None:
+    with pytest.raises(Invalid):
+        filters.page(limit)

@@ -1,0 +1,645 @@
+"""The worker: three ways to run a handler, stopping one, waking up, and winding down."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App, Context, Invalid, Worker, testing
+from penstock import worker as worker_module
+from penstock.errors import NotMigrated
+from penstock.settings import Settings
+from penstock.worker.desk import Desk
+from penstock.worker.upkeep import Upkeep
+from penstock.worker.wake import Wake
+
+
+@pytest.fixture
+def app(db: testing.Database, drain: testing.Drain) -> App:
+    return drain.use(App(database_url=db.dsn))
+
+
+@pytest.fixture
+def no_polling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only a notification wakes a worker."""
+    monkeypatch.setattr(Wake, "POLL_SECONDS", (3600.0, 3600.0))
+
+
+@asynccontextmanager
+async def running(app: App, **options: Any) -> AsyncIterator[Worker]:
+    """A worker in this loop, stopped at the end."""
+    worker = Worker(app, **{"grace_seconds": 5, **options})
+    task = asyncio.create_task(worker.run())
+    async with app:
+        try:
+            yield worker
+        finally:
+            worker.stop()
+            await task
+
+
+async def listening(worker: Worker, db: testing.Database, eventually: Any) -> None:
+    """Wait until the worker listens, and has nothing left to look for by itself."""
+    query = (
+        "select 1 from pg_stat_activity where application_name = %s and wait_event = 'ClientRead' "
+        "and query ilike 'listen%%'"
+    )
+    await eventually.aio(lambda: db.execute(query, [f"penstock listen {worker.id}"]), "it listens")
+
+
+LISTENERS = (
+    "pg_stat_activity",
+    "application_name like 'penstock listen%' and datname = current_database()",
+)
+
+
+def count(db: testing.Database, table: str, where: str = "true") -> int:
+    return db.execute(f"select count(*) as n from {table} where {where}")[0]["n"]
+
+
+def tasks(db: testing.Database) -> list[dict[str, Any]]:
+    return db.execute("select * from penstock.task_list order by id")
+
+
+# --- three ways to run a handler ---------------------------------------------------------------------------
+
+
+def test_processes_answer_or_die_and_the_worker_goes_on(
+    workload: Any, drain: testing.Drain, db: testing.Database
+) -> None:
+    """R1.7: CPU-bound handlers run in processes; one that crashes its process fails cleanly."""
+    ways = {
+        "exit": ("process_died", "exit code 3"),
+        "segfault": ("process_died", "exit code -11"),
+        "sys.exit": ("process_died", "exit code 4"),
+        "error": ("handler_error", "left right"),
+        "fail": ("refused", "no"),
+        "lambda": ("bad_output", "cannot be stored"),
+    }
+    started = {how: workload.crash.start(how) for how in ways}
+    good = [workload.crunch.start(list(range(n))) for n in range(4)]
+    later = workload.later.start()
+    drain(workload.app, concurrency=2)
+    for number, job in enumerate(good):
+        assert (found := job.result(timeout=5))["sum"] == sum(range(number)) and found["pid"] != os.getpid()
+    for how, (code, message) in ways.items():
+        [error] = db.execute("select * from penstock.attempts where job_id = %s", [started[how].id])
+        assert error["error_code"] == code and message in error["error_message"], error
+    [stack] = db.execute(
+        "select error_details ->> 'stack' as text from penstock.attempts where error_message = 'left right'"
+    )
+    assert 'raise Odd("left", "right")' in stack["text"], "the stack comes from where it was raised"
+    assert [task["waiting_for"] for task in tasks(db) if task["job_id"] == later.id] == ["not now"]
+
+
+def test_each_way_has_its_timeout(
+    app: App, workload: Any, drain: testing.Drain, db: testing.Database, tmp_path: Path
+) -> None:
+    """Issue item 9: a handler that takes too long is stopped, and its attempt fails with `timeout`."""
+    ended: list[str] = []
+
+    @app.task(timeout="50ms", max_attempts=1)
+    async def in_loop() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("loop")
+
+    @app.task(timeout="50ms", max_attempts=1)
+    def in_thread(ctx: Context) -> None:
+        while not ctx.is_stopped:
+            time.sleep(0.001)
+        ended.append("thread")
+
+    @app.task(timeout="5s")
+    async def own() -> None:
+        raise TimeoutError("of the handler's own")
+
+    app.tasks["sleep"] = workload.sleep
+    for task in (in_loop, in_thread, own):
+        task.start()
+    workload.sleep.start(str(tmp_path / "pid"), 60)
+    drain(app)
+    found = {task["kind"]: (task["error_code"], task["status"]) for task in tasks(db)}
+    assert found.pop("own") == ("handler_error", "queued")
+    assert found == dict.fromkeys(["in_loop", "in_thread", "sleep"], ("timeout", "failed"))
+    assert sorted(ended) == ["loop", "thread"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+async def test_a_thread_that_does_not_stop_keeps_its_place(
+    app: App, drain: testing.Drain, db: testing.Database, eventually: Any
+) -> None:
+    """Its task is reported at once; only its place stays taken, so that the worker never runs too many."""
+    release = threading.Event()
+
+    @app.task(timeout="50ms", max_attempts=1)
+    def stuck() -> None:
+        release.wait(20)
+
+    @app.task
+    def next_one() -> None: ...
+
+    async with app:
+        await stuck.astart()
+        working = asyncio.create_task(drain.arun(app, concurrency=1))
+        await eventually.aio(lambda: count(db, "penstock.attempts"))
+        job = await next_one.astart()
+        assert tasks(db)[1]["status"] == "queued"
+        release.set()
+        await job.aresult(timeout=20)
+        await working
+
+
+async def test_no_more_run_at_once_than_allowed(app: App, drain: testing.Drain) -> None:
+    """R1.7: concurrency is a limit, whatever the mix of ways."""
+    now = most = 0
+    lock = threading.Lock()
+
+    def enter(by: int) -> None:
+        nonlocal now, most
+        with lock:
+            now += by
+            most = max(most, now)
+
+    @app.task
+    async def in_loop() -> None:
+        enter(1)
+        await asyncio.sleep(0.002)
+        enter(-1)
+
+    @app.task
+    def in_thread() -> None:
+        enter(1)
+        time.sleep(0.002)
+        enter(-1)
+
+    @app.job
+    def mixed() -> None:
+        for _ in range(30):
+            in_loop.step()
+            in_thread.step()
+
+    async with app:
+        job = await mixed.astart()
+        await drain.arun(app, concurrency=3)
+        assert (await job.aget()).status == "completed" and most == 3
+
+
+def test_a_handler_that_hogs_the_interpreter_keeps_its_lease(
+    app: App, drain: testing.Drain, db: testing.Database
+) -> None:
+    """R1.7: heartbeats come from a thread of their own, which a busy loop cannot hold up."""
+    over = threading.Event()
+
+    def reclaim() -> None:
+        connection = db.connect()
+        while not over.wait(0.05):
+            connection.execute("select penstock.reclaim_stale_tasks()")
+
+    @app.task
+    async def hog() -> int:
+        until, n = time.monotonic() + 2.5, 0
+        while time.monotonic() < until:
+            n += 1
+        return n
+
+    job = hog.start()
+    other = threading.Thread(target=reclaim)
+    other.start()
+    drain(app, lease_seconds=1)
+    over.set()
+    other.join()
+    assert job.get().status == "completed"
+    assert count(db, "penstock.attempts") == 0
+
+
+# --- stopping a handler ------------------------------------------------------------------------------------
+
+
+async def test_canceling_stops_running_handlers_at_once(
+    app: App, workload: Any, db: testing.Database, eventually: Any, tmp_path: Path
+) -> None:
+    """Issue item 9: from another process, by NOTIFY. The next regular heartbeat is minutes away."""
+    seen: list[str] = []
+
+    @app.task
+    async def in_loop() -> None:
+        seen.append("begun")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append("loop")
+
+    @app.task
+    def in_thread(ctx: Context) -> None:
+        seen.append("begun")
+        while not ctx.is_stopped:
+            time.sleep(0.001)
+        ctx.progress(1)
+        seen.append("thread")
+
+    app.tasks["sleep"] = workload.sleep
+    path = tmp_path / "pid"
+
+    @app.job
+    def everything() -> None:
+        in_loop.step()
+        in_thread.step()
+        workload.sleep.options(timeout="1h").step(str(path), 60)
+
+    async with running(app, lease_seconds=1000) as worker:
+        await listening(worker, db, eventually)
+        job = await everything.astart()
+        await eventually.aio(lambda: len(seen) == 2 and path.exists() and path.read_text())
+        db.execute("select penstock.cancel_job(%s)", [job.id])
+        await eventually.aio(lambda: len(seen) == 4, "both handlers stop")
+        await eventually.aio(lambda: not is_alive(int(path.read_text())), "the process is killed")
+        await eventually.aio(lambda: count(db, "penstock.leases") == 0, "the leases are given up")
+        assert (await job.aget()).status == "canceled"
+    assert count(db, "penstock.results") + count(db, "penstock.attempts") == 0
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+async def test_a_lost_lease_stops_the_handler_and_nothing_it_says_counts(
+    app: App, db: testing.Database, eventually: Any
+) -> None:
+    """R1.2: the heartbeat finds out, the handler is stopped, and only the second attempt is kept."""
+    log: list[str] = []
+
+    @app.task
+    async def work(ctx: Context) -> str:
+        log.append(f"begun {ctx.attempt}")
+        try:
+            if ctx.attempt == 1:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            log.append("stopped 1")
+            return "swallowed"
+        return f"attempt {ctx.attempt}"
+
+    async with running(app, lease_seconds=1):
+        job = await work.astart()
+        await eventually.aio(lambda: log)
+        db.execute("update penstock.leases set expires_at = '-infinity'")
+        db.execute("select penstock.reclaim_stale_tasks()")
+        assert await job.aresult(timeout=20) == "attempt 2"
+        await eventually.aio(lambda: len(log) == 3)
+    assert sorted(log) == ["begun 1", "begun 2", "stopped 1"]
+    assert [row["outcome"] for row in db.execute("select outcome from penstock.attempts")] == ["lost"]
+
+
+async def test_a_worker_that_cannot_beat_gives_up_its_tasks_and_takes_no_more(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the network eats heartbeats: others may have the tasks by now."""
+    stopped = asyncio.Event()
+
+    @app.task
+    async def work() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            stopped.set()
+
+    waiting = threading.Event()
+    async with running(app, lease_seconds=1, grace_seconds=0) as worker:
+        await work.astart()
+        await eventually.aio(lambda: count(db, "penstock.leases"))
+        monkeypatch.setattr("penstock.worker.beat.tasks.heartbeat_sync", lambda *_: waiting.wait(20))
+        await asyncio.wait_for(stopped.wait(), 20)
+        assert worker._desk is not None and worker._desk.room() == 0  # pyright: ignore[reportPrivateUsage]
+        waiting.set()
+
+
+# --- waking up ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("no_polling")
+async def test_a_notification_wakes_an_idle_worker(app: App, db: testing.Database, eventually: Any) -> None:
+    """R1.7: instant wake-up where NOTIFY is possible, also after the listening connection was lost."""
+
+    @app.task
+    async def work() -> int:
+        return 1
+
+    async with running(app) as worker:
+        for _ in range(2):
+            await listening(worker, db, eventually)
+            for _ in range(3):
+                assert await (await work.astart()).aresult(timeout=20) == 1
+            [ended] = db.execute("select pid, pg_terminate_backend(pid) from {} where {}".format(*LISTENERS))
+            await eventually.aio(lambda pid=ended["pid"]: count(db, "pg_stat_activity", f"pid = {pid}") == 0)
+        # While nobody listens, work is found when the worker listens again.
+        assert await (await work.astart()).aresult(timeout=20) == 1
+
+
+async def test_polling_alone_suffices(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1.7: with PENSTOCK_LISTEN=off, retries included. Nobody listens."""
+    monkeypatch.setattr(worker_module, "settings", lambda: Settings(listen="off"))
+    monkeypatch.setattr(Wake, "POLL_SECONDS_ALONE", (0.01, 0.2))
+
+    @app.task(backoff="10ms", backoff_cap="10ms")
+    async def work(ctx: Context) -> int:
+        if ctx.attempt < 3:
+            raise ValueError("again")
+        return ctx.attempt
+
+    async with running(app):
+        assert await (await work.astart()).aresult(timeout=20) == 3
+        assert count(db, *LISTENERS) == 0
+
+
+def test_polling_backs_off_and_comes_back() -> None:
+    """R1.7: idle polling backs off to 30 s, and is quick again after work."""
+
+    async def pauses(is_listening: bool) -> list[float]:
+        wake = Wake("", None, "auto")  # type: ignore[arg-type]
+        wake.is_listening = is_listening
+        found: list[float] = []
+
+        async def wait_for(awaitable: Any, seconds: float) -> None:
+            awaitable.close()
+            found.append(wake._pause)  # pyright: ignore[reportPrivateUsage]
+            assert wake._pause / 2 <= seconds <= wake._pause  # pyright: ignore[reportPrivateUsage]
+            raise TimeoutError
+
+        original, asyncio.wait_for = asyncio.wait_for, wait_for  # type: ignore[assignment]
+        try:
+            for turn in range(16):
+                if turn == 12:
+                    wake.found_work()
+                await wake.for_work()
+        finally:
+            asyncio.wait_for = original
+        return found
+
+    with_listen, alone = asyncio.run(pauses(True)), asyncio.run(pauses(False))
+    assert with_listen[:4] == [5, 10, 20, 30] and with_listen[11:14] == [30, 5, 10]
+    assert alone[:2] == [0.05, 0.1] and alone[11:14] == [30, 0.05, 0.1]
+
+
+# --- sharing -----------------------------------------------------------------------------------------------
+
+
+async def test_slow_tasks_are_not_hoarded(app: App, db: testing.Database, eventually: Any) -> None:
+    """Issue item 9: the buffer is small where tasks are slow: what one worker cannot run now, another can."""
+    release = asyncio.Event()
+    ran: dict[str, int] = {}
+
+    @app.task
+    async def slow(ctx: Context) -> None:
+        ran[ctx.worker_id] = ran.get(ctx.worker_id, 0) + 1
+        await release.wait()
+
+    @app.job
+    def many() -> None:
+        for _ in range(20):
+            slow.step()
+
+    async with running(app, concurrency=2) as one, running(app, concurrency=2) as two:
+        job = await many.astart()
+        await eventually.aio(lambda: sum(ran.values()) == 4)
+        assert ran == {one.id: 2, two.id: 2}
+        assert (count(db, "penstock.leases"), count(db, "penstock.ready")) == (4, 16)
+        release.set()
+        await job.aresult(timeout=20)
+    assert sum(ran.values()) == 20
+
+
+async def test_what_was_taken_too_early_goes_back(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Quick tasks fill the buffer, then come slow ones: those that would have to wait are given back."""
+    monkeypatch.setattr(Desk, "STALE_SECONDS", 0.2)
+    release = asyncio.Event()
+
+    @app.task
+    async def work(n: int) -> None:
+        if n >= 3000:
+            await release.wait()
+
+    @app.job
+    def many() -> None:
+        for n in range(3100):
+            work.step(n)
+
+    async with running(app, concurrency=2):
+        job = await many.astart()
+        await eventually.aio(lambda: count(db, "penstock.results") == 3000)
+        await eventually.aio(lambda: count(db, "penstock.leases") == 2, "the rest is given back")
+        assert count(db, "penstock.ready", "failures + deaths = 0") == 98
+        release.set()
+        await job.aresult(timeout=30)
+    assert count(db, "penstock.attempts") == 0
+
+
+# --- winding down ------------------------------------------------------------------------------------------
+
+
+def begun(db: testing.Database, word: str = "begun") -> int:
+    return count(db, "effects", f"word = '{word}'")
+
+
+@pytest.mark.slow
+def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, eventually: Any) -> None:
+    """R1.7, issue item 9: SIGTERM hands back at once what has not begun, lets what runs end within the grace
+    time, and hands back the rest; nothing costs an attempt, and the process ends though a thread does not."""
+
+    @workload.app.job(name="drain")
+    def mixed() -> None:
+        for _ in range(3000):
+            workload.hold.step()
+        for gate in ("opened", "closed"):
+            workload.hold.step(gate)
+        for _ in range(50):
+            workload.hold.step("closed")
+
+    worker = start_worker(concurrency=2, grace_seconds=3, kinds=["hold"])
+    other = start_worker(concurrency=1, grace_seconds=1, kinds=["hold_thread"])
+    try:
+        job = mixed.start()
+    finally:
+        del workload.app.job_types["drain"]
+    thread = workload.hold_thread.start("closed")
+    eventually(lambda: begun(db) == 3)
+    other.terminate()
+    worker.terminate()
+    eventually(lambda: count(db, "penstock.leases") <= 3, "what has not begun is handed back")
+    assert worker.poll() is None, "it waits for what runs"
+    db.execute("insert into gates values ('opened')")
+    eventually(lambda: begun(db, "ended") == 1)
+    assert (worker.wait(20), other.wait(20)) == (0, 0)
+    assert count(db, "penstock.leases") + count(db, "penstock.attempts") == 0
+    assert count(db, "penstock.ready", "failures + deaths = 0") == 52
+    assert (job.get().progress.succeeded, thread.get().progress.done) == (3001, 0)
+    states = {row["state"] for row in db.execute("select state from penstock.worker_list")}
+    assert states == {"stopped"}
+
+
+async def test_a_second_stop_does_not_wait(app: App, db: testing.Database, eventually: Any) -> None:
+    @app.task
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    async with running(app, grace_seconds=3600) as worker:
+        await work.astart()
+        await eventually.aio(lambda: worker._desk and worker._desk.running)  # pyright: ignore[reportPrivateUsage]
+        worker.stop()
+        await asyncio.sleep(0)
+    assert (count(db, "penstock.ready"), count(db, "penstock.attempts")) == (1, 0)
+
+
+async def test_a_handler_that_refuses_to_stop_does_not_stop_the_worker_from_stopping(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.worker.execute.CLEANUP_SECONDS", 0.1)
+    over = False
+
+    @app.task
+    async def stubborn() -> None:
+        while not over:
+            try:
+                await asyncio.sleep(0.05)
+            except asyncio.CancelledError:
+                continue
+
+    async with running(app, grace_seconds=0) as worker:
+        await stubborn.astart()
+        await eventually.aio(lambda: worker._desk and worker._desk.running)  # pyright: ignore[reportPrivateUsage]
+    over = True
+    assert not worker.is_clean
+    assert (count(db, "penstock.ready"), count(db, "penstock.leases")) == (1, 0)
+
+
+async def test_a_canceled_run_winds_down(app: App, db: testing.Database, eventually: Any) -> None:
+    """Whoever embeds a worker cancels the task it runs in."""
+
+    @app.task
+    async def work() -> None:
+        await asyncio.Event().wait()
+
+    async with app:
+        await work.astart()
+        task = asyncio.create_task(Worker(app, grace_seconds=0).run())
+        await eventually.aio(lambda: count(db, "penstock.leases"))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (count(db, "penstock.ready"), count(db, "penstock.leases")) == (1, 0)
+
+
+async def test_a_loop_that_breaks_down_ends_the_worker(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker without one of its loops would look alive and do half of its work."""
+
+    async def broken(self: Upkeep) -> None:
+        raise RuntimeError("upkeep broke down")
+
+    monkeypatch.setattr(Upkeep, "run", broken)
+    monkeypatch.setenv("PENSTOCK_ALLOW_UNSAFE", "1")
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app:
+        with pytest.raises(RuntimeError, match="upkeep broke down"):
+            await Worker(app).run()
+
+
+@pytest.mark.slow
+def test_a_task_that_kills_its_worker_thrice_is_set_aside_and_the_dead_are_replaced(
+    workload: Any, start_worker: Any, db: testing.Database, eventually: Any
+) -> None:
+    """Issue item 7: three worker deaths are a dead letter. R1.6: a dead worker's tasks run elsewhere. Of
+    several processes those that die are started again, and all end with their parent."""
+    bad = workload.poison.start()
+    parent: subprocess.Popen[str] = start_worker(processes=2, lease_seconds=1, concurrency=1)
+    dead = eventually(lambda: db.execute("select * from penstock.dead_letters"))
+    assert [(row["task_id"], row["reason"], row["error_code"]) for row in dead] == [
+        (tasks(db)[0]["id"], "worker_deaths", "worker_lost")
+    ]
+    assert begun(db) == 3 and bad.get().status == "failed"
+    good = [workload.quick.start(n) for n in range(4)]
+    assert [job.result(timeout=20) for job in good] == [0, 1, 2, 3]
+
+    alive = eventually(lambda: len(found := children(db)) == 2 and found)
+    parent.kill()
+    eventually(lambda: not any(is_alive(pid) for pid in alive), "orphans end by themselves")
+
+
+def children(db: testing.Database) -> list[int]:
+    rows = db.execute("select pid from penstock.worker_list where state = 'running'")
+    return [row["pid"] for row in rows if is_alive(row["pid"])]
+
+
+@pytest.mark.slow
+def test_several_processes_drain_together(
+    workload: Any, start_worker: Any, db: testing.Database, eventually: Any
+) -> None:
+    parent: subprocess.Popen[str] = start_worker(processes=2, grace_seconds=5)
+    eventually(lambda: len(children(db)) == 2)
+    parent.send_signal(signal.SIGTERM)
+    assert parent.wait(20) == 0
+    assert {row["state"] for row in db.execute("select state from penstock.worker_list")} == {"stopped"}
+
+
+# --- refusals ----------------------------------------------------------------------------------------------
+
+
+def test_a_worker_refuses_what_cannot_work(
+    app: App, db: testing.Database, server: testing.Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DESIGN 14: unsafe settings and a schema that is not there refuse to start."""
+
+    @app.task
+    async def work() -> None: ...
+
+    for wrong in ({"kinds": ["unknown"]}, {"concurrency": 0}, {"lease_seconds": 0}):
+        with pytest.raises(Invalid):
+            Worker(app, **wrong)  # type: ignore[arg-type]
+    monkeypatch.delenv("PENSTOCK_ALLOW_UNSAFE")
+    with pytest.raises(NotMigrated, match="fsync, full_page_writes off") as refused:
+        asyncio.run(Worker(app, drain=True).run())
+    assert refused.value.code == "unsafe_settings"
+    monkeypatch.setenv("PENSTOCK_ALLOW_UNSAFE", "1")
+    empty = server.create()
+    try:
+        app.use(server.dsn(empty))
+        with pytest.raises(NotMigrated):
+            asyncio.run(Worker(app, drain=True).run())
+    finally:
+        server.drop(empty)
+
+
+def test_what_a_worker_says_of_itself(app: App, db: testing.Database, drain: testing.Drain) -> None:
+    @app.task
+    async def work() -> None: ...
+
+    drain(app, concurrency=3)
+    [row] = db.execute("select * from penstock.worker_list")
+    assert (row["pid"], row["kinds"], row["concurrency"], row["state"]) == (
+        os.getpid(),
+        ["work"],
+        3,
+        "stopped",
+    )
