@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn, NotRequired, cast, get_type_hints
+from typing import Any, Never, NoReturn, NotRequired, cast, get_type_hints
 
 import pydantic
 import pydantic_core
@@ -105,7 +105,7 @@ class Signature:
             self._input = _adapter(self._name, fields, takes_rest=self._rest is not None)
             self._output = _output_adapter(hints.get("return", Any)) if is_handler else None
         except (pydantic.PydanticUserError, pydantic_core.SchemaError) as error:
-            raise Invalid(f"{self._name}: {error}") from error
+            raise Invalid(f"{self._name}: {str(error).splitlines()[0]}") from error
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments of a call, by name."""
@@ -177,6 +177,6 @@ def _adapter(name: str, fields: dict[str, Any], *, takes_rest: bool) -> pydantic
 
 
 def _output_adapter(declared: Any) -> pydantic.TypeAdapter[Any] | None:
-    if declared in (Any, None, type(None), object):
+    if declared in (Any, None, type(None), object, NoReturn, Never):
         return None
     return pydantic.TypeAdapter(declared)

@@ -48,8 +48,8 @@ async def hold(ctx: Context, gate: str | None = None) -> str:
     if gate is None:
         return "quick"
     note(ctx, "begun")
-    while not is_open(gate):
-        await asyncio.sleep(0.02)  # noqa: ASYNC110 the gate is opened in another process
+    while not is_open(gate):  # noqa: ASYNC110 the gate is opened in another process
+        await asyncio.sleep(0.02)
     note(ctx, "ended")
     return f"{os.getpid()}"
 

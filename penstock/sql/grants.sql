@@ -7,6 +7,9 @@ revoke all on all functions in schema penstock from public, anon, authenticated,
 revoke all on schema penstock from public, anon, authenticated, service_role;
 grant usage on schema penstock to anon, authenticated, service_role;
 
+-- A path that does not name pg_temp has it in front, and with it whatever types a caller made there.
+alter function penstock._uuid7() set search_path = pg_catalog, pg_temp;
+
 -- Users: their own tenants' rows.
 grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.jobs, penstock.phases, penstock.tasks,
   penstock.results, penstock.attempts, penstock.dead_letters, penstock.schedules, penstock.audit_log,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
@@ -44,6 +45,7 @@ class Execute(Hooks):
         self._opened = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._transactions: db.Pool | None = None
+        self._is_left_behind = False
 
     def start(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._slot(), name=f"slot {n}") for n in range(self._desk.concurrency)]
@@ -67,7 +69,7 @@ class Execute(Hooks):
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
         await self._opened.aclose()
-        return self._desk.running == 0
+        return self._desk.running == 0 and not self._is_left_behind
 
     async def _slot(self) -> None:
         me = asyncio.current_task()
@@ -91,14 +93,13 @@ class Execute(Hooks):
 
     async def _outlive(self, thread: asyncio.Future[Any]) -> None:
         """A thread cannot be stopped: its place stays taken until it ends."""
-        if thread.done():
-            return
         self._desk.abandoned += 1
         self._desk.touch()
         try:
             await asyncio.wait([thread])
         finally:
             self._desk.abandoned -= 1
+            self._is_left_behind |= not thread.done()
 
     def release(self, held: Held) -> None:
         """Say nothing of the outcome: give the lease back, unless it is another's by now."""
@@ -141,17 +142,12 @@ class Execute(Hooks):
         except Invalid as error:
             raise Fail(error.message, code="bad_input", details=error.details) from None
         limit = held.claim.timeout_seconds
+        if task.mode == "process":
+            return await self._processes.call(task.function, values, limit)
         if limit is None:
             return await self._call(task, held, context, values)
-        clock = asyncio.timeout(limit)
-        try:
-            async with clock:
-                return await self._call(task, held, context, values)
-        except TimeoutError:
-            if not clock.expired():
-                raise
-            context.stop()
-            raise outcome.TimedOutHandler(f"the handler took longer than {limit:g} s") from None
+        async with outcome.limited(limit):
+            return await self._call(task, held, context, values)
 
     async def _call(self, task: Task[Any, Any], held: Held, context: Context, values: dict[str, Any]) -> Any:
         arguments: tuple[Any, ...] = (context,) if task.signature.takes_context else ()
@@ -159,17 +155,16 @@ class Execute(Hooks):
             return await self._call_in_transaction(task, held, context, values)
         if task.mode == "async":
             return outcome.output(task, await task.function(*arguments, **values))
-        if task.mode == "thread":
-            return await self._in_thread(
-                held, lambda: outcome.output(task, task.function(*arguments, **values))
-            )
-        return await self._processes.call(task.function, values)
+        call = partial(task.function, *arguments, **values)
+        return await self._in_thread(held, context, lambda: outcome.output(task, call()))
 
-    async def _in_thread(self, held: Held, call: Callable[[], Any]) -> Any:
-        thread = self._loop.run_in_executor(self._threads, _caught, call)
+    async def _in_thread(self, held: Held, context: Context, call: Callable[[], Any]) -> Any:
+        thread = self._loop.run_in_executor(self._threads, outcome.caught, call)
         try:
             result, error = await asyncio.shield(thread)
         except asyncio.CancelledError:
+            # Lost, canceled or too slow: the thread can only be told.
+            context.stop()
             held.thread = thread
             raise
         if error is not None:
@@ -189,7 +184,8 @@ class Execute(Hooks):
                 if refusals:
                     raise outcome.refused(refusals[0])
         else:
-            await self._in_thread(held, lambda: self._transaction_in_thread(task, context, values))
+            call = partial(self._transaction_in_thread, task, context, values)
+            await self._in_thread(held, context, call)
         self._desk.forget(held.claim.id, held.claim.lease)
         return _COMPLETED
 
@@ -248,14 +244,6 @@ class Execute(Hooks):
             work.close()
             raise Invalid("an async handler awaits: aheartbeat, aadd_tasks, asave", code="use_await")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-def _caught(call: Callable[[], Any]) -> tuple[Any, BaseException | None]:
-    # Not every exception can be set on a future: one that cannot would leave its waiter waiting for ever.
-    try:
-        return call(), None
-    except BaseException as error:
-        return None, error
 
 
 def _values(claim: tasks.Claim) -> dict[str, Any]:

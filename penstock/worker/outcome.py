@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import traceback
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pydantic
@@ -38,6 +41,28 @@ class HandlerFailed(Exception):
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error.get("message"))
         self.error = error
+
+
+@asynccontextmanager
+async def limited(seconds: float | None) -> AsyncGenerator[None]:
+    """Let a handler run for so long. (A TimeoutError may also be its own.)"""
+    clock = asyncio.timeout(seconds)
+    try:
+        async with clock:
+            yield
+    except TimeoutError:
+        if not clock.expired():
+            raise
+        raise TimedOutHandler(f"the handler took longer than {seconds:g} s") from None
+
+
+def caught(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
+    """What a call in a thread gives or raises. (Not every exception can be set on a future: one that cannot
+    would leave its waiter waiting for ever.)"""
+    try:
+        return call(*arguments), None
+    except BaseException as error:
+        return None, error
 
 
 def output(task: Task[Any, Any], result: Any) -> str | None:

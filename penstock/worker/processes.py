@@ -17,6 +17,7 @@ from penstock.app import Task
 from penstock.context import Fail, Reschedule
 from penstock.worker import outcome
 
+START_SECONDS = 60
 _context = multiprocessing.get_context("spawn")
 
 
@@ -29,15 +30,22 @@ class Processes:
         # A thread each, to wait for the answer.
         self._threads = ThreadPoolExecutor(limit, thread_name_prefix="penstock process")
 
-    async def call(self, function: Callable[..., Any], values: dict[str, Any]) -> Any:
-        """Run `function(**values)` in a process; gives the output as JSON text. Cancelling kills it."""
+    async def call(self, function: Callable[..., Any], values: dict[str, Any], limit: float | None) -> Any:
+        """Run `function(**values)` in a process; gives the output as JSON text. Cancelling kills it.
+
+        The limit is the handler's own: starting a process and importing what it needs is not its fault.
+        """
         process = self._free.pop() if self._free else _Process()
         self._busy.add(process)
         # By name: what was decorated is not what pickle would find there.
-        what = (function.__module__, function.__qualname__, values)
+        name = (function.__module__, function.__qualname__)
         try:
-            answer = asyncio.get_running_loop().run_in_executor(self._threads, process.ask, what)
-            word, *rest = await asyncio.shield(answer)
+            if name not in process.known:
+                async with outcome.limited(START_SECONDS):
+                    await self._ask(process, (*name, None))
+                process.known.add(name)
+            async with outcome.limited(limit):
+                word, *rest = await self._ask(process, (*name, values))
         except BaseException:
             process.kill()
             raise
@@ -47,6 +55,15 @@ class Processes:
         if word == "output":
             return rest[0]
         raise Reschedule(*rest) if word == "reschedule" else outcome.HandlerFailed(rest[0])
+
+    async def _ask(self, process: _Process, what: tuple[str, str, dict[str, Any] | None]) -> tuple[Any, ...]:
+        loop = asyncio.get_running_loop()
+        answer, error = await asyncio.shield(
+            loop.run_in_executor(self._threads, outcome.caught, process.ask, what)
+        )
+        if error is not None:
+            raise error
+        return answer
 
     def close(self) -> None:
         """Kill them all."""
@@ -64,8 +81,10 @@ class _Process:
         self._is_killed = False
         self._process: Any = None
         self._pipe: Connection | None = None
+        self.known: set[tuple[str, str]] = set()
+        """The handlers it has imported."""
 
-    def ask(self, what: tuple[str, str, dict[str, Any]]) -> tuple[Any, ...]:
+    def ask(self, what: tuple[str, str, dict[str, Any] | None]) -> tuple[Any, ...]:
         pipe = self._started()
         try:
             pipe.send(what)
@@ -109,7 +128,7 @@ def _serve(pipe: Connection) -> None:
         pipe.send(_answer(module, name, values))
 
 
-def _answer(module: str, name: str, values: dict[str, Any]) -> tuple[Any, ...]:
+def _answer(module: str, name: str, values: dict[str, Any] | None) -> tuple[Any, ...]:
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -117,6 +136,8 @@ def _answer(module: str, name: str, values: dict[str, Any]) -> tuple[Any, ...]:
         task: Any = found
         if not isinstance(found, Task):
             raise TypeError(f"{module}.{name} is not a task: give it the name of its function")
+        if values is None:
+            return ("ready",)
         return "output", outcome.output(task, task.function(**values))
     except Reschedule as word:
         return "reschedule", word.delay, word.reason

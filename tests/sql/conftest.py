@@ -278,13 +278,15 @@ def graph(**after: str) -> list[dict[str, Any]]:
 
 INVARIANTS = {
     "a task is in exactly one of ready, parked, leases, results; of a canceled job, in at most one": """
-        select t.job_id, t.id, j.status, n from penstock.tasks t join penstock.jobs j on j.id = t.job_id
-        cross join lateral (select
-            (select count(*) from penstock.ready x where x.task_id = t.id)
-          + (select count(*) from penstock.parked x where x.job_id = t.job_id and x.task_id = t.id)
-          + (select count(*) from penstock.leases x where x.task_id = t.id)
-          + (select count(*) from penstock.results x where x.job_id = t.job_id and x.task_id = t.id) as n) as c
-        where n > 1 or n = 0 and j.status <> 'canceled'""",
+        select t.job_id, t.id, j.status, array_agg(x.place) as places
+        from penstock.tasks t join penstock.jobs j on j.id = t.job_id
+        left join (
+          select 'ready' as place, task_id from penstock.ready union all
+          select 'parked', task_id from penstock.parked union all
+          select 'leases', task_id from penstock.leases union all
+          select 'results', task_id from penstock.results) as x on x.task_id = t.id
+        group by t.job_id, t.id, j.status
+        having count(x.place) > 1 or count(x.place) = 0 and j.status <> 'canceled'""",
     "the counts of a phase are the truth": """
         select p.* from penstock.phases p
         left join (

@@ -46,6 +46,8 @@ declare
   v_job jobs;
   v_type job_types;
   v_paused boolean;
+  v_delay double precision;
+  v_field text;
 begin
   if coalesce(length(p_type), 0) not between 1 and 200 then
     perform _refuse(422, 'invalid_type', 'a job has a type of 1 to 200 characters', '{"field": "type"}');
@@ -60,21 +62,33 @@ begin
   select k into v_unknown from jsonb_object_keys(v_options) as k
   where k not in ('tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds', 'on_failure', 'paused', 'digest', 'budget');
   if found then
-    perform _refuse(422, 'unknown_field', format('options has an unknown field %L', v_unknown),
-      jsonb_build_object('field', 'options.' || v_unknown));
+    perform _refuse(422, 'unknown_field', format('options has an unknown field %L', left(v_unknown, 100)),
+      jsonb_build_object('field', 'options.' || left(v_unknown, 100)));
   end if;
   if v_options ? 'budget' and v_options -> 'budget' <> 'null' then
     -- A budget that nothing enforces would be worse than none.
     perform _refuse(422, 'budget_unsupported', 'budgets are not available in this version', '{"field": "options.budget"}');
   end if;
   begin
-    v_tenant_id := nullif(v_options ->> 'tenant_id', '')::uuid;
-    v_priority := coalesce((v_options ->> 'priority')::integer, 5);
-    v_paused := coalesce((v_options ->> 'paused')::boolean, false);
-    v_job.run_at := coalesce((v_options ->> 'run_at')::timestamptz,
-      _now() + make_interval(secs => (v_options ->> 'delay_seconds')::double precision));
+    v_field := 'tenant_id';
+    v_tenant_id := nullif(v_options ->> v_field, '')::uuid;
+    v_field := 'priority';
+    v_priority := coalesce((v_options ->> v_field)::integer, 5);
+    v_field := 'paused';
+    v_paused := coalesce((v_options ->> v_field)::boolean, false);
+    v_field := 'delay_seconds';
+    v_delay := (v_options ->> v_field)::double precision;
+    if v_delay not between 0 and 86400 * 3660::double precision then
+      raise invalid_parameter_value using message = 'it is 0 to ten years';
+    end if;
+    v_field := 'run_at';
+    v_job.run_at := coalesce((v_options ->> v_field)::timestamptz, _now() + make_interval(secs => v_delay));
+    if not isfinite(v_job.run_at) then
+      raise invalid_parameter_value using message = 'it never comes';
+    end if;
   exception when data_exception then
-    perform _refuse(422, 'invalid_options', 'options are not well formed: ' || sqlerrm);
+    perform _refuse(422, 'invalid_options', format('%s is not right: %s', v_field, left(sqlerrm, 200)),
+      jsonb_build_object('field', 'options.' || v_field));
   end;
   if v_priority not between 0 and 10 then
     perform _refuse(422, 'invalid_priority', 'priority is 0 to 10, lower first', '{"field": "options.priority"}');
@@ -168,6 +182,7 @@ begin
     begin
       v_parents := case when v_job.finished_at is null then _parents(p_job_id, p_tasks) else '{}' end;
       perform _hold_jobs(array[p_job_id], array_fill(p_job_id, array[cardinality(v_parents)]), v_parents);
+      select * into v_job from jobs where id = p_job_id;
       exit when v_job.finished_at is not null or v_parents = _parents(p_job_id, p_tasks);
       raise exception using errcode = 'PS001', message = '0';
     exception when sqlstate 'PS001' then
@@ -179,7 +194,6 @@ begin
   if v_parents is null then
     raise exception using errcode = 'serialization_failure', message = 'the tasks they come after are changing hands: try again';
   end if;
-  select * into v_job from jobs where id = p_job_id;
   if v_job.status in ('completed', 'failed', 'canceled') then
     perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
   end if;

@@ -2,9 +2,17 @@
 
 create or replace function penstock.define_kinds(p_kinds jsonb)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_unknown text;
 begin
   if jsonb_typeof(p_kinds) is distinct from 'array' then
     perform _refuse(422, 'invalid_kinds', 'kinds is an array of objects with a name');
+  end if;
+  select k into v_unknown from jsonb_array_elements(p_kinds) as e
+  cross join jsonb_object_keys(case jsonb_typeof(e) when 'object' then e else '{}' end) as k
+  where k not in ('name', 'category', 'max_attempts', 'backoff_seconds', 'backoff_cap_seconds', 'retry_seconds', 'timeout_seconds') limit 1;
+  if found then
+    perform _refuse(422, 'invalid_kind', format('a kind has an unknown field %L', left(v_unknown, 100)), jsonb_build_object('field', left(v_unknown, 100)));
   end if;
   insert into kinds as k (name, category, max_attempts, backoff_seconds, backoff_cap_seconds, retry_seconds, timeout_seconds)
   select x.name, coalesce(x.category, 'general'), coalesce(x.max_attempts, 3), coalesce(x.backoff_seconds, 2),
@@ -25,7 +33,7 @@ begin
     and not exists (select from lanes where lanes.kind = kinds.name and lanes.provider is null)
   order by name
   on conflict (kind, provider) do nothing;
-exception when data_exception or integrity_constraint_violation then
+exception when data_exception or integrity_constraint_violation or cardinality_violation then
   perform _refuse(422, 'invalid_kind', 'a kind is not well formed: ' || sqlerrm);
 end
 $$;

@@ -223,7 +223,7 @@ comment on function penstock.claim_tasks(text, integer, text[], integer) is
   'Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.';
 
 create or replace function penstock._promote(p_limit integer)
-returns integer language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off as $$
+returns integer language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   v_now timestamptz := _now();
   v_again ready[];

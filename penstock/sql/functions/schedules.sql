@@ -62,9 +62,13 @@ comment on function penstock.remove_schedule(uuid) is 'Removes a schedule.';
 create or replace function penstock.due_schedules()
 returns table (id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean,
   missed text, due_at timestamptz, now_at timestamptz)
-language sql security definer set search_path = penstock, pg_temp as $$
-  select id, tenant_id, name, cron, timezone, job_type, params, tasks is not null, missed, next_run_at, _now()
-  from schedules where is_enabled and next_run_at <= _now() order by next_run_at limit 100
+language sql security definer set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+  -- Tenants take turns: one with many schedules that cannot be fired, and so stay due, does not keep others' from it.
+  select s.id, s.tenant_id, s.name, s.cron, s.timezone, s.job_type, s.params, s.tasks is not null, s.missed, s.next_run_at, _now()
+  from (
+    select d.*, row_number() over (partition by d.tenant_id order by d.next_run_at) as turn
+    from schedules d where d.is_enabled and d.next_run_at <= (select _now())
+  ) as s order by s.turn, s.next_run_at limit 100
 $$;
 comment on function penstock.due_schedules() is 'Schedules whose time has come, with the database''s time.';
 

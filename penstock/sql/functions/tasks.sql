@@ -169,7 +169,9 @@ comment on function penstock._add_phases(penstock.jobs, penstock.task_spec[]) is
   'A declared type has its phases; otherwise they are made as tasks name them, a kind''s name standing in for none.';
 
 create or replace function penstock._check_keys(p_job_id uuid, p_specs penstock.task_spec[])
-returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+returns void language plpgsql stable set search_path = penstock, pg_temp
+  -- Nobody knows how many tasks there are when the plan is made: a nested loop over them would be quadratic.
+  set enable_nestloop = off set jit = off as $$
 declare
   v_key text;
 begin
@@ -181,9 +183,13 @@ begin
     perform _refuse(409, 'duplicate_key', format('two tasks of one job have the key %L', v_key),
       jsonb_build_object('field', 'tasks.key', 'key', v_key));
   end if;
-  select a into v_key from unnest(p_specs) as s cross join unnest(s.after) as a
-  where not exists (select from unnest(p_specs) as o where o.key = a)
-    and not exists (select from tasks t where t.job_id = p_job_id and t.key = a) limit 1;
+  with wanted as materialized (
+    select distinct a.key from unnest(p_specs) as s cross join lateral unnest(s.after) as a(key)
+  ), known as materialized (
+    select s.key from unnest(p_specs) as s where s.key is not null
+    union all select t.key from tasks t where t.job_id = p_job_id and t.key in (select w.key from wanted w)
+  )
+  select w.key into v_key from wanted w where not exists (select from known k where k.key = w.key) limit 1;
   if found then
     perform _refuse(422, 'unknown_parent', format('no task of this job has the key %L', left(v_key, 255)),
       jsonb_build_object('field', 'tasks.after', 'key', left(v_key, 255)));
@@ -193,16 +199,22 @@ $$;
 comment on function penstock._check_keys(uuid, penstock.task_spec[]) is 'Keys are unique in the job and every parent exists.';
 
 create or replace function penstock._add_edges(p_job_id uuid, p_specs penstock.task_spec[], p_ids bigint[])
-returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
+returns bigint[] language plpgsql set search_path = penstock, pg_temp
+  -- Nobody knows how many tasks there are when the plan is made: a nested loop over them would be quadratic.
+  set enable_nestloop = off set jit = off as $$
 declare
   v_parents integer[];
   v_children integer[];
   v_existing bigint[];
 begin
-  select array_agg(p.n order by c.n), array_agg(c.n order by c.n) into v_parents, v_children
-  from (select t.after, row_number() over () as n from unnest(p_specs) as t) as c
-  cross join lateral (select distinct a from unnest(c.after) as a) as a
-  join (select t.key, row_number() over () as n from unnest(p_specs) as t) as p on p.key = a.a;
+  with spec as materialized (
+    select t.key, t.after, t.n from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase,
+      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)
+  ), wanted as materialized (
+    select distinct c.n, a.key from spec c cross join lateral unnest(c.after) as a(key)
+  )
+  select array_agg(p.n order by w.n), array_agg(w.n order by w.n) into v_parents, v_children
+  from wanted w join spec p on p.key = w.key;
   -- A list in which parents stand before their children cannot have a circle.
   if exists (select from unnest(v_parents, v_children) as e(parent, child) where e.parent >= e.child) then
     perform _check_cycles(v_parents, v_children, cardinality(p_specs));
@@ -210,13 +222,15 @@ begin
   insert into edges (job_id, parent_id, child_id)
   select p_job_id, p_ids[e.parent], p_ids[e.child] from unnest(v_parents, v_children) as e(parent, child);
 
-  with added as (
+  with wanted as materialized (
+    select distinct c.n, a.key from unnest(p_specs) with ordinality as c(kind, key, input, after, after_failure, phase,
+      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)
+    cross join lateral unnest(c.after) as a(key)
+  ), added as (
     insert into edges (job_id, parent_id, child_id)
-    select p_job_id, t.id, p_ids[c.n]
-    from (select s.after, row_number() over () as n from unnest(p_specs) as s) as c
-    cross join lateral (select distinct a from unnest(c.after) as a) as a
-    join tasks t on t.job_id = p_job_id and t.key = a.a
-    where t.id <> all (p_ids)
+    select p_job_id, t.id, p_ids[w.n] from wanted w
+    join tasks t on t.job_id = p_job_id and t.key = w.key
+    where t.id < p_ids[1]
     returning parent_id
   )
   select array_agg(distinct parent_id) into v_existing from added;

@@ -1,0 +1,239 @@
+"""Fairness: tenants share a lane by weight; within a tenant priority is strict, then first come, first served."""
+
+from __future__ import annotations
+
+import itertools
+import uuid
+from collections import Counter
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from penstock.testing import Clock
+from tests.sql.conftest import Contract
+
+
+def tenant(sql: Contract, weight: float = 1) -> Contract:
+    return Contract(sql.connection, sql.value("create_tenant", name="t", weight=weight))
+
+
+def take(sql: Contract, clock: Clock, count: int, batch: int = 1) -> list[Any]:
+    """Claim so many tasks one batch after the other, as workers would."""
+    found: list[Any] = []
+    while len(found) < count:
+        tasks = sql.claim(min(batch, count - len(found)))
+        assert tasks, f"only {len(found)} of {count} found"
+        found += tasks
+        clock.advance(milliseconds=250)
+    return found
+
+
+class TestTenants:
+    @pytest.mark.parametrize("batch", [1, 7, 30])
+    def test_share_alike(self, sql: Contract, clock: Clock, batch: int) -> None:
+        """B1: two tenants with a backlog get every other task, whoever came first."""
+        one, two = tenant(sql), tenant(sql)
+        one.start(500)
+        two.start(500)
+        found = Counter(task["tenant_id"] for task in take(sql, clock, 210, batch))
+        assert abs(found[one.tenant] - found[two.tenant]) <= 2
+
+    @pytest.mark.parametrize("batch", [1, 10])
+    def test_share_by_weight(self, sql: Contract, clock: Clock, batch: int) -> None:
+        """B1: by plan weight, 2 to 1."""
+        heavy, light = tenant(sql, 2), tenant(sql, 1)
+        heavy.start(400)
+        light.start(400)
+        found = Counter(task["tenant_id"] for task in take(sql, clock, 300, batch))
+        assert 195 <= found[heavy.tenant] <= 205
+
+    def test_share_by_weights_of_many_sizes(self, sql: Contract, clock: Clock) -> None:
+        weights = [0.5, 1, 3, 10]
+        tenants = [tenant(sql, weight) for weight in weights]
+        for each in tenants:
+            each.start(600)
+        found = Counter(task["tenant_id"] for task in take(sql, clock, 580, 29))
+        for weight, each in zip(weights, tenants, strict=True):
+            assert found[each.tenant] == pytest.approx(580 * weight / sum(weights), rel=0.15, abs=2)
+
+    def test_a_new_weight_counts_for_what_is_queued_from_then_on(self, sql: Contract, clock: Clock) -> None:
+        one, two = tenant(sql), tenant(sql)
+        sql.value("set_tenant_weight", tenant_id=one.tenant, weight=3)
+        one.start(300)
+        two.start(300)
+        found = Counter(task["tenant_id"] for task in take(sql, clock, 200, 10))
+        assert 145 <= found[one.tenant] <= 155
+
+    def test_a_large_backlog_does_not_delay_the_small(self, sql: Contract, clock: Clock) -> None:
+        """B1: a tenant with 20,000 tasks beside 50 tenants with one each: those are next, not 20,000 tasks later."""
+        large = tenant(sql)
+        large.start(20_000)
+        take(sql, clock, 20, 10)
+        small = {tenant(sql).start(1) for _ in range(50)}
+        found = take(sql, clock, 60, 10)
+        assert small <= {task["job_id"] for task in found}
+
+    def test_the_small_are_served_again_and_again(self, sql: Contract, clock: Clock) -> None:
+        """Each new task of a small tenant waits for a turn or two, never for the backlog of the large one."""
+        large, small = tenant(sql), tenant(sql)
+        large.start(3000)
+        for _ in range(30):
+            job = small.start(1)
+            found = take(sql, clock, 12, 4)
+            assert job in {task["job_id"] for task in found}
+
+    def test_who_was_away_does_not_save_up(self, sql: Contract, clock: Clock) -> None:
+        """An idle tenant comes back as an equal, not with all the turns it did not use."""
+        busy, idle = tenant(sql), tenant(sql)
+        idle.start(1)
+        busy.start(1000)
+        take(sql, clock, 401, 20)
+        idle.start(300)
+        found = Counter(task["tenant_id"] for task in take(sql, clock, 100, 10))
+        assert 40 <= found[idle.tenant] <= 60
+
+    def test_who_was_alone_is_not_punished(self, sql: Contract, clock: Clock) -> None:
+        """Turns that nobody else wanted cost nothing later."""
+        busy, late = tenant(sql), tenant(sql)
+        busy.start(1000)
+        take(sql, clock, 500, 50)
+        late.start(300)
+        found = Counter(task["tenant_id"] for task in take(sql, clock, 100, 10))
+        assert 40 <= found[busy.tenant] <= 60
+
+    def test_lanes_are_apart(self, sql: Contract, clock: Clock) -> None:
+        one, two = tenant(sql), tenant(sql)
+        one.start(["work"] * 100)
+        two.start(["other"] * 100)
+        assert {task["tenant_id"] for task in sql.claim(10, kinds=["other"])} == {two.tenant}
+        assert len(sql.claim(10, kinds=["other"])) == 10
+
+    def test_retries_go_first_at_their_own_tenants_expense(self, sql: Contract, clock: Clock) -> None:
+        one, two = tenant(sql), tenant(sql)
+        one.start(200)
+        two.start(200)
+        found = Counter()
+        for _ in range(60):
+            task = sql.claim_one()
+            found[task["tenant_id"]] += 1
+            if task["tenant_id"] == one.tenant and task["attempt"] == 1:
+                sql.fail(task)
+            else:
+                sql.complete(task)
+            clock.advance(milliseconds=250)
+        assert found[one.tenant] <= 45, "failing does not get a tenant much more than its share"
+
+
+class TestPriority:
+    def order(self, sql: Contract, clock: Clock, batch: int = 1) -> list[str]:
+        keys: list[str] = []
+        while tasks := sql.claim(batch):
+            keys += [task["key"] for task in tasks]
+            clock.advance(milliseconds=250)
+        return keys
+
+    @pytest.mark.parametrize("batch", [1, 3, 100])
+    def test_the_lowest_number_goes_first(self, sql: Contract, clock: Clock, batch: int) -> None:
+        """Priority: 0 to 10, lower first, within a tenant, strictly."""
+        numbers = [5, 9, 0, 3, 10, 5, 1, 0]
+        sql.start([{"kind": "work", "key": f"{p}.{n}", "priority": p} for n, p in enumerate(numbers)])
+        keys = self.order(sql, clock, batch)
+        assert [int(key.split(".")[0]) for key in keys] == sorted(numbers)
+
+    def test_among_equals_the_oldest_job_and_then_the_order_of_its_list(self, sql: Contract, clock: Clock) -> None:
+        for job in "abc":
+            sql.start([{"kind": "work", "key": f"{job}{n}", "priority": n % 2} for n in range(4)])
+            sql.execute("select pg_sleep(0.002)")  # job ids are ordered by the millisecond
+        assert self.order(sql, clock, 2) == [
+            f"{job}{n}" for parity in (0, 1) for job in "abc" for n in (parity, parity + 2)
+        ]
+
+    def test_a_late_urgent_job_overtakes_its_tenants_backlog(self, sql: Contract, clock: Clock) -> None:
+        sql.start([{"kind": "work", "key": f"slow{n}"} for n in range(300)])
+        take(sql, clock, 10, 5)
+        sql.start([{"kind": "work", "key": "urgent"}], priority=0)
+        assert sql.claim_one()["key"] == "urgent"
+        assert sql.claim_one()["key"].startswith("slow")
+
+    def test_overtaking_leaves_no_trace(self, sql: Contract, clock: Clock) -> None:
+        """The rest of the backlog is found at once, and other tenants start beside it and not behind it."""
+        clock.freeze()
+        sql.start([{"kind": "work", "key": f"slow{n}"} for n in range(2000)])
+        take(sql, clock, 10, 5)
+        sql.start([{"kind": "work", "key": "urgent"}], priority=0)
+        assert "urgent" in {task["key"] for task in take(sql, clock, 4, 2)}
+        take(sql, clock, 6, 2)
+        other = tenant(sql)
+        job = other.start(1)
+        for _ in range(3):  # without a sweep: the time stands still
+            assert len(sql.claim(5)) == 5
+        assert sql.task(sql.tasks(job)[0])["status"] == "running"
+
+    @pytest.mark.parametrize("priority", [0, 10])
+    def test_never_across_tenants(self, sql: Contract, clock: Clock, priority: int) -> None:
+        """B1: nobody gets a larger share by calling everything urgent."""
+        plain, loud = tenant(sql), tenant(sql)
+        plain.start(300)
+        loud.start(300, priority=priority)
+        loud.start(100)
+        found = Counter(task["tenant_id"] for task in take(sql, clock, 120, 6))
+        assert abs(found[plain.tenant] - found[loud.tenant]) <= 2
+
+    def test_of_one_tenant_does_not_order_anothers(self, sql: Contract, clock: Clock) -> None:
+        one, two = tenant(sql), tenant(sql)
+        one.start([{"kind": "work", "key": f"one{n}", "priority": 9 - n} for n in range(5)])
+        two.start([{"kind": "work", "key": f"two{n}"} for n in range(5)])
+        keys = self.order(sql, clock)
+        assert [key for key in keys if key.startswith("one")] == ["one4", "one3", "one2", "one1", "one0"]
+        assert [key for key in keys if key.startswith("two")] == ["two0", "two1", "two2", "two3", "two4"]
+
+    def test_a_tasks_own_wins_over_its_jobs(self, sql: Contract) -> None:
+        sql.start([{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "priority": 1}], priority=8)
+        assert [row["priority"] for row in sql.execute("select priority from penstock.ready order by task_id")] == [8, 1]
+        assert sql.claim_one()["key"] == "b"
+
+    def test_holds_for_children_and_for_what_comes_back(self, sql: Contract, clock: Clock) -> None:
+        sql.start(
+            [
+                {"kind": "work", "key": "root", "priority": 0},
+                {"kind": "work", "key": "child", "priority": 1, "after": ["root"]},
+                *({"kind": "work", "key": f"slow{n}", "priority": 9} for n in range(5)),
+            ]
+        )
+        root = sql.claim_one()
+        sql.complete(root)
+        child = sql.claim_one()
+        assert child["key"] == "child"
+        sql.fail(child)
+        assert sql.claim_one()["key"] == "child"
+
+    def test_settles_down_when_the_queue_is_empty(self, sql: Contract, clock: Clock) -> None:
+        """The price of mixed priorities is paid only while they are mixed."""
+        sql.start([{"kind": "work", "priority": p} for p in (1, 2)])
+        assert sql.one("select is_mixed from penstock.shares")
+        sql.drain()
+        sql.upkeep()
+        assert not sql.one("select is_mixed from penstock.shares")
+
+
+class TestOrder:
+    def test_first_come_first_served_within_a_tenant(self, sql: Contract, clock: Clock) -> None:
+        jobs = [sql.start(7) for _ in range(20)]
+        found = [task["job_id"] for task in take(sql, clock, 140, 9)]
+        assert [job for job, _ in itertools.groupby(found)] == jobs
+
+    def test_also_when_claims_and_enqueues_alternate(self, sql: Contract, clock: Clock) -> None:
+        waiting: list[uuid.UUID] = []
+        for n in range(60):
+            waiting.append(sql.start(1))
+            if n % 3:
+                assert sql.claim_one()["job_id"] == waiting.pop(0)
+                clock.advance(milliseconds=100)
+        for job in waiting:
+            assert sql.claim_one()["job_id"] == job
+
+    def test_a_new_lane_starts_at_its_beginning(self, sql: Contract) -> None:
+        sql.value("define_kind", name="fresh", options=Jsonb({}))
+        job = sql.start(["fresh"])
+        assert sql.claim_one()["job_id"] == job

@@ -1,0 +1,360 @@
+"""Bad luck: workers killed and paused, connections cut, PostgreSQL killed. Nothing acknowledged is lost, and nothing
+that is written with a task's end is there twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from penstock import App, Context, Unavailable, Worker, embedded, jobs, migrate, testing
+
+
+@pytest.fixture
+def app(db: testing.Database, drain: testing.Drain) -> App:
+    return drain.use(App(database_url=db.dsn))
+
+
+def count(db: Any, table: str, where: str = "true") -> int:
+    return db.execute(f"select count(*) as n from {table} where {where}")[0]["n"]
+
+
+def check(db: Any) -> None:
+    """What holds at the end, whatever happened on the way."""
+    assert count(db, "penstock.jobs", "status <> 'completed'") == 0
+    assert count(db, "penstock.leases") + count(db, "penstock.ready") + count(db, "penstock.parked") == 0
+    assert count(db, "penstock.tasks") == count(db, "penstock.results", "outcome = 'succeeded'") > 0
+    assert count(db, "penstock.phases", "succeeded <> total") == 0
+    # The fence: no attempt that was given up has a number above that of the one that counts.
+    late = "penstock.attempts a join penstock.results r using (job_id, task_id)"
+    assert count(db, late, "a.lease >= r.lease") == 0
+
+
+def backends(db: testing.Database, where: str) -> list[dict[str, Any]]:
+    return db.execute(f"select * from pg_stat_activity where datname = current_database() and {where}")
+
+
+# --- a worker is killed ------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", ["claiming", "running", "posting", "completing"])
+def test_a_worker_killed_at_any_step_loses_nothing(
+    moment: str,
+    workload: Any,
+    start_worker: Any,
+    db: testing.Database,
+    clock: testing.Clock,
+    drain: testing.Drain,
+    eventually: Any,
+) -> None:
+    """Bad luck: SIGKILL at every step between claim and complete; R1.6: the tasks run elsewhere."""
+    blocker = psycopg.connect(db.dsn)
+    kind = {"claiming": "quick", "running": "hold", "posting": "post", "completing": "quick"}[moment]
+    arguments = {"gate": "open"} if kind in ("hold", "post") else {}
+    started = [getattr(workload, kind).start(**arguments) for _ in range(3)]
+    if moment == "claiming":
+        blocker.execute("lock table penstock.leases in share mode")
+    elif moment == "completing":
+        blocker.execute("select from penstock.phases for update")
+    process: subprocess.Popen[str] = start_worker(concurrency=2, kinds=[kind])
+    if moment in ("claiming", "completing"):
+        query = {"claiming": "claim_tasks", "completing": "complete_tasks"}[moment]
+        is_stuck = f"wait_event_type = 'Lock' and query like '%{query}%'"
+        eventually(lambda: backends(db, is_stuck), "it waits for our lock")
+    else:
+        eventually(lambda: count(db, "effects", "word = 'begun'") == 2)
+    process.kill()
+    process.wait()
+    blocker.close()
+    eventually(lambda: not backends(db, "application_name like 'penstock worker%'"), "its sessions end")
+    if moment == "posting":
+        eventually(lambda: not backends(db, "application_name like 'penstock task%'"))
+        assert count(db, "effects", "word = 'posted'") == 0
+
+    db.execute("insert into gates values ('open')")
+    clock.advance(minutes=1)
+    drain(workload.app)
+    check(db)
+    assert [job.get().status for job in started] == ["completed"] * 3
+    if moment == "posting":
+        written = "effects e join penstock.results r using (task_id)"
+        assert count(db, "effects", "word = 'posted'") == 3
+        assert count(db, written, "e.word = 'posted' and e.lease = r.lease") == 3
+
+
+@pytest.mark.slow
+def test_a_zombies_late_words_are_refused(
+    workload: Any, start_worker: Any, db: testing.Database, clock: testing.Clock, drain: testing.Drain,
+    eventually: Any,
+) -> None:  # fmt: skip
+    """B6, R1.2: a worker that was paused for longer than its lease comes back and finds itself fenced off."""
+    held, posted = workload.hold.start("open"), workload.post.start("open")
+    zombie: subprocess.Popen[str] = start_worker(concurrency=2, kinds=["hold", "post"])
+    eventually(lambda: count(db, "effects", "word = 'begun'") == 2)
+    zombie.send_signal(signal.SIGSTOP)
+    db.execute("insert into gates values ('open')")
+    clock.advance(minutes=1)
+    drain(workload.app)
+    assert held.result(timeout=5) == str(os.getpid()) and posted.get().status == "completed"
+    before = db.execute("select * from penstock.results order by task_id")
+
+    zombie.send_signal(signal.SIGCONT)
+    eventually(lambda: not backends(db, "application_name like 'penstock task%'"), "its transaction is over")
+    zombie.terminate()
+    assert zombie.wait(20) == 0
+    assert db.execute("select * from penstock.results order by task_id") == before
+    assert count(db, "effects", "word = 'posted'") == 1, "what the zombie wrote went with its transaction"
+    check(db)
+
+
+# --- connections -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+async def test_connections_that_end_are_made_again(app: App, db: testing.Database, eventually: Any) -> None:
+    """All of a worker's sessions are ended again and again; it goes on, and each task counts once."""
+
+    @app.task
+    async def work(n: int) -> int:
+        await asyncio.sleep(0.002)
+        return n
+
+    @app.job
+    def many() -> Any:
+        return [work.step(n) for n in range(400)]
+
+    job = many.draw({})
+    async with app.connections() as where:
+        await app.declare(where)
+        job_id = await jobs.start(where, type="many", tasks=job.tasks, tenant_id=await app.tenant_id(where))
+    worker = Worker(app, lease_seconds=1, concurrency=4)
+    running = asyncio.create_task(worker.run())
+    for part in (20, 100, 200):
+        await eventually.aio(lambda part=part: count(db, "penstock.results") >= part)
+        db.execute(
+            "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() "
+            "and application_name ~ '^penstock (worker|beat|listen)'"
+        )
+    await eventually.aio(lambda: count(db, "penstock.results") == 400)
+    worker.stop()
+    await running
+    await app.aclose()
+    check(db)
+    assert count(db, "penstock.results", "output is null") == 0 and job_id
+
+
+class Proxy:
+    """Stands between client and server, and cuts: what matches is forwarded, its answer is waited for and dropped."""
+
+    def __init__(self, port: int) -> None:
+        self._server_port = port
+        self.cut: bytes | None = None
+        self.cuts = 0
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncIterator[int]:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        async with server:
+            yield server.sockets[0].getsockname()[1]
+
+    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+        back = asyncio.create_task(self._forward(server, to_client))
+        with suppress(ConnectionError):
+            while data := await client.read(65536):
+                if self.cut is not None and self.cut in data:
+                    self.cut, self.cuts = None, self.cuts + 1
+                    back.cancel()
+                    to_server.write(data)
+                    assert await server.read(65536), "the server has done it and said so"
+                    break
+                to_server.write(data)
+                await to_server.drain()
+        back.cancel()
+        for writer in (to_client, to_server):
+            writer.close()
+
+    async def _forward(self, server: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            while data := await server.read(65536):
+                to_client.write(data)
+                await to_client.drain()
+        to_client.close()
+
+
+@asynccontextmanager
+async def proxied(db: testing.Database) -> AsyncIterator[tuple[Proxy, str]]:
+    port = str(psycopg.conninfo.conninfo_to_dict(db.tcp_dsn)["port"])
+    proxy = Proxy(int(port))
+    async with proxy.listening() as own_port:
+        yield proxy, db.tcp_dsn.replace(f":{port}/", f":{own_port}/")
+
+
+async def test_a_start_whose_answer_was_lost_is_tried_again_with_its_key(db: testing.Database) -> None:
+    """Bad luck: the connection drops after COMMIT was sent. R0.1: one key, one job."""
+    async with proxied(db) as (proxy, dsn):
+        app = App(database_url=dsn)
+
+        @app.task
+        async def work(n: int) -> None: ...
+
+        async with app:
+            first = await work.options(idempotency_key="0").astart(0)
+            for n in range(1, 4):
+                proxy.cut = b"start_job"
+                with pytest.raises(Unavailable):
+                    await work.options(idempotency_key=str(n)).astart(n)
+                again = await work.options(idempotency_key=str(n)).astart(n)
+                assert again.id != first.id
+    assert proxy.cuts == 3 and count(db, "penstock.jobs") == 4
+
+
+@pytest.mark.parametrize(
+    "what", ["complete_tasks", "claim_tasks", "fail_tasks", "reschedule_tasks", "COMMIT"]
+)
+async def test_a_report_whose_answer_was_lost_counts_once(
+    db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """DESIGN 10: an unknown outcome is not a failure: the worker says it again with the same lease."""
+    monkeypatch.setenv("PENSTOCK_ALLOW_UNSAFE", "1")
+    db.execute("create table effects (n int)")
+    async with proxied(db) as (proxy, dsn):
+        app = App(database_url=dsn)
+        ran: list[int] = []
+
+        @app.task(transactional=what == "COMMIT", backoff=0)
+        async def work(ctx: Context) -> str:
+            ran.append(ctx.attempt)
+            if ctx.connection is not None:
+                await ctx.connection.execute("insert into effects values (1)")
+            if len(ran) == 1:
+                proxy.cut = what.encode()
+                if what == "fail_tasks":
+                    raise ValueError("once")
+                if what == "reschedule_tasks":
+                    from penstock import Reschedule
+
+                    raise Reschedule(0)
+            return "done"
+
+        worker = Worker(app, lease_seconds=1)
+        async with app:
+            if what == "claim_tasks":
+                ran.append(0)
+                proxy.cut = b"claim_tasks"
+            job = await work.astart()
+            running = asyncio.create_task(worker.run())
+            await eventually.aio(lambda: proxy.cuts == 1)
+            assert await job.aresult(timeout=20) == "done"
+            worker.stop()
+            await running
+    check(db)
+    lost = [row["outcome"] for row in db.execute("select outcome from penstock.attempts")]
+    expected: dict[str, tuple[list[int], list[str]]] = {
+        "complete_tasks": ([1], []),
+        "claim_tasks": ([0, 2], ["lost"]),
+        "fail_tasks": ([1, 2], ["failed"]),
+        "reschedule_tasks": ([1, 1], []),
+        "COMMIT": ([1], []),
+    }
+    assert (ran, lost) == expected[what] or (what == "claim_tasks" and ran == [0, 1] and lost == [])
+    assert count(db, "effects") == (1 if what == "COMMIT" else 0)
+
+
+# --- PostgreSQL is killed ----------------------------------------------------------------------------------
+
+
+class Server:
+    """A PostgreSQL of the test's own, with fsync, to be killed."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.dsn = embedded.dsn(home)
+        migrate.migrate(self.dsn)
+
+    def execute(self, query: str) -> list[dict[str, Any]]:
+        with psycopg.connect(self.dsn, autocommit=True, row_factory=psycopg.rows.dict_row) as connection:
+            cursor = connection.execute(query.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def kill(self) -> None:
+        """kill -9 the server and all its processes, as when the power fails."""
+        pid = int((embedded.of(self.home).data / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGSTOP)
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for victim in (pid, *map(int, children)):
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGKILL)
+
+    def start(self) -> None:
+        embedded.of(self.home).start()
+
+
+@pytest.fixture
+def power() -> Iterator[Server]:
+    folder = Path(tempfile.mkdtemp(prefix="penstock-faults-"))
+    folder.chmod(0o755)
+    try:
+        yield Server(folder / "home")
+    finally:
+        embedded.of(folder / "home").leave()
+        embedded.stop(folder / "home")
+        shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+async def test_postgres_killed_under_load_loses_nothing_acknowledged(power: Server, eventually: Any) -> None:
+    """Bad luck: PostgreSQL killed and restarted. Clients repeat what was not acknowledged with the same key, the
+    worker resumes by itself, every job that was acknowledged completes, and every effect is there once (B6)."""
+    power.execute("create table effects (n int)")
+    app = App(database_url=power.dsn)
+    acknowledged: dict[str, Any] = {}
+    is_over = asyncio.Event()
+
+    @app.task(transactional=True, backoff="10ms", backoff_cap="10ms", max_attempts=20)
+    async def work(ctx: Context, n: int) -> int:
+        await ctx.connection.execute("insert into effects values (%s)", [n])
+        return n
+
+    async def client(number: int) -> None:
+        n = number
+        while not is_over.is_set():
+            with suppress(Unavailable):
+                job = await work.options(idempotency_key=str(n)).astart(n)
+                assert acknowledged.setdefault(str(n), job.id) == job.id
+                n += 10
+            await asyncio.sleep(0.005)
+
+    worker = Worker(app, lease_seconds=2, concurrency=8)
+    async with app:
+        running = asyncio.create_task(worker.run())
+        clients = [asyncio.create_task(client(number)) for number in range(4)]
+        for least in (50, 100):
+            await eventually.aio(lambda least=least: len(acknowledged) >= least)
+            await asyncio.to_thread(power.kill)
+            await asyncio.to_thread(power.start)
+            known = len(acknowledged)
+            await eventually.aio(lambda known=known: len(acknowledged) > known + 20, "clients go on")
+        is_over.set()
+        await asyncio.gather(*clients)
+        await eventually.aio(
+            lambda: count(power, "penstock.jobs", "status <> 'completed'") == 0, "all is done"
+        )
+        assert not running.done(), "the worker has resumed by itself"
+        worker.stop()
+        await running
+    check(power)
+    found = {row["idempotency_key"]: row["id"] for row in power.execute("select * from penstock.jobs")}
+    assert acknowledged.items() <= found.items(), "nothing acknowledged is lost"
+    assert count(power, "effects") == count(power, "(select distinct n from effects) as d") == len(found)
