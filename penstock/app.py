@@ -363,7 +363,7 @@ class App:
 
     def __init__(self, *, database_url: str | None = None, tenant: str | UUID = "default") -> None:
         self.tasks: dict[str, Task[Any, Any]] = {}
-        self.job_types: dict[str, JobType[Any]] = {}
+        self.job_types: dict[str, JobType[...]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
         self.artifacts: Artifacts | None = None
         """How `Context.save` keeps a file: given context, name, bytes and type, returns its description."""
@@ -474,8 +474,8 @@ class App:
     ) -> Any:
         """Make a function that draws a graph a job type. `phases`: their names and weights, in order."""
 
-        def add(function: Callable[..., Any]) -> JobType[Any]:
-            kind = JobType[Any](self, function, name or function.__name__, phases or {}, on_failure)
+        def add(function: Callable[..., Any]) -> JobType[...]:
+            kind = JobType[...](self, function, name or function.__name__, phases or {}, on_failure)
             if kind.name in self.job_types:
                 raise Invalid(f"there are two job types called {kind.name!r}")
             self.job_types[kind.name] = kind
@@ -486,7 +486,7 @@ class App:
 
     def schedule(
         self,
-        what: Task[Any, Any] | JobType[Any],
+        what: Task[Any, Any] | JobType[...],
         cron: str,
         *,
         name: str | None = None,

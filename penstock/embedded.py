@@ -256,6 +256,9 @@ class Cluster:
         # another process of ours, as it easily is after a container's restart: then it refuses to start.
         if "postgres" not in Path(_command_line(self._pid()).split(" ")[0]).name:
             (self.data / "postmaster.pid").unlink(missing_ok=True)
+            # The same for its socket, or the next server would have to take another address.
+            for lock in self._socket_folder.glob(".s.PGSQL.*.lock"):
+                lock.unlink(missing_ok=True)
 
     def _wait_until_it_answers(self) -> None:
         deadline = time.monotonic() + _START_SECONDS

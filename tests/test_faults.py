@@ -1,5 +1,5 @@
-"""Bad luck: workers killed and paused, connections cut, PostgreSQL killed. Nothing acknowledged is lost, and nothing
-that is written with a task's end is there twice."""
+"""Bad luck: workers killed and paused, connections cut, PostgreSQL killed. Nothing acknowledged is lost, and
+nothing that is written with a task's end is there twice."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,8 +18,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from penstock import App, Context, Unavailable, Worker, embedded, jobs, migrate, testing
+import penstock.db
+from penstock import App, Context, Reschedule, Unavailable, Worker, embedded, jobs, migrate, testing
 
 
 @pytest.fixture
@@ -155,7 +159,7 @@ async def test_connections_that_end_are_made_again(app: App, db: testing.Databas
 
 
 class Proxy:
-    """Stands between client and server, and cuts: what matches is forwarded, its answer is waited for and dropped."""
+    """Stands between client and server, and cuts: forwards what matches, awaits its answer, and drops it."""
 
     def __init__(self, port: int) -> None:
         self._server_port = port
@@ -164,38 +168,45 @@ class Proxy:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[int]:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        async with server:
+        served: list[asyncio.Task[None]] = []
+
+        def serve(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+            served.append(asyncio.create_task(self._serve(client, to_client)))
+
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             yield server.sockets[0].getsockname()[1]
+            await asyncio.gather(*served)
 
     async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
-        back = asyncio.create_task(self._forward(server, to_client))
+        is_cut = asyncio.Event()
+        back = asyncio.create_task(self._forward_back(server, to_client, is_cut))
         with suppress(ConnectionError):
             while data := await client.read(65536):
                 if self.cut is not None and self.cut in data:
-                    self.cut, self.cuts = None, self.cuts + 1
-                    back.cancel()
-                    to_server.write(data)
-                    assert await server.read(65536), "the server has done it and said so"
-                    break
+                    self.cut = None
+                    is_cut.set()
                 to_server.write(data)
-                await to_server.drain()
-        back.cancel()
-        for writer in (to_client, to_server):
-            writer.close()
+        to_server.close()
+        await back
+        for writer in (to_server, to_client):
+            with suppress(ConnectionError):
+                await writer.wait_closed()
 
-    async def _forward(self, server: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+    async def _forward_back(
+        self, server: asyncio.StreamReader, to_client: asyncio.StreamWriter, is_cut: asyncio.Event
+    ) -> None:
         with suppress(ConnectionError):
-            while data := await server.read(65536):
+            while (data := await server.read(65536)) and not is_cut.is_set():
                 to_client.write(data)
-                await to_client.drain()
+        # If it was cut, the server has done it by now, and said so to us only.
+        self.cuts += is_cut.is_set()
         to_client.close()
 
 
 @asynccontextmanager
 async def proxied(db: testing.Database) -> AsyncIterator[tuple[Proxy, str]]:
-    port = str(psycopg.conninfo.conninfo_to_dict(db.tcp_dsn)["port"])
+    port = str(conninfo_to_dict(db.tcp_dsn)["port"])
     proxy = Proxy(int(port))
     async with proxy.listening() as own_port:
         yield proxy, db.tcp_dsn.replace(f":{port}/", f":{own_port}/")
@@ -243,8 +254,6 @@ async def test_a_report_whose_answer_was_lost_counts_once(
                 if what == "fail_tasks":
                     raise ValueError("once")
                 if what == "reschedule_tasks":
-                    from penstock import Reschedule
-
                     raise Reschedule(0)
             return "done"
 
@@ -284,7 +293,7 @@ class Server:
         migrate.migrate(self.dsn)
 
     def execute(self, query: str) -> list[dict[str, Any]]:
-        with psycopg.connect(self.dsn, autocommit=True, row_factory=psycopg.rows.dict_row) as connection:
+        with penstock.db.connect(self.dsn) as connection:
             cursor = connection.execute(query.encode())
             return cursor.fetchall() if cursor.description else []
 
@@ -298,7 +307,18 @@ class Server:
                 os.kill(victim, signal.SIGKILL)
 
     def start(self) -> None:
+        """Start it again, at the same address, once the dead have left it."""
+        port = int(str(conninfo_to_dict(self.dsn)["port"]))
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            while True:
+                try:
+                    probe.bind(("127.0.0.1", port))
+                    break
+                except OSError:
+                    time.sleep(0.01)
         embedded.of(self.home).start()
+        assert embedded.of(self.home).dsn(embedded.DATABASE) == self.dsn
 
 
 @pytest.fixture
@@ -315,8 +335,8 @@ def power() -> Iterator[Server]:
 
 @pytest.mark.slow
 async def test_postgres_killed_under_load_loses_nothing_acknowledged(power: Server, eventually: Any) -> None:
-    """Bad luck: PostgreSQL killed and restarted. Clients repeat what was not acknowledged with the same key, the
-    worker resumes by itself, every job that was acknowledged completes, and every effect is there once (B6)."""
+    """Bad luck: PostgreSQL killed and restarted. Clients repeat with the same key what was not acknowledged,
+    the worker resumes by itself, what was acknowledged completes, and every effect is there once (B6)."""
     power.execute("create table effects (n int)")
     app = App(database_url=power.dsn)
     acknowledged: dict[str, Any] = {}

@@ -1,219 +1,240 @@
-"""Schedules: which ticks there are, also where the clocks change, and which of them start jobs."""
+"""Jobs by the clock: in a time zone, over changes of its clocks, after outages, once for each tick."""
 
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta
-from itertools import pairwise
+from datetime import UTC, datetime, timedelta
 from typing import Any
-from uuid import UUID
-from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from penstock import db as database
-from penstock import kinds, schedules, testing
-from penstock.errors import Invalid
+from penstock import App, Invalid, Worker, schedules, testing
 
-BERLIN = ZoneInfo("Europe/Berlin")
+BERLIN = "Europe/Berlin"
 
 
-def build(job_type: str, params: dict[str, Any]) -> list[dict[str, Any]] | None:
-    return [{"kind": "step", "input": params}] if job_type == "report" else None
+@pytest.fixture
+def app(db: testing.Database, drain: testing.Drain) -> App:
+    return drain.use(App(database_url=db.dsn))
 
 
-def at(text: str) -> datetime:
-    return datetime.fromisoformat(text)
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
 
 
-def ticks(cron: str, zone: str, start: datetime, end: datetime) -> list[datetime]:
-    """Every tick after start, until end, one after the other."""
-    found: list[datetime] = []
-    while (start := schedules.next_tick(cron, zone, start)) <= end:
-        found.append(start)
-    return found
+def ticks(cron: str, timezone: str, start: str, count: int) -> list[str]:
+    found = [utc(start)]
+    for _ in range(count):
+        found.append(schedules.next_tick(cron, timezone, found[-1]))
+    return [tick.isoformat(sep=" ", timespec="minutes").removesuffix("+00:00") for tick in found[1:]]
 
 
-# Ticks
+def started(db: testing.Database) -> list[str]:
+    """The ticks for which jobs were started, in order."""
+    rows = db.execute("select params ->> 'scheduled_for' as tick from penstock.jobs order by 1")
+    return [datetime.fromisoformat(row["tick"]).astimezone(UTC).strftime("%H:%M:%S") for row in rows]
 
 
-def test_a_fixed_time_that_spring_skips_comes_right_after_the_gap() -> None:
-    # On 2026-03-29 Berlin goes from 02:00 to 03:00, which is 01:00 UTC.
-    found = ticks("30 2 * * *", "Europe/Berlin", at("2026-03-28T00:00Z"), at("2026-03-30T12:00Z"))
-    assert found == [at("2026-03-28T01:30Z"), at("2026-03-29T01:00Z"), at("2026-03-30T00:30Z")]
+def test_a_fixed_time_of_day_comes_once_a_day_over_changes_of_the_clocks() -> None:
+    """Issue item 10. In Berlin 02:30 is missing on 29 March 2026 and comes twice on 25 October."""
+    assert ticks("30 2 * * *", BERLIN, "2026-03-28 00:00", 3) == [
+        "2026-03-28 01:30",
+        "2026-03-29 01:00",  # the first moment after the gap
+        "2026-03-30 00:30",
+    ]
+    assert ticks("30 2 * * *", BERLIN, "2026-10-24 00:00", 3) == [
+        "2026-10-24 00:30",
+        "2026-10-25 00:30",  # the first of the two
+        "2026-10-26 01:30",
+    ]
+    assert ticks("30 2 * * *", "UTC", "2026-03-29 00:00", 2) == ["2026-03-29 02:30", "2026-03-30 02:30"]
 
 
-def test_a_fixed_time_that_comes_twice_in_autumn_runs_once() -> None:
-    # On 2026-10-25 Berlin goes from 03:00 back to 02:00, which is 01:00 UTC.
-    found = ticks("30 2 * * *", "Europe/Berlin", at("2026-10-24T12:00Z"), at("2026-10-26T12:00Z"))
-    assert found == [at("2026-10-25T00:30Z"), at("2026-10-26T01:30Z")]
-    inside = at("2026-10-25T01:10Z")  # 02:10, the second time
-    assert schedules.next_tick("30 2 * * *", "Europe/Berlin", inside) == at("2026-10-26T01:30Z")
-    assert schedules.starts("30 2 * * *", "Europe/Berlin", "once", at("2026-10-24T00:30Z"), inside) == [
-        at("2026-10-25T00:30Z")
+def test_an_interval_follows_the_time_that_passes() -> None:
+    assert ticks("*/30 * * * *", BERLIN, "2026-03-29 00:29", 4) == [
+        "2026-03-29 00:30",
+        "2026-03-29 01:00",
+        "2026-03-29 01:30",
+        "2026-03-29 02:00",
+    ]
+    assert ticks("0 * * * *", BERLIN, "2026-10-24 23:30", 3) == [
+        "2026-10-25 00:00",
+        "2026-10-25 01:00",
+        "2026-10-25 02:00",
     ]
 
 
-def test_a_repeating_time_follows_the_time_that_passes() -> None:
-    found = ticks("*/30 * * * *", "Europe/Berlin", at("2026-10-25T00:00Z"), at("2026-10-25T02:00Z"))
-    assert found == [at("2026-10-25T00:00Z") + timedelta(minutes=30 * n) for n in range(1, 5)]
-
-
-@settings(max_examples=150, deadline=None)
-@given(
-    cron=st.sampled_from(
-        [
-            "30 2 * * *",
-            "0,30 1,2,3 * * *",
-            "*/20 * * * *",
-            "15 */2 * * *",
-            "0 3 * * 0",
-            "5 4 1 * *",
-            "0 2 L * *",
-        ]
-    ),
-    zone=st.sampled_from(
-        [
-            "UTC",
-            "Europe/Berlin",
-            "America/New_York",
-            "Africa/Casablanca",
-            "Asia/Kathmandu",
-            "America/St_Johns",
-        ]
-    ),
-    hours=st.integers(0, 24 * 400),
-    length=st.integers(1, 24 * 9),
-)
-def test_ticks_seen_from_both_ends_are_the_same(cron: str, zone: str, hours: int, length: int) -> None:
-    due = schedules.next_tick(cron, zone, at("2026-01-01T00:10:03.5Z") + timedelta(hours=hours))
-    now = due + timedelta(hours=length, minutes=7)
-    expected = [due, *ticks(cron, zone, due, now)]
-    assert schedules.starts(cron, zone, "all", due, now) == expected[-100:]
-    assert schedules.starts(cron, zone, "once", due, now) == expected[-1:]
-    assert all(earlier < later for earlier, later in pairwise(expected))
-
-
-def test_what_was_missed() -> None:
-    due = at("2026-06-01T10:00Z")
-
-    def starts(missed: str, **later: float) -> list[datetime]:
-        return schedules.starts("0 * * * *", "UTC", missed, due, due + timedelta(**later))
-
-    assert starts("skip", seconds=59) == [due]
-    assert starts("skip", seconds=61) == []
-    assert starts("skip", hours=2, seconds=10) == [at("2026-06-01T12:00Z")]
-    assert starts("once", minutes=20) == [due]
-    assert starts("once", hours=2, minutes=20) == [at("2026-06-01T12:00Z")]
-    assert starts("all", hours=2) == [due, at("2026-06-01T11:00Z"), at("2026-06-01T12:00Z")]
-    many = starts("all", days=365)
-    assert len(many) == 100
-    assert many[-1] == due + timedelta(days=365)
-
-
-def test_what_was_due_counts_even_if_the_expression_has_no_such_tick() -> None:
-    due, now = at("2026-06-01T10:13Z"), at("2026-06-01T10:14Z")
-    assert schedules.starts("0 * * * *", "UTC", "once", due, now) == [due]
-
-
-def test_a_year_of_missed_minutes_is_soon_counted() -> None:
-    due = at("2025-01-01T00:00Z")
-    assert len(schedules.starts("* * * * *", "Europe/Berlin", "all", due, at("2026-01-01T00:00Z"))) == 100
-
-
 @pytest.mark.parametrize(
-    "cron", ["", "x", "* * * *", "60 * * * *", "* * * * * * *", "0 0 31 2 *", "0 0 * 2 MON#6"]
+    ("missed", "after_outage"),
+    [
+        ("skip", ["02:00:00", "08:00:00"]),
+        ("once", ["02:00:00", "07:00:00", "08:00:00"]),
+        ("all", ["02:00:00", "03:00:00", "04:00:00", "05:00:00", "06:00:00", "07:00:00", "08:00:00"]),
+    ],
 )
-def test_an_expression_that_makes_no_sense_is_refused(cron: str) -> None:
-    with pytest.raises(Invalid) as refused:
-        schedules.next_tick(cron, "UTC", at("2026-01-01T00:00Z"))
-    assert refused.value.code == "invalid_cron"
-
-
-@pytest.mark.parametrize("zone", ["", "Nowhere", "../../etc/passwd", "/etc/localtime", "Europe", "a\0b"])
-def test_a_zone_that_does_not_exist_is_refused(zone: str) -> None:
-    with pytest.raises(Invalid) as refused:
-        schedules.next_tick("* * * * *", zone, at("2026-01-01T00:00Z"))
-    assert refused.value.code == "invalid_timezone"
-
-
-# Firing
-
-
-async def test_a_due_schedule_starts_a_job_once(
-    db: testing.Database, tenant: UUID, clock: testing.Clock
+def test_what_an_outage_made_late(
+    app: App,
+    db: testing.Database,
+    drain: testing.Drain,
+    clock: testing.Clock,
+    missed: str,
+    after_outage: list[str],
 ) -> None:
-    clock.freeze(at("2026-06-01T08:59:30Z"))
-    async with database.pool(db.dsn) as pool:
-        await kinds.define(pool, kinds=[{"name": "step"}])
-        await schedules.set(
-            pool, name="r", cron="0 11 * * *", job_type="report", tenant_id=tenant, timezone="Europe/Berlin",
-            params={"pages": 3},
-        )  # fmt: skip
-        assert await schedules.fire_due(pool, build) == []
-        clock.advance(seconds=40)
-        fired = await asyncio.gather(*(schedules.fire_due(pool, build) for _ in range(5)))
-        [job_id] = [job_id for jobs in fired for job_id in jobs]
-        [schedule] = await schedules.list(pool)
-    assert schedule.last_job_id == job_id
-    assert schedule.next_run_at == datetime(2026, 6, 2, 11, tzinfo=BERLIN)
-    [job] = db.execute("select * from penstock.jobs")
-    assert datetime.fromisoformat(job["params"].pop("scheduled_for")) == at("2026-06-01T09:00Z")
-    assert job["params"] == {"pages": 3}
+    """Issue item 10: the missed-run policy. The database's clock decides, in each worker alike."""
+    ran: list[int] = []
+
+    @app.task
+    async def report(size: int) -> None:
+        ran.append(size)
+
+    app.schedule(report, "0 * * * *", missed=missed, params={"size": 3})
+    clock.freeze(utc("2026-03-01 01:30"))
+    drain(app)
+    assert started(db) == [], "nothing is due when it is declared"
+    clock.advance(minutes=30, seconds=5)
+    drain(app)
+    drain(app)
+    assert started(db) == ["02:00:00"] and ran == [3]
+
+    clock.advance(hours=5, minutes=10)
+    drain(app)
+    clock.advance(minutes=50)
+    drain(app)
+    assert started(db) == after_outage and ran == [3] * len(after_outage)
 
 
-async def test_an_outage_runs_every_tick_once_if_asked(
-    db: testing.Database, tenant: UUID, clock: testing.Clock
+def test_a_daily_job_over_the_change_of_the_clocks(
+    app: App, db: testing.Database, drain: testing.Drain, clock: testing.Clock
 ) -> None:
-    clock.freeze(at("2026-06-01T08:30Z"))
-    async with database.pool(db.dsn) as pool:
-        await kinds.define(pool, kinds=[{"name": "step"}])
-        for missed in ("skip", "once", "all"):
-            await schedules.set(
-                pool, name=missed, cron="0 * * * *", job_type=missed, tenant_id=tenant, missed=missed,
-                tasks=[{"kind": "step"}],
-            )  # fmt: skip
-        clock.advance(hours=3)
-        assert len(await schedules.fire_due(pool, build)) == 4
-        assert await schedules.fire_due(pool, build) == []
-    rows = db.execute("select type, params ->> 'scheduled_for' as tick from penstock.jobs order by type, 2")
-    assert [(row["type"], row["tick"][11:16]) for row in rows] == [
-        ("all", "09:00"), ("all", "10:00"), ("all", "11:00"), ("once", "11:00"),
-    ]  # fmt: skip
+    """The same through a worker: hour by hour over the night when 02:30 comes twice."""
+
+    @app.task
+    async def nightly() -> None: ...
+
+    app.schedule(nightly, "30 2 * * *", timezone=BERLIN)
+    clock.freeze(utc("2026-10-24 22:00"))
+    for _ in range(6):
+        drain(app)
+        clock.advance(hours=1)
+    assert started(db) == ["00:30:00"]
 
 
-async def test_one_that_cannot_be_fired_does_not_stop_the_others(
-    db: testing.Database, tenant: UUID, clock: testing.Clock, caplog: pytest.LogCaptureFixture
+async def test_two_workers_fire_a_tick_once(
+    app: App, db: testing.Database, drain: testing.Drain, clock: testing.Clock, eventually: Any
 ) -> None:
-    async with database.pool(db.dsn) as pool:
-        await kinds.define(pool, kinds=[{"name": "step"}])
-        for name, job_type in (("a", "report"), ("b", "of another app"), ("c", "report"), ("d", "report")):
-            await schedules.set(pool, name=name, cron="* * * * *", job_type=job_type, tenant_id=tenant)
-        db.execute("update penstock.schedules set cron = 'broken' where name = 'a'")
-        db.execute("update penstock.schedules set params = '{\"bad\": true}' where name = 'c'")
-        clock.advance(minutes=2)
+    """Issue item 10: each tick starts one job, however many workers see it."""
 
-        def sometimes(job_type: str, params: dict[str, Any]) -> list[dict[str, Any]] | None:
-            if params:
-                raise ZeroDivisionError
-            return build(job_type, params)
+    @app.task
+    async def report() -> None: ...
 
-        assert len(await schedules.fire_due(pool, sometimes)) == 1
-    assert [record.getMessage().split(" (")[0] for record in caplog.records] == ["schedule a", "schedule c"]
+    @app.job
+    def reports() -> None:
+        for _ in range(3):
+            report.step()
+
+    app.schedule(reports, "*/10 * * * * *", name="often", missed="all")
+    clock.freeze(utc("2026-03-01 01:00:05"))
+    async with app:
+        await drain.arun(app)
+        clock.advance(seconds=25)
+        async with app.connections() as where:
+            fired = await asyncio.gather(*(schedules.fire_due(where, app.draw) for _ in range(8)))
+        assert sum(map(len, fired)) == 3
+        clock.advance(seconds=20)
+        workers = [Worker(app) for _ in range(2)]
+        running = [asyncio.create_task(worker.run()) for worker in workers]
+        query = "select count(*) as n from penstock.jobs where status = 'completed'"
+        await eventually.aio(lambda: db.execute(query)[0]["n"] == 5)
+        for worker in workers:
+            worker.stop()
+        await asyncio.gather(*running)
+    assert started(db) == ["01:00:10", "01:00:20", "01:00:30", "01:00:40", "01:00:50"]
 
 
-async def test_declaring_a_schedule_again_skips_no_tick(
-    db: testing.Database, tenant: UUID, clock: testing.Clock
+def test_declaring_again_changes_it_and_skips_nothing(
+    db: testing.Database, drain: testing.Drain, clock: testing.Clock
 ) -> None:
-    clock.freeze(at("2026-06-01T08:59Z"))
-    async with database.pool(db.dsn) as pool:
-        await kinds.define(pool, kinds=[{"name": "step"}])
-        first = await schedules.set(pool, name="r", cron="0 9 * * *", job_type="report", tenant_id=tenant)
-        clock.advance(minutes=2)
-        again = await schedules.set(pool, name="r", cron="0 9 * * *", job_type="report", tenant_id=tenant)
-        assert first == again
-        assert len(await schedules.fire_due(pool, build)) == 1
-        await schedules.remove(pool, schedule_id=first)
-        assert await schedules.list(pool, tenant_id=tenant) == []
+    """A deployment in between must not lose a tick; a new expression counts from now."""
+    clock.freeze(utc("2026-03-01 01:30"))
+
+    def deploy(cron: str) -> None:
+        app = drain.use(App(database_url=db.dsn))
+
+        @app.task
+        async def report() -> None: ...
+
+        app.schedule(report, cron)
+        drain(app)
+
+    deploy("0 * * * *")
+    clock.advance(minutes=40)
+    deploy("0 * * * *")
+    assert started(db) == ["02:00:00"]
+    deploy("15 * * * *")
+    clock.advance(minutes=10)
+    deploy("15 * * * *")
+    assert started(db) == ["02:00:00", "02:15:00"]
+    assert len(db.execute("select 1 from penstock.schedules")) == 1
+
+
+def test_one_bad_schedule_does_not_stop_the_others(
+    app: App, db: testing.Database, drain: testing.Drain, clock: testing.Clock
+) -> None:
+    @app.task
+    async def report() -> None: ...
+
+    @app.job
+    def broken() -> None:
+        raise RuntimeError("the body of a job")
+
+    app.schedule(broken, "0 * * * *")
+    app.schedule(report, "0 * * * *")
+    clock.freeze(utc("2026-03-01 01:30"))
+    drain(app)
+    db.execute(
+        "select penstock.set_schedule('foreign', '0 * * * *', 'elsewhere', now(), "
+        "jsonb_build_object('tenant_id', (select tenant_id from penstock.schedules limit 1)))"
+    )
+    clock.advance(hours=1)
+    drain(app)
+    assert started(db) == ["02:00:00"]
+    assert [row["type"] for row in db.execute("select type from penstock.jobs")] == ["report"]
+
+
+def test_schedules_that_cannot_work_are_refused() -> None:
+    app = App()
+
+    @app.task
+    async def report(size: int) -> None: ...
+
+    for wrong, message in (
+        ({"cron": "every day"}, "not a cron expression"),
+        ({"cron": "0 0 30 2 *"}, "never comes true|not a cron expression"),
+        ({"cron": "0 0 * * *", "timezone": "Mars/Olympus"}, "no time zone"),
+        ({"cron": "0 0 * * *", "missed": "later"}, "skip, once or all"),
+        ({"cron": "0 0 * * *", "params": {"size": "big"}}, "size: Input should be a valid integer"),
+        ({"cron": "0 0 * * *", "params": {}}, "size: Field required"),
+    ):
+        with pytest.raises(Invalid, match=message):
+            app.schedule(report, **{"params": {"size": 1}, **wrong})  # type: ignore[arg-type]
+    app.schedule(report, "0 0 * * *", params={"size": 1})
+    with pytest.raises(Invalid, match="two schedules"):
+        app.schedule(report, "0 1 * * *", params={"size": 1})
+
+
+def test_ticks_and_starts_agree_over_a_year() -> None:
+    """Every tick is started once, whatever the moments at which a worker happens to look."""
+    for cron in ("30 2 * * *", "0 */6 * * *", "15 2,3 * * 0", "0 0 1 * *"):
+        now, due = utc("2026-01-01 00:00"), schedules.next_tick(cron, BERLIN, utc("2026-01-01 00:00"))
+        expected, tick = [], due
+        while tick < utc("2027-01-01 00:00"):
+            expected.append(tick)
+            tick = schedules.next_tick(cron, BERLIN, tick)
+        found: list[datetime] = []
+        step = timedelta(hours=7, minutes=13)
+        while now < utc("2027-01-01 00:00"):
+            now += step
+            if due <= now:
+                found += schedules.starts(cron, BERLIN, "all", due, now)
+                due = schedules.next_tick(cron, BERLIN, now)
+        assert [tick for tick in found if tick < utc("2027-01-01 00:00")] == expected, cron

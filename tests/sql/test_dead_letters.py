@@ -109,26 +109,26 @@ class TestReplay:
     @pytest.mark.parametrize(
         ("filter", "expected"),
         [
-            ({"kind": "work"}, {"a", "c"}),
-            ({"error_code": "E2"}, {"b", "c"}),
-            ({"kind": "work", "error_code": "E2"}, {"c"}),
-            ({"reason": "permanent"}, {"a", "b", "c"}),
-            ({"reason": "time"}, set()),
-            ({"all": True}, {"a", "b", "c"}),
-            ({"all": True, "kind": "other"}, {"b"}),
-            ({"all": True, "limit": 2}, {"a", "b"}),
-            ({"kind": "nothing"}, set()),
+            ({"kind": "work"}, "ac"),
+            ({"error_code": "E2"}, "bc"),
+            ({"kind": "work", "error_code": "E2"}, "c"),
+            ({"reason": "permanent"}, "abc"),
+            ({"reason": "time"}, ""),
+            ({"all": True}, "abc"),
+            ({"all": True, "kind": "other"}, "b"),
+            ({"all": True, "limit": 2}, "ab"),
+            ({"kind": "nothing"}, ""),
         ],
         ids=repr,
     )
-    def test_by_what_they_died_of(self, sql: Contract, filter: dict[str, Any], expected: set[str]) -> None:
+    def test_by_what_they_died_of(self, sql: Contract, filter: dict[str, Any], expected: str) -> None:
         jobs = {
             "a": bury(sql, "E1"),
             "b": bury(sql, "E2", tasks=["other"]),
             "c": bury(sql, "E2"),
         }
         assert sql.replay(**filter) == len(expected)
-        assert {name for name, job in jobs.items() if sql.status(job) == "running"} == expected
+        assert {name for name, job in jobs.items() if sql.status(job) == "running"} == set(expected)
         assert len(letters(sql)) == 3 - len(expected)
         sql.check()
 

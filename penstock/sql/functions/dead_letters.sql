@@ -33,7 +33,7 @@ begin
   -- A job that stops at its first failure.
   for v_job in
     select j.id, j.tenant_id from jobs j
-    where j.id in (select job_id from unnest(p_leases)) and j.on_failure = 'stop' order by j.id for no key update
+    where j.id = any (array(select distinct job_id from unnest(p_leases))) and j.on_failure = 'stop' order by j.id for no key update
   loop
     if (select status from jobs where id = v_job.id) in ('queued', 'running', 'paused') then
       perform _stop_job(v_job.id, v_job.tenant_id, 'failed', 'a task failed and the job stops at the first failure');
@@ -87,7 +87,7 @@ $$;
 comment on function penstock._revive_children(uuid, bigint[]) is 'Brings back what was canceled because these tasks had failed.';
 
 create or replace function penstock._family(p_letter_ids bigint[], out job_ids uuid[], out task_ids bigint[])
-language sql stable set search_path = penstock, pg_temp as $$
+language sql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
   with recursive below as (
     select e.job_id, e.child_id from dead_letters d
     join jobs j on j.id = d.job_id and j.status <> 'canceled'
@@ -105,7 +105,7 @@ $$;
 comment on function penstock._family(bigint[]) is 'All that comes after these dead letters, and all that comes before it.';
 
 create or replace function penstock._replay(p_letter_ids bigint[])
-returns integer language plpgsql set search_path = penstock, pg_temp as $$
+returns integer language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   v_job_ids uuid[] := array(select distinct job_id from dead_letters where id = any (p_letter_ids) order by job_id);
   v_job_id uuid;

@@ -27,7 +27,8 @@ comment on function penstock._lost_code(bigint) is 'Why a lease is gone: its job
 
 create or replace function penstock.heartbeat_tasks(p_worker_id text, p_leases jsonb, p_lease_seconds integer default null)
 returns table (id bigint, lease bigint, code text)
-language plpgsql security definer set search_path = penstock, pg_temp as $$
+language plpgsql security definer set search_path = penstock, pg_temp
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare
   v_seconds integer := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
   v_until timestamptz := _now() + make_interval(secs => v_seconds);

@@ -165,7 +165,8 @@ begin
       delete from ready where ctid = any (v_tids) returning *
     ), met as (
       select g.*, j.status, v_lease + row_number() over (order by g.vtime, g.priority, g.task_id) as lease
-      from gone g join jobs j on j.id = g.job_id
+      -- The lateral look-up keeps the plan: one index probe per task, also when it was made while there was one job.
+      from gone g cross join lateral (select x.status from jobs x where x.id = g.job_id offset 0) as j
     ), leased as (
       insert into leases (task_id, lease, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
         has_parents, has_children, worker_id, started_at, expires_at)
@@ -176,7 +177,7 @@ begin
     ), held as (
       -- Under this lock no resume can pass by what is just being set aside. Whoever has the job now decides later.
       select q.id from jobs q where q.id = any (array(select m.job_id from met m where m.status in ('paused', 'failed')))
-      and q.status in ('paused', 'failed') for share skip locked
+      and q.status || '' in ('paused', 'failed') for share skip locked
     ), kept as (
       insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, until, reason)
       select m.task_id, m.job_id, m.tenant_id, m.lane_id, m.priority, m.phase, m.failures, m.deaths, m.has_parents, m.has_children, 'infinity', 'paused'
@@ -189,7 +190,7 @@ begin
       update jobs j set status = 'running', started_at = coalesce(j.started_at, v_now)
       where j.id = any (array(
         select q.id from jobs q where q.id = any (array(select m.job_id from met m where m.status = 'queued'))
-        and q.status = 'queued' for no key update skip locked))
+        and q.status || '' = 'queued' for no key update skip locked))
     ), moved as (
       update lanes l set
         clock = greatest(l.clock, g.top), read_from = l.clock, moved_at = v_now,

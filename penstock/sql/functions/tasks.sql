@@ -240,7 +240,7 @@ $$;
 comment on function penstock._add_edges(uuid, penstock.task_spec[], bigint[]) is 'Writes the graph of new tasks and returns the parents that were there before.';
 
 create or replace function penstock._hold_jobs(p_job_ids uuid[], p_held_jobs uuid[], p_held bigint[])
-returns void language plpgsql set search_path = penstock, pg_temp as $$
+returns void language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   v_met bigint[] := array(select task_id from leases where task_id = any (p_held) for no key update skip locked);
   v_busy bigint;

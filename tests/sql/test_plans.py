@@ -1,0 +1,385 @@
+"""R0.8: every listed query pattern is served by its index, and what a claim costs does not depend on the backlog.
+
+Cost is counted in pages of the buffer cache, never in time.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from penstock.testing import Database, Server
+from tests.sql.conftest import Contract, prepare
+
+ROWS = 100_000
+TENANTS = 500
+BATCH = 50
+
+# Jobs of many tenants in every state, a task for each, and as much of all that hangs on them.
+FILL = f"""
+insert into penstock.tenants (id, name)
+select overlay(md5(n::text) placing '00' from 1)::uuid, 'tenant ' || n from generate_series(1, {TENANTS}) as n;
+
+create table fill as
+select penstock._uuid7() as id, overlay(md5((1 + n % {TENANTS})::text) placing '00' from 1)::uuid as tenant_id, n,
+  nextval('penstock.task_ids') as task_id,
+  (array['completed', 'failed', 'canceled', 'running', 'queued', 'paused', 'completed', 'completed'])[
+    1 + n / {TENANTS} % 8] as status
+from generate_series(0, {ROWS - 1}) as n;
+
+insert into penstock.jobs (id, tenant_id, type, status, created_by, created_at, finished_at)
+select id, tenant_id, 'fill', status, 'test', now(), case when status in ('completed', 'failed', 'canceled') then now() end
+from fill;
+insert into penstock.phases (job_id, position, tenant_id, name, total) select id, 1, tenant_id, 'work', 1 from fill;
+insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
+select fill.id, task_id, tenant_id, now(), l.id, 1, 5, 'work', '{{}}'
+from fill, penstock.lanes l where l.kind = 'work' order by task_id;
+insert into penstock.results (job_id, task_id, lease, tenant_id, finished_at, attempt, phase, outcome)
+select id, task_id, 1, tenant_id, now(), 1, 1, 'succeeded' from fill where status = 'completed';
+insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome,
+  error_code)
+select id, task_id, 1, tenant_id, 1, 'w', now(), now(), 'failed', 'x' from fill;
+insert into penstock.parked (task_id, job_id, tenant_id, lane_id, priority, phase, until, reason)
+select task_id, fill.id, tenant_id, l.id, 5, 1, now() + interval '1 day' + n * interval '1 second', 'retry'
+from fill, penstock.lanes l where l.kind = 'work';
+insert into penstock.dead_letters (tenant_id, job_id, task_id, kind, reason, error_code, attempts, died_at)
+select tenant_id, id, task_id, case when n % 3 = 0 then 'work' else 'other' end, 'attempts', 'code_' || n % 7, 3, now()
+from fill;
+insert into penstock.audit_log (at, tenant_id, actor, action, job_id, subject)
+select now(), tenant_id, 'test', 'job.queued', id, 'job:' || id from fill;
+insert into penstock.members (tenant_id, user_id) select tenant_id, md5('user ' || n)::uuid from fill;
+insert into penstock.schedules (tenant_id, name, cron, job_type, next_run_at, created_at)
+select tenant_id, 'schedule ' || n, '* * * * *', 'fill', now() + interval '1 day' + n * interval '1 second', now()
+from fill;
+analyze"""
+
+
+@contextmanager
+def own_database(server: Server) -> Generator[Contract]:
+    """A database that the tests of this file share."""
+    made = Database(server, server.create(server.template()))
+    try:
+        yield prepare(Contract(made.connect()))
+        made.close()
+    finally:
+        server.drop(made.name)
+
+
+def explain(sql: Contract, query: str, *params: Any, options: str = "") -> dict[str, Any]:
+    """The plan; nothing is left of what it did."""
+    with sql.connection.transaction(force_rollback=True):
+        return sql.one(f"explain (format json{options}) {query}", *params)[0]["Plan"]
+
+
+def nodes(plan: dict[str, Any]) -> Generator[dict[str, Any]]:
+    yield plan
+    for part in plan.get("Plans", []):
+        yield from nodes(part)
+
+
+def pages(sql: Contract, query: str, *params: Any) -> int:
+    """How many pages a statement touches, with all that its functions do, once the session knows its way."""
+    counts: list[int] = []
+    for _ in range(3):
+        plan = explain(sql, query, *params, options=", analyze, buffers, timing off")
+        counts.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+    return min(counts)
+
+
+def scans(sql: Contract, query: str, *params: Any) -> dict[str, int]:
+    """How often a call begins to read each table from its start (`seq jobs`) and each index."""
+    count = """
+        select 'seq ' || relname as name, pg_stat_get_xact_numscans(oid) as n from pg_class
+        where relnamespace = 'penstock'::regnamespace and relkind = 'r'
+        union all
+        select relname, pg_stat_get_xact_numscans(oid) from pg_class
+        where relnamespace = 'penstock'::regnamespace and relkind = 'i'"""
+    with sql.connection.transaction(force_rollback=True):
+        before = {row["name"]: row["n"] for row in sql.execute(count)}
+        sql.execute(query, *params)
+        after = {row["name"]: row["n"] for row in sql.execute(count)}
+    return {name: n - before[name] for name, n in after.items() if n > before[name]}
+
+
+class Big:
+    """A filled database, and one of everything in it to ask for."""
+
+    def __init__(self, sql: Contract) -> None:
+        self.sql = sql
+        for statement in FILL.split(";\n"):
+            sql.execute(statement)
+        (row,) = sql.execute("select * from fill where n = 12345")
+        self.tenant: uuid.UUID = row["tenant_id"]
+        self.job: uuid.UUID = row["id"]
+        self.task: int = row["task_id"]
+        self.user: uuid.UUID = sql.one("select md5('user 12345')::uuid")
+
+
+@pytest.fixture(scope="module")
+def big(server: Server) -> Generator[Big]:
+    with own_database(server) as sql:
+        yield Big(sql)
+
+
+JOBS = "select * from penstock.job_list where"
+TASKS = "select * from penstock.task_list where"
+LETTERS = "select * from penstock.dead_letter_list where"
+AUDIT = "select * from penstock.audit_log where"
+
+# What is asked, and the indexes that lead to it.
+PATTERNS = {
+    "a job": (f"{JOBS} id = %(job)s", "jobs_pkey phases_pkey"),
+    "jobs of a tenant": (f"{JOBS} tenant_id = %(tenant)s order by id desc limit 50", "jobs_tenant"),
+    "jobs of a tenant, next page": (
+        f"{JOBS} tenant_id = %(tenant)s and id < %(job)s order by id desc limit 50",
+        "jobs_tenant",
+    ),
+    "jobs of a tenant in a state": (
+        f"{JOBS} tenant_id = %(tenant)s and status = 'failed' order by id desc limit 50",
+        "jobs_tenant_status phases_pkey",
+    ),
+    "jobs in a state that few are in": (f"{JOBS} status = 'rare' order by id desc limit 50", "jobs_status"),
+    "a job by its key": (
+        "select id from penstock.jobs where tenant_id = %(tenant)s and idempotency_key = 'x'",
+        "jobs_idempotency",
+    ),
+    "tasks of a job": (
+        f"{TASKS} job_id = %(job)s order by id limit 50",
+        "tasks_pkey results_pkey phases_pkey attempts_pkey",
+    ),
+    "a task by its id alone": (f"{TASKS} id = %(task)s", "tasks_id results_pkey"),
+    "attempts of a task": (
+        "select * from penstock.attempts where job_id = %(job)s and task_id = %(task)s order by lease",
+        "attempts_pkey",
+    ),
+    "dead letters of a cause": (
+        f"{LETTERS} tenant_id = %(tenant)s and kind = 'work' and error_code = 'code_4' order by id desc limit 50",
+        "dead_letters_cause",
+    ),
+    "dead letters of a job": (f"{LETTERS} job_id = %(job)s", "dead_letters_job"),
+    "audit of a tenant": (f"{AUDIT} tenant_id = %(tenant)s order by id desc limit 50", "audit_log_tenant"),
+    "audit of a job": (f"{AUDIT} job_id = %(job)s order by id", "audit_log_job"),
+    "tenants of a user": ("select tenant_id from penstock.members where user_id = %(user)s", "members_user"),
+    "members of a tenant": ("select * from penstock.members where tenant_id = %(tenant)s", "members_pkey"),
+    "schedules of a tenant": (
+        "select * from penstock.schedules where tenant_id = %(tenant)s order by name",
+        "schedules_tenant_id_name_key",
+    ),
+    "due schedules": (
+        "select id from penstock.schedules where is_enabled and next_run_at <= now() order by next_run_at limit 100",
+        "schedules_due",
+    ),
+    "due parked": (
+        "select task_id from penstock.parked where pending = 0 and until <= now() and until < 'infinity'"
+        " order by until limit 100",
+        "parked_due",
+    ),
+}
+each_pattern = pytest.mark.parametrize("name", PATTERNS)
+
+
+class TestQueries:
+    def check(self, big: Big, name: str) -> None:
+        query, indexes = PATTERNS[name]
+        values = {"tenant": big.tenant, "job": big.job, "task": big.task, "user": big.user}
+        bound = [values[key] for key in re.findall(r"%\((\w+)\)s", query)]
+        plan = explain(big.sql, re.sub(r"%\(\w+\)s", "%s", query), *bound)
+        used = {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
+        read = [node["Relation Name"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"]
+        assert set(indexes.split()) <= used, json.dumps(plan, indent=1)
+        assert read == [], "a table is read from its start"
+
+    @each_pattern
+    def test_has_its_index(self, big: Big, name: str) -> None:
+        """R0.8: with 100,000 rows EXPLAIN shows the index."""
+        self.check(big, name)
+
+    @each_pattern
+    def test_has_it_under_row_security(self, big: Big, name: str) -> None:
+        """R0.8: the policies do not stand between a signed-in user's query and its index."""
+        if name in ("due parked", "a job by its key"):
+            pytest.skip("not for users")
+        with big.sql.connection.transaction(force_rollback=True):
+            claims = json.dumps({"sub": str(big.user)})
+            big.sql.execute("select set_config('request.jwt.claims', %s, true)", claims)
+            big.sql.execute("set local role authenticated")
+            self.check(big, name)
+
+
+class TestCalls:
+    """What functions read, counted while they run: no table from its start, few pages."""
+
+    def small(self, big: Big, most: int, query: str, *params: Any) -> dict[str, int]:
+        found = scans(big.sql, query, *params)
+        # Tables that stay small whatever the load.
+        few = {"lanes", "kinds", "job_types", "settings", "tenants", "chores", "leases", "shares"}
+        assert {name for name in found if name.startswith("seq ")} <= {f"seq {name}" for name in few}
+        assert pages(big.sql, query, *params) < most
+        return found
+
+    def test_due_schedules(self, big: Big) -> None:
+        """Of 100,000 that are not due, none is read."""
+        assert self.small(big, 30, "select * from penstock.due_schedules()")["schedules_due"] == 1
+
+    def test_upkeep(self, big: Big) -> None:
+        """Nor of 100,000 that are parked until later."""
+        found = self.small(big, 100, "select * from penstock.upkeep()")
+        assert found["parked_due"] >= 2 and found["schedules_due"] == 1
+
+    def test_my_tenants(self, big: Big) -> None:
+        """What every policy asks."""
+        assert self.small(big, 20, "select penstock.my_tenants()")["members_user"] == 1
+
+    def test_replay_of_a_cause(self, big: Big) -> None:
+        filter = {"tenant_id": str(big.tenant), "kind": "work", "error_code": "code_4", "limit": 1}
+        found = self.small(big, 300, "select penstock.discard_dead_letters(%s)", json.dumps(filter))
+        assert found["dead_letters_cause"] >= 1
+
+    def test_retry_of_a_job(self, big: Big) -> None:
+        job = big.sql.one("select id from fill where status = 'failed' order by n desc limit 1")
+        found = self.small(big, 300, "select penstock.retry_job(%s)", job)
+        assert found["dead_letters_job"] >= 1
+
+    def test_get_job(self, big: Big) -> None:
+        self.small(big, 60, "select penstock.get_job(%s)", big.job)
+
+    @pytest.mark.parametrize("verb", ["pause_job", "cancel_job"])
+    def test_stopping_a_job(self, big: Big, verb: str) -> None:
+        job = big.sql.one("select id from fill where status = 'running' order by n desc limit 1")
+        self.small(big, 150, f"select penstock.{verb}(%s)", job)
+
+    def test_start_job(self, big: Big) -> None:
+        self.small(
+            big,
+            200,
+            """select penstock.start_job('fill', '{}', '[{"kind": "work"}]', %s)""",
+            json.dumps({"tenant_id": str(big.tenant), "idempotency_key": "x"}),
+        )
+
+    def test_without_jit_where_costs_are_made_up(self, big: Big) -> None:
+        """enable_seqscan = off makes a plan look dear; before 18 it would then be compiled, at every call."""
+        rows = big.sql.execute("""
+            select proname, array_to_string(proconfig, ' ') as config from pg_proc
+            where pronamespace = 'penstock'::regnamespace""")
+        bent = [row for row in rows if "enable_seqscan=off" in (row["config"] or "")]
+        assert {"claim_tasks", "complete_tasks", "_promote"} <= {row["proname"] for row in bent}
+        assert [row["proname"] for row in bent if "jit=off" not in row["config"]] == []
+
+
+# The claim, with a short and with a long queue
+
+READY = """
+with job as (
+  insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at)
+  values (%(tenant)s, 'fill', 'running', 'test', now(), now()) returning id
+), phase as (
+  insert into penstock.phases (job_id, position, tenant_id, name, total)
+  select id, 1, %(tenant)s, 'work', %(n)s from job
+), task as (
+  insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
+  select job.id, nextval('penstock.task_ids'), %(tenant)s, now(), l.id, 1, 5, 'work', '{}'
+  from job, penstock.lanes l, generate_series(1, %(n)s) where l.kind = 'work' returning *
+)
+insert into penstock.ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase)
+select id, 1000000 * id, job_id, tenant_id, lane_id, 5, 1 from task
+"""
+ENDED = """
+with job as (
+  insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at, finished_at)
+  select %(tenant)s, 'fill', 'completed', 'test', now(), now(), now() from generate_series(1, %(n)s) returning id
+), phase as (
+  insert into penstock.phases (job_id, position, tenant_id, name, total, succeeded)
+  select id, 1, %(tenant)s, 'work', 1, 1 from job
+), task as (
+  insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
+  select job.id, nextval('penstock.task_ids'), %(tenant)s, now(), l.id, 1, 5, 'work', '{}'
+  from job, penstock.lanes l where l.kind = 'work' returning *
+)
+insert into penstock.results (job_id, task_id, lease, tenant_id, finished_at, attempt, phase, outcome)
+select job_id, id, 1, tenant_id, now(), 1, 1, 'succeeded' from task
+"""
+# As if the tables had never been looked at.
+FORGET = """
+delete from pg_statistic where starelid in (
+  select oid from pg_class where relnamespace = 'penstock'::regnamespace);
+update pg_class set reltuples = -1, relpages = 0, relallvisible = 0
+where relnamespace = 'penstock'::regnamespace and relkind in ('r', 'i')"""
+
+
+def fill(sql: Contract, statement: str, n: int) -> None:
+    sql.connection.execute(statement.encode(), {"tenant": sql.tenant, "n": n})
+
+
+class Costs:
+    """Pages for one batch claimed, and for one batch completed."""
+
+    def __init__(self, sql: Contract) -> None:
+        tasks: list[int] = []
+        leases: list[int] = []
+        claim = f"select * from penstock.claim_tasks('w', {BATCH}, '{{work}}')"
+        self.scans = scans(sql, claim)
+        self.claim = pages(sql, claim)
+        with sql.connection.transaction(force_rollback=True):
+            for task in sql.execute(claim):
+                tasks.append(task["id"])
+                leases.append(task["lease"])
+            complete = "select * from penstock.complete_tasks('w', %s::bigint[], %s::bigint[])"
+            self.scans_of_complete = scans(sql, complete, tasks, leases)
+            self.complete = pages(sql, complete, tasks, leases)
+        assert len(tasks) == BATCH
+
+
+@pytest.fixture(scope="module")
+def costs(server: Server) -> Generator[dict[str, Costs]]:
+    """Measured in turn: 1,000 ready; 100,000 of each, with the statistics of 1,000, with good ones, with none."""
+    with own_database(server) as sql:
+        sql.tenant = sql.value("create_tenant", name="big")
+        found: dict[str, Costs] = {}
+        fill(sql, READY, 1000)
+        sql.execute("analyze")
+        found["few"] = Costs(sql)
+        fill(sql, ENDED, ROWS)
+        fill(sql, READY, ROWS - 1000)
+        found["stale"] = Costs(sql)
+        sql.execute("analyze")
+        found["fresh"] = Costs(sql)
+        sql.execute(FORGET)
+        # Plans are made anew in a session that has none.
+        with sql.connection.transaction():
+            sql.execute("discard plans")
+        found["none"] = Costs(sql)
+        yield found
+
+
+@pytest.mark.parametrize("statistics", ["stale", "fresh", "none"])
+class TestClaim:
+    def test_a_claim_costs_the_same_however_long_the_queue(
+        self, costs: dict[str, Costs], statistics: str
+    ) -> None:
+        """R0.8: a hundred times as much ready, and as much ended and kept: at most a half more pages."""
+        few, many = costs["few"], costs[statistics]
+        assert many.claim < 1.5 * few.claim, (few.claim, many.claim)
+        # A few index pages and a row of each of six tables for each task.
+        assert many.claim < 50 * BATCH
+
+    def test_so_does_a_completion(self, costs: dict[str, Costs], statistics: str) -> None:
+        few, many = costs["few"], costs[statistics]
+        assert many.complete < 1.5 * few.complete, (few.complete, many.complete)
+        assert many.complete < 50 * BATCH
+
+    def test_both_go_by_their_indexes(self, costs: dict[str, Costs], statistics: str) -> None:
+        """R0.8: whatever the statistics say, and also when there are none."""
+        seen = costs[statistics]
+        assert seen.scans["ready_claim"] >= 1
+        assert {"jobs_pkey", "tasks_pkey"} <= set(seen.scans)
+        assert "leases_pkey" in seen.scans_of_complete
+        for found in (seen.scans, seen.scans_of_complete):
+            assert not {
+                f"seq {name}" for name in ("ready", "jobs", "tasks", "results", "leases", "phases")
+            } & set(found)
