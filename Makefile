@@ -43,9 +43,10 @@ format: setup ## Format the code and fix what can be fixed
 
 bench: setup ## Measure everything, beside its peers (long)
 	$(BIN)/python -m bench
+	$(BIN)/python -m bench.report
 
 bench-quick: setup ## Measure everything briefly
-	$(BIN)/python -m bench --quick
+	$(BIN)/python -m bench --quick --json bench/results/quick.json
 
 schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 	$(BIN)/python scripts/schema.py

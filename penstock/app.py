@@ -27,10 +27,10 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
@@ -40,9 +40,10 @@ import pydantic
 
 from penstock import db, embedded, jobs, kinds, migrate, schedules, tasks, tenants
 from penstock.context import Context, Fail, Reschedule, Retry, seconds
+from penstock.drawing import Drawn, Graph, Options
 from penstock.errors import Invalid, JobFailed, PenstockError, TimedOut
 from penstock.settings import settings
-from penstock.signature import Signature, Step, decode, encode, key_of
+from penstock.signature import Signature, Step, decode, encode
 from penstock.types import Job
 
 P = ParamSpec("P")
@@ -52,108 +53,6 @@ Artifacts = Callable[[Context, str, bytes, str], Coroutine[Any, Any, dict[str, A
 _graph: ContextVar[Graph | None] = ContextVar("penstock_graph", default=None)
 
 # --- tasks and job types -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How a job or a step is started, apart from its arguments."""
-
-    # of a job
-    tenant_id: UUID | None = None
-    idempotency_key: str | None = None
-    delay: float | None = None
-    on_failure: str | None = None
-    paused: bool | None = None
-    using: Any = None
-    # of a job or a step
-    priority: int | None = None
-    run_at: datetime | None = None
-    # of a step
-    key: str | None = None
-    phase: str | None = None
-    provider: str | None = None
-    units: dict[str, int] | None = None
-    after: Sequence[Any] | None = None
-    after_failure: str | None = None
-    max_attempts: int | None = None
-    timeout: float | None = None
-
-    def changed(self, changes: dict[str, Any]) -> Options:
-        """The same with other values."""
-        for name in ("delay", "timeout"):
-            if changes.get(name) is not None:
-                changes[name] = seconds(changes[name])
-        run_at = changes.get("run_at")
-        if run_at is not None and (not isinstance(run_at, datetime) or run_at.tzinfo is None):
-            raise Invalid("run_at is a datetime with a time zone", details={"field": "run_at"})
-        try:
-            return replace(self, **changes)
-        except TypeError as error:
-            raise Invalid(str(error).replace("Options.__init__() ", "options() ")) from error
-
-    def for_job(self) -> jobs.JobOptions:
-        """As the options of `jobs.start`."""
-        return {
-            "tenant_id": self.tenant_id,
-            "idempotency_key": self.idempotency_key,
-            "priority": self.priority,
-            "run_at": self.run_at,
-            "delay_seconds": self.delay,
-            "on_failure": cast("Any", self.on_failure),
-            "paused": self.paused,
-        }
-
-    def for_task(self) -> dict[str, Any]:
-        """As fields of an element of p_tasks."""
-        names = ("key", "phase", "provider", "units", "after_failure", "max_attempts")
-        chosen = {name: getattr(self, name) for name in names} | {"timeout_seconds": self.timeout}
-        return {name: value for name, value in chosen.items() if value is not None}
-
-    def for_step(self) -> dict[str, Any]:
-        """As fields of an element of p_tasks that is one of several."""
-        for name in ("tenant_id", "idempotency_key", "delay", "on_failure", "paused", "using"):
-            if getattr(self, name) is not None:
-                raise Invalid(f"{name} is an option of a job, not of a step", details={"field": name})
-        chosen = self.for_task()
-        if self.priority is not None:
-            chosen["priority"] = self.priority
-        if self.run_at is not None:
-            chosen["run_at"] = self.run_at.isoformat()
-        return chosen
-
-
-class Graph:
-    """The tasks a job's body asks for, in an order where parents come first."""
-
-    def __init__(self) -> None:
-        self.tasks: list[dict[str, Any]] = []
-        self._counts: dict[str, int] = {}
-
-    def add(self, task: Task[Any, Any], values: dict[str, Any], chosen: dict[str, Any], after: Any) -> Step:
-        """Add a step."""
-        document, parents = task.signature.encode(values)
-        for step in after or ():
-            if not isinstance(step, Step):
-                raise Invalid(f"{task.kind}: after is a list of steps", details={"field": "after"})
-            parents.append(key_of(step))
-        spec: dict[str, Any] = {"kind": task.kind, "input": document, **chosen}
-        if "key" not in spec:
-            self._counts[task.kind] = self._counts.get(task.kind, 0) + 1
-            spec["key"] = f"{task.kind}-{self._counts[task.kind]}"
-        if parents:
-            spec["after"] = list(dict.fromkeys(parents))
-        self.tasks.append(spec)
-        return Step(spec["key"])
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A job as it is about to be started: its params, its tasks, and where its result is in their outputs."""
-
-    params: dict[str, Any]
-    tasks: list[dict[str, Any]]
-    result: Any
-    load: Callable[[Any], Any] | None = None
 
 
 class Task(Generic[P, R]):
@@ -166,7 +65,7 @@ class Task(Generic[P, R]):
         self.app, self.function, self.kind, self.mode = app, function, kind, mode
         self.is_transactional, self.settings = is_transactional, settings
         self.signature = Signature(function, is_handler=True)
-        self._options = Options(phase=phase)
+        self.chosen = Options(phase=phase)
         self.__doc__, self.__name__ = function.__doc__, function.__name__
         self.__module__, self.__qualname__ = function.__module__, function.__qualname__
 
@@ -184,7 +83,7 @@ class Task(Generic[P, R]):
         """
         other = cast("Task[P, R]", object.__new__(Task))
         other.__dict__.update(self.__dict__)
-        other._options = self._options.changed(changes)
+        other.chosen = self.chosen.changed(changes)
         return other
 
     def using(self, connection: Any) -> Task[P, R]:
@@ -196,16 +95,16 @@ class Task(Generic[P, R]):
         graph = _graph.get()
         if graph is None:
             raise Invalid(f"{self.kind}.step() outside of a job's body", hint="start() runs it by itself.")
-        chosen = self._options.for_step()
-        return graph.add(self, self.signature.bind(args, kwargs), chosen, self._options.after)
+        values = self.signature.bind(args, kwargs)
+        return graph.add(self.kind, self.signature, values, self.chosen.for_step(), self.chosen.after)
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
         """A job of this one task."""
-        return self.app.start(self.kind, self._draw(args, kwargs), self._options)
+        return self.app.start(self.kind, self._draw(args, kwargs), self.chosen)
 
     async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
         """A job of this one task."""
-        return await self.app.astart(self.kind, self._draw(args, kwargs), self._options)
+        return await self.app.astart(self.kind, self._draw(args, kwargs), self.chosen)
 
     def _draw(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
         return self.draw(self.signature.bind(args, kwargs))
@@ -213,7 +112,7 @@ class Task(Generic[P, R]):
     def draw(self, values: dict[str, Any]) -> Drawn:
         """A job of this one task."""
         graph = Graph()
-        step = graph.add(self, values, self._options.for_task(), None)
+        step = graph.add(self.kind, self.signature, values, self.chosen.for_task())
         return Drawn({}, graph.tasks, encode(step, []), self.signature.load)
 
 
@@ -228,7 +127,7 @@ class JobType(Generic[P]):
         self.app, self.function, self.name = app, function, name
         self.phases, self.on_failure = phases, on_failure
         self.signature = Signature(function, is_handler=False)
-        self._options = Options()
+        self.chosen = Options()
         self.__doc__, self.__name__ = function.__doc__, function.__name__
 
     def __repr__(self) -> str:
@@ -238,8 +137,8 @@ class JobType(Generic[P]):
         """The same with other tenant_id, idempotency_key, priority, run_at, delay, on_failure or paused."""
         other: JobType[P] = object.__new__(JobType)
         other.__dict__.update(self.__dict__)
-        other._options = self._options.changed(changes)
-        for name in other._options.for_task():
+        other.chosen = self.chosen.changed(changes)
+        for name in other.chosen.for_task():
             raise Invalid(f"{name} is an option of a step, not of a job", details={"field": name})
         return other
 
@@ -249,11 +148,11 @@ class JobType(Generic[P]):
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Started[Any]:
         """Draw the graph and start the job."""
-        return self.app.start(self.name, self.draw(self.signature.bind(args, kwargs)), self._options)
+        return self.app.start(self.name, self.draw(self.signature.bind(args, kwargs)), self.chosen)
 
     async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started[Any]:
         """Draw the graph and start the job."""
-        return await self.app.astart(self.name, self.draw(self.signature.bind(args, kwargs)), self._options)
+        return await self.app.astart(self.name, self.draw(self.signature.bind(args, kwargs)), self.chosen)
 
     def draw(self, values: dict[str, Any]) -> Drawn:
         """The job's params, the tasks its body asks for, and what it returned."""
@@ -502,12 +401,21 @@ class App:
         if missed not in ("skip", "once", "all"):
             raise Invalid(f"missed is skip, once or all, not {missed!r}", details={"field": "missed"})
         own = what.kind if isinstance(what, Task) else what.name
-        what.signature.encode(params or {})
         if (name or own) in self.schedules:
             raise Invalid(f"there are two schedules called {name or own!r}")
-        self.schedules[name or own] = {
-            "cron": cron, "job_type": own, "timezone": timezone, "missed": missed, "params": params or {},
-        }  # fmt: skip
+        what.signature.encode(params or {})
+        tenant = {} if what.chosen.tenant_id is None else {"tenant_id": what.chosen.tenant_id}
+        self.schedules[name or own] = tenant | {
+            "name": name or own,
+            "cron": cron,
+            "job_type": own,
+            "timezone": timezone,
+            "missed": missed,
+            "params": params or {},
+            # A job's body is run again at each tick; a task stays the same.
+            "tasks": what.draw(params or {}).tasks if isinstance(what, Task) else None,
+            "options": what.chosen.for_schedule(),
+        }
         self._is_declared = False
 
     def draw(self, job_type: str, params: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -555,8 +463,9 @@ class App:
         for kind in self.job_types.values():
             phases = [{"name": name, "weight": weight} for name, weight in kind.phases.items()]
             await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
-        for name, schedule in self.schedules.items():
-            await schedules.set(where, name=name, tenant_id=await self.tenant_id(where), **schedule)
+        for schedule in self.schedules.values():
+            arguments: dict[str, Any] = {"tenant_id": await self.tenant_id(where), **schedule}
+            await schedules.set(where, **arguments)
         self._is_declared = True
 
     async def tenant_id(self, where: db.Pool) -> UUID:

@@ -34,7 +34,7 @@ def test_without_a_terminal_it_ends_when_the_job_is_complete(
         command(db), env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=50
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "completed: {'documents': 8, 'pages': 16}" in done.stdout
+    assert re.search(r"completed: \{.*'documents': 8", done.stdout)
     percents = [int(found) for found in re.findall(r"^ *(\d+) %", done.stdout, re.MULTILINE)]
     assert percents == sorted(percents) and percents[-1] == 100 and len(percents) > 3
     [job] = db.execute("select * from penstock.job_list")
@@ -49,9 +49,10 @@ def test_on_a_terminal_it_stays_until_interrupted(
 ) -> None:
     """Issue item 13: on a terminal it shows a bar for each phase and stays up until Ctrl-C."""
     ours, theirs = pty.openpty()
+    environment["TERM"] = "xterm"
     process = subprocess.Popen(
-        command(db), env={**environment, "TERM": "xterm"}, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs
-    )  # fmt: skip
+        command(db), env=environment, cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs
+    )
     os.close(theirs)
     shown = ""
     try:

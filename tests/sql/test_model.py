@@ -76,7 +76,7 @@ class Job:
         if all(each.state in ENDED for each in self.tasks.values()):
             failed = any(each.state == "failed" for each in self.tasks.values())
             self.status = "failed" if failed else "completed"
-        elif state == "failed" and self.stops:
+        elif state == "failed" and self.stops and self.is_open:
             self.stop("failed")
 
     def stop(self, status: str) -> None:
@@ -268,21 +268,24 @@ class Model(RuleBasedStateMachine):
         self.clock.advance(seconds=seconds)
         self.sql.upkeep()
         for job in self.jobs:
+            dead: list[Task] = []
             for task in job.tasks.values():
                 if task.state == "waiting" and task.due <= self.now:
                     task.state = "queued"
                 if task.lease and task.expires < self.now:
                     self.late.append(task.lease)
                     task.lease = None
-                    if task.state == "canceled":
-                        continue
-                    if task.is_stopped:
+                    if task.is_stopped and task.state == "running":
                         task.state, task.is_stopped = "queued", False
-                        continue
-                    if task.deaths + 1 >= MAX_DEATHS:
-                        job.end(task, "failed")
-                    else:
+                    elif task.state == "running" and task.deaths + 1 >= MAX_DEATHS:
+                        dead.append(task)
+                    elif task.state == "running":
                         task.state, task.deaths = "queued", task.deaths + 1
+            # Those that died together end together, before the job looks at what to do about it.
+            for task in dead:
+                task.state = "failed"
+            for task in dead:
+                job.end(task, "failed")
 
     # What must hold
 

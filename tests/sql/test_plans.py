@@ -1,4 +1,4 @@
-"""R0.8: every listed query pattern is served by its index, and what a claim costs does not depend on the backlog.
+"""R0.8: every listed query pattern is served by its index; a claim costs the same however long the queue is.
 
 Cost is counted in pages of the buffer cache, never in time.
 """
@@ -18,46 +18,56 @@ from penstock.testing import Database, Server
 from tests.sql.conftest import Contract, prepare
 
 ROWS = 100_000
+ENDED_ROWS = 30_000
 TENANTS = 500
 BATCH = 50
 
 # Jobs of many tenants in every state, a task for each, and as much of all that hangs on them.
 FILL = f"""
+set session_replication_role = replica;
+
 insert into penstock.tenants (id, name)
-select overlay(md5(n::text) placing '00' from 1)::uuid, 'tenant ' || n from generate_series(1, {TENANTS}) as n;
+select md5('tenant ' || n)::uuid, 'tenant ' || n from generate_series(0, {TENANTS - 1}) as n;
 
 create table fill as
-select penstock._uuid7() as id, overlay(md5((1 + n % {TENANTS})::text) placing '00' from 1)::uuid as tenant_id, n,
+select lpad(to_hex(n), 32, '0')::uuid as id, md5('tenant ' || n % {TENANTS})::uuid as tenant_id, n,
   nextval('penstock.task_ids') as task_id,
   (array['completed', 'failed', 'canceled', 'running', 'queued', 'paused', 'completed', 'completed'])[
     1 + n / {TENANTS} % 8] as status
 from generate_series(0, {ROWS - 1}) as n;
 
 insert into penstock.jobs (id, tenant_id, type, status, created_by, created_at, finished_at)
-select id, tenant_id, 'fill', status, 'test', now(), case when status in ('completed', 'failed', 'canceled') then now() end
+select id, tenant_id, 'fill', status, 'test', now(),
+  case when status in ('completed', 'failed', 'canceled') then now() end
 from fill;
-insert into penstock.phases (job_id, position, tenant_id, name, total) select id, 1, tenant_id, 'work', 1 from fill;
+insert into penstock.phases (job_id, position, tenant_id, name, total)
+select id, 1, tenant_id, 'work', 1 from fill where n % 5 = 0;
 insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
 select fill.id, task_id, tenant_id, now(), l.id, 1, 5, 'work', '{{}}'
 from fill, penstock.lanes l where l.kind = 'work' order by task_id;
+insert into penstock.edges (job_id, parent_id, child_id)
+select id, task_id, task_id from fill where status = 'completed' and n % 5 = 0;
 insert into penstock.results (job_id, task_id, lease, tenant_id, finished_at, attempt, phase, outcome)
 select id, task_id, 1, tenant_id, now(), 1, 1, 'succeeded' from fill where status = 'completed';
-insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome,
-  error_code)
-select id, task_id, 1, tenant_id, 1, 'w', now(), now(), 'failed', 'x' from fill;
+insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at,
+  outcome, error_code)
+select id, task_id, 1, tenant_id, 1, 'w', now(), now(), 'failed', 'x' from fill where n % 5 = 0;
 insert into penstock.parked (task_id, job_id, tenant_id, lane_id, priority, phase, until, reason)
 select task_id, fill.id, tenant_id, l.id, 5, 1, now() + interval '1 day' + n * interval '1 second', 'retry'
 from fill, penstock.lanes l where l.kind = 'work';
 insert into penstock.dead_letters (tenant_id, job_id, task_id, kind, reason, error_code, attempts, died_at)
-select tenant_id, id, task_id, case when n % 3 = 0 then 'work' else 'other' end, 'attempts', 'code_' || n % 7, 3, now()
+select tenant_id, id, task_id, case when n % 3 = 0 then 'work' else 'other' end, 'attempts', 'code_' || n % 7,
+  3, now()
 from fill;
 insert into penstock.audit_log (at, tenant_id, actor, action, job_id, subject)
 select now(), tenant_id, 'test', 'job.queued', id, 'job:' || id from fill;
 insert into penstock.members (tenant_id, user_id) select tenant_id, md5('user ' || n)::uuid from fill;
-insert into penstock.schedules (tenant_id, name, cron, job_type, next_run_at, created_at)
-select tenant_id, 'schedule ' || n, '* * * * *', 'fill', now() + interval '1 day' + n * interval '1 second', now()
+insert into penstock.schedules (tenant_id, name, cron, job_type, next_run_at, created_at, id)
+select tenant_id, 'schedule ' || n, '* * * * *', 'fill', now() + interval '1 day' + n * interval '1 second',
+  now(), id
 from fill;
-analyze"""
+
+set session_replication_role = origin"""
 
 
 @contextmanager
@@ -69,6 +79,23 @@ def own_database(server: Server) -> Generator[Contract]:
         made.close()
     finally:
         server.drop(made.name)
+
+
+@contextmanager
+def without_indexes(sql: Contract) -> Generator[None]:
+    """Indexes that are built afterwards take a third of the time. Those of constraints stay."""
+    indexes = sql.execute("""
+        select x.indexrelid::regclass::text as name, pg_get_indexdef(x.indexrelid) as definition
+        from pg_index x join pg_class c on c.oid = x.indrelid
+        where c.relnamespace = 'penstock'::regnamespace
+          and not exists (select from pg_constraint n where n.conindid = x.indexrelid)
+        order by x.indexrelid""")
+    with sql.connection.transaction():
+        for index in indexes:
+            sql.execute(f"drop index {index['name']}")
+        yield
+        for index in indexes:
+            sql.execute(index["definition"])
 
 
 def explain(sql: Contract, query: str, *params: Any, options: str = "") -> dict[str, Any]:
@@ -112,8 +139,10 @@ class Big:
 
     def __init__(self, sql: Contract) -> None:
         self.sql = sql
-        for statement in FILL.split(";\n"):
-            sql.execute(statement)
+        with without_indexes(sql):
+            for statement in FILL.split(";\n"):
+                sql.execute(statement)
+        sql.execute("analyze")
         (row,) = sql.execute("select * from fill where n = 12345")
         self.tenant: uuid.UUID = row["tenant_id"]
         self.job: uuid.UUID = row["id"]
@@ -134,7 +163,7 @@ AUDIT = "select * from penstock.audit_log where"
 
 # What is asked, and the indexes that lead to it.
 PATTERNS = {
-    "a job": (f"{JOBS} id = %(job)s", "jobs_pkey phases_pkey"),
+    "a job": (f"{JOBS} id = %(job)s", "jobs_pkey"),
     "jobs of a tenant": (f"{JOBS} tenant_id = %(tenant)s order by id desc limit 50", "jobs_tenant"),
     "jobs of a tenant, next page": (
         f"{JOBS} tenant_id = %(tenant)s and id < %(job)s order by id desc limit 50",
@@ -142,7 +171,7 @@ PATTERNS = {
     ),
     "jobs of a tenant in a state": (
         f"{JOBS} tenant_id = %(tenant)s and status = 'failed' order by id desc limit 50",
-        "jobs_tenant_status phases_pkey",
+        "jobs_tenant_status",
     ),
     "jobs in a state that few are in": (f"{JOBS} status = 'rare' order by id desc limit 50", "jobs_status"),
     "a job by its key": (
@@ -151,7 +180,7 @@ PATTERNS = {
     ),
     "tasks of a job": (
         f"{TASKS} job_id = %(job)s order by id limit 50",
-        "tasks_pkey results_pkey phases_pkey attempts_pkey",
+        "tasks_pkey results_pkey attempts_pkey",
     ),
     "a task by its id alone": (f"{TASKS} id = %(task)s", "tasks_id results_pkey"),
     "attempts of a task": (
@@ -159,7 +188,8 @@ PATTERNS = {
         "attempts_pkey",
     ),
     "dead letters of a cause": (
-        f"{LETTERS} tenant_id = %(tenant)s and kind = 'work' and error_code = 'code_4' order by id desc limit 50",
+        f"{LETTERS} tenant_id = %(tenant)s and kind = 'work' and error_code = 'code_4'"
+        " order by id desc limit 50",
         "dead_letters_cause",
     ),
     "dead letters of a job": (f"{LETTERS} job_id = %(job)s", "dead_letters_job"),
@@ -172,7 +202,8 @@ PATTERNS = {
         "schedules_tenant_id_name_key",
     ),
     "due schedules": (
-        "select id from penstock.schedules where is_enabled and next_run_at <= now() order by next_run_at limit 100",
+        "select id from penstock.schedules where is_enabled and next_run_at <= now()"
+        " order by next_run_at limit 100",
         "schedules_due",
     ),
     "due parked": (
@@ -192,7 +223,7 @@ class TestQueries:
         plan = explain(big.sql, re.sub(r"%\(\w+\)s", "%s", query), *bound)
         used = {node["Index Name"] for node in nodes(plan) if "Index Name" in node}
         read = [node["Relation Name"] for node in nodes(plan) if node["Node Type"] == "Seq Scan"]
-        assert set(indexes.split()) <= used, json.dumps(plan, indent=1)
+        assert set(indexes.split()) <= used
         assert read == [], "a table is read from its start"
 
     @each_pattern
@@ -234,7 +265,10 @@ class TestCalls:
 
     def test_my_tenants(self, big: Big) -> None:
         """What every policy asks."""
-        assert self.small(big, 20, "select penstock.my_tenants()")["members_user"] == 1
+        claims = json.dumps({"sub": str(big.user)})
+        with big.sql.connection.transaction(force_rollback=True):
+            big.sql.execute("select set_config('request.jwt.claims', %s, true)", claims)
+            assert self.small(big, 20, "select penstock.my_tenants()")["members_user"] == 1
 
     def test_replay_of_a_cause(self, big: Big) -> None:
         filter = {"tenant_id": str(big.tenant), "kind": "work", "error_code": "code_4", "limit": 1}
@@ -242,7 +276,7 @@ class TestCalls:
         assert found["dead_letters_cause"] >= 1
 
     def test_retry_of_a_job(self, big: Big) -> None:
-        job = big.sql.one("select id from fill where status = 'failed' order by n desc limit 1")
+        job = big.sql.one("select id from fill where status = 'failed' and n % 5 = 0 order by n desc limit 1")
         found = self.small(big, 300, "select penstock.retry_job(%s)", job)
         assert found["dead_letters_job"] >= 1
 
@@ -251,7 +285,9 @@ class TestCalls:
 
     @pytest.mark.parametrize("verb", ["pause_job", "cancel_job"])
     def test_stopping_a_job(self, big: Big, verb: str) -> None:
-        job = big.sql.one("select id from fill where status = 'running' order by n desc limit 1")
+        job = big.sql.one(
+            "select id from fill where status = 'running' and n % 5 = 0 order by n desc limit 1"
+        )
         self.small(big, 150, f"select penstock.{verb}(%s)", job)
 
     def test_start_job(self, big: Big) -> None:
@@ -272,7 +308,7 @@ class TestCalls:
         assert [row["proname"] for row in bent if "jit=off" not in row["config"]] == []
 
 
-# The claim, with a short and with a long queue
+# Claim and completion, with a short and with a long queue
 
 READY = """
 with job as (
@@ -291,8 +327,9 @@ select id, 1000000 * id, job_id, tenant_id, lane_id, 5, 1 from task
 """
 ENDED = """
 with job as (
-  insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at, finished_at)
-  select %(tenant)s, 'fill', 'completed', 'test', now(), now(), now() from generate_series(1, %(n)s) returning id
+  insert into penstock.jobs (id, tenant_id, type, status, created_by, created_at, started_at, finished_at)
+  select lpad(to_hex(n), 32, '0')::uuid, %(tenant)s, 'fill', 'completed', 'test', now(), now(), now()
+  from generate_series(1, %(n)s) as n returning id
 ), phase as (
   insert into penstock.phases (job_id, position, tenant_id, name, total, succeeded)
   select id, 1, %(tenant)s, 'work', 1, 1 from job
@@ -310,76 +347,88 @@ delete from pg_statistic where starelid in (
   select oid from pg_class where relnamespace = 'penstock'::regnamespace);
 update pg_class set reltuples = -1, relpages = 0, relallvisible = 0
 where relnamespace = 'penstock'::regnamespace and relkind in ('r', 'i')"""
+COMPLETE = "select * from penstock.complete_tasks('w1', %s::bigint[], %s::bigint[])"
 
 
 def fill(sql: Contract, statement: str, n: int) -> None:
+    sql.execute("set session_replication_role = replica")
     sql.connection.execute(statement.encode(), {"tenant": sql.tenant, "n": n})
+    sql.execute("set session_replication_role = origin")
 
 
 class Costs:
     """Pages for one batch claimed, and for one batch completed."""
 
-    def __init__(self, sql: Contract) -> None:
-        tasks: list[int] = []
-        leases: list[int] = []
-        claim = f"select * from penstock.claim_tasks('w', {BATCH}, '{{work}}')"
+    def __init__(self, sql: Contract, batch: int = BATCH, kind: str = "work") -> None:
+        claim = f"select * from penstock.claim_tasks('w1', {batch}, '{{{kind}}}')"
         self.scans = scans(sql, claim)
         self.claim = pages(sql, claim)
         with sql.connection.transaction(force_rollback=True):
-            for task in sql.execute(claim):
-                tasks.append(task["id"])
-                leases.append(task["lease"])
-            complete = "select * from penstock.complete_tasks('w', %s::bigint[], %s::bigint[])"
-            self.scans_of_complete = scans(sql, complete, tasks, leases)
-            self.complete = pages(sql, complete, tasks, leases)
-        assert len(tasks) == BATCH
+            tasks = sql.execute(claim)
+            assert len(tasks) == batch
+            done = [task["id"] for task in tasks], [task["lease"] for task in tasks]
+            self.scans_of_complete = scans(sql, COMPLETE, *done)
+            self.complete = pages(sql, COMPLETE, *done)
 
 
 @pytest.fixture(scope="module")
 def costs(server: Server) -> Generator[dict[str, Costs]]:
-    """Measured in turn: 1,000 ready; 100,000 of each, with the statistics of 1,000, with good ones, with none."""
+    """Measured in turn, without a look at the tables in between: with 1,000 tasks ready; with 100,000, and
+    others ended, by a session that made its plans when there were ten jobs, and by a new one; then with good
+    statistics, and with none."""
     with own_database(server) as sql:
         sql.tenant = sql.value("create_tenant", name="big")
+        for _ in range(10):
+            sql.start(1)
+        sql.execute("analyze")
+        assert sql.drain(batch=2) == 10
         found: dict[str, Costs] = {}
         fill(sql, READY, 1000)
-        sql.execute("analyze")
         found["few"] = Costs(sql)
-        fill(sql, ENDED, ROWS)
+        fill(sql, ENDED, ENDED_ROWS)
         fill(sql, READY, ROWS - 1000)
-        found["stale"] = Costs(sql)
+        found["old plans"] = Costs(sql)
+        sql.execute("discard plans")
+        found["old statistics"] = Costs(sql)
         sql.execute("analyze")
-        found["fresh"] = Costs(sql)
+        found["good statistics"] = Costs(sql)
         sql.execute(FORGET)
-        # Plans are made anew in a session that has none.
-        with sql.connection.transaction():
-            sql.execute("discard plans")
-        found["none"] = Costs(sql)
+        found["no statistics"] = Costs(sql)
+        for _ in range(200):
+            sql.start(["other"])
+        sql.execute("analyze")
+        found["5 small jobs"] = Costs(sql, 5, "other")
+        found["200 small jobs"] = Costs(sql, 200, "other")
         yield found
 
 
-@pytest.mark.parametrize("statistics", ["stale", "fresh", "none"])
+@pytest.mark.parametrize("when", ["old plans", "old statistics", "good statistics", "no statistics"])
 class TestClaim:
-    def test_a_claim_costs_the_same_however_long_the_queue(
-        self, costs: dict[str, Costs], statistics: str
-    ) -> None:
-        """R0.8: a hundred times as much ready, and as much ended and kept: at most a half more pages."""
-        few, many = costs["few"], costs[statistics]
+    def test_costs_the_same_however_long_the_queue(self, costs: dict[str, Costs], when: str) -> None:
+        """R0.8: a hundred times as much ready, and the ended kept: at most a half more pages."""
+        few, many = costs["few"], costs[when]
         assert many.claim < 1.5 * few.claim, (few.claim, many.claim)
         # A few index pages and a row of each of six tables for each task.
-        assert many.claim < 50 * BATCH
+        assert many.claim < 40 * BATCH
 
-    def test_so_does_a_completion(self, costs: dict[str, Costs], statistics: str) -> None:
-        few, many = costs["few"], costs[statistics]
+    def test_so_does_a_completion(self, costs: dict[str, Costs], when: str) -> None:
+        few, many = costs["few"], costs[when]
         assert many.complete < 1.5 * few.complete, (few.complete, many.complete)
-        assert many.complete < 50 * BATCH
+        assert many.complete < 40 * BATCH
 
-    def test_both_go_by_their_indexes(self, costs: dict[str, Costs], statistics: str) -> None:
+    def test_both_go_by_their_indexes(self, costs: dict[str, Costs], when: str) -> None:
         """R0.8: whatever the statistics say, and also when there are none."""
-        seen = costs[statistics]
-        assert seen.scans["ready_claim"] >= 1
-        assert {"jobs_pkey", "tasks_pkey"} <= set(seen.scans)
-        assert "leases_pkey" in seen.scans_of_complete
-        for found in (seen.scans, seen.scans_of_complete):
-            assert not {
-                f"seq {name}" for name in ("ready", "jobs", "tasks", "results", "leases", "phases")
-            } & set(found)
+        seen = costs[when]
+        assert seen.scans["ready_claim"] == 1
+        assert seen.scans["jobs_pkey"] <= BATCH + 3
+        assert seen.scans["tasks_pkey"] == BATCH
+        assert seen.scans_of_complete["leases_pkey"] == BATCH
+        large = {f"seq {name}" for name in ("ready", "jobs", "tasks", "results", "leases", "phases")}
+        assert not large & {*seen.scans, *seen.scans_of_complete}
+
+
+def test_many_small_jobs_that_end_at_once_cost_as_much_each(costs: dict[str, Costs]) -> None:
+    """R1.5: forty times as many in a batch, not forty times forty."""
+    few, many = costs["5 small jobs"], costs["200 small jobs"]
+    assert many.claim / 200 < 1.5 * few.claim / 5
+    assert many.complete / 200 < 1.5 * few.complete / 5

@@ -219,20 +219,27 @@ comment on function penstock._parents(uuid, jsonb) is 'The tasks of a job that n
 
 create or replace function penstock._finish_jobs(p_job_ids uuid[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_job_id uuid;
+  v_total bigint;
+  v_ended bigint;
+  v_failed bigint;
+  v_is_any boolean := false;
 begin
   perform 1 from jobs where id = any (p_job_ids) order by id for no key update;
-  update jobs j set
-    status = case when p.failed > 0 then 'failed' else 'completed' end,
-    status_reason = case when p.failed > 0 then format('%s of %s tasks failed', p.failed, p.total) end,
-    finished_at = _now()
-  from (
-    select job_id, sum(total) as total, sum(failed) as failed
-    from phases where job_id = any (p_job_ids)
-    group by job_id having sum(total) = sum(succeeded + failed + canceled)
-  ) p
-  -- Named twice so that the plan begins with the primary key, not with all open jobs.
-  where j.id = any (p_job_ids) and j.id = p.job_id and j.status || '' in ('queued', 'running', 'paused');
-  if found then
+  -- One by one: joined in one statement, a batch of small jobs was planned as each with each.
+  for v_job_id in select distinct j from unnest(p_job_ids) as j order by j loop
+    select sum(total), sum(succeeded + failed + canceled), sum(failed) into v_total, v_ended, v_failed
+    from phases where job_id = v_job_id;
+    continue when v_ended < v_total;
+    update jobs set
+      status = case when v_failed > 0 then 'failed' else 'completed' end,
+      status_reason = case when v_failed > 0 then format('%s of %s tasks failed', v_failed, v_total) end,
+      finished_at = _now()
+    where id = v_job_id and status || '' in ('queued', 'running', 'paused');
+    v_is_any := v_is_any or found;
+  end loop;
+  if v_is_any then
     perform pg_notify('penstock', 'jobs');
   end if;
 end

@@ -210,7 +210,9 @@ begin
       l.failures + l.deaths + 1, coalesce(t.max_attempts, k.max_attempts)::integer,
       coalesce(t.timeout_seconds, k.timeout_seconds), l.expires_at
     from leased l
-    join tasks t on t.job_id = l.job_id and t.id = l.task_id
+    cross join lateral (
+      select x.kind, x.key, x.input, x.max_attempts, x.timeout_seconds from tasks x
+      where x.job_id = l.job_id and x.id = l.task_id offset 0) as t
     join kinds k on k.name = t.kind
     order by l.lease;
     get diagnostics v_count = row_count;

@@ -1,0 +1,106 @@
+"""Writes docs/benchmarks.md and the figures in README.md from bench/results/latest.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bench import measure
+from bench.measure import Figure
+
+ROOT = Path(__file__).parent.parent
+LATEST = ROOT / "bench/results/latest.json"
+# name, whose figure, what it says, the promise
+PROMISES = [
+    ("bulk_share", "1,000,000 tasks in one job, beside a bare COPY of the same rows", "≥ 0.5 ×"),
+    ("depth_ratio", "claim with 5,000,000 tasks ready, beside 10,000", "≤ 1.5 ×"),
+    ("history_ratio", "claim with 1,000,000 ended tasks kept, beside none", "≤ 1.2 ×"),
+    (
+        "fairness_ratio",
+        "small tenants' median wait beside a tenant with 1,000,000 tasks, to without it",
+        "≤ 2 ×",
+    ),
+    ("fifo_share", "the fair claim's rate, to the same claim in plain order of arrival", "≥ 0.8 ×"),
+    ("pause_job", "seconds to pause a job of 1,000,000 tasks", "< 1 s"),
+    ("pause_job_others", "others' claims meanwhile", "< 2 ×"),
+    ("cancel_job", "seconds to cancel one", "< 1 s"),
+    ("cancel_job_others", "others' claims meanwhile", "< 2 ×"),
+    ("held_ratio", "claim after a snapshot was held open for 5 minutes under load, to before", "≤ 1.5 ×"),
+    ("held_backlog", "tasks left behind then", "none"),
+]
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    figures = [Figure(row["name"], row["system"], row["value"], row["unit"]) for row in rows]
+    side = [figure for figure in figures if figure.name in measure.COLUMNS]
+    limits = {figure.name: figure.value for figure in figures if figure.name.startswith("limit_")}
+    lines = [
+        "# Benchmarks",
+        "",
+        "Made by `make bench` in one run on one 2-core machine, PostgreSQL 18 with default durability",
+        "(fsync and synchronous_commit on), no-op jobs, each system at its documented fastest settings",
+        "(`bench/peers`). What is measured, and how, is in `bench/measure.py` and `bench/engine.py`. The",
+        "machine is shared and noisy: gaps under about 20 % mean nothing, and only ratios carry over.",
+        "",
+        "## Beside its peers",
+        "",
+        measure.table(side),
+        "",
+        "How many times as fast as each (latency: how many times as short):",
+        "",
+        *ratios(figures),
+        "",
+    ]
+    if limits:
+        lines += ["## Beside PostgreSQL itself", ""]
+        for processes in (1, 2):
+            mine = next(
+                (f.value for f in side if f.name == f"drain_{processes}" and f.system.startswith("penstock")),
+                None,
+            )
+            bound = limits.get(f"limit_{processes}")
+            if bound:
+                share = f"; the worker reaches {mine / bound:.0%} of it" if mine else ""
+                statement = f"pgbench with the same statements in batches of 500, {processes} client(s)"
+                lines.append(f"- {statement}: {bound:,.0f} tasks/s{share}.")
+        lines.append("")
+    lines += ["## Promises", "", "| what | promised | measured |", "|---|---|---:|"]
+    values = {figure.name: figure.value for figure in figures}
+    lines += [
+        f"| {what} | {bound} | {values[name]:,.2f} |" for name, what, bound in PROMISES if name in values
+    ]
+    lines += ["", "## All figures", "", "| name | system | value | unit |", "|---|---|---:|---|"]
+    lines += [f"| {f.name} | {f.system} | {f.value:,.2f} | {f.unit} |" for f in figures]
+    return "\n".join(lines) + "\n"
+
+
+def ratios(figures: list[Figure]) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for figure in figures:
+        if figure.name.endswith("_ratio") and figure.system.startswith("penstock : "):
+            word = figure.name.removesuffix("_ratio").replace("_", " ")
+            found.setdefault(figure.system.removeprefix("penstock : "), []).append(
+                f"{word} {figure.value:.1f} ×"
+            )
+    return [f"- {peer}: {', '.join(words)}" for peer, words in found.items()]
+
+
+def readme(rows: list[dict[str, Any]]) -> str:
+    figures = [Figure(row["name"], row["system"], row["value"], row["unit"]) for row in rows]
+    text = (ROOT / "README.md").read_text()
+    head, _, rest = text.partition("<!-- figures -->\n")
+    tail = rest.partition("<!-- end figures -->")[2]
+    table = measure.table([figure for figure in figures if figure.name in measure.COLUMNS])
+    return f"{head}<!-- figures -->\n{table}\n<!-- end figures -->{tail}"
+
+
+def main() -> None:
+    rows = json.loads(LATEST.read_text())
+    (ROOT / "docs/benchmarks.md").write_text(page(rows))
+    (ROOT / "README.md").write_text(readme(rows))
+    print("wrote docs/benchmarks.md and the figures in README.md")
+
+
+if __name__ == "__main__":
+    main()

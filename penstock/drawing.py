@@ -1,0 +1,133 @@
+"""How a job is drawn before it is started: its options, its graph, and where its result will be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any, cast
+from uuid import UUID
+
+from penstock.context import seconds
+from penstock.errors import Invalid
+from penstock.signature import Signature, Step, key_of
+from penstock.types import JobOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """How a job or a step is started, apart from its arguments."""
+
+    # of a job
+    tenant_id: UUID | None = None
+    idempotency_key: str | None = None
+    delay: float | None = None
+    on_failure: str | None = None
+    paused: bool | None = None
+    using: Any = None
+    # of a job or a step
+    priority: int | None = None
+    run_at: datetime | None = None
+    # of a step
+    key: str | None = None
+    phase: str | None = None
+    provider: str | None = None
+    units: dict[str, int] | None = None
+    after: Sequence[Any] | None = None
+    after_failure: str | None = None
+    max_attempts: int | None = None
+    timeout: float | None = None
+
+    def changed(self, changes: dict[str, Any]) -> Options:
+        """The same with other values."""
+        for name in ("delay", "timeout"):
+            if changes.get(name) is not None:
+                changes[name] = seconds(changes[name])
+        run_at = changes.get("run_at")
+        if run_at is not None and (not isinstance(run_at, datetime) or run_at.tzinfo is None):
+            raise Invalid("run_at is a datetime with a time zone", details={"field": "run_at"})
+        try:
+            return replace(self, **changes)
+        except TypeError as error:
+            raise Invalid(str(error).replace("Options.__init__() ", "options() ")) from error
+
+    def for_job(self) -> JobOptions:
+        """As the options of `jobs.start`."""
+        return {
+            "tenant_id": self.tenant_id,
+            "idempotency_key": self.idempotency_key,
+            "priority": self.priority,
+            "run_at": self.run_at,
+            "delay_seconds": self.delay,
+            "on_failure": cast("Any", self.on_failure),
+            "paused": self.paused,
+        }
+
+    def for_task(self) -> dict[str, Any]:
+        """As fields of an element of p_tasks."""
+        names = ("key", "phase", "provider", "units", "after_failure", "max_attempts")
+        chosen = {name: getattr(self, name) for name in names} | {"timeout_seconds": self.timeout}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    def for_step(self) -> dict[str, Any]:
+        """As fields of an element of p_tasks that is one of several."""
+        self._refuse("an option of a job, not of a step", "tenant_id", "delay", "on_failure", "paused")
+        self._refuse("an option of a job, not of a step", "idempotency_key", "using")
+        chosen = self.for_task()
+        if self.priority is not None:
+            chosen["priority"] = self.priority
+        if self.run_at is not None:
+            chosen["run_at"] = self.run_at.isoformat()
+        return chosen
+
+    def for_schedule(self) -> dict[str, Any]:
+        """As the options of a schedule."""
+        self._refuse("not for a schedule: the clock decides", "run_at", "delay", "paused", "idempotency_key")
+        chosen = {"priority": self.priority, "on_failure": self.on_failure}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+    def _refuse(self, why: str, *names: str) -> None:
+        for name in names:
+            if getattr(self, name) is not None:
+                raise Invalid(f"{name} is {why}", details={"field": name})
+
+
+class Graph:
+    """The tasks a job's body asks for, in an order where parents come first."""
+
+    def __init__(self) -> None:
+        self.tasks: list[dict[str, Any]] = []
+        self._counts: dict[str, int] = {}
+
+    def add(
+        self,
+        kind: str,
+        signature: Signature,
+        values: dict[str, Any],
+        fields: dict[str, Any],
+        after: Sequence[Any] | None = None,
+    ) -> Step:
+        """Add a step."""
+        document, parents = signature.encode(values)
+        for step in after or ():
+            if not isinstance(step, Step):
+                raise Invalid(f"{kind}: after is a list of steps", details={"field": "after"})
+            parents.append(key_of(step))
+        spec: dict[str, Any] = {"kind": kind, "input": document, **fields}
+        if "key" not in spec:
+            self._counts[kind] = self._counts.get(kind, 0) + 1
+            spec["key"] = f"{kind}-{self._counts[kind]}"
+        if parents:
+            spec["after"] = list(dict.fromkeys(parents))
+        self.tasks.append(spec)
+        return Step(spec["key"])
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A job as it is about to be started: its params, its tasks, and where its result is in their outputs."""
+
+    params: dict[str, Any]
+    tasks: list[dict[str, Any]]
+    result: Any
+    load: Callable[[Any], Any] | None = None

@@ -1,0 +1,83 @@
+"""The examples run, and so does every piece of Python in the guides."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import App, Worker, testing
+from penstock.app import Started
+from penstock.settings import settings
+
+ROOT = Path(__file__).parents[1]
+
+EXAMPLES = {
+    "publish": ["'pages': 4", "'otters'", "'herons'"],
+    "orders": ["order 1", "order 2", "no order, no job", "invoices (2,)"],
+    "thumbnails": ["failed 5 of 6 1 of 6 tasks failed"],
+}
+
+
+def test_every_example_is_listed() -> None:
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == set(EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(name: str, db: testing.Database) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / f"{name}.py")],
+        env={**os.environ, "DATABASE_URL": db.dsn, "PENSTOCK_ALLOW_UNSAFE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for line in EXAMPLES[name]:
+        assert line in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ["sdk", "worker"])
+def test_a_guides_python_runs(
+    name: str,
+    db: testing.Database,
+    drain: testing.Drain,
+    clock: testing.Clock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each guide is one program; whoever waits for a result here lets a worker run first."""
+    text = (ROOT / "docs" / f"{name}.md").read_text()
+    parts = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / f"guide_{name}.py").write_text("\n\n".join(parts))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", db.dsn)
+    settings.cache_clear()
+    original = Started.aresult
+
+    async def work_first(self: Started[Any], timeout: Any = None) -> Any:  # noqa: ASYNC109 as aresult has it
+        if name != "worker":
+            await Worker(self.app, drain=True).run()
+        return await original(self, timeout)
+
+    monkeypatch.setattr(Started, "aresult", work_first)
+    try:
+        guide = importlib.import_module(f"guide_{name}")
+        app: App = drain.use(guide.app)
+        for function in [value for key, value in vars(guide).items() if key.startswith("test_")]:
+            function(drain, clock)
+        drain(app)
+        assert len(parts) == {"sdk": 10, "worker": 1}[name]
+        assert db.execute("select distinct error_code from penstock.attempts") in (
+            [],
+            [{"error_code": "provider_busy"}],
+        )
+    finally:
+        settings.cache_clear()
