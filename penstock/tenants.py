@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import LiteralString
 from uuid import UUID
 
-
 from penstock import db, filters
 from penstock.types import Role, Tenant
 

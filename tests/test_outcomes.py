@@ -68,8 +68,11 @@ class Slow(Exception):
         self.retry_after = retry_after
 
 
-def test_an_exceptions_retry_after_is_honoured(app: App, drain: testing.Drain, db: testing.Database) -> None:
+def test_an_exceptions_retry_after_is_honoured(
+    app: App, drain: testing.Drain, db: testing.Database, clock: testing.Clock
+) -> None:
     """R0.3: an upstream Retry-After decides how long to wait at least, whatever its type."""
+    clock.freeze()
     cases: list[tuple[Any, float]] = [
         (100, 100), (7.5, 7.5), ("30", 30), (timedelta(minutes=2), 120), (None, 0), ("soon", 0), (-5, 0),
         (float("inf"), 0), (float("nan"), 0), ([], 0), (10**400, 0),
@@ -168,7 +171,7 @@ RETURNED: list[tuple[Any, Any, Any]] = [
     (b"\xff", None, None),
     (object(), None, None),
     ("x" * 300_000, None, None),
-    ("x" * 30_000_000, None, None),
+    ("x" * 3_000_000, None, None),
     (10**400, None, None),
     (10**5000, None, None),
     (DEEP, None, None),

@@ -191,8 +191,9 @@ def test_a_lost_lease_takes_the_writes_back(
         attempts.append(ctx.attempt)
         if len(attempts) == 1:
             # What reclaim_stale_tasks does when a worker is paused for longer than its lease.
-            db.execute("update penstock.leases set expires_at = '-infinity'")
-            db.execute("select penstock.reclaim_stale_tasks()")
+            db.execute(
+                "update penstock.leases set expires_at = '-infinity'; select penstock.reclaim_stale_tasks()"
+            )
         return f"attempt {ctx.attempt}"
 
     job = transactional(app, is_async, body).start("a")

@@ -599,8 +599,8 @@ function penstock._add_edges(uuid, penstock.task_spec[], bigint[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[], p_ids bigint[]
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 8392555743cba9ddea9c3842eb54e91e
+  settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 179274a567045cd390b31611775a940d
   comment: Writes the graph of new tasks and returns the parents that were there before.
 
 function penstock._add_phases(penstock.jobs, penstock.task_spec[])
@@ -608,7 +608,7 @@ function penstock._add_phases(penstock.jobs, penstock.task_spec[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fc481885f15d01729b5a641de089c349
+  body: sha256 91783db531aaeebc33562b6e09f8e174
   comment: A declared type has its phases; otherwise they are made as tasks name them, a kind's name standing in for none.
 
 function penstock._add_tasks(uuid, jsonb)
@@ -616,7 +616,7 @@ function penstock._add_tasks(uuid, jsonb)
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cbf4a79c8583020519077486320ec252
+  body: sha256 cffbb36aecc3f25f502abbeb1af27f07
   comment: Checks, writes and queues new tasks of a job.
 
 function penstock._audit(uuid, text, uuid, text, jsonb)
@@ -634,12 +634,20 @@ function penstock._audit_job()
   body: sha256 b040705e0114d885d397187d5623bf69
   comment: Every change of a job's state leaves an audit line in the same transaction.
 
+function penstock._await_lease(bigint)
+  arguments: p_task_id bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a228d9e1f42b6739f1bb55da453e49a0
+  comment: Waits until whoever has this lease in hand is done, and takes nothing.
+
 function penstock._bury(penstock.leases[], text[], text[], text[])
   arguments: p_leases penstock.leases[], p_reasons text[], p_codes text[], p_messages text[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2596638f6a76ac1325387f666506d875
+  body: sha256 70bd990982df01ee1377f7ef68815d6b
   comment: Ends tasks as failed for good, with their letters, and everything that follows.
 
 function penstock._caller_tenant(uuid)
@@ -671,15 +679,15 @@ function penstock._check_document(jsonb, text, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b6886511b3b5618682c8a4237256c2a4
-  comment: Refuses a JSON document that is too large or too deep.
+  body: sha256 83ede58671baafc89619655273bd1f25
+  comment: Refuses a JSON document that is too large or that readers choke on.
 
 function penstock._check_keys(uuid, penstock.task_spec[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[]
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 cf4c60340386b6723c44bf95a8d65abe
+  settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 c51ecbbbfcf7c4bfbf7af2ddacaa94f1
   comment: Keys are unique in the job and every parent exists.
 
 function penstock._check_tasks(penstock.task_spec[])
@@ -687,7 +695,7 @@ function penstock._check_tasks(penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b422e26b62780b33e796cb411bf2ea11
+  body: sha256 bc857fd2d9618ff39c33233b3fbebd10
   comment: Refuses the first task that is not right, by its place and field.
 
 function penstock._do_chore(uuid, integer)
@@ -695,15 +703,23 @@ function penstock._do_chore(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 92f4225c754e9db7285da7b516274533
+  body: sha256 a816ad23d3405a960b2d0a381cd84c1c
   comment: Does one bite of what a pause, resume or cancel left to do, and says how many tasks it moved.
+
+function penstock._family(bigint[])
+  arguments: p_letter_ids bigint[], OUT job_ids uuid[], OUT task_ids bigint[]
+  returns: record
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 5cac3f99b881beae6ad684f4db6846ad
+  comment: All that comes after these dead letters, and all that comes before it.
 
 function penstock._finish_jobs(uuid[])
   arguments: p_job_ids uuid[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 357fbc9ec3e8aebf79f36196c050bb5f
+  body: sha256 3d7c5fd47f6631988af0c0c0a1993f59
   comment: Ends those of these jobs whose every task has ended.
 
 function penstock._guard_job()
@@ -712,6 +728,22 @@ function penstock._guard_job()
   settings: search_path=penstock, pg_temp
   body: sha256 e7b41e07c2957ebac275a3ee023580eb
   comment: Refuses a change of state that the state machine does not have.
+
+function penstock._hold_jobs(uuid[], uuid[], bigint[])
+  arguments: p_job_ids uuid[], p_held_jobs uuid[], p_held bigint[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 c2151bd877d32686a05555ac9a8bb4f6
+  comment: Locks jobs with their phases, and tasks of theirs wherever they stand, so that none of these ends before we do. Gives up with PS001 when they are changing hands: the caller lets go of everything and tries again.
+
+function penstock._is_readable(jsonb)
+  arguments: p_document jsonb
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 87eec6a6efb7a45a8332435f8be95dbc
+  comment: Whether common readers of JSON can read this document.
 
 function penstock._is_service()
   returns: boolean
@@ -725,8 +757,8 @@ function penstock._keep_canceled(penstock.leases[])
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bec51fc47891b505ddba8d4e748c15cd
-  comment: Sets aside what was running when its job was stopped.
+  body: sha256 cde74b6f6d091c228ede52b18ca9a0bc
+  comment: Gives back what was running when its job was stopped.
 
 function penstock._lane(text, text)
   arguments: p_kind text, p_provider text
@@ -752,28 +784,20 @@ function penstock._lost_code(bigint)
   body: sha256 09ad2464d2825a69fc299a300144626a
   comment: Why a lease is gone: its job was canceled, or it was lost.
 
-function penstock._mark_parents(uuid, bigint[])
-  arguments: p_job_id uuid, p_ids bigint[]
-  returns: bigint[]
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 7a531a9f262bff81d6c307df99dcdcd3
-  comment: Tells tasks that they have children now; returns those that have ended already.
-
 function penstock._matching_letters(jsonb)
   arguments: p_filter jsonb
   returns: bigint[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 677105e40fe2ad24130509ba39188157
+  body: sha256 e900f41b66108fdaaff7985fb89d1936
   comment: The caller's dead letters that match a filter.
 
 function penstock._move_progress(penstock.phase_delta[])
   arguments: p_deltas penstock.phase_delta[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 f1bf465096819b2e8ddea1e97d0ab01e
+  settings: search_path=penstock, pg_temp
+  body: sha256 3981a02993ad0ee1e9c9603a10b06b6a
   comment: Moves the counts of phases, in one lock order, and ends the jobs that are through.
 
 function penstock._now()
@@ -783,6 +807,22 @@ function penstock._now()
   comment: The database's clock: the only one.
   grant to authenticated: execute
   grant to service_role: execute
+
+function penstock._others(bigint[], bigint[], penstock.leases[])
+  arguments: p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], OUT task_ids bigint[], OUT leases bigint[]
+  returns: record
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 df3849258e9be9ac491cafc292304e06
+  comment: What is left of a batch without those taken.
+
+function penstock._parents(uuid, jsonb)
+  arguments: p_job_id uuid, p_tasks jsonb
+  returns: bigint[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a5edd3fc69d935d6768136e42cd50ff9
+  comment: The tasks of a job that new ones come after.
 
 function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_rows penstock.ready[]
@@ -797,7 +837,7 @@ function penstock._parse_tasks(jsonb)
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e69b8907826ecc4cd43a67dbcb8acb4d
+  body: sha256 f180dda01920f2adfd67878d0160a8f3
   comment: Reads p_tasks: its shape, its size, no unknown field.
 
 function penstock._prefer(tid[])
@@ -805,14 +845,14 @@ function penstock._prefer(tid[])
   returns: tid[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4c9afefa9adff396f3c820d30a1e0555
+  body: sha256 cdf54b810e27b8ccfa5b8fb7e70a095a
   comment: Where a tenant's queue holds several priorities, gives its slots to its best tasks.
 
 function penstock._promote(integer)
   arguments: p_limit integer
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: enable_seqscan=off, search_path=penstock, pg_temp
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 1333d8757b2c8da56740f2edb8c4e022
   comment: Queues what waited for a time that has come.
 
@@ -829,7 +869,7 @@ function penstock._refusals(text, text, bigint[], bigint[], jsonb[], integer)
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6ab2993183e97a8edd035c31a6c6daa8
+  body: sha256 73c983062610ba213fd7fae12e771422
   comment: Which tasks of a batch were not accepted, and why. What was said before with the same lease counts as accepted.
 
 function penstock._refuse(integer, text, text, jsonb, text)
@@ -844,8 +884,8 @@ function penstock._replay(bigint[])
   arguments: p_letter_ids bigint[]
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 1581793288cfe86404b340ca288546c3
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 12c01d0275e5273ae84d392eca04a9c1
   comment: Queues dead-lettered tasks again, with fresh attempts, and reopens their jobs.
 
 function penstock._require_lease(bigint, text, bigint)
@@ -877,7 +917,7 @@ function penstock._revive_children(uuid, bigint[])
   returns: penstock.phase_delta[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e5c986c2fdb98a95a749a648e64f554a
+  body: sha256 67934d0b98469839f0447a424fa945fb
   comment: Brings back what was canceled because these tasks had failed.
 
 function penstock._setting(text)
@@ -887,13 +927,13 @@ function penstock._setting(text)
   body: sha256 aff1bee12770cdadc1d1f85369343d46
   comment: The value of a setting.
 
-function penstock._settle_children(uuid, bigint[])
-  arguments: p_job_id uuid, p_parent_ids bigint[]
-  returns: penstock.phase_delta[]
+function penstock._settle_children(uuid, bigint[], bigint[])
+  arguments: p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] DEFAULT NULL::bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
+  returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ab5e3570098f5b116f9648d5406a64d5
-  comment: Parents have ended: children that now wait for nothing are queued, children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress.
+  body: sha256 1588f5c017287a16c6fea0a98ccd0e14
+  comment: Parents have ended: children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress, and the children that now wait for nothing, for the caller to queue when it has all its locks.
 
 function penstock._stop_job(uuid, uuid, text, text)
   arguments: p_job_id uuid, p_tenant_id uuid, p_status text, p_reason text
@@ -916,7 +956,7 @@ function penstock._task_state(uuid, bigint)
 function penstock._uuid7()
   returns: uuid
   attributes: sql, volatile, security invoker, parallel unsafe
-  settings: search_path=pg_catalog
+  settings: search_path=pg_catalog, pg_temp
   body: sha256 7806429aaea5cf43f7e86b828db80adb
   comment: A version 7 UUID: milliseconds first, then random bits.
 
@@ -933,8 +973,8 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 69fd6adca7c4e7291d08f35a06bda4c4
-  comment: Adds tasks to a job that has not ended and returns their ids in order (null for one whose idempotency key is there already). A running task names itself and its lease.
+  body: sha256 57dc7ddecc02477f6848ff11855a6e33
+  comment: Adds tasks to a job that has not ended and returns the ids of those added, in order; one whose idempotency key is there already is left out. A running task names itself and its lease.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -961,7 +1001,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 f85129717e06a49d4cdeda6f524502c5
+  body: sha256 1f275b6fb8083236a36cfcb6a4146adf
   comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -970,7 +1010,7 @@ function penstock.complete_task(bigint, text, jsonb, bigint)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 28eda07e6bde9ff3d8f325ca527e184c
+  body: sha256 86a9ecbc6607f5ee0e74a8075f165d6e
   comment: Ends one task as succeeded; refuses with 410 when the lease is gone.
   grant to service_role: execute
 
@@ -979,12 +1019,12 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 e93f7e83128a8729692fa1c7f1269eaf
+  body: sha256 a612b7f9c95158ca4f276e0e2801f6ab
   comment: Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.
   grant to service_role: execute
 
-function penstock.create_tenant(text, real)
-  arguments: p_name text, p_weight real DEFAULT 1
+function penstock.create_tenant(text, double precision)
+  arguments: p_name text, p_weight double precision DEFAULT 1
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
@@ -1015,7 +1055,7 @@ function penstock.define_kinds(jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4d993d248932c19b487640b3132306f4
+  body: sha256 5aa73752d8f4bd94ea292c75a4e3147f
   comment: Makes or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
   grant to service_role: execute
 
@@ -1024,7 +1064,7 @@ function penstock.discard_dead_letters(jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6b4123c4e98d7cb88d728b4282e8881b
+  body: sha256 1b6adea3a63e75d649bae749148515fd
   comment: Removes dead letters that match; their tasks stay failed. Returns how many.
   grant to authenticated: execute
   grant to service_role: execute
@@ -1032,8 +1072,8 @@ function penstock.discard_dead_letters(jsonb)
 function penstock.due_schedules()
   returns: TABLE(id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean, missed text, due_at timestamp with time zone, now_at timestamp with time zone)
   attributes: sql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 fb4ee4dbbff239b6982e93e8072879e6
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 7b0760a4d154ded8b967af15064e10a3
   comment: Schedules whose time has come, with the database's time.
   grant to service_role: execute
 
@@ -1060,7 +1100,7 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 86f5f12189ab12f21b4c114f4e5d0bb8
+  body: sha256 47f2d637a049a132a32903ddd812330d
   comment: Ends attempts as failed: each is retried after a backoff, or dead-lettered. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those refused.
   grant to service_role: execute
 
@@ -1078,7 +1118,7 @@ function penstock.get_job(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e932852e4e746327bfceef16674f1258
+  body: sha256 dd9633fae2b4e69e01c6325848eb2c07
   comment: A job with its progress: percent, phase, done, total, message, eta_seconds, phases.
   grant to authenticated: execute
   grant to service_role: execute
@@ -1096,8 +1136,8 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   arguments: p_worker_id text, p_leases jsonb, p_lease_seconds integer DEFAULT NULL::integer
   returns: TABLE(id bigint, lease bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 f42c7ca554831b7273d9d7026319f303
+  settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 c7c19773c3a0a88c90ecf074558653e7
   comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone: lease_lost or canceled.
   grant to service_role: execute
 
@@ -1122,7 +1162,7 @@ function penstock.open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c4255b8b7427e153c17b837186b81987
+  body: sha256 5e6895dbc6098286ad4d49eb894b049c
   comment: Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest.
   grant to authenticated: execute
   grant to service_role: execute
@@ -1137,11 +1177,20 @@ function penstock.pause_job(uuid, text)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.prune(integer)
+  arguments: p_limit integer DEFAULT 10000
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 748632ffd86951f84f747de8acceaf71
+  comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.
+  grant to service_role: execute
+
 function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 56703cd24ba3fc544779276bbbdcaa3e
+  body: sha256 ccc8fcdcfe9edc4f3889b021a6dcf26d
   comment: Takes back tasks whose lease ran out: queued again at once, or dead-lettered when their worker died too often.
   grant to service_role: execute
 
@@ -1165,12 +1214,12 @@ function penstock.replay_dead_letters(jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
-function penstock.report_progress(bigint, text, bigint, real, text)
-  arguments: p_task_id bigint, p_worker_id text, p_lease bigint DEFAULT NULL::bigint, p_fraction real DEFAULT NULL::real, p_message text DEFAULT NULL::text
+function penstock.report_progress(bigint, text, bigint, double precision, text)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint DEFAULT NULL::bigint, p_fraction double precision DEFAULT NULL::double precision, p_message text DEFAULT NULL::text
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b9e04e27003e17ba57fbc66088226978
+  body: sha256 de16539636e941e302da4570e0773853
   comment: How far a running task is (0 to 1), and a line for people.
   grant to service_role: execute
 
@@ -1197,7 +1246,7 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 762d5b4f9783dc01e752e9450ccb0819
+  body: sha256 c61505a3a371392ff74acf502e5f3e74
   comment: Gives tasks back to the queue, now or after a delay, without costing an attempt. Returns only those refused.
   grant to service_role: execute
 
@@ -1236,7 +1285,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4bf7750681bd833cf85c590dc260d870
+  body: sha256 b116448b384af6482d49c9fbd2b6cdb3
   comment: Makes or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the job type's own), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute
@@ -1246,12 +1295,12 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dcfbb33bfa84e750efc737a37078594d
+  body: sha256 751dc4974e4c8e95a574f0e95d2379bc
   comment: Changes a setting, with an audit line.
   grant to service_role: execute
 
-function penstock.set_tenant_weight(uuid, real)
-  arguments: p_tenant_id uuid, p_weight real
+function penstock.set_tenant_weight(uuid, double precision)
+  arguments: p_tenant_id uuid, p_weight double precision
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
@@ -1273,7 +1322,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d943e9d6b624ff6897041bc02d3cf1ab
+  body: sha256 49e2c1fa7b07c9befa1406b592b4f1b4
   comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
   grant to service_role: execute
 

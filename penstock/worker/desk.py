@@ -118,6 +118,7 @@ class Desk:
         taken: list[Held] = []
         while self.waiting and self.waiting[0].arrived_at < limit:
             taken.append(self.waiting.popleft())
+            self._rate = 0.0
         return taken
 
     def leave(self) -> None:

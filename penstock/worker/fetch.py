@@ -31,10 +31,10 @@ class Fetch:
     async def run(self) -> None:
         desk = self._desk
         while not desk.is_closing:
+            self._finish.hand_back(desk.take_buffered(only_stale=True))
             room = desk.room()
             if room <= 0:
                 await desk.changed(1.0)
-                self._finish.hand_back(desk.take_buffered(only_stale=True))
                 continue
             upkept = self._upkeep.count
             try:
@@ -62,7 +62,7 @@ class Fetch:
             elif self._stop_when_idle:
                 await desk.changed(0.05 if desk.held else 0)
             else:
-                await self._wake.for_work()
+                await self._wake.for_work(1.0 if desk.waiting else None)
 
     async def stop(self, running: asyncio.Task[None], seconds: float = 5) -> None:
         """End after a claim that is under way: its tasks must not be left in a lost answer."""

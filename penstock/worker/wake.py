@@ -38,12 +38,13 @@ class Wake:
         self._pause = 0.0
         self._token = f"probe:{uuid4()}"
 
-    async def for_work(self) -> None:
-        """Wait for a hint, or for the time to look anyway."""
+    async def for_work(self, limit: float | None = None) -> None:
+        """Wait for a hint, or for the time to look anyway, at most so long."""
         low, high = self.POLL_SECONDS if self.is_listening else self.POLL_SECONDS_ALONE
         self._pause = min(high, max(low, self._pause * 2))
         try:
-            await asyncio.wait_for(self.work.wait(), self._pause * random.uniform(0.5, 1))
+            pause = self._pause * random.uniform(0.5, 1)
+            await asyncio.wait_for(self.work.wait(), pause if limit is None else min(pause, limit))
         except TimeoutError:
             return
         finally:

@@ -56,7 +56,12 @@ class TestLetter:
             sql.claim_one()
             clock.advance(seconds=31)
             sql.reclaim()
-        assert [letter["reason"] for letter in letters(sql)] == ["attempts", "time", "permanent", "worker_deaths"]
+        assert [letter["reason"] for letter in letters(sql)] == [
+            "attempts",
+            "time",
+            "permanent",
+            "worker_deaths",
+        ]
 
     def test_keeps_the_full_error_history(self, sql: Contract, clock: Clock) -> None:
         """R3.1: every attempt with its worker, times, code, message and details."""
@@ -149,7 +154,17 @@ class TestReplay:
 
     @pytest.mark.parametrize(
         "filter",
-        [{}, {"all": False}, {"limit": 5}, {"all": "yes"}, {"colour": "red"}, {"ids": 5}, {"job_id": "x"}, {"limit": "x", "all": True}, {"limit": -1, "all": True}],
+        [
+            {},
+            {"all": False},
+            {"limit": 5},
+            {"all": "yes"},
+            {"colour": "red"},
+            {"ids": 5},
+            {"job_id": "x"},
+            {"limit": "x", "all": True},
+            {"limit": -1, "all": True},
+        ],
         ids=repr,
     )
     def test_a_filter_that_says_too_little_is_refused(self, sql: Contract, filter: dict[str, Any]) -> None:
@@ -172,7 +187,13 @@ class TestReplay:
         sql.drain()
         assert sql.progress(job)["canceled"] == 3
         assert sql.retry(job) == 1
-        assert sql.states(job) == {"a": "queued", "b": "blocked", "c": "blocked", "d": "blocked", "e": "succeeded"}
+        assert sql.states(job) == {
+            "a": "queued",
+            "b": "blocked",
+            "c": "blocked",
+            "d": "blocked",
+            "e": "succeeded",
+        }
         sql.check()
         assert sql.drain() == 4
         assert sql.status(job) == "completed"

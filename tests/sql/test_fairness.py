@@ -1,4 +1,4 @@
-"""Fairness: tenants share a lane by weight; within a tenant priority is strict, then first come, first served."""
+"""Fairness: tenants share a lane by weight; within a tenant priority is strict, then it is first come."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from penstock.testing import Clock
-from tests.sql.conftest import Contract
+from tests.sql.conftest import Contract, Sessions
 
 
 def tenant(sql: Contract, weight: float = 1) -> Contract:
@@ -73,7 +73,7 @@ class TestTenants:
         assert 145 <= found[one.tenant] <= 155
 
     def test_a_large_backlog_does_not_delay_the_small(self, sql: Contract, clock: Clock) -> None:
-        """B1: a tenant with 20,000 tasks beside 50 tenants with one each: those are next, not 20,000 tasks later."""
+        """B1: beside a tenant with 20,000 tasks, 50 with one each are next, not 20,000 tasks later."""
         large = tenant(sql)
         large.start(20_000)
         take(sql, clock, 20, 10)
@@ -148,7 +148,9 @@ class TestPriority:
         keys = self.order(sql, clock, batch)
         assert [int(key.split(".")[0]) for key in keys] == sorted(numbers)
 
-    def test_among_equals_the_oldest_job_and_then_the_order_of_its_list(self, sql: Contract, clock: Clock) -> None:
+    def test_among_equals_the_oldest_job_and_then_the_order_of_its_list(
+        self, sql: Contract, clock: Clock
+    ) -> None:
         for job in "abc":
             sql.start([{"kind": "work", "key": f"{job}{n}", "priority": n % 2} for n in range(4)])
             wait_for_next_millisecond(sql)  # by which job ids are ordered
@@ -197,7 +199,9 @@ class TestPriority:
 
     def test_a_tasks_own_wins_over_its_jobs(self, sql: Contract) -> None:
         sql.start([{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "priority": 1}], priority=8)
-        assert [row["priority"] for row in sql.execute("select priority from penstock.ready order by task_id")] == [8, 1]
+        assert [
+            row["priority"] for row in sql.execute("select priority from penstock.ready order by task_id")
+        ] == [8, 1]
         assert sql.claim_one()["key"] == "b"
 
     def test_holds_for_children_and_for_what_comes_back(self, sql: Contract, clock: Clock) -> None:
@@ -244,3 +248,114 @@ class TestOrder:
         sql.value("define_kind", name="fresh", options=Jsonb({}))
         job = sql.start(["fresh"])
         assert sql.claim_one()["job_id"] == job
+
+
+class TestFront:
+    """What has had its turn before is next, before its own tenant's backlog and before the others'."""
+
+    def backlog(self, sql: Contract, clock: Clock) -> Any:
+        """A task in hand, and behind it more of its tenant's and of another one's."""
+        own, other = tenant(sql), tenant(sql)
+        own.start(50)
+        other.start(50)
+        sql.complete_all(take(sql, clock, 20, 4))
+        task = sql.claim_one()
+        sql.complete_all(take(sql, clock, 6, 2))
+        return task
+
+    def check(self, sql: Contract, task: Any) -> None:
+        # The other tenant may have a task in the slot that the lane's clock is at.
+        assert task["id"] in {found["id"] for found in sql.claim(2)}
+
+    def test_a_retry_is_next(self, sql: Contract, clock: Clock) -> None:
+        task = self.backlog(sql, clock)
+        sql.fail(task)
+        self.check(sql, task)
+
+    def test_a_retry_whose_backoff_is_over_is_next(self, sql: Contract, clock: Clock) -> None:
+        task = self.backlog(sql, clock)
+        sql.fail(task, retry_after_seconds=30)
+        others = take(sql, clock, 10, 5)
+        sql.complete_all(others)
+        assert task["id"] not in {other["id"] for other in others}
+        clock.advance(seconds=31)
+        sql.upkeep()
+        self.check(sql, task)
+
+    def test_a_task_handed_back_is_next(self, sql: Contract, clock: Clock) -> None:
+        task = self.backlog(sql, clock)
+        sql.reschedule(task)
+        self.check(sql, task)
+
+    def test_a_dead_workers_task_is_next(self, sql: Contract, clock: Clock) -> None:
+        """R1.6."""
+        task = self.backlog(sql, clock)
+        clock.advance(seconds=60)
+        assert sql.reclaim() == 1
+        self.check(sql, task)
+
+    def test_a_task_put_off_for_later_joins_its_tenants_line(self, sql: Contract, clock: Clock) -> None:
+        task = self.backlog(sql, clock)
+        sql.reschedule(task, 30)
+        clock.advance(seconds=31)
+        sql.upkeep()
+        mine = [found["id"] for found in take(sql, clock, 74, 5) if found["tenant_id"] == task["tenant_id"]]
+        assert mine[-1] == task["id"]
+        assert sql.claim() == []
+
+
+class TestLanes:
+    def test_all_get_their_turn(self, sql: Contract, clock: Clock) -> None:
+        """A claim for several lanes begins with any of them: none has to wait until another is empty."""
+        sql.execute("select setseed(0.5)")
+        providers = ["a/x", "b/x", "c/x", "d/x"]
+        sql.start([{"kind": "work", "provider": name} for name in providers for _ in range(300)])
+        sql.start(["other"])
+        found: Counter[int] = Counter()
+        for _ in range(60):
+            tasks = sql.claim(5)
+            assert len(tasks) == 5
+            found.update(
+                row["lane_id"]
+                for row in sql.execute(
+                    "select lane_id from penstock.leases where task_id = any (%s)",
+                    [task["id"] for task in tasks],
+                )
+            )
+            clock.advance(milliseconds=250)
+        assert len(found) == 5, "also the one with a single task"
+        assert sorted(found.values())[1] > 20
+
+    def test_what_one_lane_has_not_comes_from_the_others(self, sql: Contract) -> None:
+        sql.start([{"kind": "work", "provider": f"p/{n}"} for n in range(8)])
+        assert len(sql.claim(8)) == 8
+
+    def test_a_share_is_of_each_lane(self, sql: Contract, clock: Clock) -> None:
+        """B1: work in one lane does not cost a tenant its turn in another."""
+        busy, idle = tenant(sql), tenant(sql)
+        busy.start(["work"] * 500)
+        take(sql, clock, 100, 10)
+        busy.start(["other"] * 100)
+        idle.start(["other"] * 100)
+        found = Counter(task["tenant_id"] for task in sql.claim(40, kinds=["other"]))
+        assert found == {busy.tenant: 20, idle.tenant: 20}
+
+
+class TestLate:
+    def test_what_commits_behind_the_clock_is_found_beside_a_backlog(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
+        """B1: enqueued early, committed after the lane's clock has passed its slot: found within a second."""
+        clock.freeze()
+        worker, slow = sessions.open(), sessions.open()
+        large = tenant(worker)
+        large.start(1000)
+        with slow.connection.transaction():
+            late = slow.start(2)
+            slots = slow.one("select max(vtime) from penstock.ready where job_id = %s", late)
+            assert {task["tenant_id"] for task in take(worker, clock, 100, 10)} == {large.tenant}
+            assert worker.one("select read_from from penstock.lanes where kind = 'work'") > slots
+        clock.advance(milliseconds=1001)
+        found = worker.claim(10)
+        assert [task["job_id"] for task in found[:2]] == [late, late]
+        assert len(found) == 10

@@ -361,8 +361,10 @@ class TestStateMachine:
         with sql.refused(409, "illegal_transition"):
             sql.execute("update penstock.jobs set status = 'sleeping' where id = %s", job)
         with sql.refused("23514"):
-            sql.execute("insert into penstock.jobs (tenant_id, type, status, created_by, created_at) "
-                        "select tenant_id, 'x', 'sleeping', 'x', now() from penstock.jobs")
+            sql.execute(
+                "insert into penstock.jobs (tenant_id, type, status, created_by, created_at) "
+                "select tenant_id, 'x', 'sleeping', 'x', now() from penstock.jobs"
+            )
 
     def test_an_end_has_a_time_and_only_an_end(self, sql: Contract) -> None:
         job = sql.start()

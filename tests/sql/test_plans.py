@@ -40,15 +40,16 @@ insert into penstock.jobs (id, tenant_id, type, status, created_by, created_at, 
 select id, tenant_id, 'fill', status, 'test', now(),
   case when status in ('completed', 'failed', 'canceled') then now() end
 from fill;
-insert into penstock.phases (job_id, position, tenant_id, name, total)
-select id, 1, tenant_id, 'work', 1 from fill where n % 5 = 0;
+insert into penstock.phases (job_id, position, tenant_id, name, total, failed)
+select id, 1, tenant_id, 'work', 1, (status = 'failed')::integer from fill where n % 5 = 0;
 insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
 select fill.id, task_id, tenant_id, now(), l.id, 1, 5, 'work', '{{}}'
 from fill, penstock.lanes l where l.kind = 'work' order by task_id;
 insert into penstock.edges (job_id, parent_id, child_id)
 select id, task_id, task_id from fill where status = 'completed' and n % 5 = 0;
 insert into penstock.results (job_id, task_id, lease, tenant_id, finished_at, attempt, phase, outcome)
-select id, task_id, 1, tenant_id, now(), 1, 1, 'succeeded' from fill where status = 'completed';
+select id, task_id, 1, tenant_id, now(), 1, 1, case status when 'failed' then 'failed' else 'succeeded' end
+from fill where status in ('completed', 'failed');
 insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at,
   outcome, error_code)
 select id, task_id, 1, tenant_id, 1, 'w', now(), now(), 'failed', 'x' from fill where n % 5 = 0;
@@ -270,7 +271,7 @@ class TestCalls:
             big.sql.execute("select set_config('request.jwt.claims', %s, true)", claims)
             assert self.small(big, 20, "select penstock.my_tenants()")["members_user"] == 1
 
-    def test_replay_of_a_cause(self, big: Big) -> None:
+    def test_discarding_a_cause(self, big: Big) -> None:
         filter = {"tenant_id": str(big.tenant), "kind": "work", "error_code": "code_4", "limit": 1}
         found = self.small(big, 300, "select penstock.discard_dead_letters(%s)", json.dumps(filter))
         assert found["dead_letters_cause"] >= 1

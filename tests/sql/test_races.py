@@ -240,7 +240,7 @@ class TestEnd:
         one, two = sessions.open(), sessions.open()
         child = [{"kind": "work", "key": "child", "after": ["a"]}]
         for first in ("add", "end"):
-            job = one.start(graph(a="") + ["other"])
+            job = one.start([*graph(a=""), "other"])
             task = one.claim_one(kinds=["work"])
             with one.connection.transaction():
                 if first == "add":
@@ -262,7 +262,7 @@ class TestEnd:
     def test_children_added_to_several_parents_that_end_in_a_batch(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         for turn in range(4):
-            job = one.start(graph(a="", b="", c="a b") + ["other"])
+            job = one.start([*graph(a="", b="", c="a b"), "other"])
             tasks = one.claim(2, kinds=["work"])
             child = [{"kind": "work", "key": "d", "after": ["c", "b", "a"]}]
             with one.connection.transaction():

@@ -96,9 +96,7 @@ class TestGraph:
 
     def test_a_chain(self, sql: Contract) -> None:
         length = 200
-        chain = [
-            {"kind": "work", "key": f"t{n}", "after": [f"t{n - 1}"] if n else []} for n in range(length)
-        ]
+        chain = [{"kind": "work", "key": f"t{n}", "after": [f"t{n - 1}"] if n else []} for n in range(length)]
         job = sql.start(chain)
         seen = []
         while tasks := sql.claim(10):
@@ -132,7 +130,9 @@ class TestGraph:
     @pytest.mark.parametrize("seed", range(3))
     def test_random_graphs_run_in_order(self, sql: Contract, seed: int) -> None:
         chosen = random.Random(seed)
-        after = {n: {chosen.randrange(n) for _ in range(chosen.randint(0, 3))} if n else set() for n in range(60)}
+        after = {
+            n: {chosen.randrange(n) for _ in range(chosen.randint(0, 3))} if n else set() for n in range(60)
+        }
         tasks = [
             {"kind": chosen.choice(["work", "other"]), "key": str(n), "after": [str(p) for p in parents]}
             for n, parents in after.items()
@@ -287,7 +287,9 @@ class TestAdd:
         sql.complete(sql.claim_one())
         assert sql.status(job) == "completed"
 
-    @pytest.mark.parametrize("parent", ["queued", "parked", "running", "succeeded", "failed", "canceled", "blocked"])
+    @pytest.mark.parametrize(
+        "parent", ["queued", "parked", "running", "succeeded", "failed", "canceled", "blocked"]
+    )
     def test_after_a_task_in_any_state(self, sql: Contract, clock: Clock, parent: str) -> None:
         """Existing parents: those to come are waited for, those that ended count at once."""
         job = sql.start(graph(root="", p="root", q="root", keep=""))
@@ -304,8 +306,16 @@ class TestAdd:
             elif parent == "failed":
                 sql.kill(task)
             sql.reschedule(other)
-        sql.add(job, [{"kind": "work", "key": "new", "after": ["p"]}, {"kind": "work", "key": "newer", "after": ["new"]}])
-        expected = {"succeeded": "queued", "failed": "canceled", "canceled": "canceled"}.get(parent, "blocked")
+        sql.add(
+            job,
+            [
+                {"kind": "work", "key": "new", "after": ["p"]},
+                {"kind": "work", "key": "newer", "after": ["new"]},
+            ],
+        )
+        expected = {"succeeded": "queued", "failed": "canceled", "canceled": "canceled"}.get(
+            parent, "blocked"
+        )
         assert sql.states(job)["new"] == expected
         assert sql.states(job)["newer"] == ("canceled" if expected == "canceled" else "blocked")
         sql.check()
@@ -514,7 +524,14 @@ class TestBadInput:
 
     @pytest.mark.parametrize(
         "value",
-        ["1e100000", "-1e400", "[[1e309]]", "[" * 65 + "]" * 65, '{"a":' * 70 + "1" + "}" * 70, "[" * 5000 + "]" * 5000],
+        [
+            "1e100000",
+            "-1e400",
+            "[[1e309]]",
+            "[" * 65 + "]" * 65,
+            '{"a":' * 70 + "1" + "}" * 70,
+            "[" * 5000 + "]" * 5000,
+        ],
         ids=["1e100000", "-1e400", "1e309", "65 deep", "70 deep", "5000 deep"],
     )
     def test_documents_that_readers_choke_on_are_refused(self, sql: Contract, value: str) -> None:
@@ -542,7 +559,9 @@ class TestBadInput:
 
     def test_unusual_text_is_kept_as_it_is(self, sql: Contract) -> None:
         text = "é\u200b\U0001f600'\"\\\n\t--;$$ %s {}"
-        job = sql.start([{"kind": "work", "key": text, "input": {text: text}}], type=text, params={text: text})
+        job = sql.start(
+            [{"kind": "work", "key": text, "input": {text: text}}], type=text, params={text: text}
+        )
         (task,) = sql.claim(1)
         assert (task["key"], task["input"]) == (text, {text: text})
         assert sql.job(job)["params"] == {text: text}

@@ -129,7 +129,7 @@ begin
   end if;
 
   v_stopped := array(select c.job_id from chores c where c.verb <> 'unpark');
-  for v_round in 1 .. 3 loop
+  for v_round in 1 .. 10 loop
     v_tids := array(
       select r.ctid
       from (
