@@ -12,14 +12,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
-from penstock import App, Context, Invalid, Worker, testing
+from penstock import App, Context, Invalid, Unavailable, Worker, testing
 from penstock import worker as worker_module
 from penstock.errors import NotMigrated
 from penstock.settings import Settings
+from penstock.tasks import Claim, Done, Failed, Refusal
 from penstock.worker.desk import Desk
+from penstock.worker.finish import Finish
 from penstock.worker.upkeep import Upkeep
 from penstock.worker.wake import Wake
 
@@ -495,6 +498,70 @@ def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, 
     assert (job.get().progress.succeeded, thread.get().progress.done) == (1001, 0)
     states = {row["state"] for row in db.execute("select state from penstock.worker_list")}
     assert states == {"stopped"}
+
+
+@pytest.mark.parametrize("what", ["claim_tasks", "complete_tasks"])
+async def test_what_is_under_way_when_it_stops_is_waited_for(
+    app: App, db: testing.Database, eventually: Any, what: str
+) -> None:
+    """A claim whose answer were dropped would leave its tasks to their leases; a report would be lost."""
+    ran: list[int] = []
+
+    @app.task
+    async def work() -> None:
+        ran.append(1)
+
+    async with app:
+        await work.astart()
+        blocker = db.connect()
+        with blocker.transaction():
+            if what == "claim_tasks":
+                blocker.execute("lock table penstock.leases in share mode")
+            else:
+                blocker.execute("select from penstock.phases for update")
+            worker = Worker(app, grace_seconds=0)
+            running = asyncio.create_task(worker.run())
+            is_stuck = f"wait_event_type = 'Lock' and query like '%{what}%' and datname = current_database()"
+            await eventually.aio(lambda: count(db, "pg_stat_activity", is_stuck))
+            worker.stop()
+            done, _ = await asyncio.wait([running], timeout=0.2)
+            assert not done
+        await running
+    states = (count(db, "penstock.ready"), count(db, "penstock.leases"), count(db, "penstock.results"))
+    assert states == ((1, 0, 0) if what == "claim_tasks" else (0, 0, 1))
+    assert len(ran) == states[2]
+
+
+async def test_one_bad_report_neither_stops_nor_loses_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that the database refuses is sent one by one; what an outage interrupts is sent again."""
+    sent: list[int] = []
+    failed: list[int] = []
+    is_away = True
+
+    async def complete(where: Any, worker_id: str, batch: list[Done]) -> list[Refusal]:
+        nonlocal is_away
+        if any(done.id == 3 for done in batch):
+            raise RuntimeError("the database chokes on 3")
+        if batch[0].id == 4 and is_away:
+            is_away = False
+            raise Unavailable
+        sent.extend(done.id for done in batch)
+        return []
+
+    async def fail(where: Any, worker_id: str, batch: list[Failed]) -> list[Refusal]:
+        failed.extend(report.id for report in batch)
+        return []
+
+    monkeypatch.setattr("penstock.tasks.complete", complete)
+    monkeypatch.setattr("penstock.tasks.fail", fail)
+    desk: Any = Desk("w", None, None, concurrency=1, buffer=0, lease_seconds=30, kinds=[])  # type: ignore[arg-type]
+    claims = [Claim(n, n, UUID(int=0), UUID(int=0), "work", None, {}, 1, 1, None) for n in range(1, 7)]
+    desk.arrive(claims)
+    finish = Finish(desk)
+    for held in list(desk.held.values()):
+        finish.done(held, None)
+    await finish.flush_all()
+    assert (sorted(sent), failed, desk.held) == ([1, 2, 4, 5, 6], [3], {})
 
 
 async def test_a_second_stop_does_not_wait(app: App, db: testing.Database, eventually: Any) -> None:

@@ -87,7 +87,8 @@ class Desk:
             held = Held(claim, now)
             self.held[claim.id] = held
             self.waiting.append(held)
-        for _ in range(min(len(claims), len(self._idle))):
+        # What comes after we were told to stop is only to be handed back.
+        for _ in range(0 if self.is_closing else min(len(claims), len(self._idle))):
             self._wake_one()
 
     async def take(self) -> Held:

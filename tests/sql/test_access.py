@@ -829,7 +829,7 @@ def api(db: testing.Database) -> Generator[Contract]:
         exception when duplicate_object or unique_violation then
           null;  -- another process of the tests was first
         end $$""")
-    connection = psycopg.connect(
+    connection: psycopg.Connection[Any] = psycopg.Connection.connect(
         db.dsn, user=LOGIN, autocommit=True, row_factory=dict_row, application_name="test"
     )
     with connection:

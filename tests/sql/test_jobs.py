@@ -430,7 +430,16 @@ class TestStateMachine:
         assert row == {"status": "completed", "started_at": begun, "finished_at": clock.now()}
 
 
+# A pause is in effect at once; upkeep then clears the queue of its tasks. Things happen before that and after it.
+each_sweep = pytest.mark.parametrize("is_swept", [False, True], ids=["before upkeep", "after upkeep"])
+
+
 class TestPause:
+    def pause(self, sql: Contract, job: uuid.UUID, is_swept: bool) -> None:
+        sql.pause(job)
+        if is_swept:
+            sql.do_chores()
+
     def test_queued_tasks_stay_and_running_ones_end(self, sql: Contract) -> None:
         job = sql.start(3)
         running = sql.claim_one()
@@ -453,23 +462,23 @@ class TestPause:
         sql.do_chores()
         assert {task["job_id"] for task in sql.claim(3)} == {mine}
 
-    def test_a_retry_comes_due_during_the_pause(self, sql: Contract, clock: Clock) -> None:
-        sql.value(
-            "define_kind", name="work", options=Jsonb({"backoff_seconds": 10, "backoff_cap_seconds": 10})
-        )
+    @each_sweep
+    def test_a_retry_comes_due_during_the_pause(self, sql: Contract, clock: Clock, is_swept: bool) -> None:
+        sql.value("define_kind", name="work", options=Jsonb({"backoff_seconds": 10, "backoff_cap_seconds": 10}))
         job = sql.start(1)
         sql.fail(sql.claim_one())
-        sql.pause(job)
+        self.pause(sql, job, is_swept)
         clock.advance(seconds=11)
         sql.upkeep()
         assert sql.claim(5) == []
         sql.resume(job)
         assert sql.claim_one()["attempt"] == 2
 
-    def test_a_child_is_released_during_the_pause(self, sql: Contract) -> None:
+    @each_sweep
+    def test_a_child_is_released_during_the_pause(self, sql: Contract, is_swept: bool) -> None:
         job = sql.start(graph(a="", b="a"))
         task = sql.claim_one()
-        sql.pause(job)
+        self.pause(sql, job, is_swept)
         sql.complete(task)
         assert sql.claim(5) == []
         sql.do_chores()
@@ -477,13 +486,15 @@ class TestPause:
         sql.resume(job)
         assert sql.claim_one()["key"] == "b"
 
-    def test_a_worker_dies_during_the_pause(self, sql: Contract, clock: Clock) -> None:
+    @each_sweep
+    def test_a_worker_dies_during_the_pause(self, sql: Contract, clock: Clock, is_swept: bool) -> None:
         job = sql.start()
         sql.claim_one()
-        sql.pause(job)
+        self.pause(sql, job, is_swept)
         clock.advance(seconds=31)
         assert sql.reclaim() == 1
         assert sql.claim() == []
+        sql.check()
         sql.resume(job)
         assert sql.claim_one()["attempt"] == 2
 

@@ -350,7 +350,7 @@ def run(model: type[Model], examples: int, steps: int) -> None:
             max_examples=int(os.environ.get("PENSTOCK_TEST_EXAMPLES", examples)),
             stateful_step_count=steps,
             deadline=None,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
             phases=[Phase.generate, Phase.shrink],
             verbosity=Verbosity.normal,
             database=None,
