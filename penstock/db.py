@@ -48,7 +48,7 @@ _CONNECTION: dict[str, Any] = {
 }
 
 
-class Pooled(Unavailable):
+class Pooled(Exception):
     """There is a pooler between, and this needs a session of its own."""
 
 

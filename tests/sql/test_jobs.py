@@ -464,7 +464,9 @@ class TestPause:
 
     @each_sweep
     def test_a_retry_comes_due_during_the_pause(self, sql: Contract, clock: Clock, is_swept: bool) -> None:
-        sql.value("define_kind", name="work", options=Jsonb({"backoff_seconds": 10, "backoff_cap_seconds": 10}))
+        sql.value(
+            "define_kind", name="work", options=Jsonb({"backoff_seconds": 10, "backoff_cap_seconds": 10})
+        )
         job = sql.start(1)
         sql.fail(sql.claim_one())
         self.pause(sql, job, is_swept)

@@ -358,12 +358,17 @@ class TestPause:
         one.check()
 
     def test_what_a_claim_set_aside_is_not_forgotten_by_the_resume(self, sessions: Sessions) -> None:
-        """The claim has met the paused job's tasks and not yet committed while the job is resumed."""
+        """The claim has met tasks that came back during the pause, and not yet committed while the job is resumed."""
         one, two, third = sessions.open(), sessions.open(), sessions.open()
         job = one.start(5)
+        running = one.claim(2)
         one.pause(job)
+        one.do_chores()
+        for task in running:
+            one.reschedule(task)
         with one.connection.transaction():
             assert one.claim(10) == []
+            assert one.where(running[0]) == ["parked"]
             call = Call(lambda: two.resume(job))
             try:
                 sessions.wait_until_blocked(two, call)
@@ -376,9 +381,12 @@ class TestPause:
 
     def test_a_claim_does_not_wait_for_a_resume(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
-        job = one.start(5)
-        other = one.start(1)
+        job, other = one.start(5), one.start(1)
+        running = one.claim(2)
         one.pause(job)
+        one.do_chores()
+        for task in running:
+            one.reschedule(task)
         with one.connection.transaction():
             one.resume(job)
             assert [task["job_id"] for task in two.claim(10)] == [other]
