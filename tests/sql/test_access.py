@@ -829,9 +829,10 @@ def api(db: testing.Database) -> Generator[Contract]:
         exception when duplicate_object or unique_violation then
           null;  -- another process of the tests was first
         end $$""")
-    connection: psycopg.Connection[Any] = psycopg.Connection.connect(
-        db.dsn, user=LOGIN, autocommit=True, row_factory=dict_row, application_name="test"
+    connection: psycopg.Connection[Any] = psycopg.connect(
+        db.dsn, user=LOGIN, autocommit=True, application_name="test"
     )
+    connection.row_factory = dict_row
     with connection:
         yield Contract(connection)
 
@@ -985,7 +986,7 @@ def shadow(sql: Contract, api: Contract, world: World) -> None:
 class TestShadows:
     """R2.10: a caller's temporary objects and path do not reach into functions with the owner's rights."""
 
-    def use_everything(self, api: Contract, clock: Clock, world: World) -> None:
+    def use_everything(self, api: Caller, clock: Clock, world: World) -> None:
         jobs, ann = world.ann.jobs, world.ann
         assert api.rows("my_tenants") == [{"my_tenants": ann.tenant}]
         job = api.start(graph(a="", b="a"), idempotency_key="x", delay_seconds=5)

@@ -360,7 +360,7 @@ def run(model: type[Model], examples: int, steps: int) -> None:
 
 def test_any_sequence_of_calls_ends_where_the_model_does(model: type[Model]) -> None:
     """R0.2, R1.2, R1.3, R1.6: states of jobs and tasks, leases, graphs, retries, deaths, replays."""
-    run(model, examples=25, steps=25)
+    run(model, examples=15, steps=25)
 
 
 @pytest.mark.slow
