@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.worker.desk import Desk
     from penstock.worker.wake import Wake
 
+LEAST_SECONDS = 0.02
 log = structlog.get_logger("penstock.worker")
 
 
@@ -52,7 +53,9 @@ class Upkeep:
     async def _sleep(self, pause: float) -> None:
         # Not all workers at the same moment, and not later than a few seconds: more may be parked meanwhile.
         limit = 5.0 if self._wake.is_listening or self._desk.held else 15.0
-        wait = min(max(pause, 0.02), limit) * random.uniform(1, 1.2)
+        wait = min(pause, limit) * random.uniform(1, 1.2)
+        # However often we are told, there is a moment between.
+        await asyncio.sleep(LEAST_SECONDS)
         try:
             await asyncio.wait_for(self._wake.chores.wait(), wait)
         except TimeoutError:

@@ -87,6 +87,24 @@ class TestGraph:
         sql.complete(task)
         assert sql.status(job) == "completed"
 
+    def test_outputs_that_do_not_fit_together_are_left_out(self, sql: Contract) -> None:
+        """A thousand large outputs would stop whoever claims the task that comes after them, and so the whole lane."""
+        sql.value("set_setting", name="max_output_bytes", value=Jsonb(1000))
+        names = [f"p{n}" for n in range(80)]
+        sql.start([*({"kind": "work", "key": name} for name in names), {"kind": "other", "key": "sum", "after": names}])
+        tasks = sql.claim(80)
+        assert not sql.rows(
+            "complete_tasks",
+            worker_id="w1",
+            task_ids=[task["id"] for task in tasks],
+            leases=[task["lease"] for task in tasks],
+            outputs=[Jsonb("x" * 998)] * 80,
+        )
+        given = sql.claim_one()["input"]
+        assert len(given["after"]) == 80
+        assert sum(output is not None for output in given["after"].values()) == 64
+        assert given["after_omitted"] == 16
+
     def test_a_fan_out_of_a_thousand(self, sql: Contract) -> None:
         children = [{"kind": "work", "key": f"c{n}", "after": ["root"]} for n in range(1000)]
         job = sql.start([{"kind": "work", "key": "root"}, *children])

@@ -202,11 +202,15 @@ begin
         for no key update skip locked))
     )
     select l.task_id, l.lease, l.job_id, l.tenant_id, t.kind, t.key,
-      case when l.has_parents then t.input || jsonb_build_object('after', (
-        select coalesce(jsonb_object_agg(p.key, r.output), '{}')
-        from edges e join tasks p on p.job_id = e.job_id and p.id = e.parent_id
-        left join results r on r.job_id = e.job_id and r.task_id = e.parent_id
-        where e.job_id = l.job_id and e.child_id = l.task_id)) else t.input end,
+      case when not l.has_parents then t.input
+        -- Many outputs may be more than fits into a document, or into a worker: then they are counted first.
+        when exists (select from edges e where e.job_id = l.job_id and e.child_id = l.task_id offset 64)
+        then t.input || _many_outputs(l.job_id, l.task_id)
+        else t.input || jsonb_build_object('after', (
+          select coalesce(jsonb_object_agg(p.key, r.output), '{}')
+          from edges e join tasks p on p.job_id = e.job_id and p.id = e.parent_id
+          left join results r on r.job_id = e.job_id and r.task_id = e.parent_id
+          where e.job_id = l.job_id and e.child_id = l.task_id)) end,
       l.failures + l.deaths + 1, coalesce(t.max_attempts, k.max_attempts)::integer,
       coalesce(t.timeout_seconds, k.timeout_seconds), l.expires_at
     from leased l
@@ -224,6 +228,20 @@ end
 $$;
 comment on function penstock.claim_tasks(text, integer, text[], integer) is
   'Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.';
+
+create or replace function penstock._many_outputs(p_job_id uuid, p_task_id bigint)
+returns jsonb language sql stable set search_path = penstock, pg_temp as $$
+  -- As much as 64 outputs of the largest size would be; what does not fit is null, and said to be.
+  select jsonb_build_object('after', jsonb_object_agg(x.key, case when x.fits then x.output end))
+    || case when bool_and(x.fits) then '{}' else jsonb_build_object('after_omitted', count(*) filter (where not x.fits)) end
+  from (
+    select p.key, r.output, coalesce(sum(octet_length(r.output::text)) over (order by e.parent_id), 0)
+      <= 64 * (_setting('max_output_bytes'))::bigint as fits
+    from edges e join tasks p on p.job_id = e.job_id and p.id = e.parent_id
+    left join results r on r.job_id = e.job_id and r.task_id = e.parent_id
+    where e.job_id = p_job_id and e.child_id = p_task_id) as x
+$$;
+comment on function penstock._many_outputs(uuid, bigint) is 'The outputs of a task''s many parents, as far as they fit into one document.';
 
 create or replace function penstock._promote(p_limit integer)
 returns integer language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
