@@ -467,7 +467,8 @@ def begun(db: testing.Database, word: str = "begun") -> int:
 @pytest.mark.slow
 def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, eventually: Any) -> None:
     """R1.7, issue item 9: SIGTERM hands back at once what has not begun, lets what runs end within the grace
-    time, and hands back the rest; nothing costs an attempt, and the process ends though a thread does not."""
+    time, and hands back the rest, at a second SIGTERM too; nothing costs an attempt, and the process ends though
+    a thread does not."""
 
     @workload.app.job(name="drain")
     def mixed() -> None:
@@ -478,7 +479,7 @@ def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, 
         for _ in range(50):
             workload.hold.step("closed")
 
-    worker = start_worker(concurrency=2, grace_seconds=3, kinds=["hold"])
+    worker = start_worker(concurrency=2, grace_seconds=60, kinds=["hold"])
     other = start_worker(concurrency=1, grace_seconds=1, kinds=["hold_thread"])
     try:
         job = mixed.start()
@@ -492,6 +493,7 @@ def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, 
     assert worker.poll() is None, "it waits for what runs"
     db.execute("insert into gates values ('opened')")
     eventually(lambda: begun(db, "ended") == 1)
+    worker.terminate()  # does not wait any longer
     assert (worker.wait(20), other.wait(20)) == (0, 0)
     assert count(db, "penstock.leases") + count(db, "penstock.attempts") == 0
     assert count(db, "penstock.ready", "failures + deaths = 0") == 52

@@ -734,7 +734,7 @@ function penstock._hold_jobs(uuid[], uuid[], bigint[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 c2151bd877d32686a05555ac9a8bb4f6
+  body: sha256 45a4dd461c5c73ef04b1b2fef869eda0
   comment: Locks jobs with their phases, and tasks of theirs wherever they stand, so that none of these ends before we do. Gives up with PS001 when they are changing hands: the caller lets go of everything and tries again.
 
 function penstock._is_readable(jsonb)
@@ -783,6 +783,14 @@ function penstock._lost_code(bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 09ad2464d2825a69fc299a300144626a
   comment: Why a lease is gone: its job was canceled, or it was lost.
+
+function penstock._many_outputs(uuid, bigint)
+  arguments: p_job_id uuid, p_task_id bigint
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0648bdd952bda0161e4772fdf4bd1373
+  comment: The outputs of a task's many parents, as far as they fit into one document.
 
 function penstock._matching_letters(jsonb)
   arguments: p_filter jsonb
@@ -917,7 +925,7 @@ function penstock._revive_children(uuid, bigint[])
   returns: penstock.phase_delta[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 67934d0b98469839f0447a424fa945fb
+  body: sha256 50dfe2dd9c44a4a45f9ca87bbdb3679f
   comment: Brings back what was canceled because these tasks had failed.
 
 function penstock._setting(text)
@@ -931,8 +939,8 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] DEFAULT NULL::bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 1588f5c017287a16c6fea0a98ccd0e14
+  settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 da3f81f406dc39a885b9f9c90d94b928
   comment: Parents have ended: children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress, and the children that now wait for nothing, for the caller to queue when it has all its locks.
 
 function penstock._stop_job(uuid, uuid, text, text)
@@ -1001,7 +1009,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 1f275b6fb8083236a36cfcb6a4146adf
+  body: sha256 acf97d1fbd4d2f661943ccf9ed5c6934
   comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -1182,7 +1190,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 748632ffd86951f84f747de8acceaf71
+  body: sha256 8cbf8da01799d3b43098e7bb601b62e3
   comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.
   grant to service_role: execute
 
@@ -1295,7 +1303,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 751dc4974e4c8e95a574f0e95d2379bc
+  body: sha256 8e7ea4c963a66481a1f27598fdc6937b
   comment: Changes a setting, with an audit line.
   grant to service_role: execute
 

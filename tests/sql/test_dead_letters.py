@@ -323,6 +323,19 @@ class TestReplay:
             ("job.retried", {"tasks": 1}),
         ]
 
+    def test_a_job_that_is_half_pruned_stays_dead(self, sql: Contract, clock: Clock) -> None:
+        job = sql.start(graph(a="", b="a", c=""))
+        sql.kill(sql.claim_one())
+        sql.drain()
+        clock.advance(days=91)
+        assert sql.value("prune", limit=1) == 1
+        assert sql.retry(job) == 0
+        assert sql.status(job) == "failed"
+        while sql.value("prune", limit=1):
+            pass
+        with sql.refused(404, "unknown_job"):
+            sql.job(job)
+
 
 class TestDiscard:
     def test_removes_the_letter_and_leaves_the_task_failed(self, sql: Contract) -> None:

@@ -924,6 +924,7 @@ class TestDefinitions:
             ("max_deaths", 0),
             ("max_tasks_per_call", -1),
             ("max_input_bytes", 10**12),
+            ("retention_days", 10**6),
             ("maintenance", 1),
             ("maintenance", None),
         ],

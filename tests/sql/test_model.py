@@ -378,4 +378,4 @@ def test_any_sequence_of_calls_ends_where_the_model_does(model: type[Model]) -> 
 @pytest.mark.timeout(600)
 def test_long_sequences_end_where_the_model_does(model: type[Model]) -> None:
     """The same, with more and longer sequences."""
-    run(model, examples=300, steps=50)
+    run(model, examples=40, steps=40)

@@ -91,7 +91,12 @@ class TestGraph:
         """A thousand large outputs would stop whoever claims the task that comes after them, and so the whole lane."""
         sql.value("set_setting", name="max_output_bytes", value=Jsonb(1000))
         names = [f"p{n}" for n in range(80)]
-        sql.start([*({"kind": "work", "key": name} for name in names), {"kind": "other", "key": "sum", "after": names}])
+        sql.start(
+            [
+                *({"kind": "work", "key": name} for name in names),
+                {"kind": "other", "key": "sum", "after": names},
+            ]
+        )
         tasks = sql.claim(80)
         assert not sql.rows(
             "complete_tasks",

@@ -47,7 +47,6 @@ comment on function penstock._bury(penstock.leases[], text[], text[], text[]) is
 create or replace function penstock._revive_children(p_job_id uuid, p_task_ids bigint[])
 returns penstock.phase_delta[] language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  v_alive bigint[] := p_task_ids;
   v_wave bigint[] := p_task_ids;
   v_some phase_delta[];
   v_deltas phase_delta[] := '{}';
@@ -58,14 +57,16 @@ begin
     update parked p set pending = p.pending + c.n
     from (select child_id, count(*)::integer as n from edges where job_id = p_job_id and parent_id = any (v_wave) group by child_id) as c
     where p.job_id = p_job_id and p.task_id = c.child_id and p.pending > 0;
+    -- What runs again has no result any more.
     v_wave := array(
-      select distinct e.child_id from edges e
-      join results r on r.job_id = p_job_id and r.task_id = e.child_id and r.outcome = 'canceled' and r.error_code = 'parent_failed'
-      where e.job_id = p_job_id and e.parent_id = any (v_wave) and not exists (
+      select c.child_id from (
+        select distinct e.child_id from edges e
+        join results r on r.job_id = p_job_id and r.task_id = e.child_id and r.outcome = 'canceled' and r.error_code = 'parent_failed'
+        where e.job_id = p_job_id and e.parent_id = any (v_wave)) as c
+      where not exists (
         select from edges o join results x on x.job_id = p_job_id and x.task_id = o.parent_id and x.outcome <> 'succeeded'
-        where o.job_id = p_job_id and o.child_id = e.child_id and o.parent_id <> all (v_alive)));
+        where o.job_id = p_job_id and o.child_id = c.child_id));
     exit when cardinality(v_wave) = 0;
-    v_alive := v_alive || v_wave;
     with gone as (
       delete from results where job_id = p_job_id and task_id = any (v_wave) returning *
     ), kept as (

@@ -478,6 +478,8 @@ begin
     select id from jobs where status in ('completed', 'failed', 'canceled') and finished_at < v_cutoff
     order by id limit p_limit for update skip locked
   loop
+    -- First of all the way back: what is half deleted must not be retried.
+    delete from dead_letters where job_id = v_job_id;
     delete from results where ctid = any (array(select ctid from results where job_id = v_job_id limit v_left));
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
@@ -490,7 +492,6 @@ begin
     continue when exists (select from chores where job_id = v_job_id) or exists (select from leases where job_id = v_job_id);
     delete from edges where job_id = v_job_id;
     delete from attempts where job_id = v_job_id;
-    delete from dead_letters where job_id = v_job_id;
     delete from parked where job_id = v_job_id;
     delete from phases where job_id = v_job_id;
     delete from jobs where id = v_job_id;

@@ -32,7 +32,7 @@ begin
   -- A value that no call could use would stop everything until somebody finds out why.
   if jsonb_typeof(p_value) = 'number' and ((p_value)::numeric % 1 <> 0 or (p_value)::numeric not between
       case when p_name in ('lease_seconds', 'max_deaths', 'max_tasks_per_call') then 1 else 0 end
-      and case p_name when 'lease_seconds' then 86400 else 2000000000 end) then
+      and case p_name when 'lease_seconds' then 86400 when 'retention_days' then 36500 else 2000000000 end) then
     perform _refuse(422, 'invalid_setting', format('%s is out of range', p_name));
   end if;
   update settings set value = p_value where name = p_name;

@@ -247,7 +247,8 @@ declare
 begin
   -- Whoever ends a task takes its lease, then its children, then the phases and the job. So do we; but a lease that
   -- another one has is not waited for with others in hand.
-  select min(task_id) into v_busy from leases where task_id = any (p_held) and task_id <> all (v_met);
+  select min(l.task_id) into v_busy from leases l
+  where l.task_id = any (p_held) and not exists (select from unnest(v_met) as m where m = l.task_id);
   if v_busy is not null then
     raise exception using errcode = 'PS001', message = v_busy;
   end if;
@@ -269,8 +270,9 @@ begin
   perform 1 from phases where job_id = any (p_job_ids) order by job_id, position for update;
   perform 1 from jobs where id = any (p_job_ids) order by id for no key update;
   -- One that was met nowhere has ended, or has moved or come back meanwhile.
-  if exists (select from unnest(p_held_jobs, p_held) as g(job_id, id) where g.id <> all (v_met)
-      and not exists (select from results r where r.job_id = g.job_id and r.task_id = g.id)) then
+  if exists (select from unnest(p_held_jobs, p_held) as g(job_id, id)
+      where not exists (select from unnest(v_met) as m where m = g.id)
+        and not exists (select from results r where r.job_id = g.job_id and r.task_id = g.id)) then
     raise exception using errcode = 'PS001', message = '0';
   end if;
 end
@@ -407,7 +409,7 @@ comment on function penstock._park_new(penstock.jobs, penstock.task_spec[], pens
 
 create or replace function penstock._settle_children(
   p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] default null, out deltas penstock.phase_delta[], out freed penstock.ready[])
-language plpgsql set search_path = penstock, pg_temp as $$
+language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
 declare
   v_now timestamptz := _now();
   v_parents bigint[] := p_parent_ids;
@@ -416,33 +418,39 @@ declare
   v_some phase_delta[];
 begin
   deltas := '{}';
+  -- The lateral look-ups keep the plan: index probes for these parents and children, never all of the job's.
   -- What is named is new and ours. Of the others, all that may end here is locked first and in one order: two failures
   -- may have descendants in common.
   if p_child_ids is null then
-    perform 1 from parked where job_id = p_job_id and task_id in (
+    perform 1 from parked where job_id = p_job_id and task_id = any (array(
       with recursive below as (
         select e.child_id, r.outcome <> 'succeeded' as is_failed from edges e
-        join results r on r.job_id = p_job_id and r.task_id = e.parent_id
+        cross join lateral (select x.outcome from results x where x.job_id = p_job_id and x.task_id = e.parent_id offset 0) as r
         where e.job_id = p_job_id and e.parent_id = any (p_parent_ids)
         union
-        select e.child_id, true from below b join edges e on e.job_id = p_job_id and e.parent_id = b.child_id where b.is_failed
-      ) select child_id from below)
+        select e.child_id, true from below b
+        cross join lateral (select x.child_id from edges x where x.job_id = p_job_id and x.parent_id = b.child_id offset 0) as e
+        where b.is_failed
+      ) select child_id from below))
     order by task_id for update;
   end if;
 
   loop
     with child as (
-      select e.child_id, count(*)::integer as ended,
-        bool_or(r.outcome <> 'succeeded') and not t.run_after_failure as is_doomed
+      select e.child_id, count(*)::integer as ended, bool_or(r.outcome <> 'succeeded') as is_failed
       from edges e
-      join results r on r.job_id = p_job_id and r.task_id = e.parent_id
-      join tasks t on t.job_id = p_job_id and t.id = e.child_id
-      where e.job_id = p_job_id and e.parent_id = any (v_parents) and (p_child_ids is null or e.child_id = any (p_child_ids))
-      group by e.child_id, t.run_after_failure
+      cross join lateral (select x.outcome from results x where x.job_id = p_job_id and x.task_id = e.parent_id offset 0) as r
+      where e.job_id = p_job_id and e.parent_id = any (v_parents) and e.child_id >= coalesce(p_child_ids[1], 0)
+      group by e.child_id
     ), counted as (
       -- What waits for nothing has been released before, by an end of a parent that now ended again.
-      update parked p set pending = p.pending - c.ended from child c
-      where p.job_id = p_job_id and p.task_id = c.child_id and p.pending > 0 returning p.task_id, p.pending, c.is_doomed
+      update parked p set pending = p.pending - c.ended from (
+        select k.tid, child.ended, child.is_failed and not t.run_after_failure as is_doomed from child
+        cross join lateral (
+          select x.ctid as tid from parked x where x.job_id = p_job_id and x.task_id = child.child_id and x.pending > 0 offset 0) as k
+        cross join lateral (select x.run_after_failure from tasks x where x.job_id = p_job_id and x.id = child.child_id offset 0) as t
+      ) as c
+      where p.ctid = c.tid returning p.task_id, p.pending, c.is_doomed
     )
     select array_agg(task_id) filter (where is_doomed),
       v_free || coalesce(array_agg(task_id) filter (where pending = 0 and not is_doomed), '{}')
