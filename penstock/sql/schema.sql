@@ -837,7 +837,7 @@ function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[
   returns: penstock.ready[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d510a2964425fc7f9c92087f9ad60704
+  body: sha256 8b49802c26155bbae32ba6116931b983
   comment: Sets aside the new tasks that may not run yet and returns the others.
 
 function penstock._parse_tasks(jsonb)
@@ -940,7 +940,7 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 da3f81f406dc39a885b9f9c90d94b928
+  body: sha256 2fce01efcf5ecb92b9eb39dc39862eb4
   comment: Parents have ended: children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress, and the children that now wait for nothing, for the caller to queue when it has all its locks.
 
 function penstock._stop_job(uuid, uuid, text, text)

@@ -72,11 +72,12 @@ set session_replication_role = origin"""
 
 
 @contextmanager
-def own_database(server: Server) -> Generator[Contract]:
+def own_database(server: Server) -> Generator[Database]:
     """A database that the tests of this file share."""
     made = Database(server, server.create(server.template()))
     try:
-        yield prepare(Contract(made.connect()))
+        prepare(Contract(made.connect()))
+        yield made
         made.close()
     finally:
         server.drop(made.name)
@@ -153,8 +154,8 @@ class Big:
 
 @pytest.fixture(scope="module")
 def big(server: Server) -> Generator[Big]:
-    with own_database(server) as sql:
-        yield Big(sql)
+    with own_database(server) as own:
+        yield Big(Contract(own.connect()))
 
 
 JOBS = "select * from penstock.job_list where"
@@ -375,29 +376,33 @@ class Costs:
 @pytest.fixture(scope="module")
 def costs(server: Server) -> Generator[dict[str, Costs]]:
     """Measured in turn, without a look at the tables in between: with 1,000 tasks ready; with 100,000, and
-    others ended, by a session that made its plans when there were ten jobs, and by a new one; then with good
+    others ended, by a session that made its plans when there were a few jobs, and by a new one; then with good
     statistics, and with none."""
-    with own_database(server) as sql:
-        sql.tenant = sql.value("create_tenant", name="big")
-        for _ in range(10):
+    with own_database(server) as own:
+        # Two sessions: one that fills, and one whose plans nothing throws away.
+        sql, filler = Contract(own.connect()), Contract(own.connect())
+        sql.tenant = filler.tenant = sql.value("create_tenant", name="big")
+        for _ in range(3):
             sql.start(1)
-        sql.execute("analyze")
-        assert sql.drain(batch=2) == 10
+        sql.drain()
+        sql.start(3)
+        filler.execute("analyze")
+        assert sql.drain(batch=1) == 3
         found: dict[str, Costs] = {}
-        fill(sql, READY, 1000)
+        fill(filler, READY, 1000)
         found["few"] = Costs(sql)
-        fill(sql, ENDED, ENDED_ROWS)
-        fill(sql, READY, ROWS - 1000)
+        fill(filler, ENDED, ENDED_ROWS)
+        fill(filler, READY, ROWS - 1000)
         found["old plans"] = Costs(sql)
         sql.execute("discard plans")
         found["old statistics"] = Costs(sql)
-        sql.execute("analyze")
+        filler.execute("analyze")
         found["good statistics"] = Costs(sql)
-        sql.execute(FORGET)
+        filler.execute(FORGET)
         found["no statistics"] = Costs(sql)
         for _ in range(200):
             sql.start(["other"])
-        sql.execute("analyze")
+        filler.execute("analyze")
         found["5 small jobs"] = Costs(sql, 5, "other")
         found["200 small jobs"] = Costs(sql, 200, "other")
         yield found

@@ -117,6 +117,26 @@ class TestGraph:
         assert sql.drain() == 1000
         assert sql.status(job) == "completed"
 
+    @pytest.mark.parametrize("shape", ["fan-in", "pairs"])
+    def test_ending_tasks_reads_only_their_own_part_of_the_graph(self, sql: Contract, shape: str) -> None:
+        """Else a large graph would take the square of its size."""
+        names = [f"p{n}" for n in range(1500)]
+        if shape == "fan-in":
+            last = [{"kind": "other", "key": "sum", "after": names}]
+        else:
+            last = [{"kind": "other", "after": [name]} for name in names]
+        sql.start([*({"kind": "work", "key": name} for name in names), *last])
+        for _ in range(6):
+            sql.complete_all(sql.claim(200, kinds=["work"]))
+        tasks = sql.claim(50, kinds=["work"])
+        query = """
+            select relname, seq_tup_read + coalesce(idx_tup_fetch, 0) as rows from pg_stat_xact_user_tables
+            where relname in ('results', 'parked', 'edges', 'tasks', 'phases')"""
+        before = {row["relname"]: row["rows"] for row in sql.execute(query)}
+        assert sql.complete_all(tasks) == []
+        read = {row["relname"]: row["rows"] - before[row["relname"]] for row in sql.execute(query)}
+        assert max(read.values()) <= 500, read
+
     def test_a_chain(self, sql: Contract) -> None:
         length = 200
         chain = [{"kind": "work", "key": f"t{n}", "after": [f"t{n - 1}"] if n else []} for n in range(length)]

@@ -401,6 +401,9 @@ begin
   select array_agg(row(p.task_id, 0, p.job_id, p.tenant_id, p.lane_id, p.priority, p.phase, 0, 0, false, p.children)::ready
     order by p.task_id) into v_rows
   from placed p where not (p.parents > 0 or coalesce(p.due > v_now, false) or p_job.status = 'paused');
+  -- Upkeep sleeps for seconds: what is due before that is announced.
+  perform pg_notify('penstock', 'chores') where exists (
+    select from parked where job_id = p_job.id and pending = 0 and until > v_now and until < v_now + interval '5 seconds');
   return v_rows;
 end
 $$;
@@ -424,9 +427,9 @@ begin
   if p_child_ids is null then
     perform 1 from parked where job_id = p_job_id and task_id = any (array(
       with recursive below as (
-        select e.child_id, r.outcome <> 'succeeded' as is_failed from edges e
-        cross join lateral (select x.outcome from results x where x.job_id = p_job_id and x.task_id = e.parent_id offset 0) as r
-        where e.job_id = p_job_id and e.parent_id = any (p_parent_ids)
+        select e.child_id, r.outcome <> 'succeeded' as is_failed from unnest(p_parent_ids) as g(id)
+        cross join lateral (select x.child_id from edges x where x.job_id = p_job_id and x.parent_id = g.id offset 0) as e
+        cross join lateral (select x.outcome from results x where x.job_id = p_job_id and x.task_id = g.id offset 0) as r
         union
         select e.child_id, true from below b
         cross join lateral (select x.child_id from edges x where x.job_id = p_job_id and x.parent_id = b.child_id offset 0) as e
@@ -438,9 +441,10 @@ begin
   loop
     with child as (
       select e.child_id, count(*)::integer as ended, bool_or(r.outcome <> 'succeeded') as is_failed
-      from edges e
-      cross join lateral (select x.outcome from results x where x.job_id = p_job_id and x.task_id = e.parent_id offset 0) as r
-      where e.job_id = p_job_id and e.parent_id = any (v_parents) and e.child_id >= coalesce(p_child_ids[1], 0)
+      from unnest(v_parents) as g(id)
+      cross join lateral (select x.child_id from edges x where x.job_id = p_job_id and x.parent_id = g.id offset 0) as e
+      cross join lateral (select x.outcome from results x where x.job_id = p_job_id and x.task_id = g.id offset 0) as r
+      where e.child_id >= coalesce(p_child_ids[1], 0)
       group by e.child_id
     ), counted as (
       -- What waits for nothing has been released before, by an end of a parent that now ended again.
