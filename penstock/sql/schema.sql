@@ -1009,7 +1009,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 acf97d1fbd4d2f661943ccf9ed5c6934
+  body: sha256 06967f481cca2853b9279db7055bc17f
   comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.
   grant to service_role: execute
 

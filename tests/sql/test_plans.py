@@ -330,7 +330,8 @@ select id, 1000000 * id, job_id, tenant_id, lane_id, 5, 1 from task
 ENDED = """
 with job as (
   insert into penstock.jobs (id, tenant_id, type, status, created_by, created_at, started_at, finished_at)
-  select lpad(to_hex(n), 32, '0')::uuid, %(tenant)s, 'fill', 'completed', 'test', now(), now(), now()
+  select lpad(to_hex(n), 32, '0')::uuid, md5((n %% 1000)::text)::uuid, 'fill', 'completed', 'test', now(), now(),
+    now()
   from generate_series(1, %(n)s) as n returning id
 ), phase as (
   insert into penstock.phases (job_id, position, tenant_id, name, total, succeeded)
@@ -376,18 +377,18 @@ class Costs:
 @pytest.fixture(scope="module")
 def costs(server: Server) -> Generator[dict[str, Costs]]:
     """Measured in turn, without a look at the tables in between: with 1,000 tasks ready; with 100,000, and
-    others ended, by a session that made its plans when there were a few jobs, and by a new one; then with good
+    others ended, by a session that made its plans when there were two jobs, and by a new one; then with good
     statistics, and with none."""
     with own_database(server) as own:
         # Two sessions: one that fills, and one whose plans nothing throws away.
         sql, filler = Contract(own.connect()), Contract(own.connect())
         sql.tenant = filler.tenant = sql.value("create_tenant", name="big")
-        for _ in range(3):
-            sql.start(1)
+        sql.start(1)
         sql.drain()
-        sql.start(3)
+        sql.start(1)
         filler.execute("analyze")
-        assert sql.drain(batch=1) == 3
+        sql.execute("discard plans")
+        assert sql.drain() == 1
         found: dict[str, Costs] = {}
         fill(filler, READY, 1000)
         found["few"] = Costs(sql)
@@ -426,7 +427,7 @@ class TestClaim:
         """R0.8: whatever the statistics say, and also when there are none."""
         seen = costs[when]
         assert seen.scans["ready_claim"] == 1
-        assert seen.scans["jobs_pkey"] <= BATCH + 3
+        assert sum(n for name, n in seen.scans.items() if name.startswith("jobs_")) <= BATCH + 10
         assert seen.scans["tasks_pkey"] == BATCH
         assert seen.scans_of_complete["leases_pkey"] == BATCH
         large = {f"seq {name}" for name in ("ready", "jobs", "tasks", "results", "leases", "phases")}

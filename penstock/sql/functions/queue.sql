@@ -165,8 +165,9 @@ begin
       delete from ready where ctid = any (v_tids) returning *
     ), met as (
       select g.*, j.status, v_lease + row_number() over (order by g.vtime, g.priority, g.task_id) as lease
-      -- The lateral look-up keeps the plan: one index probe per task, also when it was made while there was one job.
-      from gone g cross join lateral (select x.status from jobs x where x.id = g.job_id offset 0) as j
+      -- The lateral look-up keeps the plan, also one that was made when there was one job: a probe of an index per task,
+      -- and with the tenant named, of any index.
+      from gone g cross join lateral (select x.status from jobs x where x.id = g.job_id and x.tenant_id = g.tenant_id offset 0) as j
     ), leased as (
       insert into leases (task_id, lease, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
         has_parents, has_children, worker_id, started_at, expires_at)
