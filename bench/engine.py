@@ -246,7 +246,7 @@ def fifo(dsn: str, n: int, tenants: int) -> list[Figure]:
                 "true",
             )
             .replace("order by ready.vtime limit v_left", "order by ready.task_id limit v_left")
-            .replace("if exists (select from shares where is_mixed)", "if false")
+            .replace("if exists (select from mixed)", "if false")
             .replace("clock = greatest(l.clock, g.top), read_from = l.clock", "clock = l.clock")
         )
         changes = ("ready.task_id limit", "if false", "clock = l.clock")

@@ -18,6 +18,7 @@ Its fsync is off: what is lost with the power is a test database.
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import os
@@ -191,6 +192,8 @@ class Server:
             found = [f"{row['name']} ({row['state']})" for row in self._admin(query)]
             if not found or time.monotonic() > deadline:
                 return found
+            # A connection whose opening was canceled is left to the garbage collector by psycopg.
+            gc.collect()
             time.sleep(0.01)
 
     def _build(self, name: str) -> None:

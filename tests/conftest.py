@@ -10,6 +10,7 @@ import asyncio
 import importlib
 import inspect
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from penstock import db, testing
 from penstock.errors import PenstockError
@@ -49,6 +51,15 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(pyfuncitem.obj).parameters}
     asyncio.run(pyfuncitem.obj(**arguments))
     return True
+
+
+@pytest.fixture(autouse=True)
+def plain_logs() -> Iterator[None]:
+    """The CLI sets up logging for its process; here that is ours."""
+    yield
+    structlog.reset_defaults()
+    ours = logging.getLogger("penstock")
+    ours.handlers, ours.propagate = [], True
 
 
 def _wanted() -> str:

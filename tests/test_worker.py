@@ -450,8 +450,10 @@ async def test_what_was_taken_too_early_goes_back(
     async with running(app, concurrency=2):
         job = await many.astart()
         await eventually.aio(lambda: count(db, "penstock.results") == 1000)
-        await eventually.aio(lambda: count(db, "penstock.leases") == 2, "the rest is given back")
-        assert count(db, "penstock.ready", "failures + deaths = 0") == 98
+        await eventually.aio(
+            lambda: count(db, "penstock.ready", "failures + deaths = 0") == 98, "the rest is given back"
+        )
+        assert count(db, "penstock.leases") == 2
         release.set()
         await job.aresult(timeout=30)
     assert count(db, "penstock.attempts") == 0

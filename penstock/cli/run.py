@@ -129,9 +129,14 @@ def _log_to_stderr(level: int) -> None:
     """Log for people, with colours on a terminal; as JSON lines with `-o json` or `-o jsonl`."""
     import structlog
 
+    # Through logging: its handlers survive a stream that was closed, and a worker must.
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
+    ours = logging.getLogger("penstock")
+    ours.handlers = [logging.StreamHandler(sys.stderr)]
+    ours.setLevel(level)
+    ours.propagate = False
     is_colored = sys.stderr.isatty() and not chosen().no_color
     structlog.configure(
         processors=[
@@ -143,7 +148,7 @@ def _log_to_stderr(level: int) -> None:
             else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.stdlib.LoggerFactory(),
     )
 
 

@@ -48,7 +48,7 @@ declare
   v_table text;
 begin
   foreach v_table in array array['tenants', 'members', 'profiles', 'jobs', 'phases', 'tasks', 'results', 'attempts',
-    'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'edges', 'ready',
+    'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'mixed', 'edges', 'ready',
     'parked', 'leases', 'chores', 'workers', 'migrations'] loop
     execute format('drop policy if exists service_reads on penstock.%I', v_table);
     execute format('create policy service_reads on penstock.%I for select to service_role using (true)', v_table);

@@ -266,6 +266,15 @@ table penstock.migrations
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.mixed
+  comment: Tenants whose queue in a lane holds several priorities: their slots go to their best task first.
+  row security: enabled
+  column lane_id: integer not null
+  column tenant_id: uuid not null
+  index mixed_share: CREATE INDEX mixed_share ON penstock.mixed USING btree (lane_id, tenant_id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.parked
   comment: What may not be claimed yet: it waits for parents (pending), for a time (until) or for its job to resume (until infinity).
   row security: enabled
@@ -422,10 +431,8 @@ table penstock.shares
   column tenant_id: uuid not null
   column tail: bigint not null
   column priority: smallint not null
-  column is_mixed: boolean not null default false
-  comment on column is_mixed: Its queue holds several priorities: its slots go to its best task first.
+  comment on column priority: Of the first task of its backlog: another one makes the queue mixed.
   constraint shares_pkey: PRIMARY KEY (lane_id, tenant_id)
-  index shares_mixed: CREATE INDEX shares_mixed ON penstock.shares USING btree (lane_id, tenant_id) WHERE is_mixed
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -853,7 +860,7 @@ function penstock._prefer(tid[])
   returns: tid[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cdf54b810e27b8ccfa5b8fb7e70a095a
+  body: sha256 a40e2f1264ae0e087286f72a5d18ee1e
   comment: Where a tenant's queue holds several priorities, gives its slots to its best tasks.
 
 function penstock._promote(integer)
@@ -869,7 +876,7 @@ function penstock._queue(penstock.ready[], boolean)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f2a43f8fdea91db05dda72469fbcd711
+  body: sha256 5e3693216bf9fb52ba488ab9d3ec2d6c
   comment: Puts tasks in line, each tenant behind its own last slot.
 
 function penstock._refusals(text, text, bigint[], bigint[], jsonb[], integer)
@@ -1009,7 +1016,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 06967f481cca2853b9279db7055bc17f
+  body: sha256 8d04357122e71dcda963734aeae6a07b
   comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -1330,7 +1337,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 49e2c1fa7b07c9befa1406b592b4f1b4
+  body: sha256 b9008c83c2fec56ff79db91843bfa854
   comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
   grant to service_role: execute
 

@@ -119,7 +119,9 @@ class Desk:
         taken: list[Held] = []
         while self.waiting and self.waiting[0].arrived_at < limit:
             taken.append(self.waiting.popleft())
-            self._rate = 0.0
+        if taken:
+            # They were taken for a pace that is over: what ended before now says nothing about the next.
+            self._rate, self._rated_at, self._rated_ended = 0.0, time.monotonic(), self.ended
         return taken
 
     def leave(self) -> None:

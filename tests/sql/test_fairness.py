@@ -222,10 +222,10 @@ class TestPriority:
     def test_settles_down_when_the_queue_is_empty(self, sql: Contract, clock: Clock) -> None:
         """The price of mixed priorities is paid only while they are mixed."""
         sql.start([{"kind": "work", "priority": p} for p in (1, 2)])
-        assert sql.one("select is_mixed from penstock.shares")
+        assert sql.one("select count(*) from penstock.mixed") == 1
         sql.drain()
         sql.upkeep()
-        assert not sql.one("select is_mixed from penstock.shares")
+        assert sql.one("select count(*) from penstock.mixed") == 0
 
 
 class TestOrder:

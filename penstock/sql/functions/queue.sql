@@ -13,7 +13,6 @@ declare
   v_clock bigint;
   v_step bigint;
   v_start bigint;
-  v_is_mixed boolean;
 begin
   if p_rows is null or cardinality(p_rows) = 0 then
     return;
@@ -32,22 +31,24 @@ begin
       select * into v_share from shares where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
     end if;
     v_start := greatest(v_clock, v_share.tail);
-    v_is_mixed := v_group.lowest <> v_group.highest
-      or coalesce(v_share.tail > v_clock and (v_share.is_mixed or v_share.priority <> v_group.lowest), false);
     if v_is_locked then
-      update shares set tail = v_start + v_group.n * v_step, is_mixed = v_is_mixed,
+      update shares set tail = v_start + v_group.n * v_step,
         priority = case when v_share.tail > v_clock then v_share.priority else v_group.lowest end
       where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
     elsif v_share.tail is null then
       -- Whoever comes second while the first has not committed goes without a row of its own.
       if pg_try_advisory_xact_lock(v_group.lane_id, hashtext(v_group.tenant_id::text)) then
-        insert into shares (lane_id, tenant_id, tail, priority, is_mixed)
-        values (v_group.lane_id, v_group.tenant_id, v_start + v_group.n * v_step, v_group.lowest, v_is_mixed)
+        insert into shares (lane_id, tenant_id, tail, priority)
+        values (v_group.lane_id, v_group.tenant_id, v_start + v_group.n * v_step, v_group.lowest)
         on conflict (lane_id, tenant_id) do nothing;
       end if;
-    elsif v_is_mixed and not v_share.is_mixed then
-      -- Once per backlog, and only then, an enqueue waits for another one of the same tenant.
-      update shares set is_mixed = true where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
+    end if;
+    if v_group.lowest <> v_group.highest or v_share.tail > v_clock and v_share.priority <> v_group.lowest then
+      -- The lock keeps the mark until what we queue is there to be seen.
+      perform 1 from mixed where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id limit 1 for key share skip locked;
+      if not found then
+        insert into mixed (lane_id, tenant_id) values (v_group.lane_id, v_group.tenant_id);
+      end if;
     end if;
 
     -- What has had its turn before (a retry, a hand-back) goes to the front, at its tenant's expense.
@@ -71,8 +72,9 @@ declare
 begin
   for v_group in
     select r.lane_id, r.tenant_id, array_agg(r.ctid) as slots
-    from ready r join shares s on s.lane_id = r.lane_id and s.tenant_id = r.tenant_id and s.is_mixed
-    where r.ctid = any (p_tids) group by r.lane_id, r.tenant_id
+    from ready r
+    where r.ctid = any (p_tids) and exists (select from mixed m where m.lane_id = r.lane_id and m.tenant_id = r.tenant_id)
+    group by r.lane_id, r.tenant_id
   loop
     v_best := array(
       select ctid from ready where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id
@@ -155,7 +157,7 @@ begin
       perform _do_chore(c.job_id, 500) from (select chores.job_id from chores order by created_at limit 1) as c;
       exit;
     end if;
-    if exists (select from shares where is_mixed) then
+    if exists (select from mixed) then
       v_tids := _prefer(v_tids);
     end if;
     -- The sequence grows by the largest batch: one call of it numbers the whole batch.
@@ -329,6 +331,7 @@ declare
   v_now timestamptz := _now();
   v_next timestamptz;
   v_job_id uuid;
+  v_marks tid[];
 begin
   reclaimed := reclaim_stale_tasks();
   promoted := _promote(5000);
@@ -338,10 +341,10 @@ begin
     chores := chores + _do_chore(v_job_id, 5000);
     exit when chores > 0;
   end loop;
-  update shares set is_mixed = false where ctid = any (array(
-    select s.ctid from shares s where s.is_mixed and not exists (
-      select from ready r where r.tenant_id = s.tenant_id and r.lane_id = s.lane_id)
-    for no key update skip locked));
+  -- Locked first and judged after: what was queued under the mark meanwhile must be seen.
+  v_marks := array(select m.ctid from mixed m for update skip locked);
+  delete from mixed m where m.ctid = any (v_marks) and not exists (
+    select from ready r where r.tenant_id = m.tenant_id and r.lane_id = m.lane_id);
   select least(
     (select min(until) from parked where pending = 0 and until < 'infinity'),
     (select min(expires_at) from leases),

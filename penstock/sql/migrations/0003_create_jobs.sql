@@ -41,12 +41,18 @@ create table penstock.shares (
   tenant_id uuid not null,
   tail bigint not null,
   priority smallint not null,
-  is_mixed boolean not null default false,
   primary key (lane_id, tenant_id)
 ) with (fillfactor = 50);
-create index shares_mixed on penstock.shares (lane_id, tenant_id) where is_mixed;
 comment on table penstock.shares is 'A tenant''s place in a lane: its next task goes behind the last slot it holds.';
-comment on column penstock.shares.is_mixed is 'Its queue holds several priorities: its slots go to its best task first.';
+comment on column penstock.shares.priority is 'Of the first task of its backlog: another one makes the queue mixed.';
+
+-- Without a key on purpose: whoever marks never waits for whoever else does.
+create table penstock.mixed (
+  lane_id integer not null,
+  tenant_id uuid not null
+);
+create index mixed_share on penstock.mixed (lane_id, tenant_id);
+comment on table penstock.mixed is 'Tenants whose queue in a lane holds several priorities: their slots go to their best task first.';
 
 create table penstock.jobs (
   id uuid primary key default penstock._uuid7(),
@@ -275,6 +281,7 @@ alter table penstock.kinds enable row level security;
 alter table penstock.job_types enable row level security;
 alter table penstock.lanes enable row level security;
 alter table penstock.shares enable row level security;
+alter table penstock.mixed enable row level security;
 alter table penstock.jobs enable row level security;
 alter table penstock.phases enable row level security;
 alter table penstock.tasks enable row level security;
