@@ -344,7 +344,17 @@ class TestCatalogue:
         }
         policies = sql.execute("select tablename, roles from pg_policies where schemaname = 'penstock'")
         assert {p["tablename"] for p in policies if p["roles"] == ["authenticated"]} == granted
-        assert not granted & {"leases", "ready", "parked", "lanes", "shares", "mixed", "settings", "chores", "workers"}
+        assert not granted & {
+            "leases",
+            "ready",
+            "parked",
+            "lanes",
+            "shares",
+            "mixed",
+            "settings",
+            "chores",
+            "workers",
+        }
 
     def test_the_roles_of_requests_are_nothing_by_themselves(self, sql: Contract) -> None:
         rows = sql.execute("select * from pg_roles where rolname = any (%s)", list(ROLES))
