@@ -13,7 +13,7 @@ import typer
 import typer.main
 
 import penstock
-from penstock.cli import dead_letters, jobs, operate, run, schedules
+from penstock.cli import dead_letters, jobs, operate, run, schedules, simulate
 from penstock.cli.options import (
     DatabaseOption,
     NoColorOption,
@@ -35,6 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.add_to(app)
+simulate.add_to(app)
 app.add_typer(jobs.group, name="jobs", rich_help_panel="Look and act")
 app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Look and act")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Look and act")

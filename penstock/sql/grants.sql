@@ -13,7 +13,10 @@ alter function penstock._uuid7() set search_path = pg_catalog, pg_temp;
 -- Users: their own tenants' rows.
 grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.jobs, penstock.phases, penstock.tasks,
   penstock.results, penstock.attempts, penstock.dead_letters, penstock.schedules, penstock.audit_log,
-  penstock.job_list, penstock.task_list, penstock.dead_letter_list to authenticated;
+  penstock.job_list, penstock.task_list, penstock.dead_letter_list,
+  penstock.meters, penstock.plans, penstock.endpoints, penstock.prices, penstock.exchange_rates, penstock.tenant_limits, penstock.allowances,
+  penstock.accounts, penstock.holds, penstock.usage_events, penstock.usage_sums, penstock.cost_entries, penstock.cost_sums,
+  penstock.usage_days, penstock.cost_days, penstock.job_costs, penstock.price_list, penstock.rate_comparison to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
@@ -22,7 +25,9 @@ grant execute on function
   penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text), penstock.retry_job(uuid),
   penstock.replay_dead_letters(jsonb), penstock.discard_dead_letters(jsonb),
   penstock.set_member(uuid, uuid, text),
-  penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid)
+  penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid),
+  penstock._base_rate(text, timestamptz), penstock.resolve_limits(uuid, timestamptz), penstock.get_usage_status(uuid),
+  penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid)
 to authenticated, service_role;
 
 -- The service: workers and operators.
@@ -39,7 +44,17 @@ grant execute on function
   penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.backlog(),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text),
   penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
-  penstock.create_tenant(text, double precision), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb)
+  penstock.create_tenant(text, double precision), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb),
+  penstock.set_provider(text, jsonb, uuid), penstock.open_provider(text, uuid), penstock.report_provider(text, jsonb, uuid),
+  penstock.acquire_api_capacity(text, text, bigint, text, uuid, double precision),
+  penstock.release_api_capacity(text, text, bigint, bigint, text, uuid), penstock.next_opening(text[]),
+  penstock.set_meter(text, jsonb), penstock.set_plan(text, jsonb), penstock.set_tenant_plan(uuid, text),
+  penstock.set_limit(uuid, text, numeric, boolean), penstock.add_allowance(uuid, text, numeric, text, date, text, text),
+  penstock.reset_quota(uuid, text, text), penstock.reserve_quota(uuid, jsonb, text, text, double precision),
+  penstock.commit_hold(uuid, jsonb, uuid), penstock.release_hold(uuid, uuid), penstock.check_accounts(),
+  penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb),
+  penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb),
+  penstock.set_price(text, text, numeric, jsonb), penstock.set_exchange_rate(text, numeric, timestamptz)
 to service_role;
 
 -- The policies that go with the grants. Service-only tables have none for users.
@@ -49,14 +64,27 @@ declare
 begin
   foreach v_table in array array['tenants', 'members', 'profiles', 'jobs', 'phases', 'tasks', 'results', 'attempts',
     'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'mixed', 'edges', 'ready',
-    'parked', 'leases', 'chores', 'workers', 'migrations'] loop
+    'parked', 'leases', 'chores', 'workers', 'migrations', 'endpoints', 'endpoint_states', 'spent', 'calls', 'provider_events',
+    'meters', 'plans', 'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'exchange_rates', 'prices',
+    'cost_entries', 'cost_sums'] loop
     execute format('drop policy if exists service_reads on penstock.%I', v_table);
     execute format('create policy service_reads on penstock.%I for select to service_role using (true)', v_table);
   end loop;
-  foreach v_table in array array['members', 'jobs', 'phases', 'tasks', 'results', 'attempts', 'dead_letters', 'schedules', 'audit_log'] loop
+  foreach v_table in array array['members', 'jobs', 'phases', 'tasks', 'results', 'attempts', 'dead_letters', 'schedules', 'audit_log',
+    'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'cost_entries', 'cost_sums'] loop
     execute format('drop policy if exists members_read on penstock.%I', v_table);
     execute format('create policy members_read on penstock.%I for select to authenticated
       using (tenant_id in (select penstock.my_tenants()))', v_table);
+  end loop;
+  -- The catalogue is for all, what is a tenant's own only for its members.
+  foreach v_table in array array['endpoints', 'prices'] loop
+    execute format('drop policy if exists members_read on penstock.%I', v_table);
+    execute format('create policy members_read on penstock.%I for select to authenticated
+      using (tenant_id is null or tenant_id in (select penstock.my_tenants()))', v_table);
+  end loop;
+  foreach v_table in array array['meters', 'plans', 'exchange_rates'] loop
+    execute format('drop policy if exists all_read on penstock.%I', v_table);
+    execute format('create policy all_read on penstock.%I for select to authenticated using (true)', v_table);
   end loop;
 end
 $$;

@@ -71,3 +71,68 @@ select id, host, pid, kinds, concurrency, version, running, started_at, beat_at,
   end as state
 from penstock.workers;
 comment on view penstock.worker_list is 'Workers and whether they are alive, late or gone.';
+
+create or replace view penstock.provider_list with (security_invoker = true) as
+select
+  e.id, e.name, e.tenant_id,
+  case when e.status <> 'active' then e.status when s.closed_until = 'infinity' then 'exhausted'
+    when s.closed_until > penstock._now() then 'closed' when s.open_at > penstock._now() then 'full' else 'active' end as state,
+  case when s.closed_until > penstock._now() then s.closed_reason when s.open_at > penstock._now() then s.open_for end as reason,
+  nullif(greatest(s.open_at, s.closed_until), 'infinity') as opens_at,
+  e.requests_per_minute, w.requests_minute, e.tokens_per_minute, w.tokens_minute,
+  e.requests_per_hour, w.requests_hour, e.tokens_per_hour, w.tokens_hour,
+  e.concurrency,
+  (select count(*) from penstock.lanes l join penstock.leases x on x.lane_id = l.id and x.is_gated
+   where l.provider = e.name and l.tenant_id is not distinct from e.tenant_id)::integer as running,
+  (select count(*) from penstock.lanes l join penstock.ready r on r.lane_id = l.id
+   where l.provider = e.name and l.tenant_id is not distinct from e.tenant_id) as waiting,
+  round(least(1, s.pace + extract(epoch from penstock._now() - s.paced_at) / 600)::numeric, 2) as pace,
+  s.refusals, s.refused_at, e.default_tokens, e.backpressure_threshold, e.backpressure_delay_seconds, e.depth_limit, e.features, e.changed_at
+from penstock.endpoints e
+join penstock.endpoint_states s on s.endpoint_id = e.id
+cross join lateral (
+  select coalesce(sum(x.requests) filter (where x.width = 1), 0)::bigint as requests_minute,
+    coalesce(sum(x.tokens) filter (where x.width = 1), 0)::bigint as tokens_minute,
+    coalesce(sum(x.requests) filter (where x.width = 60), 0)::bigint as requests_hour,
+    coalesce(sum(x.tokens) filter (where x.width = 60), 0)::bigint as tokens_hour
+  from penstock.spent x where x.endpoint_id = e.id
+    and case x.width when 1 then x.slot + 62 else x.slot * 60 + 3661 end > extract(epoch from penstock._now())) as w;
+comment on view penstock.provider_list is 'Provider endpoints: limits, what of them is in use in the present windows, and whether they take work.';
+
+create or replace view penstock.usage_days with (security_invoker = true) as
+select tenant_id, day, action, meter, sum(amount) as amount from penstock.usage_sums group by tenant_id, day, action, meter;
+comment on view penstock.usage_days is 'Usage per tenant, UTC day, action and meter.';
+
+create or replace view penstock.cost_days with (security_invoker = true) as
+select tenant_id, day, provider, cost_type, sum(amount) as amount, sum(unit_count) as unit_count, sum(lines)::bigint as lines
+from penstock.cost_sums where tenant_id is not null group by tenant_id, day, provider, cost_type;
+comment on view penstock.cost_days is 'Costs in the base currency per tenant, UTC day, provider and type.';
+
+create or replace view penstock.cost_totals with (security_invoker = true) as
+select day, provider, cost_type, sum(amount) as amount, sum(unit_count) as unit_count, sum(lines)::bigint as lines
+from penstock.cost_sums where tenant_id is null group by day, provider, cost_type;
+comment on view penstock.cost_totals is 'Costs of all tenants in the base currency per UTC day, provider and type.';
+
+create or replace view penstock.job_costs with (security_invoker = true) as
+select a.tenant_id, a.job_id, j.type, j.status, a.used as cost, a.held, j.budget
+from penstock.accounts a join penstock.jobs j on j.id = a.job_id where a.meter = 'cost';
+comment on view penstock.job_costs is 'What each job has cost, what is set aside for its running tasks, and its budget.';
+
+create or replace view penstock.price_list with (security_invoker = true) as
+select p.id, p.provider, p.tenant_id, p.meter, p.variant, p.cost_type, p.amount, p.currency, p.valid_from,
+  lead(p.valid_from) over (partition by p.provider, p.tenant_id, p.meter, p.variant order by p.valid_from) as valid_until,
+  p.valid_from <= penstock._now() and coalesce(lead(p.valid_from) over (partition by p.provider, p.tenant_id, p.meter, p.variant order by p.valid_from) > penstock._now(), true) as is_current
+from penstock.prices p;
+comment on view penstock.price_list is 'Prices with the time they hold.';
+
+create or replace view penstock.rate_comparison with (security_invoker = true) as
+select p.meter, p.variant, p.provider, p.tenant_id, p.amount, p.currency, p.amount * penstock._base_rate(p.currency, penstock._now()) as base_amount,
+  rank() over (partition by p.meter, p.variant, p.tenant_id order by p.amount * penstock._base_rate(p.currency, penstock._now())) as place
+from penstock.price_list p where p.is_current and p.amount is not null;
+comment on view penstock.rate_comparison is 'What a unit costs at each provider now, cheapest first.';
+
+create or replace view penstock.provider_outcomes with (security_invoker = true) as
+select t.tenant_id, l.provider, r.outcome, count(*) as tasks, avg(extract(epoch from r.finished_at - r.started_at)) as seconds
+from penstock.results r join penstock.tasks t on t.job_id = r.job_id and t.id = r.task_id join penstock.lanes l on l.id = t.lane_id
+where l.provider is not null group by t.tenant_id, l.provider, r.outcome;
+comment on view penstock.provider_outcomes is 'How tasks ended at each provider, and how long they took.';

@@ -60,14 +60,10 @@ begin
   end if;
   perform _check_document(coalesce(p_params, '{}'), 'params', (_setting('max_input_bytes'))::integer);
   select k into v_unknown from jsonb_object_keys(v_options) as k
-  where k not in ('tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds', 'on_failure', 'paused', 'digest', 'budget');
+  where k not in ('tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds', 'on_failure', 'paused', 'digest', 'budget', 'on_limit');
   if found then
     perform _refuse(422, 'unknown_field', format('options has an unknown field %L', left(v_unknown, 100)),
       jsonb_build_object('field', 'options.' || left(v_unknown, 100)));
-  end if;
-  if v_options ? 'budget' and v_options -> 'budget' <> 'null' then
-    -- A budget that nothing enforces would be worse than none.
-    perform _refuse(422, 'budget_unsupported', 'budgets are not available in this version', '{"field": "options.budget"}');
   end if;
   begin
     v_field := 'tenant_id';
@@ -80,6 +76,11 @@ begin
     v_delay := (v_options ->> v_field)::double precision;
     if v_delay not between 0 and 86400 * 3660::double precision then
       raise invalid_parameter_value using message = 'it is 0 to ten years';
+    end if;
+    v_field := 'budget';
+    v_job.budget := (v_options ->> v_field)::numeric;
+    if v_job.budget = 'NaN' or v_job.budget not between 0 and 1e12 then
+      raise invalid_parameter_value using message = 'it is 0 or more, in the base currency';
     end if;
     v_field := 'run_at';
     v_job.run_at := coalesce((v_options ->> v_field)::timestamptz, _now() + make_interval(secs => v_delay));
@@ -102,14 +103,18 @@ begin
   if v_job.on_failure not in ('continue', 'stop') then
     perform _refuse(422, 'invalid_options', 'on_failure is continue or stop', '{"field": "options.on_failure"}');
   end if;
+  v_job.on_limit := coalesce(v_options ->> 'on_limit', 'hold');
+  if v_job.on_limit not in ('hold', 'refuse') then
+    perform _refuse(422, 'invalid_options', 'on_limit is hold or refuse', '{"field": "options.on_limit"}');
+  end if;
   -- The key stands for what was asked: everything but the key itself, with the caller's digest for the tasks.
   v_digest := sha256(convert_to(
     p_type || E'\n' || coalesce(p_params, '{}')::text || E'\n' || (v_options - 'idempotency_key')::text, 'utf8'));
 
   insert into jobs (tenant_id, type, params, status, priority, on_failure, idempotency_key, request_digest,
-                    created_by, created_at, run_at)
+                    created_by, created_at, run_at, budget, on_limit)
   values (v_tenant_id, p_type, coalesce(p_params, '{}'), case when v_paused then 'paused' else 'queued' end, v_priority,
-          v_job.on_failure, v_options ->> 'idempotency_key', v_digest, _actor(), _now(), v_job.run_at)
+          v_job.on_failure, v_options ->> 'idempotency_key', v_digest, _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit)
   on conflict (tenant_id, idempotency_key) where idempotency_key is not null do nothing
   returning * into v_job;
 
@@ -134,7 +139,7 @@ begin
 end
 $$;
 comment on function penstock.open_job(text, jsonb, jsonb) is
-  'Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest.';
+  'Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest, budget (in the base currency), on_limit (hold, refuse).';
 
 create or replace function penstock.start_job(
   p_type text, p_params jsonb default '{}', p_tasks jsonb default '[]', p_options jsonb default '{}')
@@ -450,7 +455,8 @@ begin
   return jsonb_build_object(
     'id', v_job.id, 'tenant_id', v_job.tenant_id, 'type', v_job.type, 'status', v_job.status, 'status_reason', v_job.status_reason,
     'params', v_job.params, 'priority', v_job.priority, 'created_at', v_job.created_at, 'created_by', v_job.created_by,
-    'run_at', v_job.run_at, 'started_at', v_job.started_at, 'finished_at', v_job.finished_at,
+    'run_at', v_job.run_at, 'budget', v_job.budget,
+    'cost', coalesce((select a.used from accounts a where a.tenant_id = v_job.tenant_id and a.job_id = v_job.id and a.meter = 'cost'), 0), 'started_at', v_job.started_at, 'finished_at', v_job.finished_at,
     'progress', jsonb_build_object(
       'percent', case when v_list.percent = 100 then 100 else least(99, greatest(v_list.percent, floor((100 * coalesce(v_fraction, 0))::numeric)::integer)) end,
       'phase', v_list.phase,
@@ -474,6 +480,9 @@ declare
   v_job_id uuid;
   v_count integer;
 begin
+  perform _prune_providers();
+  delete from holds where ctid = any (array(select ctid from holds where settled_at < v_cutoff limit p_limit));
+  delete from provider_events where at < v_cutoff;
   for v_job_id in
     select id from jobs where status in ('completed', 'failed', 'canceled') and finished_at < v_cutoff
     order by id limit p_limit for update skip locked
@@ -494,6 +503,7 @@ begin
     delete from attempts where job_id = v_job_id;
     delete from parked where job_id = v_job_id;
     delete from phases where job_id = v_job_id;
+    delete from accounts where job_id = v_job_id;
     delete from jobs where id = v_job_id;
     v_left := v_left - 1;
     exit when v_left <= 0;

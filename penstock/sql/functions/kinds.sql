@@ -30,9 +30,9 @@ begin
       excluded.backoff_cap_seconds, excluded.retry_seconds, excluded.timeout_seconds);
   insert into lanes (kind)
   select name from kinds where name in (select e ->> 'name' from jsonb_array_elements(p_kinds) as e)
-    and not exists (select from lanes where lanes.kind = kinds.name and lanes.provider is null)
+    and not exists (select from lanes where lanes.kind = kinds.name and lanes.provider is null and not lanes.is_gated)
   order by name
-  on conflict (kind, provider) do nothing;
+  on conflict (kind, provider, tenant_id, is_gated) do nothing;
 exception when data_exception or integrity_constraint_violation or cardinality_violation then
   perform _refuse(422, 'invalid_kind', 'a kind is not well formed: ' || sqlerrm);
 end
@@ -70,20 +70,22 @@ $$;
 comment on function penstock.define_job_type(text, jsonb, text) is
   'Makes or changes a job type: its phases [{"name", "weight"}] in order, and what a failed task does to the rest (continue, stop).';
 
-create or replace function penstock._lane(p_kind text, p_provider text)
+create or replace function penstock._lane(p_kind text, p_provider text, p_tenant_id uuid, p_is_gated boolean)
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_id integer;
+  -- Of a tenant only where it has limits of its own.
+  v_tenant_id uuid := case when p_provider is not null then (_endpoint(p_provider, p_tenant_id)).tenant_id end;
 begin
-  select id into v_id from lanes where kind = p_kind and provider is not distinct from p_provider;
-  if v_id is null then
-    insert into lanes (kind, provider) values (p_kind, p_provider)
-    on conflict (kind, provider) do nothing returning id into v_id;
-    if v_id is null then
-      select id into v_id from lanes where kind = p_kind and provider is not distinct from p_provider;
+  loop
+    select id into v_id from lanes where kind = p_kind and provider is not distinct from p_provider
+      and tenant_id is not distinct from v_tenant_id and is_gated = p_is_gated;
+    if v_id is not null then
+      return v_id;
     end if;
-  end if;
-  return v_id;
+    insert into lanes (kind, provider, tenant_id, is_gated) values (p_kind, p_provider, v_tenant_id, p_is_gated)
+    on conflict (kind, provider, tenant_id, is_gated) do nothing;
+  end loop;
 end
 $$;
-comment on function penstock._lane(text, text) is 'The lane of a kind and a provider endpoint, made when first asked for.';
+comment on function penstock._lane(text, text, uuid, boolean) is 'The lane of a kind and a provider endpoint, made when first asked for.';

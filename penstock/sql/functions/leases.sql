@@ -114,6 +114,8 @@ declare
   v_some_jobs uuid[];
   v_some_parents bigint[];
   v_some_freed ready[];
+  v_gated leases[];
+  v_some_gated leases[];
 begin
   perform _check_arrays(p_task_ids, p_leases, cardinality(p_outputs));
   loop
@@ -140,8 +142,10 @@ begin
       (select array_agg(row(c.job_id, c.phase, c.n, 0, 0)::phase_delta) from (
         select g.job_id, g.phase, count(*)::integer as n from gone g group by g.job_id, g.phase) as c),
       (select array_agg(g.job_id) from gone g where g.has_children),
-      (select array_agg(g.task_id) from gone g where g.has_children)
-    into v_some_count, v_some_deltas, v_some_jobs, v_some_parents;
+      (select array_agg(g.task_id) from gone g where g.has_children),
+      (select array_agg(row(g.*)::leases) from gone g where g.is_gated)
+    into v_some_count, v_some_deltas, v_some_jobs, v_some_parents, v_some_gated;
+    v_gated := v_gated || v_some_gated;
     v_count := v_count + v_some_count;
     v_deltas := v_deltas || v_some_deltas;
     v_jobs := v_jobs || v_some_jobs;
@@ -166,6 +170,9 @@ begin
   end if;
   perform _move_progress(v_deltas);
   perform _queue(v_freed, false);
+  if v_gated is not null then
+    perform _settle(v_gated, true);
+  end if;
 
   if v_count < cardinality(p_task_ids) then
     return query select r.id, r.code from _refusals(p_worker_id, 'succeeded', p_task_ids, p_leases, p_outputs, v_limit) as r;
@@ -190,6 +197,7 @@ begin
   )
   select array_agg(g.held) into v_stopped from gone g;
   perform _keep_canceled(v_stopped);
+  perform _settle(v_stopped, false);
   return query
   select g.id, case
       when exists (select from unnest(v_stopped) as s where s.task_id = g.id) then 'canceled'
@@ -314,6 +322,7 @@ begin
       perform _bury(v_dead, v_reasons, v_codes, v_messages);
     end if;
     perform _queue(v_again, true);
+    perform _settle(v_failed, false);
   end if;
   if coalesce(cardinality(v_failed), 0) < cardinality(p_task_ids) then
     return query select r.id, r.code from _others(p_task_ids, p_leases, v_failed) as o
@@ -371,6 +380,7 @@ begin
       v_now + make_interval(secs => p_delay_seconds), left(coalesce(p_reason, 'rescheduled'), 200)
     from unnest(v_leases) as l;
   end if;
+  perform _settle(v_leases, false);
   if coalesce(cardinality(v_leases), 0) < cardinality(p_task_ids) then
     return query select r.id, r.code from _others(p_task_ids, p_leases, v_leases) as o
     cross join _refusals(p_worker_id, 'rescheduled', o.task_ids, o.leases) as r;

@@ -105,7 +105,7 @@ create or replace function penstock.claim_tasks(
   p_worker_id text, p_max_tasks integer default 1, p_task_types text[] default null, p_lease_seconds integer default null)
 returns table (
   id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb,
-  attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamptz)
+  attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamptz, provider text)
 language plpgsql security definer set search_path = penstock, pg_temp
   set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
@@ -116,6 +116,15 @@ declare
   v_count integer;
   v_lease bigint;
   v_stopped uuid[];
+  v_open tid[];
+  v_admitted tid[];
+  v_held bigint[];
+  v_amounts jsonb[];
+  v_is_more boolean;
+  v_has_gated boolean;
+  v_is_gated_first boolean;
+  v_gated integer[];
+  v_taken integer := 0;
 begin
   if coalesce(length(p_worker_id), 0) not between 1 and 200 then
     perform _refuse(422, 'invalid_worker', 'a worker id has 1 to 200 characters', '{"field": "p_worker_id"}');
@@ -131,12 +140,23 @@ begin
   end if;
 
   v_stopped := array(select c.job_id from chores c where c.verb <> 'unpark');
+  v_has_gated := exists (select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)));
+  -- Neither kind of lane may keep the other waiting.
+  v_is_gated_first := v_has_gated and random() < 0.5;
   for v_round in 1 .. 10 loop
-    v_tids := array(
+    v_tids := '{}';
+    v_gated := '{}';
+    v_held := '{}';
+    v_is_more := false;
+    if v_is_gated_first then
+      select a.tids, a.lanes, a.held, a.amounts, a.is_more into v_tids, v_gated, v_held, v_amounts, v_is_more
+      from _admit(p_task_types, v_left, v_stopped, v_now) as a;
+    end if;
+    v_open := array(
       select r.ctid
       from (
         select l.id, case when l.swept_at < v_now - interval '1 second' then 0 else l.read_from end as read_from
-        from lanes l where p_task_types is null or l.kind = any (p_task_types) order by random()
+        from lanes l where not l.is_gated and (p_task_types is null or l.kind = any (p_task_types)) order by random()
       ) as l
       cross join lateral (
         -- Past the tasks of a job that is just being stopped, but not further than a few slots.
@@ -148,17 +168,24 @@ begin
         select ready.ctid from ready
         where ready.lane_id = l.id and ready.vtime >= l.read_from and ready.vtime <= coalesce(bound.vtime, 9223372036854775807)
           and ready.job_id <> all (v_stopped)
-        order by ready.vtime limit v_left
+        order by ready.vtime limit v_left - cardinality(v_tids)
         for update skip locked
       ) as r
-      limit v_left);
+      limit v_left - cardinality(v_tids));
+    if v_open <> '{}' and exists (select from mixed) then
+      v_open := _prefer(v_open);
+    end if;
+    v_tids := v_tids || v_open;
+    if v_has_gated and not v_is_gated_first and cardinality(v_tids) < v_left then
+      select a.tids, a.lanes, a.held, a.amounts, a.is_more into v_admitted, v_gated, v_held, v_amounts, v_is_more
+      from _admit(p_task_types, v_left - cardinality(v_tids), v_stopped, v_now) as a;
+      v_tids := v_tids || v_admitted;
+    end if;
+    continue when v_tids = '{}' and v_is_more;
     if cardinality(v_tids) = 0 then
       -- Nothing but stopped jobs' tasks here: where no worker does upkeep, whoever claims clears them away.
       perform _do_chore(c.job_id, 500) from (select chores.job_id from chores order by created_at limit 1) as c;
       exit;
-    end if;
-    if exists (select from mixed) then
-      v_tids := _prefer(v_tids);
     end if;
     -- The sequence grows by the largest batch: one call of it numbers the whole batch.
     v_lease := nextval('lease_numbers');
@@ -172,9 +199,9 @@ begin
       from gone g cross join lateral (select x.status from jobs x where x.id = g.job_id and x.tenant_id = g.tenant_id offset 0) as j
     ), leased as (
       insert into leases (task_id, lease, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-        has_parents, has_children, worker_id, started_at, expires_at)
+        has_parents, has_children, worker_id, started_at, expires_at, is_gated)
       select m.task_id, m.lease, m.job_id, m.tenant_id, m.lane_id, m.priority, m.phase, m.failures, m.deaths,
-        m.has_parents, m.has_children, p_worker_id, v_now, v_now + make_interval(secs => v_lease_seconds)
+        m.has_parents, m.has_children, p_worker_id, v_now, v_now + make_interval(secs => v_lease_seconds), m.lane_id = any (v_gated)
       from met m where m.status in ('queued', 'running')
       returning *
     ), held as (
@@ -215,7 +242,7 @@ begin
           left join results r on r.job_id = e.job_id and r.task_id = e.parent_id
           where e.job_id = l.job_id and e.child_id = l.task_id)) end,
       l.failures + l.deaths + 1, coalesce(t.max_attempts, k.max_attempts)::integer,
-      coalesce(t.timeout_seconds, k.timeout_seconds), l.expires_at
+      coalesce(t.timeout_seconds, k.timeout_seconds), l.expires_at, (select x.provider from lanes x where x.id = l.lane_id)
     from leased l
     cross join lateral (
       select x.kind, x.key, x.input, x.max_attempts, x.timeout_seconds from tasks x
@@ -223,14 +250,25 @@ begin
     join kinds k on k.name = t.kind
     order by l.lease;
     get diagnostics v_count = row_count;
-    exit when v_count = v_left or cardinality(v_tids) < v_left;
+    v_taken := v_taken + v_count;
+    if cardinality(v_held) > 0 then
+      insert into holds (tenant_id, job_id, task_id, lease, action, amounts, has_budget, at)
+      select l.tenant_id, l.job_id, l.task_id, l.lease, 'claim', h.amounts -> 'amounts', (h.amounts ->> 'has_budget')::boolean, v_now
+      from unnest(v_held, v_amounts) as h(task_id, amounts)
+      cross join lateral (select x.* from leases x where x.task_id = h.task_id offset 0) as l;
+    end if;
+    exit when v_count = v_left or cardinality(v_tids) < v_left and not v_is_more;
     -- Some were of a job stopped this moment: ask for the rest.
     v_left := v_left - v_count;
   end loop;
+  if v_taken = 0 and v_is_more then
+    -- We only cleared away so far: whoever comes next will find more.
+    perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types));
+  end if;
 end
 $$;
 comment on function penstock.claim_tasks(text, integer, text[], integer) is
-  'Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.';
+  'Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, within limits, quotas and budgets, each with a lease that lasts p_lease_seconds without a heartbeat.';
 
 create or replace function penstock._many_outputs(p_job_id uuid, p_task_id bigint)
 returns jsonb language sql stable set search_path = penstock, pg_temp as $$
@@ -300,6 +338,7 @@ begin
   end if;
   perform _return_tasks(array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 < v_max_deaths), 1);
   perform _keep_canceled(array(select l from unnest(v_lost) as l where l.is_canceled));
+  perform _settle(v_lost, false);
   return cardinality(v_lost);
 end
 $$;
@@ -335,6 +374,11 @@ declare
 begin
   reclaimed := reclaim_stale_tasks();
   promoted := _promote(5000);
+  perform _expire_holds();
+  perform _refuse_waiting();
+  perform _pause_spent_jobs();
+  perform _reroute();
+  perform _compact();
   chores := 0;
   -- Of those with nothing left to do, many at once; of the others, one bite.
   for v_job_id in select c.job_id from penstock.chores c order by c.created_at limit 100 loop
@@ -348,6 +392,7 @@ begin
   select least(
     (select min(until) from parked where pending = 0 and until < 'infinity'),
     (select min(expires_at) from leases),
+    (select min(expires_at) from holds where status = 'held' and expires_at is not null),
     (select min(next_run_at) from schedules where is_enabled and next_run_at > v_now)) into v_next;
   next_seconds := case
     when reclaimed >= 1000 or promoted >= 5000 or chores > 0 then 0

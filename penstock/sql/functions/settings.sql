@@ -14,7 +14,9 @@ insert into penstock.settings (name, value, comment) values
   ('max_input_bytes', '262144', 'Largest input of a task, and largest params of a job.'),
   ('max_output_bytes', '262144', 'Largest output of a task kept in the database.'),
   ('max_tasks_per_call', '100000', 'Most tasks one call may add.'),
-  ('retention_days', '90', 'Ended jobs are kept this long.')
+  ('retention_days', '90', 'Ended jobs are kept this long.'),
+  ('base_currency', '"USD"', 'What budgets are in, and sums of costs. Not to be changed once there are costs.'),
+  ('default_plan', '"free"', 'The plan of a user''s personal tenant; an empty word: none.')
 on conflict (name) do nothing;
 
 create or replace function penstock.set_setting(p_name text, p_value jsonb)

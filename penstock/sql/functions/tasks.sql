@@ -4,7 +4,7 @@ create or replace function penstock._parse_tasks(p_tasks jsonb)
 returns penstock.task_spec[] language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   c_fields constant text[] := array['kind', 'key', 'input', 'after', 'after_failure', 'phase', 'provider', 'units',
-    'priority', 'run_at', 'max_attempts', 'timeout_seconds', 'idempotency_key'];
+    'priority', 'run_at', 'max_attempts', 'timeout_seconds', 'idempotency_key', 'route'];
   v_limit integer := (_setting('max_tasks_per_call'))::integer;
   v_index integer;
   v_task jsonb;
@@ -74,9 +74,10 @@ begin
       when not isfinite(t.run_at) then array['run_at', 'invalid_run_at', 'has a run_at that never comes']
       when t.after_failure not in ('cancel', 'run') then array['after_failure', 'invalid_task', 'has after_failure that is not cancel or run']
       when jsonb_typeof(t.units) not in ('object', 'null') or octet_length(t.units::text) > 10000 then array['units', 'invalid_units', 'has units that are not a small object']
+      when t.provider is not null and t.route is not null and t.route <> 'null' then array['route', 'invalid_route', 'names a provider and a route: one of them decides']
       end as bad
     from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units, priority,
-      run_at, max_attempts, timeout_seconds, idempotency_key, n)
+      run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
     left join kinds k on k.name = t.kind
   ) as x where x.bad is not null limit 1;
   if v_bad is not null then
@@ -154,7 +155,7 @@ begin
     from (
       select coalesce(t.phase, t.kind) as name, min(t.n) as n
       from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units, priority,
-        run_at, max_attempts, timeout_seconds, idempotency_key, n)
+        run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
       group by coalesce(t.phase, t.kind)
     ) as s
     where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name);
@@ -209,7 +210,7 @@ declare
 begin
   with spec as materialized (
     select t.key, t.after, t.n from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase,
-      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)
+      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
   ), wanted as materialized (
     select distinct c.n, a.key from spec c cross join lateral unnest(c.after) as a(key)
   )
@@ -224,7 +225,7 @@ begin
 
   with wanted as materialized (
     select distinct c.n, a.key from unnest(p_specs) with ordinality as c(kind, key, input, after, after_failure, phase,
-      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)
+      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
     cross join lateral unnest(c.after) as a(key)
   ), added as (
     insert into edges (job_id, parent_id, child_id)
@@ -306,6 +307,7 @@ declare
   v_rows ready[];
   v_freed ready[];
   v_deltas phase_delta[];
+  v_pressed jsonb := '{}';
 begin
   perform _check_tasks(v_specs);
   select * into strict v_job from jobs where id = p_job_id;
@@ -315,7 +317,7 @@ begin
       select v_specs[x.n] from (
         select s.n, s.idempotency_key, row_number() over (partition by s.idempotency_key order by s.n) as nth
         from unnest(v_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
-          priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)) as x
+          priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)) as x
       where x.idempotency_key is null or (x.nth = 1 and not exists (
         select from tasks t where t.job_id = p_job_id and t.idempotency_key = x.idempotency_key))
       order by x.n);
@@ -330,28 +332,34 @@ begin
     perform _check_keys(p_job_id, v_specs);
   end if;
   perform _add_phases(v_job, v_specs);
-  perform _lane(s.kind, s.provider) from (select distinct kind, provider from unnest(v_specs) order by 1, 2) as s;
+  if exists (select from unnest(v_specs) as s where s.route is not null and s.route <> 'null') then
+    v_specs := _choose_providers(v_job, v_specs);
+  end if;
+  if exists (select from unnest(v_specs) as s where s.provider is not null or s.units is not null) then
+    v_pressed := _check_demands(v_job, v_specs);
+  end if;
+  perform _lane(s.kind, s.provider, v_job.tenant_id, s.is_gated) from (
+    select distinct kind, provider, provider is not null or units is not null as is_gated from unnest(v_specs) order by 1, 2, 3) as s;
   v_ids := array(select nextval('task_ids') from generate_series(1, v_count));
 
   with spec as (
     select * from unnest(v_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units,
-      priority, run_at, max_attempts, timeout_seconds, idempotency_key, n)
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
   ), route as materialized (
-    select s.kind, s.provider, s.phase, l.id as lane_id, p.position
-    from (select distinct kind, provider, phase from spec) as s
-    join lanes l on l.kind = s.kind and l.provider is not distinct from s.provider
+    select s.kind, s.provider, s.phase, s.is_gated, _lane(s.kind, s.provider, v_job.tenant_id, s.is_gated) as lane_id, p.position
+    from (select distinct kind, provider, phase, provider is not null or units is not null as is_gated from spec) as s
     cross join lateral (
       select x.position from phases x where x.job_id = p_job_id
       order by (x.name = coalesce(s.phase, s.kind)) desc, x.position limit 1) as p
   ), made as (
     insert into tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, max_attempts, run_after_failure,
-      timeout_seconds, kind, key, idempotency_key, input, units)
+      timeout_seconds, kind, key, idempotency_key, input, units, route)
     select p_job_id, v_ids[t.n], v_job.tenant_id, v_now, r.lane_id, r.position, coalesce(t.priority, v_job.priority),
       t.max_attempts, coalesce(t.after_failure = 'run', false), t.timeout_seconds, t.kind, t.key, t.idempotency_key,
-      case when jsonb_typeof(t.input) = 'object' then t.input else '{}' end, t.units
+      case when jsonb_typeof(t.input) = 'object' then t.input else '{}' end, t.units, t.route
     from spec t
     join route r on r.kind = t.kind and coalesce(r.provider, '') = coalesce(t.provider, '')
-      and coalesce(r.phase, '') = coalesce(t.phase, '')
+      and coalesce(r.phase, '') = coalesce(t.phase, '') and r.is_gated = (t.provider is not null or t.units is not null)
     returning id, lane_id, phase, priority
   ), counted as (
     update phases p set total = p.total + c.n
@@ -364,6 +372,13 @@ begin
   if v_has_graph then
     v_parents := _add_edges(p_job_id, v_specs, v_ids);
     v_ended := array(select task_id from results where job_id = p_job_id and task_id = any (v_parents));
+  end if;
+  if v_pressed <> '{}' then
+    -- Past the threshold new work comes a little later, and not all at once.
+    v_specs := array(
+      select jsonb_populate_record(s, case when v_pressed ? s.provider then jsonb_build_object('run_at',
+        greatest(s.run_at, v_now + make_interval(secs => (0.5 + random()) * (v_pressed ->> s.provider)::double precision))) else '{}' end)
+      from unnest(v_specs) as s);
   end if;
   if v_has_graph or v_job.status = 'paused' or v_job.run_at > v_now
      or exists (select from unnest(v_specs) as s where s.run_at > v_now) then

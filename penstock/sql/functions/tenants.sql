@@ -164,7 +164,8 @@ declare
   v_tenant_id uuid;
   v_name text := left(coalesce(nullif(split_part(to_jsonb(new) ->> 'email', '@', 1), ''), 'personal'), 200);
 begin
-  insert into tenants (name, is_personal, created_at) values (v_name, true, _now()) returning id into v_tenant_id;
+  insert into tenants (name, is_personal, created_at, plan)
+  values (v_name, true, _now(), (select p.name from plans p where p.name = (_setting('default_plan')) #>> '{}')) returning id into v_tenant_id;
   insert into profiles (user_id, tenant_id, email, created_at)
   values (new.id, v_tenant_id, to_jsonb(new) ->> 'email', _now());
   insert into members (tenant_id, user_id, role, created_at) values (v_tenant_id, new.id, 'owner', _now());

@@ -1,0 +1,187 @@
+"""The Anthropic API: messages, and the counting of their tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any, ClassVar
+
+from penstock.simulator import content
+from penstock.simulator.limits import Account, Refusal
+from penstock.simulator.provider import MOST_TOKENS, Ask, Endpoint, Problem, Provider, Reply, bearer, document
+
+_LIMIT_NAMES = {
+    "rpm": "requests per minute",
+    "tpm": "tokens per minute",
+    "itpm": "input tokens per minute",
+    "otpm": "output tokens per minute",
+    "rph": "requests per hour",
+    "tph": "tokens per hour",
+}
+
+
+def moment(seconds: float) -> str:
+    """A time of the simulator's clock as RFC 3339."""
+    return datetime.fromtimestamp(math.ceil(seconds), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+# Endpoints
+
+
+def count_tokens(ask: Ask) -> Reply:
+    """The tokens of a prompt; nothing is made, and no limit counts it."""
+    model, messages = ask.model(), ask.messages("messages")
+    used = content.tokens(_prompt(ask, messages))
+    return Reply(model, used, 0, 0, [document({"input_tokens": used})])
+
+
+def _messages(ask: Ask) -> Reply:
+    model, messages = ask.model(), ask.messages("messages")
+    most = ask.count("max_tokens", MOST_TOKENS)
+    if most is None:
+        raise Problem("invalid", "max_tokens: Field required", param="max_tokens")
+    prompt = _prompt(ask, messages)
+    text, is_cut = content.answer(prompt, ask.seed, most)
+    used, made = content.tokens(prompt), content.tokens(text)
+    message: dict[str, Any] = {
+        "id": f"msg_{ask.number:08d}",
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [{"type": "text", "text": text}],
+        "stop_reason": "max_tokens" if is_cut else "end_turn",
+        "stop_sequence": None,
+        "usage": {
+            "input_tokens": used,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": 0,
+            "output_tokens": made,
+            "service_tier": "standard",
+        },
+    }
+    is_stream = ask.flag("stream")
+    return Reply(model, used, made, most, _events(message) if is_stream else [document(message)], is_stream)
+
+
+def _prompt(ask: Ask, messages: list[dict[str, Any]]) -> str:
+    return "\n".join(content.texts([ask.fields.get("system"), messages]))
+
+
+def _events(message: dict[str, Any]) -> list[bytes]:
+    usage, text = message["usage"], message["content"][0]["text"]
+    start: dict[str, Any] = {
+        **message,
+        "content": [],
+        "stop_reason": None,
+        "usage": {**usage, "output_tokens": 1},
+    }
+    block = {"index": 0, "content_block": {"type": "text", "text": ""}}
+    deltas = [{"index": 0, "delta": {"type": "text_delta", "text": piece}} for piece in content.pieces(text)]
+    end = {"stop_reason": message["stop_reason"], "stop_sequence": None}
+    return [
+        _event("message_start", {"message": start}),
+        _event("content_block_start", block),
+        _event("ping", {}),
+        *(_event("content_block_delta", delta) for delta in deltas),
+        _event("content_block_stop", {"index": 0}),
+        _event("message_delta", {"delta": end, "usage": {"output_tokens": usage["output_tokens"]}}),
+        _event("message_stop", {}),
+    ]
+
+
+def _event(name: str, fields: dict[str, Any]) -> bytes:
+    return b"event: " + name.encode() + b"\ndata: " + document({"type": name, **fields}) + b"\n\n"
+
+
+# Keys, limits, errors
+
+
+class Anthropic(Provider):
+    """https://docs.claude.com/en/api"""
+
+    name = "anthropic"
+    models = ("claude-opus-4-5", "claude-sonnet-4-5", "claude-haiku-4-5")
+    prefixes = ("claude-",)
+    request_id = "request-id"
+    endpoints: ClassVar[Mapping[str, Endpoint]] = {"/v1/messages": _messages}
+
+    def key(self, headers: Mapping[str, str]) -> str:
+        key = headers.get("x-api-key", "").strip() or bearer(headers)
+        if not key:
+            raise Problem("no_key", "x-api-key header is required")
+        if not headers.get("anthropic-version"):
+            raise Problem("invalid", "anthropic-version: header is required")
+        return key
+
+    def limit_headers(self, account: Account, now: float) -> dict[str, str]:
+        found: dict[str, str] = {}
+        get = account.buckets.get
+        # Tokens of both kinds together have their own limit, or else the sum of the two.
+        both = [bucket for bucket in (get("itpm"), get("otpm")) if bucket]
+        for what, buckets in (
+            ("requests", [bucket for bucket in (get("rpm"),) if bucket]),
+            ("tokens", [bucket for bucket in (get("tpm"),) if bucket] or (both if len(both) == 2 else [])),
+            ("input-tokens", [bucket for bucket in (get("itpm"),) if bucket]),
+            ("output-tokens", [bucket for bucket in (get("otpm"),) if bucket]),
+        ):
+            if buckets:
+                remaining = sum(bucket.remaining for bucket in buckets)
+                if what != "requests":
+                    remaining = (remaining + 500) // 1000 * 1000
+                reset = max(bucket.seconds_to_full for bucket in buckets)
+                found[f"anthropic-ratelimit-{what}-limit"] = str(sum(bucket.limit for bucket in buckets))
+                found[f"anthropic-ratelimit-{what}-remaining"] = str(remaining)
+                found[f"anthropic-ratelimit-{what}-reset"] = moment(now + reset)
+        return found
+
+    def listing(self, models: list[str]) -> dict[str, Any]:
+        data = [
+            {"type": "model", "id": model, "display_name": model, "created_at": moment(0)} for model in models
+        ]
+        first, last = (models[0], models[-1]) if models else (None, None)
+        return {"data": data, "has_more": False, "first_id": first, "last_id": last}
+
+    def error(self, problem: Problem, request_id: str) -> tuple[int, dict[str, Any]]:
+        status, kind, message = _said(problem)
+        error: dict[str, Any] = {"type": kind, "message": message}
+        if problem.reason == "quota":
+            error["details"] = {"error_code": "enforced_spend_limit_reached"}
+        return status, {"type": "error", "error": error, "request_id": request_id}
+
+
+def _said(problem: Problem) -> tuple[int, str, str]:
+    """Status, type and message of an error."""
+    match problem.reason:
+        case "invalid":
+            return 400, "invalid_request_error", problem.message
+        case "no_key":
+            return 401, "authentication_error", problem.message
+        case "no_model":
+            return 404, "not_found_error", f"model: {problem.model}"
+        case "no_path":
+            return 404, "not_found_error", "Not Found"
+        case "no_method":
+            return 405, "invalid_request_error", "Method Not Allowed"
+        case "too_large":
+            return 413, "request_too_large", problem.message
+        case "rate":
+            return 429, "rate_limit_error", _refused(problem.refusal)
+        case "quota":
+            return 429, "rate_limit_error", "You have reached your specified API usage limits."
+        case "error":
+            return 500, "api_error", "Internal server error"
+        case "overloaded":
+            return 529, "overloaded_error", "Overloaded"
+
+
+def _refused(refusal: Refusal | None) -> str:
+    if refusal is None:
+        return "This request would exceed your organization's rate limit. Please try again later."
+    if refusal.limit == "concurrency":
+        return "Number of concurrent connections has exceeded your rate limit. Please try again later."
+    return (
+        f"This request would exceed your organization's rate limit of {refusal.allowed:,} "
+        f"{_LIMIT_NAMES[refusal.limit]}. You can see the response headers for current usage. Please reduce "
+        "the prompt length or the maximum tokens requested, or try again later."
+    )

@@ -1,0 +1,285 @@
+"""The OpenAI API: chat completions, responses, embeddings, images."""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from collections.abc import Mapping
+from struct import unpack
+from typing import Any, ClassVar, cast
+
+from penstock.simulator import content
+from penstock.simulator.limits import Account, Refusal
+from penstock.simulator.provider import (
+    MOST_TOKENS,
+    Ask,
+    Endpoint,
+    Problem,
+    Provider,
+    Reply,
+    bearer,
+    document,
+    invalid,
+)
+
+_MOST_INPUTS, _MOST_DIMENSIONS, _MOST_IMAGES = 2048, 3072, 10
+_IMAGE_TOKENS = 272  # a square picture of low quality
+_LEARN_MORE = "Visit https://platform.openai.com/account/rate-limits to learn more."
+_LIMIT_NAMES = {
+    "rpm": "requests per min (RPM)",
+    "tpm": "tokens per min (TPM)",
+    "itpm": "input tokens per min (ITPM)",
+    "otpm": "output tokens per min (OTPM)",
+    "rph": "requests per hour (RPH)",
+    "tph": "tokens per hour (TPH)",
+    "concurrency": "concurrent requests",
+}
+
+
+def duration(seconds: float) -> str:
+    """A duration as Go writes it, to the millisecond: 12ms, 1.5s, 6m0s."""
+    milliseconds = math.ceil(round(seconds * 1000, 6))
+    if milliseconds < 1000:
+        return f"{milliseconds}ms" if milliseconds else "0s"
+    minutes, milliseconds = divmod(milliseconds, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    text = f"{milliseconds / 1000:g}s"
+    if hours:
+        return f"{hours}h{minutes}m{text}"
+    return f"{minutes}m{text}" if minutes else text
+
+
+# Endpoints
+
+
+def _chat(ask: Ask) -> Reply:
+    model, messages = ask.model(), ask.messages("messages")
+    if ask.count("n") not in (None, 1):
+        raise Problem("invalid", "Unsupported value: 'n' must be 1 here.", param="n")
+    most = ask.count("max_completion_tokens", MOST_TOKENS) or ask.count("max_tokens", MOST_TOKENS)
+    prompt = "\n".join(content.texts(messages))
+    text, is_cut = content.answer(prompt, ask.seed, most)
+    used, made = content.tokens(prompt), content.tokens(text)
+    usage = {"prompt_tokens": used, "completion_tokens": made, "total_tokens": used + made}
+    head = {"id": f"chatcmpl-{ask.number:08d}", "created": int(ask.now), "model": model}
+    finish = "length" if is_cut else "stop"
+    is_stream = ask.flag("stream")
+    if is_stream:
+        options = ask.fields.get("stream_options")
+        with_usage = (
+            isinstance(options, dict) and cast("dict[str, Any]", options).get("include_usage") is True
+        )
+        parts = _chunks(head, text, finish, usage if with_usage else None)
+    else:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
+        parts = [document({**head, "object": "chat.completion", "choices": [choice], "usage": usage})]
+    return Reply(model, used, made, most or content.LONGEST_ANSWER, parts, is_stream)
+
+
+def _chunks(head: dict[str, Any], text: str, finish: str, usage: dict[str, int] | None) -> list[bytes]:
+    deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
+    deltas += [{"content": piece} for piece in content.pieces(text)]
+    choices: list[list[dict[str, Any]]] = [
+        [{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas
+    ]
+    choices.append([{"index": 0, "delta": {}, "finish_reason": finish}])
+    head = {**head, "object": "chat.completion.chunk"}
+    chunks: list[dict[str, Any]] = [{**head, "choices": some} for some in choices]
+    if usage:
+        chunks.append({**head, "choices": [], "usage": usage})
+    return [b"data: " + document(chunk) + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
+
+
+def _responses(ask: Ask) -> Reply:
+    model = ask.model()
+    given = ask.fields.get("input")
+    if not isinstance(given, str) or not given:
+        given = ask.messages("input")
+    if ask.flag("stream"):
+        raise Problem("invalid", "Unsupported value: 'stream' must be false here.", param="stream")
+    most = ask.count("max_output_tokens", MOST_TOKENS)
+    instructions = ask.fields.get("instructions")
+    prompt = "\n".join(content.texts([instructions, given]))
+    text, is_cut = content.answer(prompt, ask.seed, most)
+    used, made = content.tokens(prompt), content.tokens(text)
+    status = "incomplete" if is_cut else "completed"
+    output: dict[str, Any] = {
+        "id": f"msg_{ask.number:08d}",
+        "type": "message",
+        "role": "assistant",
+        "status": status,
+        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
+    }
+    reply: dict[str, Any] = {
+        "id": f"resp_{ask.number:08d}",
+        "object": "response",
+        "created_at": int(ask.now),
+        "status": status,
+        "error": None,
+        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "instructions": instructions,
+        "max_output_tokens": most,
+        "metadata": {},
+        "model": model,
+        "output": [output],
+        "parallel_tool_calls": True,
+        "temperature": 1.0,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": 1.0,
+        "usage": {
+            "input_tokens": used,
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": made,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": used + made,
+        },
+    }
+    return Reply(model, used, made, most or content.LONGEST_ANSWER, [document(reply)])
+
+
+def _embeddings(ask: Ask) -> Reply:
+    model = ask.model()
+    dimensions = ask.count("dimensions", _MOST_DIMENSIONS) or (3072 if "large" in model else 1536)
+    is_base64 = ask.fields.get("encoding_format") == "base64"
+    used, data = 0, list[dict[str, Any]]()
+    for number, text in enumerate(_inputs(ask.fields.get("input"))):
+        # A text may come as tokens, which are numbers.
+        used += content.tokens(text) if isinstance(text, str) else len(text)
+        floats = content.vector(text if isinstance(text, str) else repr(text), ask.seed, dimensions)
+        embedding = b64encode(floats).decode() if is_base64 else unpack(f"<{dimensions}f", floats)
+        data.append({"object": "embedding", "index": number, "embedding": embedding})
+    usage = {"prompt_tokens": used, "total_tokens": used}
+    return Reply(
+        model, used, 0, 0, [document({"object": "list", "data": data, "model": model, "usage": usage})]
+    )
+
+
+def _inputs(given: Any) -> list[str | list[int]]:
+    if isinstance(given, str) and given:
+        return [given]
+    if not isinstance(given, list) or not 1 <= len(cast("list[Any]", given)) <= _MOST_INPUTS:
+        raise invalid("input", f"a string or an array of 1 to {_MOST_INPUTS}", cast("object", given))
+    items = cast("list[Any]", given)
+    if _are_tokens(items):
+        return [items]
+    for number, item in enumerate(items):
+        if not (isinstance(item, str) and item) and not _are_tokens(item):
+            raise invalid(f"input[{number}]", "a non-empty string or tokens", item)
+    return items
+
+
+def _are_tokens(value: Any) -> bool:
+    if not isinstance(value, list):
+        return False
+    items = cast("list[Any]", value)
+    return bool(items) and all(type(item) is int for item in items)
+
+
+def _images(ask: Ask) -> Reply:
+    model, prompt = ask.model(), ask.text("prompt")
+    count = ask.count("n", _MOST_IMAGES) or 1
+    used, made = content.tokens(prompt), count * _IMAGE_TOKENS
+    data = [
+        {"b64_json": b64encode(content.picture(prompt, ask.seed, number)).decode()} for number in range(count)
+    ]
+    usage = {
+        "input_tokens": used,
+        "input_tokens_details": {"text_tokens": used, "image_tokens": 0},
+        "output_tokens": made,
+        "total_tokens": used + made,
+    }
+    reply = {"created": int(ask.now), "data": data, "output_format": "png", "usage": usage}
+    return Reply(model, used, made, made, [document(reply)])
+
+
+# Keys, limits, errors
+
+
+class OpenAI(Provider):
+    """https://platform.openai.com/docs/api-reference"""
+
+    name = "openai"
+    models = ("gpt-5", "gpt-5-mini", "gpt-4o-mini", "text-embedding-3-small", "gpt-image-1")
+    prefixes = ("gpt-", "chatgpt-", "o1", "o3", "o4", "text-embedding-", "dall-e-")
+    request_id = "x-request-id"
+    endpoints: ClassVar[Mapping[str, Endpoint]] = {
+        "/v1/chat/completions": _chat,
+        "/v1/responses": _responses,
+        "/v1/embeddings": _embeddings,
+        "/v1/images/generations": _images,
+    }
+
+    def key(self, headers: Mapping[str, str]) -> str:
+        if key := bearer(headers):
+            return key
+        raise Problem("no_key", "You didn't provide an API key. Provide it as 'Authorization: Bearer KEY'.")
+
+    def limit_headers(self, account: Account, now: float) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for what, limit in (("requests", "rpm"), ("tokens", "tpm")):
+            if bucket := account.buckets.get(limit):
+                found[f"x-ratelimit-limit-{what}"] = str(bucket.limit)
+                found[f"x-ratelimit-remaining-{what}"] = str(bucket.remaining)
+                found[f"x-ratelimit-reset-{what}"] = duration(bucket.seconds_to_full)
+        return found
+
+    def listing(self, models: list[str]) -> dict[str, Any]:
+        data = [{"id": model, "object": "model", "created": 0, "owned_by": "simulator"} for model in models]
+        return {"object": "list", "data": data}
+
+    def error(self, problem: Problem, request_id: str) -> tuple[int, dict[str, Any]]:
+        status, kind, name, message = _said(problem)
+        error = {"message": message, "type": kind, "param": problem.param, "code": name}
+        return status, {"error": error}
+
+
+def _said(problem: Problem) -> tuple[int, str, str | None, str]:
+    """Status, type, code and message of an error."""
+    match problem.reason:
+        case "invalid":
+            return 400, "invalid_request_error", None, problem.message
+        case "no_key":
+            return 401, "invalid_request_error", None, problem.message
+        case "no_model":
+            message = f"The model `{problem.model}` does not exist or you do not have access to it."
+            return 404, "invalid_request_error", "model_not_found", message
+        case "no_path":
+            return 404, "invalid_request_error", None, f"Invalid URL ({problem.message})"
+        case "no_method":
+            return 405, "invalid_request_error", None, f"Not allowed: {problem.message}"
+        case "too_large":
+            return 413, "invalid_request_error", None, problem.message
+        case "rate":
+            return 429, *_refused(problem.model, problem.refusal)
+        case "quota":
+            message = "You exceeded your current quota, please check your plan and billing details."
+            return 429, "insufficient_quota", "insufficient_quota", message
+        case "error":
+            message = "The server had an error while processing your request. Sorry about that!"
+            return 500, "server_error", None, message
+        case "overloaded":
+            message = "The engine is currently overloaded, please try again later."
+            return 503, "server_error", None, message
+
+
+def _refused(model: str, refusal: Refusal | None) -> tuple[str, str, str]:
+    where = f"for {model} in organization org-simulator"
+    if refusal is None:
+        message = f"Rate limit reached {where}. Please try again in 1s. {_LEARN_MORE}"
+        return "requests", "rate_limit_exceeded", message
+    name = _LIMIT_NAMES[refusal.limit]
+    kind = "tokens" if "tokens" in name else "requests"
+    if math.isinf(refusal.wait):
+        message = (
+            f"Request too large {where} on {name}: Limit {refusal.allowed}, Requested {refusal.requested}. "
+            f"The input or output tokens must be reduced in order to run successfully. {_LEARN_MORE}"
+        )
+    else:
+        message = (
+            f"Rate limit reached {where} on {name}: Limit {refusal.allowed}, "
+            f"Used {refusal.allowed - refusal.remaining}, Requested {refusal.requested}. "
+            f"Please try again in {duration(refusal.wait)}. {_LEARN_MORE}"
+        )
+    return kind, "rate_limit_exceeded", message

@@ -1,0 +1,169 @@
+"""What the simulated providers have in common: requests that are checked, replies, and reasons to refuse."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, cast
+
+from penstock.simulator.limits import Account, Refusal
+
+Reason = Literal[
+    "invalid",
+    "no_key",
+    "no_model",
+    "no_path",
+    "no_method",
+    "too_large",
+    "rate",
+    "quota",
+    "error",
+    "overloaded",
+]
+
+MOST_TOKENS = 1_000_000
+"""No model writes more in one answer."""
+
+_LONGEST_MODEL = 200
+
+
+class Problem(Exception):
+    """A request that gets an error for an answer."""
+
+    def __init__(
+        self,
+        reason: Reason,
+        message: str = "",
+        *,
+        param: str | None = None,
+        model: str = "",
+        refusal: Refusal | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.reason: Reason = reason
+        self.message = message
+        self.param = param
+        self.model = model
+        self.refusal = refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request: its fields, and what the answer needs besides."""
+
+    fields: dict[str, Any]
+    seed: int
+    number: int
+    """The number of the request, for ids."""
+    now: float
+
+    def model(self) -> str:
+        """The model's name."""
+        model = self.text("model")
+        if len(model) > _LONGEST_MODEL:
+            raise Problem("no_model", model=model[:_LONGEST_MODEL])
+        return model
+
+    def text(self, name: str) -> str:
+        """A field that must be a text."""
+        value = self.fields.get(name)
+        if not isinstance(value, str) or not value:
+            raise invalid(name, "a string", value)
+        return value
+
+    def flag(self, name: str) -> bool:
+        """A field that is true or false, and false if it is not there."""
+        value = self.fields.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise invalid(name, "a boolean", value)
+        return bool(value)
+
+    def count(self, name: str, most: int | None = None) -> int | None:
+        """A field that is a positive number, if it is there."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise invalid(name, "a positive integer", value)
+        if most is not None and value > most:
+            raise Problem("invalid", f"Invalid '{name}': expected a value <= {most}.", param=name)
+        return value
+
+    def messages(self, name: str) -> list[dict[str, Any]]:
+        """A field that must be a list of messages."""
+        value = self.fields.get(name)
+        if not isinstance(value, list) or not value:
+            raise invalid(name, "a non-empty array", cast("object", value))
+        for number, message in enumerate(cast("list[Any]", value)):
+            if not isinstance(message, dict) or not isinstance(
+                cast("dict[str, Any]", message).get("role"), str
+            ):
+                raise invalid(f"{name}[{number}]", "an object with a role", cast("object", message))
+        return cast("list[dict[str, Any]]", value)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What a request is answered with, and what it is counted as."""
+
+    model: str
+    input_tokens: int
+    output_tokens: int
+    most_output_tokens: int
+    """What is counted before the answer is known."""
+    parts: list[bytes]
+    """One document, or the events of a stream."""
+    is_stream: bool = False
+
+
+Endpoint = Callable[[Ask], Reply]
+
+
+class Provider(ABC):
+    """How a provider's API differs from the others'."""
+
+    name: ClassVar[str]
+    models: ClassVar[tuple[str, ...]]
+    """Those that are listed."""
+    prefixes: ClassVar[tuple[str, ...]]
+    """A model whose name starts like this exists: names come faster than releases of this package."""
+    request_id: ClassVar[str]
+    """The header that names a request."""
+    endpoints: ClassVar[Mapping[str, Endpoint]]
+    """Path → what answers a POST there, and counts."""
+
+    @abstractmethod
+    def key(self, headers: Mapping[str, str]) -> str:
+        """The key of a request, which must have one."""
+
+    @abstractmethod
+    def error(self, problem: Problem, request_id: str) -> tuple[int, dict[str, Any]]:
+        """Status and body of an error."""
+
+    @abstractmethod
+    def limit_headers(self, account: Account, now: float) -> dict[str, str]:
+        """How a response tells what is left."""
+
+    @abstractmethod
+    def listing(self, models: list[str]) -> dict[str, Any]:
+        """The list of models."""
+
+
+def invalid(name: str, expected: str, value: object) -> Problem:
+    """A field that is missing or of the wrong kind."""
+    if value is None:
+        return Problem("invalid", f"Missing required parameter: '{name}'.", param=name)
+    return Problem("invalid", f"Invalid type for '{name}': expected {expected}.", param=name)
+
+
+def document(value: object) -> bytes:
+    """JSON as it is sent."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def bearer(headers: Mapping[str, str]) -> str:
+    """The key in the header `authorization`, if there is one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" else ""

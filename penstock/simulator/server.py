@@ -1,0 +1,341 @@
+"""The simulator as an HTTP server on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import math
+import socket
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, cast
+
+import uvicorn
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from penstock.errors import Invalid, PenstockError
+from penstock.simulator.anthropic import count_tokens
+from penstock.simulator.config import FAULTS, PROVIDERS, Fault, read
+from penstock.simulator.limits import HOUR, Account, Amount, Limits
+from penstock.simulator.provider import Ask, Problem, Provider, Reply, document
+from penstock.simulator.simulator import Clock, Simulator, Slot
+
+MOST_BYTES = 32 * 1024 * 1024
+"""The largest body that is read; larger ones get status 413."""
+
+_OPENAI, _ANTHROPIC = PROVIDERS
+_POSTS = {path: provider for provider in PROVIDERS for path in provider.endpoints}
+_COUNT_TOKENS, _MODELS, _CONTROL = "/v1/messages/count_tokens", "/v1/models", "/_simulator/"
+_PATIENCE = 600.0  # seconds that a request without an answer is kept open
+_FASTEST = 100_000
+
+
+class _Gone(Exception):
+    """The client has closed the connection."""
+
+
+@asynccontextmanager
+async def serve(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    limits: Limits | Mapping[str, Limits | Mapping[str, int]] | None = None,
+    faults: Mapping[Fault, float] | None = None,
+    latency: tuple[float, float] = (0, 0),
+    quota_exhausted_after: int | None = None,
+    seed: int = 0,
+    speed: float = 1,
+    clock: Clock | None = None,
+) -> AsyncGenerator[Simulator]:
+    """Run a simulator in this event loop, for as long as the block lasts. Port 0 is any that is free.
+
+    `limits` are for all models, or by `provider/model`, `provider` or `default`. `clock` gives the time in
+    seconds, for tests that turn it by hand.
+    """
+    if not 0 < speed <= _FASTEST:
+        raise Invalid(f"The speed is more than 0 and at most {_FASTEST:,}, and not {speed:g}.")
+    config = read(
+        {
+            "limits": limits,
+            "faults": faults or {},
+            "latency": latency,
+            "quota_exhausted_after": quota_exhausted_after,
+        }
+    )
+    simulator = Simulator(config, seed=seed, speed=speed, clock=clock)
+    listener = _listen(host, port)
+    address, number = listener.getsockname()[:2]
+    simulator.url = f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
+    app = _Server(simulator)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            app,
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            log_level="error",
+            access_log=False,
+            proxy_headers=False,
+            # A connection that closes while the client sends would look like a fault that nobody ordered.
+            timeout_keep_alive=3600,
+            timeout_graceful_shutdown=5,
+        )
+    )
+    # Not server.serve(): that takes over the process's signals, and looks only now and then whether to stop.
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup(sockets=[listener])
+    try:
+        yield simulator
+    finally:
+        app.closing.set()
+        await server.shutdown(sockets=[listener])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        address = ipaddress.ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        address = None
+    if address is None or not address.is_loopback:
+        raise Invalid(
+            f"The simulator serves this machine only: it does not listen on {host!r}.",
+            hint="Use 127.0.0.1 or ::1.",
+        )
+    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
+    # The protocol is named, or asyncio does not see that it is TCP and lets Nagle hold answers back (40 ms).
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((str(address), port))
+        return listener
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise PenstockError(f"The simulator cannot listen on {address}, port {port}: {error}") from error
+
+
+class _Server:
+    """The ASGI application."""
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator = simulator
+        self.closing = asyncio.Event()
+        self._number = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._number += 1
+        exchange = _Exchange(self, self._number, scope, receive, send)
+        with suppress(_Gone):
+            if exchange.path.startswith(_CONTROL):
+                await exchange.control()
+            else:
+                await exchange.provide()
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, server: _Server, number: int, scope: Scope, receive: Receive, send: Send) -> None:
+        self.simulator, self.closing = server.simulator, server.closing
+        self.number = number
+        self.scope, self.receive, self.send = scope, receive, send
+        self.headers = Headers(scope=scope)
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+
+    async def _answer(self, response: Response) -> None:
+        await response(self.scope, self.receive, self.send)
+
+    async def _body(self) -> bytes | None:
+        """The whole body, or None if it is too large."""
+        parts, size, more = list[bytes](), 0, True
+        while more:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise _Gone
+            part = message.get("body", b"")
+            size += len(part)
+            if size <= MOST_BYTES:
+                # The rest is read all the same: a client that is still sending does not look for an answer.
+                parts.append(part)
+            more = message.get("more_body", False)
+        return b"".join(parts) if size <= MOST_BYTES else None
+
+    # Providers
+
+    async def provide(self) -> None:
+        """Answer as a provider."""
+        simulator = self.simulator
+        body = await self._body()
+        simulator.requests += 1
+        provider = _POSTS.get(self.path) or (_ANTHROPIC if self._is_anthropic() else _OPENAI)
+        account = slot = None
+        try:
+            key = provider.key(self.headers)
+            reply = self._reply(provider, body)
+            if isinstance(reply, dict):
+                return await self._say(provider, 200, _json(reply))
+            simulator.expect(provider, reply.model)
+            if self.path == _COUNT_TOKENS:
+                response = Response(reply.parts[0], media_type="application/json")
+                return await self._say(provider, 200, response)
+            account = simulator.account(provider, reply.model, key)
+            slot = simulator.admit(account, reply, key)
+            await self._work(provider, account, slot, reply)
+        except Problem as problem:
+            if slot is not None:
+                slot.end()  # before the client knows
+            await self._refuse(provider, problem, account)
+        finally:
+            if slot is not None:
+                slot.end()
+
+    def _is_anthropic(self) -> bool:
+        return self.path == _COUNT_TOKENS or "anthropic-version" in self.headers
+
+    def _reply(self, provider: Provider, body: bytes | None) -> Reply | dict[str, Any]:
+        is_listing, is_counting = self.path == _MODELS, self.path == _COUNT_TOKENS
+        endpoint = count_tokens if is_counting else provider.endpoints.get(self.path)
+        if endpoint is None and not is_listing:
+            raise Problem("no_path", f"{self.method} {self.path}")
+        if self.method != ("GET" if is_listing else "POST"):
+            raise Problem("no_method", f"{self.method} {self.path}")
+        if endpoint is None:
+            return provider.listing(self.simulator.models(provider))
+        if body is None:
+            raise Problem("too_large", f"Request exceeds the maximum size of {MOST_BYTES} bytes.")
+        fields = _fields(body)
+        if fields is None:
+            raise Problem(
+                "invalid", "We could not parse the JSON body of your request: it must be an object."
+            )
+        return endpoint(Ask(fields, self.simulator.seed, self.number, self.simulator.clock()))
+
+    async def _work(self, provider: Provider, account: Account, slot: Slot, reply: Reply) -> None:
+        headers = provider.limit_headers(account, self.simulator.clock())
+        fault = self.simulator.fault()
+        if fault == "timeout":
+            # The provider did its work, and nobody will ever hear of it.
+            await self._wait_for_nobody()
+        if fault is not None:
+            slot.used = slot.used if fault == "timeout" else Amount.of(0, 0)
+            raise Problem(FAULTS[fault], model=reply.model)
+        latency = self.simulator.latency()
+        if reply.is_stream:
+            stream = self._stream(slot, reply.parts, latency)
+            response = StreamingResponse(stream, media_type="text/event-stream")
+        else:
+            await self._sleep(latency)
+            slot.end()
+            response = Response(reply.parts[0], media_type="application/json")
+        response.headers.update(headers)
+        await self._say(provider, 200, response)
+
+    async def _stream(self, slot: Slot, parts: list[bytes], latency: float) -> AsyncGenerator[bytes]:
+        for part in parts[:-1]:
+            await self._sleep(latency / len(parts))
+            yield part
+        await self._sleep(latency / len(parts))
+        # Before the client knows: its next request may be here at once, and needs the place.
+        slot.end()
+        yield parts[-1]
+
+    async def _sleep(self, seconds: float) -> None:
+        if seconds > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds / self.simulator.speed):
+                    await self.closing.wait()
+
+    async def _wait_for_nobody(self) -> None:
+        leaving = asyncio.ensure_future(self._left())
+        waiting = asyncio.ensure_future(self._sleep(_PATIENCE))
+        try:
+            await asyncio.wait([leaving, waiting], return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                raise _Gone
+        finally:
+            for task in (leaving, waiting):
+                task.cancel()
+
+    async def _left(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    async def _refuse(self, provider: Provider, problem: Problem, account: Account | None) -> None:
+        status, error = provider.error(problem, self._request_id)
+        response = _json(error, status)
+        if problem.reason == "rate" and account is not None:
+            response.headers.update(provider.limit_headers(account, self.simulator.clock()))
+            wait = problem.refusal.wait if problem.refusal else 1.0
+            if math.isfinite(wait):
+                response.headers["retry-after"] = str(math.ceil(wait))
+                response.headers["retry-after-ms"] = str(math.ceil(wait * 1000))
+        await self._say(provider, status, response)
+
+    @property
+    def _request_id(self) -> str:
+        return f"req_{self.number:08d}"
+
+    async def _say(self, provider: Provider, status: int, response: Response) -> None:
+        self.simulator.statuses[str(status)] += 1
+        response.headers[provider.request_id] = self._request_id
+        await self._answer(response)
+
+    # Control
+
+    async def control(self) -> None:
+        """Stats, config and reset."""
+        body = await self._body()
+        try:
+            await self._answer(self._controlled(body or b""))
+        except Invalid as error:
+            await self._answer(_json({"error": {"message": error.message}}, error.status))
+
+    def _controlled(self, body: bytes) -> Response:
+        match self.method, self.path.removeprefix(_CONTROL):
+            case "GET", "stats":
+                return _json(self.simulator.stats(self._seconds()))
+            case "GET", "config":
+                return _json(self.simulator.config.model_dump())
+            case "POST", "config":
+                fields = _fields(body)
+                if fields is None:
+                    raise Invalid("The body must be a JSON object.")
+                return _json(self.simulator.configure(**fields).model_dump())
+            case "POST", "reset":
+                self.simulator.reset()
+                return _json(self.simulator.stats())
+            case _:
+                message = f"There is no {self.method} {self.path}."
+                return _json({"error": {"message": message}}, 404)
+
+    def _seconds(self) -> float | None:
+        given = QueryParams(self.scope["query_string"]).get("seconds")
+        if given is None:
+            return None
+        with suppress(ValueError):
+            if 0 < (seconds := float(given)) <= HOUR:
+                return seconds
+        raise Invalid(f"seconds is a number from 0 to {HOUR:.0f}.")
+
+
+def _json(value: object, status: int = 200) -> Response:
+    # Not Starlette's own: that cannot send back the halves of characters that JSON can spell.
+    return Response(document(value), status, media_type="application/json")
+
+
+def _fields(body: bytes) -> dict[str, Any] | None:
+    """The JSON object in a body, if it is one."""
+    try:
+        value = json.loads(body, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else None
+
+
+def _no_constant(name: str) -> None:
+    # Python reads NaN and Infinity, which are no JSON.
+    raise ValueError(name)

@@ -1,0 +1,470 @@
+-- Flow: which work may run now. Lanes whose tasks name a provider or units are gated: before the claim takes a task,
+-- its provider's windows must have room for it, then its tenant's quotas and its job's budget. What does not fit into
+-- a window waits in its place. What does not fit into a quota or a budget is set aside, so that it stands in nobody's way.
+
+create or replace function penstock._check_demands(p_job penstock.jobs, p_specs penstock.task_spec[])
+returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+  v_index integer;
+  v_name text;
+  v_group record;
+  v_endpoint endpoints;
+  v_state endpoint_states;
+  v_room record;
+  v_depth bigint;
+  v_pressed jsonb := '{}';
+begin
+  select x.n - 1, x.key into v_index, v_name from (
+    select s.n, u.key, u.value from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+    cross join lateral jsonb_each(case jsonb_typeof(s.units) when 'object' then s.units else '{}' end) as u) as x
+  where x.key = 'cost' or not exists (select from meters m where m.name = x.key)
+    or case jsonb_typeof(x.value) when 'number' then x.value::numeric not between 0 and 1000000000000 else true end limit 1;
+  if found then
+    perform _check_units((p_specs[v_index + 1]).units, format('tasks[%s].units', v_index));
+  end if;
+  for v_group in
+    select s.provider, count(*) as n, min(s.n) - 1 as first, max((_size(s.units, 0)).requests) as requests, max((_size(s.units, 0)).tokens) as tokens
+    from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+    where s.provider is not null group by s.provider
+  loop
+    v_endpoint := _endpoint(v_group.provider, p_job.tenant_id);
+    if v_endpoint.id is null then
+      perform _refuse(422, 'unknown_provider', format('task %s names an unknown provider %L', v_group.first, left(v_group.provider, 200)),
+        jsonb_build_object('field', format('tasks[%s].provider', v_group.first)), 'Declare it with penstock.set_provider.');
+    end if;
+    if v_group.requests > least(v_endpoint.requests_per_minute, v_endpoint.requests_per_hour)
+       or v_group.tokens > least(v_endpoint.tokens_per_minute, v_endpoint.tokens_per_hour) then
+      perform _refuse(422, 'over_limit', format('a task needs more at once than %s ever has: %s requests, %s tokens', v_group.provider, v_group.requests, v_group.tokens),
+        jsonb_build_object('field', 'tasks.units', 'provider', v_group.provider));
+    end if;
+    if p_job.budget is not null and not _has_price(v_group.provider, p_job.tenant_id, v_now) then
+      perform _refuse(422, 'no_price', format('%s has no price: its cost cannot be kept within a budget', v_group.provider),
+        jsonb_build_object('field', format('tasks[%s].provider', v_group.first), 'provider', v_group.provider), 'Add one with penstock.set_price.');
+    end if;
+    if v_endpoint.depth_limit is not null then
+      select count(*) into v_depth from (
+        select from lanes l join ready r on r.lane_id = l.id
+        where l.provider = v_endpoint.name and l.tenant_id is not distinct from v_endpoint.tenant_id limit v_endpoint.depth_limit) as x;
+      if v_depth + v_group.n > v_endpoint.depth_limit then
+        perform _refuse(429, 'queue_full', format('%s tasks wait for %s; with %s more it would be over %s', v_depth, v_group.provider, v_group.n, v_endpoint.depth_limit),
+          jsonb_build_object('provider', v_group.provider, 'depth_limit', v_endpoint.depth_limit));
+      end if;
+    end if;
+    if v_endpoint.backpressure_threshold is not null and v_endpoint.backpressure_delay_seconds > 0 then
+      select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
+      v_room := _room(v_endpoint, v_state, v_now);
+      if v_room.requests < (1 - v_endpoint.backpressure_threshold) * v_endpoint.requests_per_minute
+         or v_room.tokens < (1 - v_endpoint.backpressure_threshold) * v_endpoint.tokens_per_minute
+         or v_room.places < (1 - v_endpoint.backpressure_threshold) * v_endpoint.concurrency then
+        v_pressed := v_pressed || jsonb_build_object(v_group.provider, v_endpoint.backpressure_delay_seconds);
+      end if;
+    end if;
+  end loop;
+  return v_pressed;
+end
+$$;
+comment on function penstock._check_demands(penstock.jobs, penstock.task_spec[]) is
+  'Refuses tasks whose provider or units are not right or whose queue is full. Returns by how many seconds to delay those of which provider.';
+
+create or replace function penstock._candidates(p_route jsonb, p_tenant_id uuid, p_units jsonb)
+returns table (name text, is_open boolean, cost numeric, seconds double precision, place integer)
+language sql stable set search_path = penstock, pg_temp as $$
+  select e.name, e.status = 'active' and s.closed_until <= _now() + interval '30 seconds',
+    _estimated_cost(e.name, p_tenant_id, p_units),
+    (select avg(extract(epoch from r.finished_at - r.started_at)) from (
+       select u.job_id, u.task_id from usage_events u where u.provider = e.name order by u.id desc limit 50) as u
+     join results r on r.job_id = u.job_id and r.task_id = u.task_id),
+    (select o.n from jsonb_array_elements_text(coalesce(p_route -> 'providers', '[]')) with ordinality as o(name, n) where o.name = e.name limit 1)::integer
+  from endpoints e join endpoint_states s on s.endpoint_id = e.id
+  where (e.tenant_id = p_tenant_id or e.tenant_id is null and not exists (
+      select from endpoints o where o.name = e.name and o.tenant_id = p_tenant_id))
+    and e.features @> array(select jsonb_array_elements_text(coalesce(p_route -> 'features', '[]')))
+    and (not p_route ? 'providers' or p_route -> 'providers' ? e.name)
+    and e.status <> 'disabled'
+$$;
+comment on function penstock._candidates(jsonb, uuid, jsonb) is 'The endpoints that can do what a route asks for, with what decides among them.';
+
+create or replace function penstock._chosen(p_route jsonb, p_tenant_id uuid, p_units jsonb)
+returns jsonb language sql stable set search_path = penstock, pg_temp as $$
+  select jsonb_build_object('provider', c.name, 'reason', case coalesce(p_route ->> 'prefer', 'cheapest')
+      when 'cheapest' then coalesce(format('cheapest: %s', trim_scale(c.cost)), 'the only one, without a price')
+      when 'fastest' then coalesce(format('fastest: %s s on average', round(c.seconds::numeric, 2)), 'fastest: not used before')
+      else format('number %s of the list', c.place) end
+    || case when c.is_open then '' else ', although it is closed now' end
+    || case when exists (select from _candidates(p_route, p_tenant_id, p_units) as o where not o.is_open) and c.is_open then '; others are closed' else '' end)
+  from _candidates(p_route, p_tenant_id, p_units) as c
+  order by c.is_open desc,
+    case when coalesce(p_route ->> 'prefer', 'cheapest') = 'cheapest' then c.cost end nulls last,
+    case when p_route ->> 'prefer' = 'fastest' then c.seconds end nulls last,
+    c.place nulls last, c.name
+  limit 1
+$$;
+comment on function penstock._chosen(jsonb, uuid, jsonb) is 'The endpoint for a route, and why this one.';
+
+create or replace function penstock._choose_providers(p_job penstock.jobs, p_specs penstock.task_spec[])
+returns penstock.task_spec[] language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_index integer;
+  v_route jsonb;
+begin
+  select s.n - 1, s.route into v_index, v_route from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+  where s.route is not null and s.route <> 'null' and case jsonb_typeof(s.route) when 'object' then
+      s.route - array['features', 'providers', 'prefer'] <> '{}' or coalesce(s.route ->> 'prefer', 'cheapest') not in ('cheapest', 'fastest', 'listed')
+      or jsonb_typeof(coalesce(s.route -> 'features', '[]')) <> 'array' or jsonb_typeof(coalesce(s.route -> 'providers', '[]')) <> 'array'
+      or not s.route ?| array['features', 'providers']
+      or s.route ->> 'prefer' = 'listed' and not s.route ? 'providers'
+    else true end limit 1;
+  if found then
+    perform _refuse(422, 'invalid_route', format('task %s has a route that is not {"features": […], "providers": […], "prefer": cheapest, fastest or listed}', v_index),
+      jsonb_build_object('field', format('tasks[%s].route', v_index)));
+  end if;
+  -- Once for each different question.
+  p_specs := array(
+    select case when c.chosen is null then s.spec else
+      jsonb_populate_record(s.spec, jsonb_build_object('provider', c.chosen ->> 'provider', 'route', (s.spec).route || jsonb_build_object('chosen', c.chosen))) end
+    from (select u as spec, row_number() over () as n from unnest(p_specs) as u) as s
+    left join (
+      select d.route, d.units, _chosen(d.route, p_job.tenant_id, d.units) as chosen
+      from (select distinct x.route, x.units from unnest(p_specs) as x where x.route is not null and x.route <> 'null') as d
+    ) as c on c.route = (s.spec).route and c.units is not distinct from (s.spec).units
+    order by s.n);
+  select s.n - 1 into v_index from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+  where s.route is not null and s.route <> 'null' and s.provider is null limit 1;
+  if found then
+    perform _refuse(422, 'no_provider', format('no provider can do what task %s asks for', v_index), jsonb_build_object('field', format('tasks[%s].route', v_index)));
+  end if;
+  return p_specs;
+end
+$$;
+comment on function penstock._choose_providers(penstock.jobs, penstock.task_spec[]) is 'Gives tasks that ask for features the provider they are to use.';
+
+create or replace function penstock._reroute()
+returns integer language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_task record;
+  v_chosen jsonb;
+  v_lane_id integer;
+  v_rows ready[];
+  v_row ready;
+begin
+  for v_task in
+    select r.ctid, r.task_id, r.job_id, r.tenant_id, t.route, t.units, l.kind, l.provider from lanes l
+    join endpoints e on e.name = l.provider and e.tenant_id is not distinct from l.tenant_id
+    join endpoint_states s on s.endpoint_id = e.id
+    cross join lateral (select x.ctid, x.task_id, x.job_id, x.tenant_id from ready x where x.lane_id = l.id order by x.vtime limit 500 for update skip locked) as r
+    join tasks t on t.job_id = r.job_id and t.id = r.task_id
+    where l.is_gated and (e.status <> 'active' or s.closed_until > _now() + interval '30 seconds') and t.route is not null and t.route <> 'null'
+  loop
+    v_chosen := _chosen(v_task.route - 'chosen', v_task.tenant_id, v_task.units);
+    continue when v_chosen ->> 'provider' = v_task.provider or v_chosen ->> 'reason' like '%although it is closed now';
+    v_lane_id := _lane(v_task.kind, v_chosen ->> 'provider', v_task.tenant_id, true);
+    delete from ready where ctid = v_task.ctid returning * into v_row;
+    v_row.lane_id := v_lane_id;
+    v_rows := v_rows || v_row;
+    update tasks set lane_id = v_lane_id, route = route || jsonb_build_object('chosen', v_chosen || jsonb_build_object('instead_of', v_task.provider))
+    where job_id = v_task.job_id and id = v_task.task_id;
+  end loop;
+  perform _queue(v_rows, true);
+  return coalesce(cardinality(v_rows), 0);
+end
+$$;
+comment on function penstock._reroute() is 'Sends tasks that asked for features elsewhere when their lane has closed.';
+
+create or replace function penstock._set_aside(p_tids tid[], p_reason text, p_waits_for text, p_until timestamptz)
+returns void language sql set search_path = penstock, pg_temp as $$
+  with gone as (
+    delete from ready where ctid = any (p_tids) returning *
+  )
+  insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, until, reason, waits_for)
+  select task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, p_until, p_reason, p_waits_for from gone
+$$;
+comment on function penstock._set_aside(tid[], text, text, timestamptz) is 'Takes tasks out of the line until there is room for them.';
+
+create or replace function penstock._reserve_tasks(p_tids tid[], p_now timestamptz, out tids tid[], out held bigint[], out amounts jsonb[], out is_refused boolean)
+language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+declare
+  v_task record;
+  v_limit record;
+  v_account accounts;
+  v_left jsonb := '{}';
+  v_limits jsonb := '{}';
+  v_budgets jsonb := '{}';
+  v_bookings booking[] := '{}';
+  v_units jsonb;
+  v_amounts jsonb;
+  v_cost numeric;
+  v_key text;
+  v_meter text;
+  v_short text;
+  v_tasks record;
+begin
+  tids := '{}';
+  held := '{}';
+  amounts := '{}';
+  is_refused := false;
+  -- What each tenant and each job has left, locked in one order: by tenant, the tenant's before its jobs', by meter.
+  for v_limit in
+    select x.tenant_id, x.job_id, x.meter, x.amount, x.mode, x.period, x.resets_at from (
+      select g.tenant_id, null::uuid as job_id, l.* from (select distinct r.tenant_id from ready r where r.ctid = any (p_tids)) as g
+      cross join lateral _limits(g.tenant_id, p_now) as l
+      union all
+      select j.tenant_id, j.id, 'cost', j.budget, 'enforce', '-infinity', 'infinity' from jobs j
+      where j.id in (select r.job_id from ready r where r.ctid = any (p_tids)) and j.budget is not null) as x
+    order by x.tenant_id, x.job_id nulls last, x.meter
+  loop
+    v_account := _locked_account(v_limit.tenant_id, v_limit.job_id, v_limit.meter, v_limit.period);
+    v_key := coalesce(v_limit.job_id, v_limit.tenant_id) || ':' || v_limit.meter;
+    v_left := v_left || jsonb_build_object(v_key, v_limit.amount - v_account.used - v_account.held);
+    if v_limit.job_id is null then
+      v_limits := v_limits || jsonb_build_object(v_limit.tenant_id::text, coalesce(v_limits -> v_limit.tenant_id::text, '{}')
+        || jsonb_build_object(v_limit.meter, jsonb_build_object('mode', v_limit.mode, 'resets_at', v_limit.resets_at, 'limit', v_limit.amount)));
+    else
+      v_budgets := v_budgets || jsonb_build_object(v_limit.job_id::text, v_limit.amount);
+    end if;
+  end loop;
+
+  for v_task in
+    select r.ctid as tid, r.task_id, r.job_id, r.tenant_id, t.units, l.provider, j.on_limit
+    from ready r join lanes l on l.id = r.lane_id
+    cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
+    -- While we have it, nobody stops the job between what is set aside and the lease.
+    join lateral (select x.on_limit from jobs x where x.id = r.job_id and x.status in ('queued', 'running') for share skip locked) as j on true
+    where r.ctid = any (p_tids) order by r.vtime, r.task_id
+  loop
+    if not v_limits ? v_task.tenant_id::text and not v_budgets ? v_task.job_id::text then
+      tids := tids || v_task.tid;
+      continue;
+    end if;
+    v_units := _whole_units(v_task.units, v_task.provider is not null);
+    v_amounts := '{}';
+    v_short := null;
+    if v_budgets ? v_task.job_id::text or v_limits -> v_task.tenant_id::text ? 'cost' then
+      v_cost := _estimated_cost(v_task.provider, v_task.tenant_id, v_task.units);
+      if v_cost is null then
+        perform _set_aside(array[v_task.tid], format('price: %s has none', v_task.provider), 'price', 'infinity');
+        continue;
+      end if;
+      v_units := v_units || jsonb_build_object('cost', v_cost);
+      if v_budgets ? v_task.job_id::text then
+        v_amounts := jsonb_build_object('cost', v_cost);
+        if v_cost > (v_left ->> (v_task.job_id || ':cost'))::numeric then
+          v_short := 'budget';
+        end if;
+      end if;
+    end if;
+    for v_meter in select k from jsonb_object_keys(v_units) as k where v_limits -> v_task.tenant_id::text ? k loop
+      exit when v_short is not null;
+      v_amounts := v_amounts || jsonb_build_object(v_meter, v_units -> v_meter);
+      if (v_units ->> v_meter)::numeric > 0 and (v_units ->> v_meter)::numeric > (v_left ->> (v_task.tenant_id || ':' || v_meter))::numeric then
+        if v_limits #>> array[v_task.tenant_id::text, v_meter, 'mode'] = 'enforce' then
+          v_short := v_meter;
+        else
+          insert into usage_events (at, tenant_id, action, job_id, task_id, units, details)
+          values (p_now, v_task.tenant_id, 'gate', v_task.job_id, v_task.task_id, '{}', jsonb_build_object('would_have_blocked', v_meter));
+        end if;
+      end if;
+    end loop;
+    if v_short = 'budget' then
+      perform _set_aside(array[v_task.tid], format('budget: %s left of %s, needs up to %s', trim_scale((v_left ->> (v_task.job_id || ':cost'))::numeric),
+        trim_scale((v_budgets ->> v_task.job_id::text)::numeric), trim_scale(v_cost)), 'budget', 'infinity');
+    elsif v_short is not null and v_task.on_limit = 'refuse' then
+      perform _set_aside(array[v_task.tid], 'quota: ' || v_short, 'refused', 'infinity');
+      is_refused := true;
+    elsif v_short is not null then
+      perform _set_aside(array[v_task.tid], format('quota: %s, %s left of %s', v_short, greatest(0, trim_scale((v_left ->> (v_task.tenant_id || ':' || v_short))::numeric)),
+        v_limits #>> array[v_task.tenant_id::text, v_short, 'limit']), v_short, (v_limits #>> array[v_task.tenant_id::text, v_short, 'resets_at'])::timestamptz);
+    else
+      for v_meter in select k from jsonb_object_keys(v_amounts) as k loop
+        if v_limits -> v_task.tenant_id::text ? v_meter then
+          v_key := v_task.tenant_id || ':' || v_meter;
+          v_left := v_left || jsonb_build_object(v_key, (v_left ->> v_key)::numeric - (v_amounts ->> v_meter)::numeric);
+        end if;
+      end loop;
+      if v_budgets ? v_task.job_id::text then
+        v_key := v_task.job_id || ':cost';
+        v_left := v_left || jsonb_build_object(v_key, (v_left ->> v_key)::numeric - v_cost);
+      end if;
+      tids := tids || v_task.tid;
+      held := held || v_task.task_id;
+      amounts := amounts || jsonb_build_object('amounts', v_amounts, 'has_budget', v_budgets ? v_task.job_id::text);
+      v_bookings := v_bookings || array(
+        select row(v_task.tenant_id, null, u.key, (_period(u.key, p_now)).starts, 0, u.value::numeric)::booking from jsonb_each_text(v_amounts) as u);
+      if v_budgets ? v_task.job_id::text then
+        v_bookings := v_bookings || row(v_task.tenant_id, v_task.job_id, 'cost', date '-infinity', 0, v_cost)::booking;
+      end if;
+    end if;
+  end loop;
+  perform _book(v_bookings);
+end
+$$;
+comment on function penstock._reserve_tasks(tid[], timestamptz) is
+  'Of tasks that are about to be claimed: sets aside what their tenants'' quotas and their jobs'' budgets have room for, and takes the others out of the line.';
+
+create or replace function penstock._admit(p_kinds text[], p_max integer, p_stopped uuid[], p_now timestamptz,
+  out tids tid[], out lanes integer[], out held bigint[], out amounts jsonb[], out is_more boolean)
+language plpgsql set search_path = penstock, pg_temp
+  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_lane record;
+  v_endpoint endpoints;
+  v_state endpoint_states;
+  v_room record;
+  v_line tid[];
+  v_fit record;
+  v_busy integer;
+  v_reserved record;
+  v_is_limited boolean;
+begin
+  tids := '{}';
+  lanes := '{}';
+  held := '{}';
+  amounts := '{}';
+  is_more := false;
+  for v_lane in
+    select l.id, l.provider, e.id as endpoint_id, case when l.swept_at < p_now - interval '1 second' then 0 else l.read_from end as read_from
+    from penstock.lanes l
+    left join lateral (select x.id, x.status from endpoints x where x.name = l.provider and x.tenant_id is not distinct from l.tenant_id) as e on true
+    left join endpoint_states s on s.endpoint_id = e.id
+    where l.is_gated and (p_kinds is null or l.kind = any (p_kinds))
+      and (l.provider is null or e.status = 'active' and s.open_at <= p_now and s.closed_until <= p_now)
+      and exists (select from ready r where r.lane_id = l.id and r.vtime >= case when l.swept_at < p_now - interval '1 second' then 0 else l.read_from end)
+    order by random()
+  loop
+    exit when cardinality(tids) >= p_max;
+    v_room := null;
+    if v_lane.endpoint_id is not null then
+      select * into v_state from endpoint_states where endpoint_id = v_lane.endpoint_id for no key update skip locked;
+      if not found then
+        -- Somebody else is just taking from it.
+        v_busy := v_lane.endpoint_id;
+        continue;
+      end if;
+      continue when v_state.open_at > p_now or v_state.closed_until > p_now;
+      select * into v_endpoint from endpoints where id = v_lane.endpoint_id;
+      v_room := _room(v_endpoint, v_state, p_now);
+      if v_room.places < 1 then
+        continue;
+      end if;
+    else
+      v_endpoint := null;
+      select null::bigint as requests, null::bigint as tokens, null::bigint as places, null::bigint as most_requests, null::bigint as most_tokens into v_room;
+    end if;
+    v_line := array(
+      select r.ctid from ready r where r.lane_id = v_lane.id and r.vtime >= v_lane.read_from and r.job_id <> all (p_stopped)
+      -- One more than there is room for, to know when that one will fit.
+      order by r.vtime limit least(p_max - cardinality(tids), v_room.places, v_room.requests + 1)
+      for update skip locked);
+    continue when v_line = '{}';
+    if exists (select from mixed m where m.lane_id = v_lane.id) then
+      v_line := _prefer(v_line);
+    end if;
+    if v_endpoint.id is null then
+      tids := tids || v_line;
+      lanes := lanes || v_lane.id;
+      continue;
+    end if;
+    -- In their order, as far as they fit. What is too large for any window is set aside.
+    with sized as (
+      select r.ctid as tid, r.vtime, r.task_id, s.requests, s.tokens,
+        coalesce(s.requests > v_room.most_requests, false) or coalesce(s.tokens > v_room.most_tokens, false) as is_huge
+      from ready r
+      cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
+      cross join lateral _size(t.units, v_endpoint.default_tokens) as s
+      where r.ctid = any (v_line)
+    ), lined as (
+      select z.*, sum(z.requests) over w as all_requests, sum(z.tokens) over w as all_tokens from sized z where not z.is_huge
+      window w as (order by z.vtime, z.task_id rows unbounded preceding)
+    ), judged as (
+      select d.*, coalesce(d.all_requests > v_room.requests, false) or coalesce(d.all_tokens > v_room.tokens, false) as is_over from lined d
+    )
+    select array_agg(j.tid order by j.vtime, j.task_id) filter (where not j.is_over) as tids,
+      coalesce(sum(j.requests) filter (where not j.is_over), 0)::bigint as requests, coalesce(sum(j.tokens) filter (where not j.is_over), 0)::bigint as tokens,
+      (array_agg(j.requests order by j.vtime, j.task_id) filter (where j.is_over))[1] as next_requests,
+      (array_agg(j.tokens order by j.vtime, j.task_id) filter (where j.is_over))[1] as next_tokens,
+      (select array_agg(z.tid) from sized z where z.is_huge) as huge
+    into v_fit from judged j;
+    if v_fit.huge is not null then
+      perform _set_aside(v_fit.huge, format('limit: more at once than %s ever has', v_endpoint.name), 'limit', 'infinity');
+      is_more := true;
+    end if;
+    if v_fit.tids is not null then
+      perform _spend(v_endpoint, p_now, v_fit.requests, v_fit.tokens);
+      tids := tids || v_fit.tids;
+      lanes := lanes || v_lane.id;
+    end if;
+    if v_fit.next_requests is not null then
+      -- Nobody needs to look before the next one fits.
+      update endpoint_states set open_at = _opens_at(v_endpoint, v_fit.next_requests, v_fit.next_tokens, p_now),
+        open_for = case when v_room.requests - v_fit.requests < v_fit.next_requests then 'requests' else 'tokens' end
+      where endpoint_id = v_endpoint.id;
+    end if;
+  end loop;
+
+  if tids = '{}' and v_busy is not null then
+    -- With nothing in hand there is nothing to lose by waiting for a turn; the caller tries again.
+    perform 1 from endpoint_states where endpoint_id = v_busy for no key update;
+    is_more := true;
+  end if;
+  if tids <> '{}' then
+    select exists (
+      select from ready r join tenants t on t.id = r.tenant_id where r.ctid = any (tids)
+      and (t.plan is not null or exists (select from tenant_limits x where x.tenant_id = t.id)))
+      or exists (select from ready r join jobs j on j.id = r.job_id where r.ctid = any (tids) and j.budget is not null) into v_is_limited;
+    if v_is_limited then
+      v_line := tids;
+      select * into v_reserved from _reserve_tasks(tids, p_now);
+      tids := v_reserved.tids;
+      held := v_reserved.held;
+      amounts := v_reserved.amounts;
+      if v_reserved.is_refused then
+        perform pg_notify('penstock', 'chores');
+      end if;
+      if cardinality(tids) < cardinality(v_line) then
+        is_more := true;
+      end if;
+    end if;
+  end if;
+end
+$$;
+comment on function penstock._admit(text[], integer, uuid[], timestamptz) is
+  'Chooses what may be claimed from gated lanes: in order, within each provider''s windows and concurrency, within quotas and budgets. Counts what it chose.';
+
+create or replace function penstock.next_opening(p_task_types text[] default null)
+returns double precision language sql stable security definer set search_path = penstock, pg_temp as $$
+  select extract(epoch from min(greatest(s.open_at, s.closed_until)) - _now())::double precision
+  from lanes l join endpoints e on e.name = l.provider and e.tenant_id is not distinct from l.tenant_id
+  join endpoint_states s on s.endpoint_id = e.id
+  where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)) and e.status = 'active'
+    and greatest(s.open_at, s.closed_until) > _now() and isfinite(greatest(s.open_at, s.closed_until))
+    and exists (select from ready r where r.lane_id = l.id)
+$$;
+comment on function penstock.next_opening(text[]) is 'In how many seconds a lane that is full or closed opens for work that waits; null: none does.';
+
+create or replace function penstock._refuse_waiting()
+returns integer language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_gone leases[];
+  v_reasons text[];
+begin
+  with due as (
+    select p.ctid from parked p where p.waits_for = 'refused' order by p.job_id, p.task_id limit 1000 for update skip locked
+  ), gone as (
+    delete from parked p where p.ctid = any (array(select ctid from due)) returning *
+  )
+  select array_agg(row(g.task_id, 0, g.job_id, g.tenant_id, g.lane_id, g.priority, g.phase, g.failures, g.deaths, g.has_parents, g.has_children,
+      false, 'quota', _now(), _now(), null, null, false, null)::leases order by g.task_id),
+    array_agg(g.reason || ' has no room' order by g.task_id)
+  into v_gone, v_reasons from gone g;
+  if v_gone is null then
+    return 0;
+  end if;
+  perform _bury(v_gone, array_fill('permanent'::text, array[cardinality(v_gone)]), array_fill('quota_exceeded'::text, array[cardinality(v_gone)]), v_reasons);
+  return cardinality(v_gone);
+end
+$$;
+comment on function penstock._refuse_waiting() is 'Ends tasks for which a quota had no room, in jobs that say so.';

@@ -1,0 +1,566 @@
+"""Limits of providers: windows, concurrency, what providers answer, backpressure, routes, and why something waits."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from penstock.testing import Clock
+
+from .conftest import Contract
+
+NAME = "test/model"
+
+
+def provider(sql: Contract, name: str = NAME, **values: Any) -> int:
+    return sql.value("set_provider", name=name, values=Jsonb(values))
+
+
+def calls(count: int, name: str = NAME, **spec: Any) -> list[dict[str, Any]]:
+    return [{"kind": "work", "provider": name, **spec} for _ in range(count)]
+
+
+def listed(sql: Contract, name: str = NAME) -> dict[str, Any]:
+    (row,) = sql.execute("select * from penstock.provider_list where name = %s", name)
+    return row
+
+
+def explain(sql: Contract, task: int) -> dict[str, Any]:
+    job = sql.one("select job_id from penstock.tasks where id = %s", task)
+    return sql.value("explain_task", job_id=job, task_id=task)
+
+
+class Window:
+    """What was admitted, and the most of it in any window."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self.most = seconds, 0.0
+        self._seen: deque[tuple[float, float]] = deque()
+        self._sum = 0.0
+
+    def add(self, at: float, amount: float) -> None:
+        self._seen.append((at, amount))
+        self._sum += amount
+        while self._seen[0][0] <= at - self.seconds:
+            self._sum -= self._seen.popleft()[1]
+        self.most = max(self.most, self._sum)
+
+
+class TestWindows:
+    """R3.2: in no window is more admitted than the limit, and hardly less."""
+
+    def test_no_more_than_the_limit_is_claimed(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=5)
+        sql.start(calls(12))
+        assert len(sql.claim(100)) == 5
+        assert sql.claim(100) == []
+        clock.advance(seconds=60)
+        assert sql.claim(100) == [], "a moment more than the minute, for the way to the provider"
+        clock.advance(seconds=2)
+        assert len(sql.claim(100)) == 5
+
+    @pytest.mark.parametrize("seed", range(3))
+    def test_any_window_holds_the_limit_and_most_of_it_is_used(
+        self, sql: Contract, clock: Clock, seed: int
+    ) -> None:
+        """Requests and tokens of a minute, at uneven moments, with tasks of any size."""
+        clock.freeze()
+        dice = random.Random(seed)
+        provider(sql, requests_per_minute=60, tokens_per_minute=20_000)
+        sizes = [dice.choice([0, 10, 500, 1000, 3000]) for _ in range(900)]
+        job = sql.start([{**calls(1)[0], "units": {"tokens": size}} for size in sizes])
+        first = sql.tasks(job)[0]["id"]
+        requests, tokens = Window(60), Window(60)
+        now, admitted, spent = 0.0, 0, 0
+        while now < 900:
+            for task in sql.claim(dice.randint(1, 30)):
+                size = sizes[task["id"] - first]
+                requests.add(now, 1)
+                tokens.add(now, size)
+                admitted, spent = admitted + 1, spent + size
+                sql.complete(task)
+            step = dice.choice([0.05, 0.4, 1.3])
+            now += step
+            clock.advance(seconds=step)
+        assert requests.most <= 60 and tokens.most <= 20_000
+        assert admitted == 900 or max(admitted / (60 * 15), spent / (20_000 * 15)) >= 0.90
+
+    def test_an_hours_limit_holds_too(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=10, requests_per_hour=25)
+        sql.start(calls(60))
+        taken = []
+        for _ in range(10):
+            taken.append(len(sql.claim(100)))
+            clock.advance(seconds=62)
+        assert taken == [10, 10, 5, 0, 0, 0, 0, 0, 0, 0]
+        clock.advance(seconds=3660 - 10 * 62)
+        assert len(sql.claim(100)) == 10
+
+    def test_a_large_task_is_not_passed_by_small_ones(self, sql: Contract, clock: Clock) -> None:
+        """Otherwise it would never have its turn."""
+        clock.freeze()
+        provider(sql, tokens_per_minute=100)
+        sql.start([{**calls(1)[0], "key": str(n), "units": {"tokens": t}} for n, t in enumerate([50, 90, 50])])
+        assert [t["key"] for t in sql.claim(10)] == ["0"]
+        clock.advance(seconds=62)
+        assert [t["key"] for t in sql.claim(10)] == ["1"]
+        clock.advance(seconds=62)
+        assert [t["key"] for t in sql.claim(10)] == ["2"]
+
+    def test_the_actual_takes_the_estimates_place(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, tokens_per_minute=1000)
+        sql.start(calls(4, units={"tokens": 500}))
+        first, second = sql.claim(10)
+        assert sql.claim(10) == []
+        sql.value("record_usage", units=Jsonb({"input_tokens": 60, "output_tokens": 40}), task_id=first["id"],
+                  worker_id="w1", lease=first["lease"])  # fmt: skip
+        clock.advance(seconds=0.1)
+        assert listed(sql)["tokens_minute"] == 600
+        sql.value("record_usage", units=Jsonb({"tokens": 1}), task_id=second["id"], worker_id="w1", lease=second["lease"])
+        assert listed(sql)["tokens_minute"] == 101
+        clock.advance(seconds=62)
+        assert len(sql.claim(10)) == 2
+
+    def test_two_kinds_share_one_endpoint(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=5)
+        sql.start([*calls(5), *({"kind": "other", "provider": NAME} for _ in range(5))])
+        assert len(sql.claim(100)) == 5
+        assert sql.claim(100) == []
+
+    def test_a_full_lane_costs_the_others_nothing(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=1)
+        sql.start([*calls(50), *({"kind": "work"} for _ in range(50))])
+        assert len(sql.claim(100)) == 51
+
+    def test_limits_change_at_once(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=1)
+        sql.start(calls(10))
+        assert len(sql.claim(10)) == 1
+        provider(sql, requests_per_minute=4)
+        assert len(sql.claim(10)) == 3
+        provider(sql, requests_per_minute=None)
+        assert len(sql.claim(10)) == 6
+
+    def test_a_limit_of_zero_lets_nothing_through(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=None)
+        sql.start(calls(3))
+        provider(sql, requests_per_minute=0)
+        assert sql.claim(10) == []
+        assert {row["waits_for"] for row in sql.execute("select waits_for from penstock.parked")} == {"limit"}
+        provider(sql, requests_per_minute=10)
+        sql.upkeep()
+        assert len(sql.claim(10)) == 3
+
+    def test_a_tenants_own_limits_win(self, sql: Contract, clock: Clock) -> None:
+        """R0.5: its own row, its own lane, its own windows; the others keep theirs."""
+        clock.freeze()
+        provider(sql, requests_per_minute=2)
+        other = sql.value("create_tenant", name="other")
+        sql.value("set_provider", name=NAME, values=Jsonb({"requests_per_minute": 7}), tenant_id=other)
+        sql.start(calls(10))
+        sql.start(calls(10), tenant_id=str(other))
+        taken = sql.claim(100)
+        assert sum(t["tenant_id"] == other for t in taken) == 7 and len(taken) == 9
+        assert {t["provider"] for t in taken} == {NAME}
+
+
+class TestConcurrency:
+    """B3: the count is that of live leases; whatever dies, no place is lost."""
+
+    def test_places_come_back_with_every_way_an_attempt_ends(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, concurrency=2)
+        job = sql.start(calls(20, max_attempts=1))
+        for end in ("complete", "fail", "reschedule", "lost"):
+            tasks = sql.claim(10)
+            assert len(tasks) == 2, end
+            assert sql.claim(10) == []
+            for task in tasks:
+                match end:
+                    case "complete":
+                        sql.complete(task)
+                    case "fail":
+                        sql.kill(task)
+                    case "reschedule":
+                        sql.reschedule(task)
+                    case _:
+                        pass
+            if end == "lost":
+                clock.advance(seconds=31)
+                assert sql.reclaim() == 2
+        assert len(sql.claim(10)) == 2
+        sql.cancel(job)
+        sql.do_chores()
+        clock.advance(seconds=31)
+        sql.reclaim()
+        sql.start(calls(5))
+        assert len(sql.claim(10)) == 2
+
+    def test_calls_outside_a_claim_count_too(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, concurrency=2)
+        sql.start(calls(5))
+        assert acquire(sql)
+        assert len(sql.claim(10)) == 1
+        assert not acquire(sql)
+        release(sql)
+        assert len(sql.claim(10)) == 1
+
+
+def acquire(sql: Contract, tokens: int = 1000, **how: Any) -> bool:
+    return sql.value("acquire_api_capacity", provider_name="test", api_endpoint="model", estimated_tokens=tokens, **how)
+
+
+def release(sql: Contract, tokens: int = 1000, actual: int | None = None, **how: Any) -> None:
+    sql.value("release_api_capacity", provider_name="test", api_endpoint="model", estimated_tokens=tokens,
+              actual_tokens=actual, **how)  # fmt: skip
+
+
+class TestCapacity:
+    """R3.2: the same limiter for code outside a claim, as the seed calls it."""
+
+    def test_takes_and_gives_back(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=3, tokens_per_minute=5000, concurrency=2)
+        assert acquire(sql) and acquire(sql)
+        assert not acquire(sql), "two at once"
+        release(sql, actual=10)
+        assert listed(sql)["tokens_minute"] == 1010
+        assert not acquire(sql, tokens=4500)
+        assert acquire(sql)
+        release(sql)
+        release(sql)
+        assert not acquire(sql), "three a minute"
+        clock.advance(seconds=62)
+        assert acquire(sql)
+
+    def test_one_that_is_never_released_expires(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, concurrency=1)
+        assert acquire(sql, ttl_seconds=10.0)
+        clock.advance(seconds=9)
+        assert not acquire(sql)
+        clock.advance(seconds=2)
+        assert acquire(sql)
+
+    def test_a_key_takes_and_releases_once(self, sql: Contract) -> None:
+        provider(sql, requests_per_minute=5, tokens_per_minute=5000)
+        assert acquire(sql, key="a") and acquire(sql, key="a")
+        assert listed(sql)["requests_minute"] == 1
+        release(sql, actual=0, key="a")
+        release(sql, actual=5000, key="a")
+        assert listed(sql)["tokens_minute"] == 0
+
+    def test_bad_input(self, sql: Contract) -> None:
+        provider(sql, tokens_per_minute=100)
+        for tokens in (-1, 10**10, None):
+            with sql.refused(422, "invalid_units"):
+                acquire(sql, tokens=tokens)  # pyright: ignore[reportArgumentType]
+        with sql.refused(422, "over_limit"):
+            acquire(sql, tokens=101)
+        with sql.refused(422, "invalid_ttl"):
+            acquire(sql, tokens=1, ttl_seconds=0.0)
+        with sql.refused(422, "unknown_provider"):
+            sql.value("acquire_api_capacity", provider_name="no", api_endpoint="such")
+
+    def test_a_disabled_one_gives_none(self, sql: Contract) -> None:
+        provider(sql, status="disabled")
+        assert not acquire(sql)
+
+
+def tell(sql: Contract, name: str = NAME, **signal: Any) -> None:
+    sql.value("report_provider", name=name, signal=Jsonb(signal))
+
+
+class TestFeedback:
+    """R3.4: what a provider answers slows its lane for everybody, and it recovers by itself."""
+
+    def test_retry_after_closes_the_lane_for_all(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=1000)
+        sql.start(calls(10))
+        sql.claim(1)
+        tell(sql, status=429, retry_after_seconds=7.5)
+        assert sql.claim(10) == []
+        assert listed(sql)["state"] == "closed"
+        assert sql.value("next_opening") == pytest.approx(7.5)
+        clock.advance(seconds=7)
+        assert sql.claim(10) == []
+        clock.advance(seconds=1)
+        assert len(sql.claim(10)) == 9
+
+    def test_it_goes_slower_for_a_while(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=100)
+        for _ in range(20):
+            tell(sql, status=429, retry_after_seconds=1)
+        assert float(listed(sql)["pace"]) == pytest.approx(0.8), "one wave of refusals is one"
+        clock.advance(seconds=5)
+        sql.start(calls(300))
+        assert len(sql.claim(300)) == 80
+        clock.advance(seconds=130)
+        assert len(sql.claim(300)) == 100, "and recovers"
+
+    def test_without_retry_after_it_backs_off(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql)
+        sql.start(calls(1))
+        waits = []
+        for _ in range(8):
+            tell(sql, status=429)
+            waits.append(sql.value("next_opening"))
+            clock.advance(seconds=waits[-1] + 1)
+        assert 0.3 < waits[0] < 3 and waits[-1] > 2 * waits[0]
+        assert max(waits) < 200
+
+    def test_an_exhausted_account_stops_it_until_it_is_opened(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql)
+        job = sql.start(calls(2))
+        tell(sql, status=429, exhausted=True, message="You exceeded your current quota")
+        clock.advance(days=3)
+        assert sql.claim(10) == []
+        assert listed(sql)["state"] == "exhausted"
+        task = sql.tasks(job)[0]["id"]
+        assert explain(sql, task)["text"] == "waiting: test/model: quota exhausted: You exceeded your current quota, 1st in line"
+        assert sql.value("next_opening") is None
+        sql.value("open_provider", name=NAME)
+        assert len(sql.claim(10)) == 2
+
+    def test_a_lower_limit_and_others_use_count(self, sql: Contract, clock: Clock) -> None:
+        """Somebody else calls with the same key: the headers say so."""
+        clock.freeze()
+        provider(sql, requests_per_minute=100, tokens_per_minute=100_000)
+        sql.start(calls(200, units={"tokens": 10}))
+        assert len(sql.claim(10)) == 10
+        tell(sql, status=200, requests={"limit": 100, "remaining": 30}, tokens={"limit": 100_000, "remaining": 99_000})
+        assert len(sql.claim(200)) == 30
+        clock.advance(seconds=62)
+        tell(sql, status=200, requests={"limit": 50, "remaining": 50})
+        assert len(sql.claim(200)) == 50
+        clock.advance(seconds=62)
+        tell(sql, status=200, requests={"limit": 100, "remaining": 100})
+        assert len(sql.claim(200)) == 100
+
+    def test_refusals_are_kept(self, sql: Contract) -> None:
+        provider(sql)
+        tell(sql, status=429, retry_after_seconds=1, message="slow down")
+        tell(sql, status=500)
+        assert listed(sql)["refusals"] == 1
+        events = sql.execute("select event, details from penstock.provider_events where event = 'refused'")
+        assert [e["details"]["message"] for e in events] == ["slow down"]
+
+    def test_bad_input(self, sql: Contract) -> None:
+        provider(sql)
+        with sql.refused(422, "unknown_provider"):
+            tell(sql, name="no/such", status=429)
+        with sql.refused(422, "invalid_signal"):
+            tell(sql, status="many")
+        with sql.refused(422, "unknown_provider"):
+            sql.value("open_provider", name="no/such")
+
+
+class TestCatalogue:
+    def test_the_seeds_defaults_are_there(self, sql: Contract) -> None:
+        rows = sql.execute("select name, requests_per_minute, tokens_per_minute, concurrency from penstock.endpoints order by name")
+        assert [tuple(row.values()) for row in rows] == [
+            ("anthropic/claude-3", 400, 100_000, 25),
+            ("google/vision-api", 1800, None, 100),
+            ("openai/gpt-4-vision", 100, 20_000, 20),
+            ("openai/gpt-4o-mini", 500, 200_000, 50),
+        ]
+
+    @pytest.mark.parametrize(
+        ("values", "code"),
+        [
+            ({"requests_per_minute": -1}, "invalid_provider"),
+            ({"requests_per_minute": "many"}, "invalid_provider"),
+            ({"tokens_per_minute": 10**18}, "invalid_provider"),
+            ({"concurrency": -3}, "invalid_provider"),
+            ({"status": "sleepy"}, "invalid_provider"),
+            ({"backpressure_threshold": 1.5}, "invalid_provider"),
+            ({"depth_limit": -1}, "invalid_provider"),
+            ({"speed": 3}, "unknown_field"),
+        ],
+    )
+    def test_bad_values_are_refused(self, sql: Contract, values: dict[str, Any], code: str) -> None:
+        with sql.refused(422, code):
+            provider(sql, **values)
+        assert sql.one("select count(*) from penstock.endpoints where name = %s", NAME) == 0
+
+    @pytest.mark.parametrize("name", ["", "openai", "/x", "x/", "Open AI/x", "a/b c", "a" * 101 + "/b", None])
+    def test_bad_names_are_refused(self, sql: Contract, name: Any) -> None:
+        with sql.refused(422, "invalid_provider"):
+            provider(sql, name=name)
+
+    def test_a_change_keeps_what_it_does_not_name_and_is_audited(self, sql: Contract) -> None:
+        provider(sql, requests_per_minute=5, features=["chat"])
+        provider(sql, concurrency=3)
+        row = listed(sql)
+        assert (row["requests_per_minute"], row["concurrency"], row["features"]) == (5, 3, ["chat"])
+        assert sql.one("select count(*) from penstock.audit_log where action = 'provider.changed'") == 2
+
+    def test_maintenance_and_disabled_stop_the_lane(self, sql: Contract) -> None:
+        provider(sql)
+        job = sql.start(calls(2))
+        for status, words in (("maintenance", "under maintenance"), ("disabled", "disabled")):
+            provider(sql, status=status)
+            assert sql.claim(10) == []
+            assert explain(sql, sql.tasks(job)[0]["id"])["text"] == f"waiting: test/model is {words}, 1st in line"
+        provider(sql, status="active")
+        assert len(sql.claim(10)) == 2
+
+
+class TestBadTasks:
+    @pytest.mark.parametrize(
+        ("spec", "code", "field"),
+        [
+            ({"provider": "no/such"}, "unknown_provider", "tasks[0].provider"),
+            ({"units": {"bananas": 3}}, "unknown_meter", "tasks[0].units.bananas"),
+            ({"units": {"cost": 3}}, "unknown_meter", "tasks[0].units.cost"),
+            ({"units": {"tokens": -1}}, "invalid_units", "tasks[0].units.tokens"),
+            ({"units": {"tokens": "many"}}, "invalid_units", "tasks[0].units.tokens"),
+            ({"units": {"tokens": 10**13}}, "invalid_units", "tasks[0].units.tokens"),
+            ({"units": {"tokens": None}}, "invalid_units", "tasks[0].units.tokens"),
+            ({"units": [1]}, "invalid_units", "tasks[0].units"),
+            ({"provider": NAME, "units": {"tokens": 1001}}, "over_limit", "tasks.units"),
+            ({"provider": NAME, "units": {"requests": 11}}, "over_limit", "tasks.units"),
+        ],
+    )
+    def test_is_refused(self, sql: Contract, spec: dict[str, Any], code: str, field: str) -> None:
+        provider(sql, requests_per_minute=10, tokens_per_minute=1000)
+        with sql.refused(422, code, field=field):
+            sql.start([{"kind": "work", **spec}])
+        assert sql.one("select count(*) from penstock.jobs") == 0
+
+
+class TestBackpressure:
+    """R3.3: late past the threshold, refused past the depth limit."""
+
+    def test_delays_with_jitter_past_the_threshold(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, requests_per_minute=10, backpressure_threshold=0.8, backpressure_delay_seconds=20)
+        sql.start(calls(9))
+        assert sql.one("select count(*) from penstock.parked") == 0
+        sql.claim(9)
+        sql.start(calls(50))
+        waits = [row["s"] for row in sql.execute("select extract(epoch from until - penstock._now()) as s from penstock.parked")]
+        assert len(waits) == 50 and all(10 <= wait <= 30 for wait in waits) and len(set(waits)) > 25
+
+    def test_refuses_past_the_depth_limit(self, sql: Contract) -> None:
+        provider(sql, depth_limit=10)
+        sql.start(calls(8))
+        with sql.refused(429, "queue_full") as refusal:
+            sql.start(calls(3))
+        assert refusal.details["depth_limit"] == 10
+        sql.start(calls(2))
+        sql.drain()
+        sql.start(calls(10))
+
+
+class TestWhy:
+    """Issue item 4: one function explains any task that is not running."""
+
+    def test_tokens(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, tokens_per_minute=3000)
+        job = sql.start(calls(20, units={"tokens": 1000}))
+        sql.claim(10)
+        last = sql.tasks(job)[-1]["id"]
+        assert explain(sql, last)["text"] == "waiting: test/model tokens, about 340 s, 17th in line".replace("340 s", "6 min")
+        assert explain(sql, sql.tasks(job)[3]["id"])["waits_for"] == "tokens"
+
+    def test_others(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        provider(sql, concurrency=1)
+        job = sql.start([
+            {"kind": "work", "key": "a"},
+            {"kind": "work", "key": "b", "after": ["a"]},
+            *calls(2),
+            {"kind": "other", "run_at": "2099-01-01T00:00:00Z"},
+        ])  # fmt: skip
+        sql.claim(1, kinds=["work"])
+        sql.claim(1, kinds=["work"])
+        texts = [explain(sql, task["id"])["text"] for task in sql.tasks(job)]
+        assert texts[0].startswith("running on w1") and texts[1] == "waiting: 1 task before it"
+        assert sorted(texts[2:4])[1] == "waiting: test/model concurrency, 1 running, 1st in line"
+        assert texts[4].startswith("waiting: its time, about ")
+        sql.pause(job, "lunch")
+        assert explain(sql, sql.tasks(job)[1]["id"])["text"] == "waiting: 1 task before it"
+        sql.start(1)
+        free = sql.one("select max(id) from penstock.tasks")
+        assert explain(sql, free)["text"] == "waiting: no worker is there for work, 1st in line"
+        with sql.refused(404, "unknown_task"):
+            sql.value("explain_task", job_id=job, task_id=999_999)
+
+
+class TestRoutes:
+    """R0.6: a task names what it needs instead of a provider."""
+
+    @pytest.fixture(autouse=True)
+    def shops(self, sql: Contract) -> None:
+        for name, features, price in (
+            ("a/one", ["video", "hd"], 3), ("b/two", ["video"], 1), ("c/three", ["video", "hd"], 2), ("d/four", ["video"], None),
+        ):  # fmt: skip
+            provider(sql, name, features=features)
+            if price is not None:
+                sql.value("set_price", provider=name, meter="seconds", amount=price)
+
+    def chosen(self, sql: Contract, **route: Any) -> dict[str, Any]:
+        job = sql.start([{"kind": "work", "route": route, "units": {"seconds": 10}}])
+        return sql.one("select route -> 'chosen' from penstock.tasks where job_id = %s", job)
+
+    def test_the_cheapest_with_the_features(self, sql: Contract) -> None:
+        assert self.chosen(sql, features=["video"]) == {"provider": "b/two", "reason": "cheapest: 10"}
+        assert self.chosen(sql, features=["video", "hd"])["provider"] == "c/three"
+        assert {t["provider"] for t in sql.claim(10)} == {"b/two", "c/three"}
+
+    def test_listed_order_and_fallback(self, sql: Contract) -> None:
+        route = {"providers": ["a/one", "b/two"], "prefer": "listed"}
+        assert self.chosen(sql, **route) == {"provider": "a/one", "reason": "number 1 of the list"}
+        tell(sql, "a/one", status=429, exhausted=True)
+        assert self.chosen(sql, **route)["provider"] == "b/two"
+        tell(sql, "b/two", status=429, exhausted=True)
+        assert "although it is closed now" in self.chosen(sql, **route)["reason"]
+
+    def test_the_fastest(self, sql: Contract, clock: Clock) -> None:
+        clock.freeze()
+        for name, seconds in (("a/one", 5), ("b/two", 2), ("c/three", 9)):
+            sql.start(calls(1, name))
+            task = sql.claim_one()
+            clock.advance(seconds=seconds)
+            sql.complete(task)
+        assert self.chosen(sql, features=["video"], prefer="fastest") == {"provider": "b/two", "reason": "fastest: 2.00 s on average"}
+
+    def test_what_waits_in_a_lane_that_closes_goes_elsewhere(self, sql: Contract) -> None:
+        self.chosen(sql, features=["video"])
+        tell(sql, "b/two", status=429, exhausted=True)
+        assert sql.claim(1) == []
+        sql.upkeep()
+        task = sql.claim_one()
+        assert task["provider"] == "c/three"
+        route = sql.one("select route -> 'chosen' from penstock.tasks")
+        assert route["instead_of"] == "b/two" and route["reason"].startswith("cheapest: 20")
+        sql.complete(task)
+
+    @pytest.mark.parametrize("route", [[], "a", {}, {"features": "video"}, {"prefer": "listed", "features": []}, {"prefer": "best", "features": []}, {"features": [], "x": 1}])
+    def test_bad_routes(self, sql: Contract, route: Any) -> None:
+        with sql.refused(422, "invalid_route", field="tasks[0].route"):
+            sql.start([{"kind": "work", "route": route}])
+
+    def test_nobody_can(self, sql: Contract) -> None:
+        with sql.refused(422, "no_provider", field="tasks[0].route"):
+            self.chosen(sql, features=["smell"])
+        with sql.refused(422, "invalid_route"):
+            sql.start([{"kind": "work", "provider": "a/one", "route": {"features": ["video"]}}])
