@@ -44,7 +44,7 @@ from penstock.drawing import Drawn, Graph, Options
 from penstock.errors import Invalid, JobFailed, PenstockError, TimedOut
 from penstock.settings import settings
 from penstock.signature import Signature, Step, decode, encode
-from penstock.types import Job
+from penstock.types import Forecast, Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,8 +78,9 @@ class Task(Generic[P, R]):
     def options(self, **changes: Any) -> Task[P, R]:
         """The same task with other options.
 
-        Of its job, with `start`: tenant_id, idempotency_key, delay, on_failure, paused. Of either: priority,
-        run_at. Of the task: key, phase, provider, units, after, after_failure, max_attempts, timeout.
+        Of its job, with `start`: tenant_id, idempotency_key, delay, on_failure, paused, budget, on_limit. Of
+        either: priority, run_at. Of the task: key, phase, provider or route, units, after, after_failure,
+        max_attempts, timeout.
         """
         other = cast("Task[P, R]", object.__new__(Task))
         other.__dict__.update(self.__dict__)
@@ -105,6 +106,14 @@ class Task(Generic[P, R]):
     async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
         """A job of this one task."""
         return await self.app.astart(self.kind, self._draw(args, kwargs), self.chosen)
+
+    def forecast(self, *args: P.args, **kwargs: P.kwargs) -> Forecast:
+        """What `start` with these arguments would cost, use and take. Starts nothing."""
+        return self.app.forecast(self.kind, self._draw(args, kwargs), self.chosen)
+
+    async def aforecast(self, *args: P.args, **kwargs: P.kwargs) -> Forecast:
+        """What `astart` with these arguments would cost, use and take. Starts nothing."""
+        return await self.app.aforecast(self.kind, self._draw(args, kwargs), self.chosen)
 
     def _draw(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
         return self.draw(self.signature.bind(args, kwargs))
@@ -134,7 +143,10 @@ class JobType(Generic[P]):
         return f"<job type {self.name}>"
 
     def options(self, **changes: Any) -> JobType[P]:
-        """The same with other tenant_id, idempotency_key, priority, run_at, delay, on_failure or paused."""
+        """The same with other options of its jobs.
+
+        tenant_id, idempotency_key, priority, run_at, delay, on_failure, paused, budget, on_limit.
+        """
         other: JobType[P] = object.__new__(JobType)
         other.__dict__.update(self.__dict__)
         other.chosen = self.chosen.changed(changes)
@@ -153,6 +165,15 @@ class JobType(Generic[P]):
     async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started[Any]:
         """Draw the graph and start the job."""
         return await self.app.astart(self.name, self.draw(self.signature.bind(args, kwargs)), self.chosen)
+
+    def forecast(self, *args: P.args, **kwargs: P.kwargs) -> Forecast:
+        """What `start` with these arguments would cost, use and take. Starts nothing."""
+        return self.app.forecast(self.name, self.draw(self.signature.bind(args, kwargs)), self.chosen)
+
+    async def aforecast(self, *args: P.args, **kwargs: P.kwargs) -> Forecast:
+        """What `astart` with these arguments would cost, use and take. Starts nothing."""
+        drawn = self.draw(self.signature.bind(args, kwargs))
+        return await self.app.aforecast(self.name, drawn, self.chosen)
 
     def draw(self, values: dict[str, Any]) -> Drawn:
         """The job's params, the tasks its body asks for, and what it returned."""
@@ -188,6 +209,15 @@ class Started(Generic[R]):
     def get(self) -> Job:
         """The job as it is now."""
         return self.app.block(self.aget())
+
+    async def aforecast(self) -> Forecast:
+        """What is left of the job will cost, use and take."""
+        async with self.app.connections() as where:
+            return await jobs.forecast_rest(where, job_id=self.id)
+
+    def forecast(self) -> Forecast:
+        """`aforecast` for code that is not async."""
+        return self.app.block(self.aforecast())
 
     async def aresult(self, timeout: float | str | None = None) -> R:  # noqa: ASYNC109 (for the whole wait)
         """Wait until the job has ended; what the task returned. Raises JobFailed, TimedOut.
@@ -442,6 +472,16 @@ class App:
         chosen = self.block(self._ready_elsewhere(options))
         job_id = jobs.start_sync(options.using, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
         return Started(job_id, self, drawn)
+
+    async def aforecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:
+        """What a job that was drawn would cost, use and take."""
+        async with self.connections() as where:
+            chosen = await self._ready(where, options)
+            return await jobs.forecast(where, type=type, tasks=drawn.tasks, **chosen)
+
+    def forecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:
+        """`aforecast` for code that is not async."""
+        return self.block(self.aforecast(type, drawn, options))
 
     async def _ready_elsewhere(self, options: Options) -> jobs.JobOptions:
         async with self.connections() as where:

@@ -6,12 +6,13 @@ import asyncio
 import math
 import re
 from collections.abc import Coroutine, Sequence
+from decimal import Decimal, InvalidOperation
 from typing import Any, TypeVar
 from uuid import UUID
 
 import structlog
 
-from penstock import tasks
+from penstock import signals, tasks
 from penstock.errors import Invalid
 
 R = TypeVar("R")
@@ -66,7 +67,7 @@ class Context:
 
     __slots__ = (
         *("task_id", "lease", "job_id", "tenant_id", "kind", "key", "attempt", "max_attempts", "worker_id"),
-        *("fraction", "message", "connection", "_hooks", "_is_stopped", "_log"),
+        *("provider", "fraction", "message", "connection", "_hooks", "_is_stopped", "_log"),
     )
 
     def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks) -> None:
@@ -74,6 +75,8 @@ class Context:
         self.job_id, self.tenant_id = claim.job_id, claim.tenant_id
         self.kind, self.key = claim.kind, claim.key
         self.attempt, self.max_attempts = claim.attempt, claim.max_attempts
+        self.provider = claim.provider
+        """The provider endpoint the task is for, as `name/endpoint`."""
         self.worker_id = worker_id
         self.fraction: float | None = None
         self.message: str | None = None
@@ -128,6 +131,43 @@ class Context:
         """`aadd_tasks` from a handler in a thread."""
         return self._hooks.add_tasks_sync(self, new)
 
+    async def ausage(self, *, variant: str = "standard", **units: float) -> None:
+        """Say what a call really used: `await ctx.ausage(input_tokens=812, output_tokens=120)`.
+
+        It takes the estimate's place in limits and quotas, and is priced at once. Say it after each call:
+        what was said counts also when the attempt fails later.
+        """
+        await self._hooks.usage(self, units, variant)
+
+    def usage(self, *, variant: str = "standard", **units: float) -> None:
+        """`ausage` from a handler in a thread."""
+        self._hooks.block(self._hooks.usage(self, units, variant))
+
+    async def acost(
+        self, cost_type: str, amount: Decimal | int | str, currency: str | None = None, **options: Any
+    ) -> None:
+        """Add a cost that no price list knows: `await ctx.acost("render", "0.042", unit_count=12)`."""
+        await self._hooks.cost(self, cost_type, _money(amount), currency, options)
+
+    def cost(
+        self, cost_type: str, amount: Decimal | int | str, currency: str | None = None, **options: Any
+    ) -> None:
+        """`acost` from a handler in a thread."""
+        self._hooks.block(self._hooks.cost(self, cost_type, _money(amount), currency, options))
+
+    async def aheard(self, response: Any) -> None:
+        """Pass on what an answer's headers say about the provider's limits (any httpx-like response).
+
+        A refusal that is raised as an exception is understood without this.
+        """
+        signal = signals.read(int(response.status_code), dict(response.headers))
+        if signals.is_scarce(signal):
+            await self._hooks.heard(self, signal)
+
+    def heard(self, response: Any) -> None:
+        """`aheard` from a handler in a thread."""
+        self._hooks.block(self.aheard(response))
+
     async def asave(
         self, name: str, data: bytes, content_type: str = "application/octet-stream"
     ) -> dict[str, Any]:
@@ -166,9 +206,29 @@ class Hooks:
         """Keep a file."""
         return {"path": name, "bytes": len(data), "content_type": content_type}
 
+    async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
+        """Record what was used."""
+
+    async def cost(
+        self, ctx: Context, cost_type: str, amount: Decimal, currency: str | None, options: dict[str, Any]
+    ) -> None:
+        """Record a cost."""
+
+    async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
+        """Pass on a provider's signal."""
+
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         """Run in the worker's loop from a thread, and wait."""
         return asyncio.run(work)
+
+
+def _money(amount: Decimal | int | str) -> Decimal:
+    if isinstance(amount, float):
+        raise Invalid("an amount of money is a Decimal, an int or a text such as '0.042', not a float")
+    try:
+        return Decimal(amount)
+    except InvalidOperation:
+        raise Invalid(f"{amount!r} is not an amount") from None
 
 
 def retry_after(error: BaseException) -> float | None:

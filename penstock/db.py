@@ -9,12 +9,14 @@ and one's own writes, into one transaction, pass the connection that `transactio
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import re
 import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from decimal import Decimal
 from typing import Any, LiteralString, TypeAlias, cast
 
 import psycopg
@@ -145,6 +147,32 @@ async def value(where: Pool | Connection, function: str, **arguments: Any) -> An
     return next(iter(rows[0].values())) if rows else None
 
 
+async def document(where: Pool | Connection, function: str, **arguments: Any) -> Any:
+    """Call a function that returns a document in which there are amounts: its fractions become Decimals."""
+    text = sql.SQL("select ({})::text").format(_call(function, arguments))
+    with _translated(arguments):
+        async with connection(where) as held, held.cursor(row_factory=tuple_row) as cursor:
+            await cursor.execute(text, _adapted(arguments))
+            [(found,)] = await cursor.fetchall()
+    return json.loads(found, parse_float=Decimal)
+
+
+def exact(document: Any) -> Json:
+    """A JSON document in which Decimals are numbers, with every digit they have."""
+    return Json(document, dumps=_dump)
+
+
+def _dump(value: Any) -> str:
+    match value:
+        case Decimal():
+            return format(value, "f")
+        case dict():
+            items = cast("dict[str, Any]", value).items()
+            return "{" + ", ".join(f"{json.dumps(name)}: {_dump(item)}" for name, item in items) + "}"
+        case _:
+            return json.dumps(value)
+
+
 def call_sync(held: SyncConnection, function: str, **arguments: Any) -> list[Row]:
     """`call` on a connection from `connect`."""
     with _translated(arguments), held.cursor(row_factory=dict_row) as cursor:
@@ -187,10 +215,14 @@ async def _is_pooled(held: Connection) -> bool:
 
 
 def _statement(function: str, arguments: Row) -> sql.Composed:
+    return sql.SQL("select * from {}").format(_call(function, arguments))
+
+
+def _call(function: str, arguments: Row) -> sql.Composed:
     for name in (function, *arguments):
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of an SQL function or argument")
-    return sql.SQL("select * from {}({})").format(
+    return sql.SQL("{}({})").format(
         sql.Identifier("penstock", function),
         sql.SQL(", ").join(
             sql.SQL("{} => {}").format(sql.Identifier(n), sql.Placeholder(n)) for n in arguments

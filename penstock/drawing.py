@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID
 
 from penstock.context import seconds
 from penstock.errors import Invalid
 from penstock.signature import Signature, Step, key_of
-from penstock.types import JobOptions
+from penstock.types import JobOptions, exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,8 @@ class Options:
     delay: float | None = None
     on_failure: str | None = None
     paused: bool | None = None
+    budget: Decimal | int | None = None
+    on_limit: str | None = None
     using: Any = None
     # of a job or a step
     priority: int | None = None
@@ -32,6 +35,7 @@ class Options:
     key: str | None = None
     phase: str | None = None
     provider: str | None = None
+    route: dict[str, Any] | None = None
     units: dict[str, int] | None = None
     after: Sequence[Any] | None = None
     after_failure: str | None = None
@@ -61,18 +65,20 @@ class Options:
             "delay_seconds": self.delay,
             "on_failure": cast("Any", self.on_failure),
             "paused": self.paused,
+            "budget": self.budget,
+            "on_limit": cast("Any", self.on_limit),
         }
 
     def for_task(self) -> dict[str, Any]:
         """As fields of an element of p_tasks."""
-        names = ("key", "phase", "provider", "units", "after_failure", "max_attempts")
+        names = ("key", "phase", "provider", "route", "units", "after_failure", "max_attempts")
         chosen = {name: getattr(self, name) for name in names} | {"timeout_seconds": self.timeout}
         return {name: value for name, value in chosen.items() if value is not None}
 
     def for_step(self) -> dict[str, Any]:
         """As fields of an element of p_tasks that is one of several."""
         self._refuse("an option of a job, not of a step", "tenant_id", "delay", "on_failure", "paused")
-        self._refuse("an option of a job, not of a step", "idempotency_key", "using")
+        self._refuse("an option of a job, not of a step", "idempotency_key", "using", "budget", "on_limit")
         chosen = self.for_task()
         if self.priority is not None:
             chosen["priority"] = self.priority
@@ -83,7 +89,12 @@ class Options:
     def for_schedule(self) -> dict[str, Any]:
         """As the options of a schedule."""
         self._refuse("not for a schedule: the clock decides", "run_at", "delay", "paused", "idempotency_key")
-        chosen = {"priority": self.priority, "on_failure": self.on_failure}
+        chosen = {
+            "priority": self.priority,
+            "on_failure": self.on_failure,
+            "budget": None if self.budget is None else format(exact(self.budget, "budget"), "f"),
+            "on_limit": self.on_limit,
+        }
         return {name: value for name, value in chosen.items() if value is not None}
 
     def _refuse(self, why: str, *names: str) -> None:

@@ -63,7 +63,7 @@ class PenstockError(Exception):
     @property
     def retry_after(self) -> float | None:
         """Seconds to wait before the next try, where the database knows."""
-        value = self.details.get("retry_after")
+        value = self.details.get("retry_after_seconds", self.details.get("retry_after"))
         return float(value) if isinstance(value, int | float) else None
 
 

@@ -1,4 +1,4 @@
-"""Jobs: start, look, watch, pause, resume, cancel, retry."""
+"""Jobs: forecast, start, look, watch, pause, resume, cancel, retry."""
 
 from __future__ import annotations
 
@@ -17,7 +17,18 @@ import psycopg
 
 from penstock import db, filters
 from penstock.errors import Invalid, Unavailable, from_database
-from penstock.types import Attempt, Job, JobOptions, JobStatus, Progress, Task, TaskStatus
+from penstock.types import (
+    Attempt,
+    Explanation,
+    Forecast,
+    Job,
+    JobOptions,
+    JobStatus,
+    Progress,
+    Task,
+    TaskStatus,
+    exact,
+)
 
 TaskSpec: TypeAlias = Mapping[str, Any]
 """What a caller says of a task: an element of p_tasks."""
@@ -74,6 +85,26 @@ async def start(
         p_tasks=db.Json(builtins.list(tasks)),
         p_options=_options(options),
     )
+
+
+async def forecast(
+    where: db.Pool | db.Connection,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    **options: Unpack[JobOptions],
+) -> Forecast:
+    """What `start` with the same arguments would cost, use and take under the present limits."""
+    del params  # decides nothing here: it is taken so that the arguments are the same
+    document = await db.document(
+        where,
+        "forecast_job",
+        p_type=type,
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_options=_options(options),
+    )
+    return Forecast.read(document)
 
 
 async def start_many(
@@ -222,6 +253,16 @@ async def outputs(where: db.Pool | db.Connection, *, job_id: UUID) -> dict[str, 
     return {key: output for key, output in await db.rows(where, _OUTPUTS, (job_id,))}
 
 
+async def forecast_rest(where: db.Pool | db.Connection, *, job_id: UUID) -> Forecast:
+    """What is left of a job that has not ended will cost, use and take."""
+    return Forecast.read(await db.document(where, "forecast", p_job_id=job_id))
+
+
+async def explain(where: db.Pool | db.Connection, *, job_id: UUID, task_id: int) -> Explanation:
+    """Why a task is not running: what it waits for, about how long, and its place in line."""
+    return Explanation.read(await db.value(where, "explain_task", p_job_id=job_id, p_task_id=task_id))
+
+
 async def watch(where: db.Pool | db.Connection, *, job_id: UUID, interval: float = 1.0) -> AsyncIterator[Job]:
     """The job now, and again whenever it has changed, until it has ended. Looks every `interval` seconds.
 
@@ -286,6 +327,8 @@ def _options(options: JobOptions) -> dict[str, Any]:
                 "run_at has no time zone", code="invalid_options", details={"field": "options.run_at"}
             )
         chosen["run_at"] = run_at.isoformat()
+    if "budget" in chosen:
+        chosen["budget"] = format(exact(chosen["budget"], "options.budget"), "f")
     if "tenant_id" in chosen:
         chosen["tenant_id"] = str(chosen["tenant_id"])
     return chosen

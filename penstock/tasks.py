@@ -23,6 +23,7 @@ class Claim(NamedTuple):
     attempt: int
     max_attempts: int
     timeout_seconds: float | None
+    provider: str | None = None
 
 
 class Done(NamedTuple):
@@ -50,7 +51,7 @@ class Refusal(NamedTuple):
 
 # Named columns, not `*`: a newer database may return more.
 _CLAIM: LiteralString = """\
-select id, lease, job_id, tenant_id, kind, key, input, attempt, max_attempts, timeout_seconds
+select id, lease, job_id, tenant_id, kind, key, input, attempt, max_attempts, timeout_seconds, provider
 from penstock.claim_tasks(%s, %s, %s, %s)"""
 _COMPLETE: LiteralString = (
     "select id, code from penstock.complete_tasks(%s, %s::bigint[], %s::bigint[], %s::jsonb[])"
@@ -67,6 +68,26 @@ async def claim(
     """Take up to `limit` tasks of these kinds (None: of all), each leased for `lease_seconds`."""
     rows = await db.rows(where, _CLAIM, (worker_id, limit, kinds, lease_seconds), binary=True)
     return [Claim._make(row) for row in rows]
+
+
+async def next_opening(where: db.Pool, kinds: list[str] | None) -> float | None:
+    """In how many seconds a lane that is full or closed opens for work of these kinds; None: none does."""
+    [row] = await db.call(where, "next_opening", p_task_types=kinds)
+    return row["next_opening"]
+
+
+async def report_limited(
+    where: db.Pool, worker_id: str, task_id: int, lease: int, signal: dict[str, Any]
+) -> None:
+    """A provider refused a call: close its lane for all, and give the task back; it costs no attempt."""
+    await db.call(
+        where,
+        "report_limited",
+        p_task_id=task_id,
+        p_worker_id=worker_id,
+        p_lease=lease,
+        p_signal=db.Json(clean(signal)),
+    )
 
 
 async def complete(where: db.Pool | db.Connection, worker_id: str, done: Sequence[Done]) -> list[Refusal]:

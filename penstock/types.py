@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime
+from datetime import date, datetime
+from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, TypeAlias, TypedDict
 from uuid import UUID
+
+from penstock.errors import Invalid
 
 JobStatus: TypeAlias = Literal["queued", "running", "paused", "completed", "failed", "canceled"]
 TaskStatus: TypeAlias = Literal["blocked", "queued", "running", "waiting", "succeeded", "failed", "canceled"]
 OnFailure: TypeAlias = Literal["continue", "stop"]
+OnLimit: TypeAlias = Literal["hold", "refuse"]
 Missed: TypeAlias = Literal["skip", "once", "all"]
 Role: TypeAlias = Literal["owner", "admin", "member", "viewer"]
+
+Amount: TypeAlias = Decimal | int
+"""Of money or of a meter: exact, and so never a float."""
 
 ENDED: frozenset[str] = frozenset({"completed", "failed", "canceled"})
 """The states in which a job stays, unless it is retried."""
@@ -31,6 +38,10 @@ class JobOptions(TypedDict, total=False):
     """Start so long after now, by the database's clock, instead of at `run_at`."""
     on_failure: OnFailure | None
     paused: bool | None
+    budget: Amount | None
+    """What it may cost, in the base currency. It pauses before it costs more."""
+    on_limit: OnLimit | None
+    """What becomes of a task for which the tenant's quota has no room: it is held back, or fails."""
     digest: str | None
     """Stands for the tasks where they are not at hand when the key is looked up: see `jobs.start_many`."""
 
@@ -230,6 +241,368 @@ class Tenant:
     weight: float
     is_personal: bool
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What a job will cost, use and take, as far as that is known."""
+
+    tasks: int
+    units: dict[str, Decimal]
+    cost: ForecastCost
+    quota: tuple[ForecastQuota, ...]
+    finish: ForecastFinish
+    budget: ForecastBudget | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether nothing of it has to wait for a quota or a budget."""
+        return all(line.fits for line in self.quota) and (self.budget is None or self.budget.fits)
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Forecast:
+        """From the document of forecast_job and forecast."""
+        values = _known(cls, document)
+        values["tasks"] = values["tasks"] or 0
+        values["units"] = {name: Decimal(amount) for name, amount in values["units"].items()}
+        values["cost"] = ForecastCost(**_exact(ForecastCost, values["cost"], "low", "expected", "high"))
+        values["quota"] = tuple(
+            ForecastQuota(**_exact(ForecastQuota, line, "needs", "left", "limit")) for line in values["quota"]
+        )
+        values["finish"] = ForecastFinish.read(values["finish"])
+        if values.get("budget") is not None:
+            values["budget"] = ForecastBudget(**_exact(ForecastBudget, values["budget"], "amount"))
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastCost:
+    """A range of money in the base currency, and the providers in it that have no price."""
+
+    low: Decimal
+    expected: Decimal
+    high: Decimal
+    currency: str
+    unpriced: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastQuota:
+    """What a job needs of a meter that is limited, and what is left of it now."""
+
+    meter: str
+    needs: Decimal
+    left: Decimal
+    limit: Decimal
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastFinish:
+    """In how many seconds a job ends, with a range; without them the reason why that is not known."""
+
+    seconds: float | None
+    low: float | None
+    high: float | None
+    at: datetime | None
+    workers: int
+    bottleneck: str | None
+    reason: str | None
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> ForecastFinish:
+        """From a part of a forecast."""
+        values = _known(cls, document)
+        for name in ("seconds", "low", "high"):
+            values[name] = None if values[name] is None else float(values[name])
+        values["at"] = values["at"] and datetime.fromisoformat(values["at"])
+        values["workers"] = int(values["workers"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class ForecastBudget:
+    """The budget that a forecast was asked for, and whether the job stays within it for sure."""
+
+    amount: Decimal
+    fits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Why a task is not running."""
+
+    status: TaskStatus
+    text: str
+    waits_for: str | None = None
+    reason: str | None = None
+    seconds: float | None = None
+    place: int | None = None
+    worker_id: str | None = None
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Explanation:
+        """From the document of explain_task."""
+        return cls(**_known(cls, document))
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """A provider's endpoint: its limits (None: none), and what of them is in use in the present windows."""
+
+    id: int
+    name: str
+    tenant_id: UUID | None
+    state: Literal["active", "full", "closed", "exhausted", "disabled", "maintenance"]
+    reason: str | None
+    opens_at: datetime | None
+    requests_minute: int
+    requests_per_minute: int | None
+    tokens_minute: int
+    tokens_per_minute: int | None
+    requests_hour: int
+    requests_per_hour: int | None
+    tokens_hour: int
+    tokens_per_hour: int | None
+    running: int
+    concurrency: int | None
+    waiting: int
+    pace: float
+    refusals: int
+    refused_at: datetime | None
+    default_tokens: int
+    backpressure_threshold: float | None
+    backpressure_delay_seconds: float | None
+    depth_limit: int | None
+    features: list[str]
+    changed_at: datetime
+
+
+class ProviderValues(TypedDict, total=False):
+    """What can be set of a provider. A limit that is None is none; what is left out stays as it is."""
+
+    status: Literal["active", "disabled", "maintenance"]
+    requests_per_minute: int | None
+    requests_per_hour: int | None
+    tokens_per_minute: int | None
+    tokens_per_hour: int | None
+    concurrency: int | None
+    default_tokens: int
+    """The estimate for a task that does not say how many tokens it needs."""
+    backpressure_threshold: float | None
+    backpressure_delay_seconds: float | None
+    depth_limit: int | None
+    """With so many tasks waiting, more are refused."""
+    features: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderEvent:
+    """What a provider refused, or who changed it."""
+
+    id: int
+    at: datetime
+    name: str
+    tenant_id: UUID | None
+    event: Literal["refused", "exhausted", "opened", "changed"]
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Meter:
+    """A thing that is counted."""
+
+    name: str
+    period: Literal["day", "month", "total"]
+    mode: Literal["observe", "enforce"]
+    comment: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a tenant may pay for. A meter that is not in `limits` is not limited."""
+
+    name: str
+    title: str
+    comment: str
+    features: list[str]
+    price: Decimal
+    currency: str
+    weight: float
+    is_active: bool
+    limits: dict[str, Decimal | None]
+
+
+class PlanValues(TypedDict, total=False):
+    """What can be set of a plan. What is left out stays as it is; `limits` are replaced as a whole."""
+
+    title: str
+    comment: str
+    limits: Mapping[str, Amount | None]
+    features: list[str]
+    price: Amount
+    currency: str
+    weight: float
+    is_active: bool
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """What a tenant may use of a meter in the present period."""
+
+    meter: str
+    amount: Decimal
+    mode: Literal["observe", "enforce"]
+    resets_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class MeterUsage:
+    """What of a meter is used and set aside in the present period, and what is left (None: not limited)."""
+
+    meter: str
+    used: Decimal
+    held: Decimal
+    limit: Decimal | None
+    left: Decimal | None
+    mode: Literal["observe", "enforce"] | None
+    period: Literal["day", "month", "total"]
+    resets_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class UsageStatus:
+    """A tenant's plan, and where it stands."""
+
+    tenant_id: UUID
+    plan: str | None
+    features: list[str]
+    over_limit: bool
+    usage: tuple[MeterUsage, ...]
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> UsageStatus:
+        """From the document of get_usage_status."""
+        lines: list[MeterUsage] = []
+        for meter, line in document["usage"].items():
+            values = _exact(MeterUsage, {"meter": meter, **line}, "used", "held", "limit", "left")
+            values["resets_at"] = values["resets_at"] and datetime.fromisoformat(values["resets_at"])
+            lines.append(MeterUsage(**values))
+        known = _known(cls, document)
+        known |= {"tenant_id": UUID(document["tenant_id"]), "usage": tuple(lines)}
+        return cls(**known)
+
+
+@dataclass(frozen=True, slots=True)
+class UsageDay:
+    """What a tenant used of a meter in a day (UTC), for an action: a kind of task, or what a caller named."""
+
+    tenant_id: UUID
+    day: date
+    action: str
+    meter: str
+    amount: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class CostSum:
+    """Costs in the base currency. `key` is what they were summed by: a day, a provider, a type, an id."""
+
+    key: str
+    amount: Decimal
+    unit_count: Decimal
+    lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostEntry:
+    """A line of the ledger. `base_amount` is the amount in the base currency, at the rate of its day."""
+
+    id: int
+    at: datetime
+    tenant_id: UUID
+    job_id: UUID | None
+    task_id: int | None
+    provider: str | None
+    cost_type: str
+    meter: str | None
+    unit_count: Decimal | None
+    amount: Decimal
+    currency: str
+    base_amount: Decimal
+    corrects: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class JobCost:
+    """What a job has cost, what is set aside for its running tasks, and its budget."""
+
+    job_id: UUID
+    cost: Decimal
+    held: Decimal
+    budget: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one unit of a meter costs at a provider, from a date on; None: it has no price from then on."""
+
+    id: int
+    provider: str
+    tenant_id: UUID | None
+    meter: str
+    variant: str
+    cost_type: str
+    amount: Decimal | None
+    currency: str
+    valid_from: datetime
+    valid_until: datetime | None
+    is_current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """What one unit of a meter costs at a provider now; `place` 1 is the cheapest."""
+
+    meter: str
+    variant: str
+    provider: str
+    tenant_id: UUID | None
+    amount: Decimal
+    currency: str
+    base_amount: Decimal
+    place: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeRate:
+    """What one unit of a currency is worth in the base currency, from a date on."""
+
+    currency: str
+    rate: Decimal
+    valid_from: datetime
+
+
+def exact(amount: Amount | str, field: str = "amount") -> Decimal:
+    """An amount as it was meant. A float is refused: what it holds is not what was written."""
+    try:
+        found = None if isinstance(amount, float | bool) else Decimal(amount)
+    except (InvalidOperation, TypeError, ValueError):
+        found = None
+    if found is None or not found.is_finite():
+        raise Invalid(
+            f"{field} is not a decimal number: {amount!r}",
+            hint="Write Decimal('0.15') in Python.",
+            details={"field": field},
+        )
+    return found
+
+
+def _exact(cls: type[Any], document: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    values = _known(cls, document)
+    return values | {name: None if values[name] is None else Decimal(values[name]) for name in names}
 
 
 def _known(cls: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import typer
 import typer.main
 
 import penstock
-from penstock.cli import dead_letters, jobs, operate, run, schedules, simulate
+from penstock.cli import costs, dead_letters, jobs, limits, operate, run, schedules, simulate, usage
 from penstock.cli.options import (
     DatabaseOption,
     NoColorOption,
@@ -40,6 +40,11 @@ app.add_typer(jobs.group, name="jobs", rich_help_panel="Look and act")
 app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Look and act")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Look and act")
 operate.add_to(app, "Look and act")
+app.add_typer(limits.group, name="limits", rich_help_panel="Limits and money")
+app.add_typer(usage.group, name="usage", rich_help_panel="Limits and money")
+app.add_typer(usage.plans_group, name="plans", rich_help_panel="Limits and money")
+app.add_typer(costs.group, name="costs", rich_help_panel="Limits and money")
+app.add_typer(costs.prices_group, name="prices", rich_help_panel="Limits and money")
 
 
 def _version(wanted: bool) -> None:

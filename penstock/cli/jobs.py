@@ -7,6 +7,8 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
+from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -16,12 +18,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock import db, filters, jobs, tenants
+from penstock import costs, db, filters, jobs, tenants
 from penstock.cli import output
-from penstock.cli.options import Output, chosen, command
+from penstock.cli.options import Output, amount_or_none, chosen, command
 from penstock.cli.output import Column
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
-from penstock.types import Job, Task, TaskStatus
+from penstock.types import Forecast, Job, Task, TaskStatus
 
 Id = TypeVar("Id")
 
@@ -221,7 +223,7 @@ async def _follow(changes: AsyncIterator[Job]) -> Job:
             else:
                 _tell(job)
     assert last is not None
-    if chosen().output is Output.json:
+    if chosen().output in (Output.json, Output.csv):
         output.document(last, lambda: None)
     return last
 
@@ -270,6 +272,112 @@ def _summary(job: Job) -> str:
     if progress.message and not job.is_ended:
         parts.append(progress.message)
     return " · ".join(parts)
+
+
+# forecast, why, budget
+
+
+@command(group, "forecast")
+async def forecast(
+    pool: db.Pool,
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|ID", show_default=False, help="A job to start, as JSON; or one that runs."
+        ),
+    ],
+) -> None:
+    """Tell what a job will cost, use and take, before it starts or while it runs. Starts nothing."""
+    try:
+        job_id = UUID(what)
+    except ValueError:
+        found = await jobs.forecast(pool, **_job_of(what))
+    else:
+        found = await jobs.forecast_rest(pool, job_id=job_id)
+    output.document(found, lambda: output.facts(_forecast_facts(found)))
+
+
+def _job_of(file: str) -> dict[str, Any]:
+    """The arguments of `jobs.start` that a file holds: type, tasks, options."""
+    try:
+        document = json.loads(Path(file).read_text(encoding="utf-8"))
+        options: dict[str, Any] = document.get("options") or {}
+        known = {name: options.get(name) for name in ("tenant_id", "budget")}
+        if known["budget"] is not None:
+            known["budget"] = Decimal(str(known["budget"]))
+        return {"type": document["type"], "tasks": document["tasks"], **known}
+    except (OSError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
+        raise Invalid(
+            f"{file} is neither a job's id nor a file with a job: {error!r}",
+            code="usage",
+            hint='Such a file is {"type": "…", "tasks": […], "options": {…}}.',
+        ) from error
+
+
+def _forecast_facts(found: Forecast) -> list[tuple[str, str | Text]]:
+    cost, finish = found.cost, found.finish
+    lines: list[tuple[str, str | Text]] = [
+        ("tasks", f"{found.tasks:,}"),
+        ("uses", ", ".join(f"{amount:,f} {meter}" for meter, amount in found.units.items())),
+        ("costs", f"{output.money(cost.low)} to {output.money(cost.high, cost.currency)}"),
+        ("expected", output.money(cost.expected, cost.currency)),
+        ("no price", ", ".join(sorted({*cost.unpriced}))),
+    ]
+    if found.budget is not None:
+        fits = "is enough" if found.budget.fits else "may not be enough: it would pause"
+        lines.append(("budget", f"{output.money(found.budget.amount, cost.currency)} {fits}"))
+    for line in found.quota:
+        fits = "fits" if line.fits else "does not fit"
+        lines.append(("quota", f"{line.needs:,f} of {line.left:,f} {line.meter} left: {fits}"))
+    if finish.seconds is None:
+        lines.append(("ends", f"not known: {finish.reason}"))
+    else:
+        until = f"{output.duration(finish.low)} to {output.duration(finish.high)}"
+        lines.append(("ends", f"in about {output.duration(finish.seconds)} ({until}), {_when(finish.at)}"))
+    lines.append(("slowest", finish.bottleneck or ""))
+    return lines
+
+
+@command(group, "why")
+async def why(
+    pool: db.Pool,
+    job_id: IdArgument,
+    task_id: Annotated[int | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
+    limit: LimitOption = 20,
+) -> None:
+    """Tell why a job's tasks are not running: what each waits for, about how long, its place in line."""
+    await jobs.get(pool, job_id=job_id)
+    meant = [task_id] if task_id is not None else await _waiting(pool, job_id, limit)
+    found = [
+        {"task_id": id, **output.plain(await jobs.explain(pool, job_id=job_id, task_id=id))} for id in meant
+    ]
+    columns = [
+        Column("TASK", lambda line: str(line["task_id"]), is_right=True),
+        Column("STATUS", lambda line: line["status"], is_status=True),
+        Column("WHY", lambda line: line["text"], is_wide=True),
+    ]
+    output.rows(found, columns, empty="No task of it waits.")
+
+
+async def _waiting(pool: db.Pool, job_id: UUID, limit: int) -> list[int]:
+    found = await jobs.tasks(pool, job_id=job_id, status="queued", limit=limit)
+    if len(found) < limit:
+        found += await jobs.tasks(pool, job_id=job_id, status="blocked", limit=limit - len(found))
+    return [task.id for task in found]
+
+
+@command(group, "budget")
+async def budget(
+    pool: db.Pool,
+    job_id: IdArgument,
+    amount: Annotated[str, typer.Argument(metavar="AMOUNT|none", show_default=False)],
+) -> None:
+    """Set what a job may cost, in the base currency; none: anything. One that paused for it goes on."""
+    await costs.set_budget(pool, job_id=job_id, amount=amount_or_none(amount))
+    found = await costs.of_job(pool, job_id=job_id)
+    limit = "no budget" if found.budget is None else f"a budget of {output.money(found.budget)}"
+    text = f"{limit}; {output.money(found.cost)} spent, {output.money(found.held)} set aside"
+    output.document(found, lambda: output.note(text))
 
 
 # pause, resume, cancel, retry

@@ -10,11 +10,14 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Annotated, Any, get_type_hints
 
 import psycopg
 import typer
+from typer.core import TyperGroup
 
 from penstock import db, embedded
 from penstock.errors import Invalid, NotMigrated
@@ -27,6 +30,7 @@ class Output(StrEnum):
     text = "text"
     json = "json"
     jsonl = "jsonl"
+    csv = "csv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,15 @@ def _merged(database: str | None, output: Output | None, no_color: bool, yes: bo
     )
 
 
+class WithDefault(TyperGroup):
+    """A group that does its first command when none is named: `penstock limits` is `penstock limits ls`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
+            args = [next(iter(self.commands)), *args]
+        return super().parse_args(ctx, args)
+
+
 def command(
     group: typer.Typer, name: str, **extra: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -137,6 +150,53 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     run.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
     run.__signature__ = inspect.Signature([*own, *added])  # pyright: ignore[reportFunctionMemberAccess]
     return run
+
+
+# Reading arguments
+
+
+def amount_of(text: str, name: str = "AMOUNT") -> Decimal:
+    """An amount, with every digit that was written."""
+    try:
+        amount = Decimal(text)
+    except InvalidOperation:
+        amount = Decimal("NaN")
+    if not amount.is_finite():
+        raise Invalid(f"{name} is not a decimal number: {text!r}", code="usage")
+    return amount
+
+
+def amount_or_none(text: str) -> Decimal | None:
+    """An amount, or the word none."""
+    return None if text == "none" else amount_of(text)
+
+
+def day_of(text: str | None, name: str) -> date | None:
+    """A day such as 2026-03-31."""
+    try:
+        return None if text is None else date.fromisoformat(text)
+    except ValueError:
+        raise Invalid(f"{name} is not a day such as 2026-03-31: {text!r}", code="usage") from None
+
+
+def moment_of(text: str | None, name: str) -> datetime | None:
+    """A day or a time; in UTC, unless it has a zone."""
+    try:
+        moment = None if text is None else datetime.fromisoformat(text)
+    except ValueError:
+        raise Invalid(f"{name} is not a time such as 2026-03-31T12:00Z: {text!r}", code="usage") from None
+    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def pairs_of(words: list[str]) -> dict[str, str]:
+    """Arguments of the form key=value."""
+    pairs = dict[str, str]()
+    for word in words:
+        name, mark, value = word.partition("=")
+        if not (name and mark):
+            raise Invalid(f"{word!r} is not of the form key=value", code="usage")
+        pairs[name] = value
+    return pairs
 
 
 def forget_reader() -> None:

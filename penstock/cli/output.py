@@ -2,18 +2,21 @@
 
 On a terminal data is a table with colours; elsewhere a plain one, of the same columns. With `-o json` it is
 one document (a list is `[]` when empty), with `-o jsonl` a document per line; an error is then a problem
-document on stderr. What comes from the database is never taken for markup, and its control characters are not
-printed.
+document on stderr. With `-o csv` it is a table of all fields for a spreadsheet. Decimals are texts in JSON,
+so that they keep their digits. What comes from the database is never taken for markup, and its control
+characters are not printed.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -45,6 +48,12 @@ _LOOKS = {
     "late": ("!", "yellow"),
     "gone": ("✗", "bold red"),
     "stopped": ("⊘", "dim"),
+    "active": ("✓", "green"),
+    "full": ("●", "cyan"),
+    "closed": ("‖", "yellow"),
+    "maintenance": ("‖", "yellow"),
+    "exhausted": ("✗", "bold red"),
+    "disabled": ("⊘", "dim"),
 }
 
 
@@ -60,6 +69,8 @@ class Column:
     """It takes what room there is, and is cut where there is none. Other columns are always whole."""
     is_spare: bool = False
     """It is left out of a terminal that is too narrow."""
+    share: Callable[[Any], float | None] | None = None
+    """How full a bar before the text is, on a terminal; None: no bar."""
     style: str = ""
 
 
@@ -99,6 +110,8 @@ def rows(found: Sequence[Any], columns: Sequence[Column], *, empty: str) -> None
         case Output.jsonl:
             for row in found:
                 print(json.dumps(plain(row), ensure_ascii=False))
+        case Output.csv:
+            _csv([plain(row) for row in found])
         case Output.text:
             if not found:
                 note(empty)
@@ -115,8 +128,36 @@ def document(value: Any, show: Callable[[], None]) -> None:
             print(json.dumps(plain(value), indent=2, ensure_ascii=False))
         case Output.jsonl:
             print(json.dumps(plain(value), ensure_ascii=False), flush=True)
+        case Output.csv:
+            _csv([plain(value)])
         case Output.text:
             show()
+
+
+def _csv(found: Sequence[Any]) -> None:
+    """All fields of each row; what is a list or an object in itself stands there as JSON."""
+    lines: list[dict[str, Any]] = [row if isinstance(row, dict) else {"value": row} for row in found]
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerows([names] if names else [])
+    writer.writerows([_sheet_cell(line.get(name)) for name in names] for line in lines)
+
+
+def _sheet_cell(value: Any) -> Any:
+    if isinstance(value, dict | list | bool):
+        return json.dumps(value, ensure_ascii=False)
+    # A spreadsheet takes such a text for a formula, and runs what a stranger wrote.
+    if (
+        isinstance(value, str)
+        and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        and not _is_number(value)
+    ):
+        return f"'{value}"
+    return value
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text) is not None
 
 
 def plain(value: Any) -> Any:
@@ -129,6 +170,10 @@ def _default(value: Any) -> Any:
         return asdict(value)
     if isinstance(value, datetime):
         return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return decimal(value)
     if isinstance(value, UUID):
         return str(value)
     raise TypeError(f"{value!r} has no form in JSON")
@@ -163,6 +208,9 @@ def table(found: Iterable[Any], columns: Sequence[Column]) -> Table:
 def _cell(row: Any, column: Column) -> Text:
     text = clean(column.text(row))
     cell = look(text) if column.is_status else Text(text, style=column.style)
+    if column.share is not None and (share := column.share(row)) is not None:
+        style = "red" if share >= 1 else "yellow" if share >= 0.8 else "green"
+        cell = Text.assemble(bar(share, 8, style), " ", cell)
     cell.no_wrap, cell.overflow = True, "ellipsis"
     return cell
 
@@ -218,10 +266,31 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def bar(fraction: float, width: int = 20) -> Text:
+def decimal(amount: Decimal) -> str:
+    """An amount with every digit it has, and none that says nothing."""
+    text = format(amount, "f")
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def money(amount: Decimal | None, currency: str = "") -> str:
+    """An amount of money for people: two places at least, and six at most."""
+    if amount is None:
+        return ""
+    whole, _, cents = format(round(amount, 6), ",f").partition(".")
+    return f"{whole}.{cents.rstrip('0').ljust(2, '0')} {currency}".strip()
+
+
+def share(used: Decimal | int, limit: Decimal | int | None) -> float | None:
+    """Which part of a limit is used; None where there is none."""
+    if limit is None:
+        return None
+    return float(used / limit) if limit else 1.0
+
+
+def bar(fraction: float, width: int = 20, style: str = "green") -> Text:
     """A bar, so far filled."""
     filled = int(max(0.0, min(1.0, fraction)) * width)
-    return Text("█" * filled, style="green") + Text("░" * (width - filled), style="dim")
+    return Text("█" * filled, style=style) + Text("░" * (width - filled), style="dim")
 
 
 # Asking and failing

@@ -6,12 +6,12 @@ import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
-from uuid import UUID
 
 import typer
 
 from penstock import db, schedules, tenants
 from penstock.cli import output
+from penstock.cli.operate import TenantOption, tenant_id_of
 from penstock.cli.options import command
 from penstock.cli.output import Column
 from penstock.errors import Conflict, Invalid, NotFound
@@ -27,13 +27,10 @@ class Missed(StrEnum):
     all = "all"
 
 
-TenantOption = Annotated[str | None, typer.Option(help="A tenant, by name or id.")]
-
-
 @command(group, "ls")
 async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
     """List schedules."""
-    tenant_id = await _tenant_id(pool, tenant) if tenant else None
+    tenant_id = await tenant_id_of(pool, tenant) if tenant else None
     found = await schedules.list(pool, tenant_id=tenant_id)
     names = await tenants.names(pool, ids=(schedule.tenant_id for schedule in found))
     columns = [
@@ -72,7 +69,7 @@ async def set(
         name=name,
         cron=cron,
         job_type=type,
-        tenant_id=await _tenant_id(pool, tenant) if tenant else None,
+        tenant_id=await tenant_id_of(pool, tenant) if tenant else None,
         timezone=timezone,
         params=_json(params, "--params", dict),
         tasks=None if tasks is None else _json(tasks, "--tasks", list),
@@ -89,7 +86,7 @@ async def rm(
     tenant: TenantOption = None,
 ) -> None:
     """Remove a schedule. The jobs it started stay. Asks first."""
-    tenant_id = await _tenant_id(pool, tenant) if tenant else None
+    tenant_id = await tenant_id_of(pool, tenant) if tenant else None
     found = [s for s in await schedules.list(pool, tenant_id=tenant_id) if name in (s.name, str(s.id))]
     if not found:
         raise NotFound(f"There is no schedule {name!r}.", code="unknown_schedule")
@@ -100,15 +97,6 @@ async def rm(
     )
     await schedules.remove(pool, schedule_id=found[0].id)
     output.document({"id": found[0].id}, lambda: output.note("Removed."))
-
-
-async def _tenant_id(pool: db.Pool, text: str) -> UUID:
-    found = await tenants.find(pool, name=text)
-    if not found:
-        raise NotFound(f"There is no tenant {text!r}.", code="unknown_tenant")
-    if len(found) > 1:
-        raise Conflict(f"{len(found)} tenants are called {text!r}.", hint="Give the id instead.")
-    return found[0].id
 
 
 def _json(text: str, option: str, shape: type[Any]) -> Any:

@@ -45,7 +45,7 @@ grant execute on function
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text),
   penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
   penstock.create_tenant(text, double precision), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb),
-  penstock.set_provider(text, jsonb, uuid), penstock.open_provider(text, uuid), penstock.report_provider(text, jsonb, uuid),
+  penstock.set_provider(text, jsonb, uuid), penstock.open_provider(text, uuid), penstock.report_provider(text, jsonb, uuid), penstock.report_limited(bigint, text, bigint, jsonb),
   penstock.acquire_api_capacity(text, text, bigint, text, uuid, double precision),
   penstock.release_api_capacity(text, text, bigint, bigint, text, uuid), penstock.next_opening(text[]),
   penstock.set_meter(text, jsonb), penstock.set_plan(text, jsonb), penstock.set_tenant_plan(uuid, text),

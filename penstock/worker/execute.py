@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import structlog
 
-from penstock import db, jobs, tasks
+from penstock import db, jobs, signals, tasks
 from penstock.context import Context, Fail, Hooks, Reschedule
 from penstock.errors import Invalid
 from penstock.signature import decode
@@ -122,6 +123,8 @@ class Execute(Hooks):
                 raise  # this slot is to end, not the handler
             elif isinstance(error, Reschedule):
                 self._finish.returned(held, error.delay, error.reason)
+            elif held.claim.provider is not None and (signal := _signal(error)) is not None:
+                self._finish.limited(held, signal)
             else:
                 self._finish.failed(held, outcome.describe(error))
         else:
@@ -239,11 +242,55 @@ class Execute(Hooks):
             raise Invalid("this app has no place for artifacts", hint="Set app.artifacts.")
         return await self._desk.app.artifacts(ctx, name, data, content_type)
 
+    async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
+        await db.call(
+            self._desk.pool,
+            "record_usage",
+            p_units=db.Json(units),
+            p_task_id=ctx.task_id,
+            p_worker_id=ctx.worker_id,
+            p_lease=ctx.lease,
+            p_options=db.Json({"variant": variant}),
+        )
+
+    async def cost(
+        self, ctx: Context, cost_type: str, amount: Decimal, currency: str | None, options: dict[str, Any]
+    ) -> None:
+        await db.call(
+            self._desk.pool,
+            "record_cost",
+            p_cost_type=cost_type,
+            p_amount=amount,
+            p_currency=currency,
+            p_task_id=ctx.task_id,
+            p_worker_id=ctx.worker_id,
+            p_lease=ctx.lease,
+            p_options=db.Json(options),
+        )
+
+    async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
+        if ctx.provider is not None:
+            await db.call(
+                self._desk.pool,
+                "report_provider",
+                p_name=ctx.provider,
+                p_signal=db.Json(tasks.clean(signal)),
+                p_tenant_id=ctx.tenant_id,
+            )
+
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         if threading.get_ident() == self._loop_thread:
             work.close()
             raise Invalid("an async handler awaits: aheartbeat, aadd_tasks, asave", code="use_await")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _signal(error: BaseException) -> dict[str, Any] | None:
+    try:
+        return signals.of(error)
+    except Exception:
+        # An exception that cannot even be looked at is no answer of a provider.
+        return None
 
 
 def _values(claim: tasks.Claim) -> dict[str, Any]:

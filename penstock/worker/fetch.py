@@ -62,7 +62,17 @@ class Fetch:
             elif self._stop_when_idle:
                 await desk.changed(0.05 if desk.held else 0)
             else:
-                await self._wake.for_work(1.0 if desk.waiting else None)
+                await self._wake.for_work(1.0 if desk.waiting else await self._opening())
+
+    async def _opening(self) -> float | None:
+        """When a lane that is full or closed opens again for work that waits."""
+        try:
+            opening = await tasks.next_opening(self._desk.pool, self._desk.kinds)
+        except Exception as error:
+            log.warning("worker.fetch_failed", error=str(error))
+            return None
+        # Not all workers in the same moment.
+        return None if opening is None else max(0.0, opening) + random.uniform(0, 0.05)
 
     async def stop(self, running: asyncio.Task[None], seconds: float = 5) -> None:
         """End after a claim that is under way: its tasks must not be left in a lost answer."""

@@ -32,6 +32,7 @@ class Finish:
         self._loop = asyncio.get_running_loop()
         self._done: list[Done] = []
         self._failed: list[Failed] = []
+        self._limited: list[tuple[int, int, dict[str, Any]]] = []
         self._returned: dict[tuple[float, str], list[tuple[int, int]]] = {}
         self._progress: dict[int, Context] = {}
         self._progress_is_due = False
@@ -49,6 +50,11 @@ class Finish:
         self._failed.append(Failed(held.claim.id, held.claim.lease, error))
         self._something.set()
 
+    def limited(self, held: Held, signal: dict[str, Any]) -> None:
+        """A provider refused the call: the others are to know at once."""
+        self._limited.append((held.claim.id, held.claim.lease, signal))
+        self._something.set()
+
     def returned(self, held: Held, delay: float, reason: str) -> None:
         group = self._returned.setdefault((delay, reason), [])
         group.append((held.claim.id, held.claim.lease))
@@ -58,7 +64,8 @@ class Finish:
         """Tasks that never began go back to the queue at once."""
         for held in all_held:
             held.lost = "handed back"
-            self.returned(held, 0, held.lost)
+            # The words tell the database that what was admitted for them was not used.
+            self.returned(held, 0, "not begun")
 
     def progress(self, context: Context) -> None:
         """Remember the latest word of a task; called from any thread."""
@@ -83,12 +90,15 @@ class Finish:
         while True:
             # Also waits for what is under way.
             await self._flush()
-            if not (self._done or self._failed or self._returned) or self._loop.time() > deadline:
+            is_empty = not (self._done or self._failed or self._limited or self._returned)
+            if is_empty or self._loop.time() > deadline:
                 return
 
     async def _flush(self) -> None:
         async with self._sending:
             try:
+                while self._limited:
+                    await self._send_limited()
                 while self._done:
                     await self._send(self._done, tasks.complete)
                 while self._failed:
@@ -149,6 +159,17 @@ class Finish:
             if code is not None:
                 log.warning("worker.lease_refused", task_id=report.id, lease=report.lease, code=code)
             self._desk.forget(report.id, report.lease)
+
+    async def _send_limited(self) -> None:
+        task_id, lease, signal = self._limited[0]
+        try:
+            await tasks.report_limited(self._desk.pool, self._desk.worker_id, task_id, lease, signal)
+        except Unavailable:
+            raise
+        except Exception as error:
+            log.warning("worker.lease_refused", task_id=task_id, lease=lease, error=str(error))
+        self._limited.pop(0)
+        self._desk.forget(task_id, lease)
 
     async def _send_returned(self) -> None:
         (delay, reason), group = self._returned.popitem()

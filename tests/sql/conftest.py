@@ -231,6 +231,9 @@ class Contract:
             self.upkeep()
         pytest.fail("a chore is never done")
 
+    def provider(self, name: str, **values: Any) -> int:
+        return self.value("set_provider", name=name, values=Jsonb(values))
+
     def drain(self, worker: str = "w1", batch: int = 100) -> int:
         """Do all that can be done now; returns how much that was."""
         done = 0
@@ -328,7 +331,7 @@ INVARIANTS = {
           or j.status = 'failed' and p.failed = 0""",
     "nothing waits for a pause that is over": """
         select p.job_id, p.task_id, p.reason, j.status from penstock.parked p join penstock.jobs j on j.id = p.job_id
-        where p.until = 'infinity' and j.status in ('queued', 'running')
+        where p.until = 'infinity' and p.waits_for is null and j.status in ('queued', 'running')
           and not exists (select from penstock.chores c where c.job_id = j.id)""",
     "a failed task has a letter, and a letter a failed task": """
         select r.job_id, r.task_id, d.id from (select * from penstock.results where outcome = 'failed') as r

@@ -309,6 +309,8 @@ class TestLanes:
         """A claim for several lanes begins with any of them: none has to wait until another is empty."""
         sql.execute("select setseed(0.5)")
         providers = ["a/x", "b/x", "c/x", "d/x"]
+        for name in providers:
+            sql.provider(name)
         sql.start([{"kind": "work", "provider": name} for name in providers for _ in range(300)])
         sql.start(["other"])
         found: Counter[int] = Counter()
@@ -327,6 +329,8 @@ class TestLanes:
         assert sorted(found.values())[1] > 20
 
     def test_what_one_lane_has_not_comes_from_the_others(self, sql: Contract) -> None:
+        for n in range(8):
+            sql.provider(f"p/{n}")
         sql.start([{"kind": "work", "provider": f"p/{n}"} for n in range(8)])
         assert len(sql.claim(8)) == 8
 

@@ -146,7 +146,8 @@ class TestStart:
             ({"on_failure": "explode"}, "invalid_options", "options.on_failure"),
             ({"on_failure": 5}, "invalid_options", "options.on_failure"),
             ({"tenant_id": "nobody"}, "invalid_options", "options.tenant_id"),
-            ({"budget": 5}, "budget_unsupported", "options.budget"),
+            ({"budget": -5}, "invalid_options", "options.budget"),
+            ({"on_limit": "ignore"}, "invalid_options", "options.on_limit"),
         ],
         ids=repr,
     )

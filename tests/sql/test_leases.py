@@ -56,6 +56,7 @@ class TestClaim:
             "max_attempts": 4,
             "timeout_seconds": 60,
             "lease_expires_at": clock.now() + timedelta(seconds=90),
+            "provider": None,
         }
 
     def test_a_task_of_its_own_limits_has_those(self, sql: Contract) -> None:
@@ -85,6 +86,8 @@ class TestClaim:
         assert [task["key"] for task in sql.claim(4) + sql.claim(9)] == [str(n) for n in range(10)]
 
     def test_lanes_of_different_providers_are_all_served(self, sql: Contract) -> None:
+        for name in ("a/x", "b/y"):
+            sql.provider(name)
         sql.start([{"kind": "work", "provider": name} for name in ("a/x", "b/y", "a/x")] + [{"kind": "work"}])
         assert len(sql.claim(9)) == 4
 

@@ -17,7 +17,7 @@ NAME = "test/model"
 
 
 def provider(sql: Contract, name: str = NAME, **values: Any) -> int:
-    return sql.value("set_provider", name=name, values=Jsonb(values))
+    return sql.provider(name, **values)
 
 
 def calls(count: int, name: str = NAME, **spec: Any) -> list[dict[str, Any]]:
@@ -106,7 +106,9 @@ class TestWindows:
         """Otherwise it would never have its turn."""
         clock.freeze()
         provider(sql, tokens_per_minute=100)
-        sql.start([{**calls(1)[0], "key": str(n), "units": {"tokens": t}} for n, t in enumerate([50, 90, 50])])
+        sql.start(
+            [{**calls(1)[0], "key": str(n), "units": {"tokens": t}} for n, t in enumerate([50, 90, 50])]
+        )
         assert [t["key"] for t in sql.claim(10)] == ["0"]
         clock.advance(seconds=62)
         assert [t["key"] for t in sql.claim(10)] == ["1"]
@@ -123,7 +125,13 @@ class TestWindows:
                   worker_id="w1", lease=first["lease"])  # fmt: skip
         clock.advance(seconds=0.1)
         assert listed(sql)["tokens_minute"] == 600
-        sql.value("record_usage", units=Jsonb({"tokens": 1}), task_id=second["id"], worker_id="w1", lease=second["lease"])
+        sql.value(
+            "record_usage",
+            units=Jsonb({"tokens": 1}),
+            task_id=second["id"],
+            worker_id="w1",
+            lease=second["lease"],
+        )
         assert listed(sql)["tokens_minute"] == 101
         clock.advance(seconds=62)
         assert len(sql.claim(10)) == 2
@@ -219,7 +227,9 @@ class TestConcurrency:
 
 
 def acquire(sql: Contract, tokens: int = 1000, **how: Any) -> bool:
-    return sql.value("acquire_api_capacity", provider_name="test", api_endpoint="model", estimated_tokens=tokens, **how)
+    return sql.value(
+        "acquire_api_capacity", provider_name="test", api_endpoint="model", estimated_tokens=tokens, **how
+    )
 
 
 def release(sql: Contract, tokens: int = 1000, actual: int | None = None, **how: Any) -> None:
@@ -333,7 +343,10 @@ class TestFeedback:
         assert sql.claim(10) == []
         assert listed(sql)["state"] == "exhausted"
         task = sql.tasks(job)[0]["id"]
-        assert explain(sql, task)["text"] == "waiting: test/model: quota exhausted: You exceeded your current quota, 1st in line"
+        assert (
+            explain(sql, task)["text"]
+            == "waiting: test/model: quota exhausted: You exceeded your current quota, 1st in line"
+        )
         assert sql.value("next_opening") is None
         sql.value("open_provider", name=NAME)
         assert len(sql.claim(10)) == 2
@@ -344,7 +357,12 @@ class TestFeedback:
         provider(sql, requests_per_minute=100, tokens_per_minute=100_000)
         sql.start(calls(200, units={"tokens": 10}))
         assert len(sql.claim(10)) == 10
-        tell(sql, status=200, requests={"limit": 100, "remaining": 30}, tokens={"limit": 100_000, "remaining": 99_000})
+        tell(
+            sql,
+            status=200,
+            requests={"limit": 100, "remaining": 30},
+            tokens={"limit": 100_000, "remaining": 99_000},
+        )
         assert len(sql.claim(200)) == 30
         clock.advance(seconds=62)
         tell(sql, status=200, requests={"limit": 50, "remaining": 50})
@@ -373,7 +391,9 @@ class TestFeedback:
 
 class TestCatalogue:
     def test_the_seeds_defaults_are_there(self, sql: Contract) -> None:
-        rows = sql.execute("select name, requests_per_minute, tokens_per_minute, concurrency from penstock.endpoints order by name")
+        rows = sql.execute(
+            "select name, requests_per_minute, tokens_per_minute, concurrency from penstock.endpoints order by name"
+        )
         assert [tuple(row.values()) for row in rows] == [
             ("anthropic/claude-3", 400, 100_000, 25),
             ("google/vision-api", 1800, None, 100),
@@ -417,7 +437,10 @@ class TestCatalogue:
         for status, words in (("maintenance", "under maintenance"), ("disabled", "disabled")):
             provider(sql, status=status)
             assert sql.claim(10) == []
-            assert explain(sql, sql.tasks(job)[0]["id"])["text"] == f"waiting: test/model is {words}, 1st in line"
+            assert (
+                explain(sql, sql.tasks(job)[0]["id"])["text"]
+                == f"waiting: test/model is {words}, 1st in line"
+            )
         provider(sql, status="active")
         assert len(sql.claim(10)) == 2
 
@@ -455,7 +478,12 @@ class TestBackpressure:
         assert sql.one("select count(*) from penstock.parked") == 0
         sql.claim(9)
         sql.start(calls(50))
-        waits = [row["s"] for row in sql.execute("select extract(epoch from until - penstock._now()) as s from penstock.parked")]
+        waits = [
+            row["s"]
+            for row in sql.execute(
+                "select extract(epoch from until - penstock._now()) as s from penstock.parked"
+            )
+        ]
         assert len(waits) == 50 and all(10 <= wait <= 30 for wait in waits) and len(set(waits)) > 25
 
     def test_refuses_past_the_depth_limit(self, sql: Contract) -> None:
@@ -478,7 +506,9 @@ class TestWhy:
         job = sql.start(calls(20, units={"tokens": 1000}))
         sql.claim(10)
         last = sql.tasks(job)[-1]["id"]
-        assert explain(sql, last)["text"] == "waiting: test/model tokens, about 340 s, 17th in line".replace("340 s", "6 min")
+        assert explain(sql, last)["text"] == "waiting: test/model tokens, about 340 s, 17th in line".replace(
+            "340 s", "6 min"
+        )
         assert explain(sql, sql.tasks(job)[3]["id"])["waits_for"] == "tokens"
 
     def test_others(self, sql: Contract, clock: Clock) -> None:
@@ -541,7 +571,10 @@ class TestRoutes:
             task = sql.claim_one()
             clock.advance(seconds=seconds)
             sql.complete(task)
-        assert self.chosen(sql, features=["video"], prefer="fastest") == {"provider": "b/two", "reason": "fastest: 2.00 s on average"}
+        assert self.chosen(sql, features=["video"], prefer="fastest") == {
+            "provider": "b/two",
+            "reason": "fastest: 2.00 s on average",
+        }
 
     def test_what_waits_in_a_lane_that_closes_goes_elsewhere(self, sql: Contract) -> None:
         self.chosen(sql, features=["video"])
@@ -554,7 +587,18 @@ class TestRoutes:
         assert route["instead_of"] == "b/two" and route["reason"].startswith("cheapest: 20")
         sql.complete(task)
 
-    @pytest.mark.parametrize("route", [[], "a", {}, {"features": "video"}, {"prefer": "listed", "features": []}, {"prefer": "best", "features": []}, {"features": [], "x": 1}])
+    @pytest.mark.parametrize(
+        "route",
+        [
+            [],
+            "a",
+            {},
+            {"features": "video"},
+            {"prefer": "listed", "features": []},
+            {"prefer": "best", "features": []},
+            {"features": [], "x": 1},
+        ],
+    )
     def test_bad_routes(self, sql: Contract, route: Any) -> None:
         with sql.refused(422, "invalid_route", field="tasks[0].route"):
             sql.start([{"kind": "work", "route": route}])

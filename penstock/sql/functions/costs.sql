@@ -61,7 +61,7 @@ begin
   insert into prices (provider, tenant_id, meter, variant, cost_type, amount, currency, valid_from, created_at)
   values (p_provider, v_tenant_id, p_meter, coalesce(p_options ->> 'variant', 'standard'), coalesce(p_options ->> 'cost_type', 'inference'),
     trim_scale(p_amount * (1 / v_per)::numeric(30, 9)), v_currency, v_from, _now())
-  on conflict (provider, meter, variant, tenant_id, valid_from) do nothing returning id into v_id;
+  on conflict (tenant_id, provider, meter, variant, valid_from) do nothing returning id into v_id;
   if v_id is null then
     perform _refuse(409, 'price_exists', 'there is a price of this from that very moment', '{"field": "valid_from"}', 'Prices are not changed but followed by others.');
   end if;
@@ -222,14 +222,14 @@ begin
   end if;
   v_bookings := array[row(v_entry.tenant_id, null, 'cost', (_period('cost', v_now)).starts, p_amount * v_rate, 0)::booking];
   if v_entry.job_id is not null then
-    v_bookings := v_bookings || row(v_entry.tenant_id, v_entry.job_id, 'cost', date '-infinity', p_amount * v_rate, 0)::booking;
+    v_bookings := v_bookings || row(v_entry.tenant_id, v_entry.job_id, 'cost', date 'epoch', p_amount * v_rate, 0)::booking;
   end if;
   if v_lease.lease is not null then
     select * into v_hold from holds where task_id = v_lease.task_id and lease = v_lease.lease and status = 'held' for update;
     if v_hold.amounts ? 'cost' then
       update holds set spent = _sum_units(spent, jsonb_build_object('cost', p_amount * v_rate)) where id = v_hold.id;
       v_bookings := v_bookings || array(
-        select row(v_hold.tenant_id, s.job_id, 'cost', case when s.job_id is null then (_period('cost', v_hold.at)).starts else '-infinity' end, 0,
+        select row(v_hold.tenant_id, s.job_id, 'cost', case when s.job_id is null then (_period('cost', v_hold.at)).starts else 'epoch' end, 0,
           greatest(0, (v_hold.amounts ->> 'cost')::numeric - coalesce((v_hold.spent ->> 'cost')::numeric, 0) - p_amount * v_rate)
           - greatest(0, (v_hold.amounts ->> 'cost')::numeric - coalesce((v_hold.spent ->> 'cost')::numeric, 0)))::booking
         from (select null::uuid as job_id union all select v_hold.job_id where v_hold.has_budget) as s);

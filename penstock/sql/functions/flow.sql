@@ -213,7 +213,7 @@ begin
       select g.tenant_id, null::uuid as job_id, l.* from (select distinct r.tenant_id from ready r where r.ctid = any (p_tids)) as g
       cross join lateral _limits(g.tenant_id, p_now) as l
       union all
-      select j.tenant_id, j.id, 'cost', j.budget, 'enforce', '-infinity', 'infinity' from jobs j
+      select j.tenant_id, j.id, 'cost', j.budget, 'enforce', 'epoch', 'infinity' from jobs j
       where j.id in (select r.job_id from ready r where r.ctid = any (p_tids)) and j.budget is not null) as x
     order by x.tenant_id, x.job_id nulls last, x.meter
   loop
@@ -295,7 +295,7 @@ begin
       v_bookings := v_bookings || array(
         select row(v_task.tenant_id, null, u.key, (_period(u.key, p_now)).starts, 0, u.value::numeric)::booking from jsonb_each_text(v_amounts) as u);
       if v_budgets ? v_task.job_id::text then
-        v_bookings := v_bookings || row(v_task.tenant_id, v_task.job_id, 'cost', date '-infinity', 0, v_cost)::booking;
+        v_bookings := v_bookings || row(v_task.tenant_id, v_task.job_id, 'cost', date 'epoch', 0, v_cost)::booking;
       end if;
     end if;
   end loop;

@@ -8,8 +8,8 @@ $$;
 comment on function penstock._ordinal(bigint) is '1st, 2nd, 3rd, 12th.';
 
 create or replace function penstock._about(p_seconds double precision)
-returns text language sql immutable strict set search_path = penstock, pg_temp as $$
-  select case when p_seconds < 1 then 'less than 1 s' when p_seconds < 100 then format('about %s s', round(p_seconds))
+returns text language sql immutable set search_path = penstock, pg_temp as $$
+  select case when p_seconds is null then null when p_seconds < 1 then 'less than 1 s' when p_seconds < 100 then format('about %s s', round(p_seconds))
     when p_seconds < 5400 then format('about %s min', round(p_seconds / 60)) when p_seconds < 172800 then format('about %s h', round(p_seconds / 3600))
     else format('about %s days', round(p_seconds / 86400)) end
 $$;

@@ -32,7 +32,7 @@ begin
   select name from kinds where name in (select e ->> 'name' from jsonb_array_elements(p_kinds) as e)
     and not exists (select from lanes where lanes.kind = kinds.name and lanes.provider is null and not lanes.is_gated)
   order by name
-  on conflict (kind, provider, tenant_id, is_gated) do nothing;
+  on conflict (tenant_id, kind, provider, is_gated) do nothing;
 exception when data_exception or integrity_constraint_violation or cardinality_violation then
   perform _refuse(422, 'invalid_kind', 'a kind is not well formed: ' || sqlerrm);
 end
@@ -84,7 +84,7 @@ begin
       return v_id;
     end if;
     insert into lanes (kind, provider, tenant_id, is_gated) values (p_kind, p_provider, v_tenant_id, p_is_gated)
-    on conflict (kind, provider, tenant_id, is_gated) do nothing;
+    on conflict (tenant_id, kind, provider, is_gated) do nothing;
   end loop;
 end
 $$;

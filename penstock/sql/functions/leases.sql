@@ -372,6 +372,9 @@ begin
     returning l as held
   )
   select array_agg(g.held) into v_leases from gone g;
+  if p_reason = 'not begun' then
+    perform _unspend(v_leases);
+  end if;
   if coalesce(p_delay_seconds, 0) = 0 then
     perform _return_tasks(v_leases, 0);
   else
@@ -388,7 +391,7 @@ begin
 end
 $$;
 comment on function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text) is
-  'Gives tasks back to the queue, now or after a delay, without costing an attempt. Returns only those refused.';
+  'Gives tasks back to the queue, now or after a delay, without costing an attempt. With the reason "not begun" what was admitted for them counts as not used. Returns only those refused.';
 
 create or replace function penstock.reschedule_task(
   p_task_id bigint, p_delay_seconds double precision default 0, p_reason text default 'rescheduled',

@@ -332,6 +332,45 @@ $$;
 comment on function penstock.report_provider(text, jsonb, uuid) is
   'What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.';
 
+create or replace function penstock._unspend(p_leases penstock.leases[])
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_call record;
+begin
+  for v_call in
+    select _endpoint(n.provider, l.tenant_id) as endpoint, l.started_at, sum(s.requests)::bigint as requests, sum(s.tokens)::bigint as tokens
+    from unnest(p_leases) as l join lanes n on n.id = l.lane_id join tasks t on t.job_id = l.job_id and t.id = l.task_id
+    cross join lateral _size(t.units, (_endpoint(n.provider, l.tenant_id)).default_tokens) as s
+    where l.is_gated and n.provider is not null and l.usage is null group by 1, 2 order by (_endpoint(n.provider, l.tenant_id)).id, 2
+  loop
+    perform _spend(v_call.endpoint, v_call.started_at, -v_call.requests, -v_call.tokens);
+    update endpoint_states set open_at = 'epoch' where endpoint_id = (v_call.endpoint).id and open_at > _now();
+  end loop;
+end
+$$;
+comment on function penstock._unspend(penstock.leases[]) is 'These calls were never made: their room is free again.';
+
+create or replace function penstock.report_limited(p_task_id bigint, p_worker_id text, p_lease bigint, p_signal jsonb)
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_lease leases;
+  v_provider text;
+  v_delay double precision := 0;
+begin
+  perform _require_lease(p_task_id, p_worker_id, p_lease);
+  select * into v_lease from leases where task_id = p_task_id;
+  select provider into v_provider from lanes where id = v_lease.lane_id;
+  if v_provider is not null then
+    perform report_provider(v_provider, p_signal, v_lease.tenant_id);
+  elsif jsonb_typeof(p_signal -> 'retry_after_seconds') = 'number' then
+    v_delay := greatest(0, least(86400, (p_signal ->> 'retry_after_seconds')::double precision));
+  end if;
+  perform 1 from reschedule_tasks(v_lease.worker_id, array[p_task_id], array[v_lease.lease], v_delay, 'the provider asked to wait');
+end
+$$;
+comment on function penstock.report_limited(bigint, text, bigint, jsonb) is
+  'A provider refused an attempt''s call (see report_provider for the signal): its lane closes for all workers, and the task goes back to the queue without costing an attempt.';
+
 create or replace function penstock._prune_providers()
 returns void language sql set search_path = penstock, pg_temp as $$
   delete from spent where case width when 1 then slot + 120 else slot * 60 + 3800 end < extract(epoch from _now());

@@ -30,7 +30,7 @@ where not exists (select from penstock.plans);
 create or replace function penstock._period(p_meter text, p_at timestamptz, out starts date, out resets_at timestamptz)
 language sql stable set search_path = penstock, pg_temp as $$
   select case m.period when 'day' then (p_at at time zone 'utc')::date
-      when 'month' then date_trunc('month', p_at at time zone 'utc')::date else date '-infinity' end,
+      when 'month' then date_trunc('month', p_at at time zone 'utc')::date else date 'epoch' end,
     case m.period when 'day' then ((p_at at time zone 'utc')::date + 1)::timestamp at time zone 'utc'
       when 'month' then (date_trunc('month', p_at at time zone 'utc') + interval '1 month') at time zone 'utc'
       else 'infinity' end
@@ -66,7 +66,7 @@ begin
     -- Never open to whom we do not know.
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
-  return query select * from _limits(p_tenant_id, coalesce(p_at, _now()));
+  return query select l.meter, l.amount, l.mode, l.period, nullif(l.resets_at, 'infinity') from _limits(p_tenant_id, coalesce(p_at, _now())) as l;
 end
 $$;
 comment on function penstock.resolve_limits(uuid, timestamptz) is 'A tenant''s limits now, or at a moment. A meter without a row is not limited.';
@@ -247,7 +247,7 @@ comment on function penstock._locked_hold(uuid, uuid) is 'A caller''s hold, lock
 
 create or replace function penstock._freed(p_hold penstock.holds)
 returns penstock.booking[] language sql stable set search_path = penstock, pg_temp as $$
-  select array_agg(row(p_hold.tenant_id, s.job_id, u.key, case when s.job_id is null then (_period(u.key, p_hold.at)).starts else '-infinity' end,
+  select array_agg(row(p_hold.tenant_id, s.job_id, u.key, case when s.job_id is null then (_period(u.key, p_hold.at)).starts else 'epoch' end,
     0, -greatest(0, u.value::numeric - coalesce((p_hold.spent ->> u.key)::numeric, 0)))::booking)
   from jsonb_each_text(p_hold.amounts) as u
   cross join lateral (select null::uuid as job_id union all select p_hold.job_id where p_hold.has_budget and u.key = 'cost') as s
@@ -355,9 +355,9 @@ begin
   )
   select coalesce((select array_agg(row(s.tenant_id, null, s.meter, (_period(s.meter, v_now)).starts, s.amount, 0)::booking) from summed s), '{}')
     || coalesce((select array_agg(row(x.tenant_id, x.job_id, 'cost', x.period, x.cost, 0)::booking) from (
-        select (p.held).tenant_id, s.job_id, case when s.job_id is null then (_period('cost', v_now)).starts else '-infinity' end as period, sum(p.base_amount) as cost
+        select (p.held).tenant_id, s.job_id, case when s.job_id is null then (_period('cost', v_now)).starts else 'epoch' end as period, sum(p.base_amount) as cost
         from priced p cross join lateral (select null::uuid as job_id union all select (p.held).job_id) as s group by 1, 2, 3) as x), '{}')
-    || coalesce((select array_agg(row((m.hold).tenant_id, s.job_id, u.key, case when s.job_id is null then (_period(u.key, (m.hold).at)).starts else '-infinity' end, 0,
+    || coalesce((select array_agg(row((m.hold).tenant_id, s.job_id, u.key, case when s.job_id is null then (_period(u.key, (m.hold).at)).starts else 'epoch' end, 0,
         greatest(0, u.value::numeric - coalesce(((m.hold).spent ->> u.key)::numeric, 0) - coalesce((m.given_units ->> u.key)::numeric, 0))
         - greatest(0, u.value::numeric - coalesce(((m.hold).spent ->> u.key)::numeric, 0)))::booking)
       from met m cross join lateral jsonb_each_text((m.hold).amounts) as u
@@ -692,7 +692,7 @@ create or replace function penstock.check_accounts()
 returns table (tenant_id uuid, job_id uuid, meter text, period date, what text, kept numeric, true_amount numeric)
 language sql stable security definer set search_path = penstock, pg_temp as $$
   with held as (
-    select h.tenant_id, s.job_id, u.key as meter, case when s.job_id is null then (_period(u.key, h.at)).starts else '-infinity' end as period,
+    select h.tenant_id, s.job_id, u.key as meter, case when s.job_id is null then (_period(u.key, h.at)).starts else 'epoch' end as period,
       sum(greatest(0, u.value::numeric - coalesce((h.spent ->> u.key)::numeric, 0))) as amount
     from holds h cross join lateral jsonb_each_text(h.amounts) as u
     cross join lateral (select null::uuid as job_id union all select h.job_id where h.has_budget and u.key = 'cost') as s
@@ -701,10 +701,10 @@ language sql stable security definer set search_path = penstock, pg_temp as $$
     select s.tenant_id, null::uuid as job_id, s.meter, (_period(s.meter, s.day::timestamp at time zone 'utc')).starts as period, sum(s.amount) as amount
     from usage_sums s group by 1, 2, 3, 4
     union all
-    select c.tenant_id, null, 'cost', (_period('cost', c.day::timestamp at time zone 'utc')).starts, sum(c.amount) from cost_sums c
+    select c.tenant_id, null::uuid, 'cost', (_period('cost', c.day::timestamp at time zone 'utc')).starts, sum(c.amount) from cost_sums c
     where c.tenant_id is not null group by 1, 2, 3, 4
     union all
-    select c.tenant_id, c.job_id, 'cost', '-infinity', sum(c.base_amount) from cost_entries c where c.job_id is not null group by 1, 2, 3, 4
+    select c.tenant_id, c.job_id, 'cost', date 'epoch', sum(c.base_amount) from cost_entries c where c.job_id is not null group by 1, 2, 3, 4
   )
   select coalesce(a.tenant_id, t.tenant_id), coalesce(a.job_id, t.job_id), coalesce(a.meter, t.meter), coalesce(a.period, t.period),
     t.what, coalesce(case t.what when 'held' then a.held else a.used end, 0), t.amount

@@ -19,7 +19,7 @@ create table penstock.endpoints (
   depth_limit integer check (depth_limit between 0 and 100000000),
   features text[] not null default '{}',
   changed_at timestamptz not null,
-  unique nulls not distinct (provider, endpoint, tenant_id)
+  unique nulls not distinct (tenant_id, provider, endpoint)
 );
 create index endpoints_name on penstock.endpoints (name);
 create index endpoints_tenant on penstock.endpoints (tenant_id) where tenant_id is not null;
@@ -82,7 +82,8 @@ comment on table penstock.provider_events is 'What providers refused, and who ch
 -- A lane of its own for a tenant with limits of its own, and for work that must be admitted first.
 alter table penstock.lanes add column tenant_id uuid, add column is_gated boolean not null default false;
 alter table penstock.lanes drop constraint lanes_kind_provider_key;
-alter table penstock.lanes add constraint lanes_key unique nulls not distinct (kind, provider, tenant_id, is_gated);
+alter table penstock.lanes add constraint lanes_key unique nulls not distinct (tenant_id, kind, provider, is_gated);
+create index lanes_kind on penstock.lanes (kind, provider);
 comment on column penstock.lanes.tenant_id is 'The tenant whose own endpoint this is; null: for all.';
 comment on column penstock.lanes.is_gated is 'Its tasks name a provider or units: limits, quotas and budgets decide at the claim.';
 

@@ -21,7 +21,8 @@ create table penstock.prices (
   valid_from timestamptz not null,
   created_at timestamptz not null
 );
-create unique index prices_key on penstock.prices (provider, meter, variant, tenant_id, valid_from) nulls not distinct;
+create unique index prices_key on penstock.prices (tenant_id, provider, meter, variant, valid_from) nulls not distinct;
+create index prices_provider on penstock.prices (provider, meter);
 comment on table penstock.prices is 'What one unit costs from a date on, until the next price of the same thing; amount null: no price from then on.';
 
 create table penstock.cost_entries (

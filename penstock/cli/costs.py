@@ -1,0 +1,263 @@
+"""`penstock costs` and `penstock prices`: what was spent, and what things cost."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from enum import StrEnum
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from penstock import costs, db, tenants
+from penstock.cli import output
+from penstock.cli.jobs import LimitOption
+from penstock.cli.operate import TenantOption, tenant_id_of
+from penstock.cli.options import (
+    Output,
+    WithDefault,
+    amount_of,
+    amount_or_none,
+    chosen,
+    command,
+    day_of,
+    moment_of,
+)
+from penstock.cli.output import Column
+from penstock.types import CostSum, Price
+
+group = typer.Typer(help="What was spent.", cls=WithDefault)
+prices_group = typer.Typer(help="What providers cost.", cls=WithDefault)
+
+_DAYS = timedelta(days=30)
+FromOption = Annotated[
+    str | None, typer.Option("--from", metavar="TIME", help="From this day or time (UTC) on; now.")
+]
+
+
+class By(StrEnum):
+    """What costs are summed by."""
+
+    day = "day"
+    provider = "provider"
+    type = "type"
+    job = "job"
+    tenant = "tenant"
+
+
+# costs
+
+
+@command(group, "ls")
+async def ls(
+    pool: db.Pool,
+    by: Annotated[By, typer.Option(help="What to sum by.")] = By.day,
+    since: Annotated[
+        str | None, typer.Option(metavar="DAY", help="From this day (UTC) on; 30 days ago.")
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="DAY", help="Until this day (UTC), included.")] = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Show what was spent, in the base currency, by day, provider, type, job or tenant."""
+    found = await costs.sums(
+        pool,
+        by=by.value,
+        since=day_of(since, "--since") or (datetime.now(UTC) - _DAYS).date(),
+        until=day_of(until, "--until"),
+        tenant_id=await tenant_id_of(pool, tenant) if tenant else None,
+    )
+    currency = await costs.base_currency(pool)
+    names = await tenants.names(pool, ids=[UUID(line.key) for line in found] if by is By.tenant else [])
+    if found and chosen().output is Output.text:
+        found = [*found, _total(found)]
+    columns = [
+        Column(by.upper(), lambda line: _name(line, by, names)),
+        Column("COST", lambda line: output.money(line.amount, currency), is_right=True),
+        Column("LINES", lambda line: f"{line.lines:,}", is_right=True),
+    ]
+    output.rows(found, columns, empty="Nothing was spent.")
+
+
+def _total(found: list[CostSum]) -> CostSum:
+    return CostSum(
+        "total",
+        sum((line.amount for line in found), Decimal(0)),
+        sum((line.unit_count for line in found), Decimal(0)),
+        sum(line.lines for line in found),
+    )
+
+
+def _name(line: CostSum, by: By, names: dict[UUID, str]) -> str:
+    if by is By.tenant and line.key != "total":
+        return names.get(UUID(line.key), line.key)
+    return line.key or "(none)"
+
+
+@command(group, "lines")
+async def lines(
+    pool: db.Pool,
+    tenant: TenantOption = None,
+    job: Annotated[UUID | None, typer.Option(metavar="ID", help="Only of this job.")] = None,
+    limit: LimitOption = 50,
+    before: Annotated[int | None, typer.Option(metavar="ID", help="Only lines older than this one.")] = None,
+) -> None:
+    """List lines of the ledger, newest first."""
+    tenant_id = await tenant_id_of(pool, tenant) if tenant else None
+    found = await costs.entries(pool, tenant_id=tenant_id, job_id=job, before=before, limit=limit)
+    columns = [
+        Column("ID", lambda line: str(line.id), is_right=True),
+        Column("AGE", lambda line: output.age(line.at), is_right=True),
+        Column("TYPE", lambda line: line.cost_type),
+        Column("PROVIDER", lambda line: line.provider or ""),
+        Column("UNITS", lambda line: _units(line.unit_count, line.meter), is_right=True, is_spare=True),
+        Column("COST", lambda line: output.money(line.amount, line.currency), is_right=True),
+        Column("JOB", lambda line: str(line.job_id or ""), is_spare=True, style="dim"),
+        Column(
+            "WHY",
+            lambda line: (f"corrects {line.corrects}: " if line.corrects else "") + (line.reason or ""),
+            is_wide=True,
+            style="dim",
+        ),
+    ]
+    output.rows(found, columns, empty="No lines.")
+    if len(found) == limit and chosen().output is Output.text:
+        output.note(f"{limit} shown. Older ones: --before {found[-1].id}", "dim")
+
+
+def _units(count: Decimal | None, meter: str | None) -> str:
+    return "" if count is None else f"{count:,f} {meter or ''}".strip()
+
+
+# A negative amount looks like an option to the parser.
+@command(group, "correct", context_settings={"ignore_unknown_options": True})
+async def correct(
+    pool: db.Pool,
+    line_id: Annotated[int, typer.Argument(metavar="ID", show_default=False, help="A line of the ledger.")],
+    amount: Annotated[
+        str,
+        typer.Argument(
+            metavar="AMOUNT", show_default=False, help="What to add, in its currency; -0.50 takes away."
+        ),
+    ],
+    reason: Annotated[str, typer.Option(help="Kept with the correction, for whoever asks why.")],
+    key: Annotated[str | None, typer.Option(help="The same key counts once.")] = None,
+) -> None:
+    """Correct a line of the ledger with another one. Prints its id."""
+    entry_id = await costs.correct(pool, entry_id=line_id, amount=amount_of(amount), reason=reason, key=key)
+    output.document({"id": entry_id}, lambda: print(entry_id))
+
+
+# prices
+
+
+@command(prices_group, "ls")
+async def prices_ls(
+    pool: db.Pool,
+    provider: Annotated[str | None, typer.Option(help="Only of this provider.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also those of other times.")] = False,
+) -> None:
+    """List the prices that hold now."""
+    found = await costs.prices(pool, provider=provider, is_every=every)
+    names = await tenants.names(pool, ids=(p.tenant_id for p in found if p.tenant_id is not None))
+    columns = [
+        Column("PROVIDER", lambda price: price.provider),
+        Column("METER", lambda price: price.meter),
+        Column("VARIANT", lambda price: price.variant, is_spare=True, style="dim"),
+        Column("PRICE", _price, is_right=True),
+        Column("TYPE", lambda price: price.cost_type, is_spare=True, style="dim"),
+        Column("FROM", lambda price: f"{price.valid_from.astimezone(UTC):%Y-%m-%d %H:%M}"),
+        Column(
+            "TENANT",
+            lambda price: "" if price.tenant_id is None else names.get(price.tenant_id, str(price.tenant_id)),
+            is_spare=True,
+            style="dim",
+        ),
+    ]
+    output.rows(found, columns, empty="No prices.")
+
+
+def _price(price: Price) -> str:
+    return "none" if price.amount is None else _per(price.amount, price.currency)
+
+
+def _per(amount: Decimal, currency: str) -> str:
+    """A price that can be read: for so many units that it is a cent at least."""
+    for per in (1, 1000, 1_000_000):
+        if not amount or amount * per >= Decimal("0.01"):
+            break
+    units = "unit" if per == 1 else f"{per:,}"
+    return f"{output.decimal(amount * per)} {currency} per {units}"
+
+
+@command(prices_group, "set")
+async def prices_set(
+    pool: db.Pool,
+    provider: Annotated[str, typer.Argument(show_default=False)],
+    meter: Annotated[str, typer.Argument(show_default=False)],
+    amount: Annotated[str, typer.Argument(metavar="AMOUNT|none", show_default=False)],
+    per: Annotated[int, typer.Option(help="For so many units: 1, 1000, 1000000.")] = 1,
+    currency: Annotated[str | None, typer.Option(help="The base currency.")] = None,
+    valid_from: FromOption = None,
+    variant: Annotated[str | None, typer.Option(help="As in batch; standard.")] = None,
+    type: Annotated[str | None, typer.Option(help="The type of cost; inference.")] = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Set what a meter costs at a provider from now or a date on; none ends it. Prints its id."""
+    price_id = await costs.set_price(
+        pool,
+        provider=provider,
+        meter=meter,
+        amount=amount_or_none(amount),
+        per=per,
+        currency=currency,
+        valid_from=moment_of(valid_from, "--from"),
+        variant=variant,
+        cost_type=type,
+        tenant_id=await tenant_id_of(pool, tenant) if tenant else None,
+    )
+    output.document({"id": price_id}, lambda: print(price_id))
+
+
+@command(prices_group, "compare")
+async def prices_compare(
+    pool: db.Pool, meter: Annotated[str | None, typer.Argument(help="Only this meter.")] = None
+) -> None:
+    """Compare what a unit costs at each provider now, the cheapest first."""
+    currency = await costs.base_currency(pool)
+    columns = [
+        Column("METER", lambda rate: rate.meter),
+        Column("VARIANT", lambda rate: rate.variant, is_spare=True, style="dim"),
+        Column("PLACE", lambda rate: str(rate.place), is_right=True),
+        Column("PROVIDER", lambda rate: rate.provider),
+        Column("PRICE", lambda rate: _per(rate.base_amount, currency), is_right=True),
+    ]
+    output.rows(await costs.compare(pool, meter=meter), columns, empty="No prices.")
+
+
+@command(prices_group, "rates")
+async def prices_rates(pool: db.Pool) -> None:
+    """List exchange rates: what a unit of a currency is worth in the base currency."""
+    columns = [
+        Column("CURRENCY", lambda rate: rate.currency),
+        Column("RATE", lambda rate: output.decimal(rate.rate), is_right=True),
+        Column("FROM", lambda rate: f"{rate.valid_from.astimezone(UTC):%Y-%m-%d %H:%M}"),
+    ]
+    output.rows(await costs.exchange_rates(pool), columns, empty="No exchange rates.")
+
+
+@command(prices_group, "rate")
+async def prices_rate(
+    pool: db.Pool,
+    currency: Annotated[str, typer.Argument(show_default=False)],
+    rate: Annotated[str, typer.Argument(show_default=False)],
+    valid_from: FromOption = None,
+) -> None:
+    """Set what one unit of a currency is worth in the base currency, from now or a date on."""
+    value = amount_of(rate, "RATE")
+    await costs.set_exchange_rate(
+        pool, currency=currency, rate=value, valid_from=moment_of(valid_from, "--from")
+    )
+    output.document(
+        {"currency": currency, "rate": value}, lambda: output.note(f"1 {currency} = {output.decimal(value)}")
+    )

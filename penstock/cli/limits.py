@@ -1,0 +1,130 @@
+"""`penstock limits`: what providers allow, what of it is in use, and what they answered."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+from uuid import UUID
+
+import typer
+
+from penstock import db, providers, tenants
+from penstock.cli import output
+from penstock.cli.jobs import LimitOption
+from penstock.cli.operate import TenantOption, tenant_id_of
+from penstock.cli.options import Output, WithDefault, chosen, command, pairs_of
+from penstock.cli.output import Column
+from penstock.errors import NotFound
+from penstock.types import Provider
+
+group = typer.Typer(help="Providers: their limits, and what of them is in use.", cls=WithDefault)
+
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", show_default=False, help="As in openai/gpt-4o-mini.")
+]
+
+
+@command(group, "ls")
+async def ls(pool: db.Pool) -> None:
+    """List providers with what is used of each limit in the present minute and hour, and what waits."""
+    found = await providers.list(pool)
+    names = await tenants.names(pool, ids=(p.tenant_id for p in found if p.tenant_id is not None))
+    columns = [
+        Column("NAME", lambda provider: provider.name),
+        Column("TENANT", lambda provider: _tenant(provider, names), is_spare=True, style="dim"),
+        Column("STATE", lambda provider: provider.state, is_status=True),
+        _window("REQUESTS/MIN", "requests_minute", "requests_per_minute"),
+        _window("TOKENS/MIN", "tokens_minute", "tokens_per_minute"),
+        _window("RUNNING", "running", "concurrency"),
+        Column("WAITING", lambda provider: f"{provider.waiting:,}", is_right=True),
+        _window("REQUESTS/HOUR", "requests_hour", "requests_per_hour", is_spare=True),
+        _window("TOKENS/HOUR", "tokens_hour", "tokens_per_hour", is_spare=True),
+        Column("WHY", _why, is_wide=True, style="dim"),
+    ]
+    output.rows(found, columns, empty="No providers. Declare one: penstock limits set openai/gpt-4o-mini")
+
+
+def _tenant(provider: Provider, names: dict[UUID, str]) -> str:
+    return "" if provider.tenant_id is None else names.get(provider.tenant_id, str(provider.tenant_id))
+
+
+def _window(title: str, used: str, limit: str, *, is_spare: bool = False) -> Column:
+    def text(provider: Provider) -> str:
+        most: int | None = getattr(provider, limit)
+        return f"{getattr(provider, used):,}/{'∞' if most is None else f'{most:,}'}"
+
+    def share(provider: Provider) -> float | None:
+        return output.share(getattr(provider, used), getattr(provider, limit))
+
+    return Column(title, text, is_right=True, is_spare=is_spare, share=share)
+
+
+def _why(provider: Provider) -> str:
+    parts = [provider.reason or ""]
+    if provider.opens_at is not None:
+        parts.append(f"opens {output.age(provider.opens_at)}")
+    if provider.pace < 1:
+        parts.append(f"at {provider.pace:.0%} of its pace")
+    return ", ".join(part for part in parts if part)
+
+
+@command(group, "set")
+async def set(
+    pool: db.Pool,
+    name: NameArgument,
+    values: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="As in requests_per_minute=500; none: no limit."),
+    ] = None,
+    tenant: TenantOption = None,
+) -> None:
+    """Make a provider endpoint, or change it, for all or for one tenant. Takes effect at once."""
+    tenant_id = await tenant_id_of(pool, tenant) if tenant else None
+    chosen: Any = {key: _value(key, text) for key, text in pairs_of(values or []).items()}
+    await providers.set(pool, name=name, tenant_id=tenant_id, **chosen)
+    [found] = [p for p in await providers.list(pool, name=name) if p.tenant_id == tenant_id]
+    output.document(found, lambda: output.note(f"{found.name}: {found.state}"))
+
+
+def _value(key: str, text: str) -> Any:
+    """What a value means; whether it is right is for the database to say."""
+    if text == "none":
+        return None
+    if key == "features":
+        return [word for word in text.split(",") if word]
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@command(group, "open")
+async def open(pool: db.Pool, name: NameArgument, tenant: TenantOption = None) -> None:
+    """Open what a provider's answer closed, after its account was topped up or the trouble is over."""
+    tenant_id = await tenant_id_of(pool, tenant) if tenant else None
+    await providers.open(pool, name=name, tenant_id=tenant_id)
+    output.document({"name": name}, lambda: output.note("Opened."))
+
+
+@command(group, "events")
+async def events(
+    pool: db.Pool,
+    name: NameArgument,
+    tenant: TenantOption = None,
+    limit: LimitOption = 50,
+    before: Annotated[int | None, typer.Option(metavar="ID", help="Only events older than this one.")] = None,
+) -> None:
+    """List what a provider refused and who changed it, newest first."""
+    tenant_id = await tenant_id_of(pool, tenant) if tenant else None
+    found = await providers.events(pool, name=name, tenant_id=tenant_id, before=before, limit=limit)
+    if not found and tenant_id not in [p.tenant_id for p in await providers.list(pool, name=name)]:
+        raise NotFound(f"There is no provider {name!r}.", code="unknown_provider")
+    columns = [
+        Column("ID", lambda event: str(event.id), is_right=True),
+        Column("AGE", lambda event: output.age(event.at), is_right=True),
+        Column("EVENT", lambda event: event.event),
+        Column("DETAILS", lambda event: json.dumps(event.details, ensure_ascii=False), is_wide=True),
+    ]
+    output.rows(found, columns, empty="Nothing has happened.")
+    if len(found) == limit and chosen().output is Output.text:
+        output.note(f"{limit} shown. Older ones: --before {found[-1].id}", "dim")

@@ -1,0 +1,245 @@
+"""Costs: what things cost, what was spent, and what a job may spend. Money is Decimal."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, Literal, LiteralString, TypeAlias
+from uuid import UUID
+
+from penstock import db, filters
+from penstock.errors import Invalid, NotFound
+from penstock.types import Amount, CostEntry, CostSum, ExchangeRate, JobCost, Price, Rate, exact
+
+By: TypeAlias = Literal["day", "provider", "type", "tenant", "job"]
+
+# By day, provider and type the sums are read, which are small; only a job's are not kept there.
+_KEYS: dict[str, LiteralString] = {
+    "day": "day::text",
+    "provider": "coalesce(provider, '')",
+    "type": "cost_type",
+    "tenant": "tenant_id::text",
+}
+_RANGE: LiteralString = "day >= coalesce(%s, '-infinity'::date) and day <= coalesce(%s, 'infinity'::date)"
+_OF_ALL: LiteralString = " from penstock.cost_totals where " + _RANGE
+_OF_EACH: LiteralString = (
+    " from penstock.cost_days where " + _RANGE + " and tenant_id = coalesce(%s, tenant_id)"
+)
+_BY_JOB: LiteralString = """\
+select job_id::text, sum(base_amount), coalesce(sum(unit_count), 0), count(*) from penstock.cost_entries
+where job_id is not null and at >= coalesce(%s::date::timestamp at time zone 'utc', '-infinity')
+  and at < coalesce((%s::date + 1)::timestamp at time zone 'utc', 'infinity')
+  and tenant_id = coalesce(%s, tenant_id)
+group by job_id order by 2 desc, 1 limit 1000"""
+_ENTRIES: LiteralString = """\
+select id, at, tenant_id, job_id, task_id, provider, cost_type, meter, unit_count, amount, currency,
+  base_amount, corrects, reason
+from penstock.cost_entries where """
+_JOB: LiteralString = """\
+select j.id, coalesce(c.cost, 0), coalesce(c.held, 0), j.budget
+from penstock.jobs j left join penstock.job_costs c on c.job_id = j.id where j.id = %s"""
+_PRICES: LiteralString = """\
+select id, provider, tenant_id, meter, variant, cost_type, amount, currency, valid_from, valid_until,
+  is_current
+from penstock.price_list where (%s::text is null or provider = %s) and (is_current or %s)
+order by provider, tenant_id nulls first, meter, variant, valid_from"""
+_RATES: LiteralString = """\
+select meter, variant, provider, tenant_id, amount, currency, base_amount, place from penstock.rate_comparison
+where %s::text is null or meter = %s order by meter, variant, tenant_id nulls first, place, provider"""
+_BASE: LiteralString = "select value #>> '{}' from penstock.settings where name = 'base_currency'"
+_EXCHANGE: LiteralString = """\
+select currency, rate, valid_from from penstock.exchange_rates order by currency, valid_from"""
+
+
+# What was spent
+
+
+async def sums(
+    where: db.Pool | db.Connection,
+    *,
+    by: By,
+    since: date | None = None,
+    until: date | None = None,
+    tenant_id: UUID | None = None,
+) -> list[CostSum]:
+    """Costs in the base currency, of a tenant or of all, by one of these. Both days (UTC) are included.
+
+    Days come in their order, everything else dearest first; of jobs the thousand dearest.
+    """
+    if by == "job":
+        return _sums(await db.rows(where, _BY_JOB, (since, until, tenant_id)))
+    key = _KEYS.get(by)
+    if key is None:
+        raise Invalid(f"costs are not summed by {by!r}", details={"field": "by"})
+    order: LiteralString = " group by 1 order by 1" if by == "day" else " group by 1 order by 2 desc, 1"
+    head: LiteralString = "select " + key + ", sum(amount), sum(unit_count), sum(lines)::bigint"
+    if by == "tenant" or tenant_id is not None:
+        return _sums(await db.rows(where, head + _OF_EACH + order, (since, until, tenant_id)))
+    return _sums(await db.rows(where, head + _OF_ALL + order, (since, until)))
+
+
+def _sums(rows: list[tuple[Any, ...]]) -> list[CostSum]:
+    return [CostSum(*row) for row in rows]
+
+
+async def entries(
+    where: db.Pool | db.Connection,
+    *,
+    tenant_id: UUID | None = None,
+    job_id: UUID | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> list[CostEntry]:
+    """Lines of the ledger, newest first. The next page comes `before` the id of the last one of this page."""
+    wanted: list[filters.Condition] = []
+    if tenant_id is not None:
+        wanted.append(("tenant_id = %s", [tenant_id]))
+    if job_id is not None:
+        wanted.append(("job_id = %s", [job_id]))
+    if before is not None:
+        wanted.append(("id < %s", [before]))
+    condition, values = filters.every(wanted)
+    statement = _ENTRIES + condition + " order by id desc limit %s"
+    return [CostEntry(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
+
+
+async def of_job(where: db.Pool | db.Connection, *, job_id: UUID) -> JobCost:
+    """What a job has cost so far, in the base currency."""
+    rows = await db.rows(where, _JOB, (job_id,))
+    if not rows:
+        raise NotFound("there is no such job", code="unknown_job")
+    return JobCost(*rows[0])
+
+
+async def record(
+    where: db.Pool | db.Connection,
+    *,
+    tenant_id: UUID,
+    cost_type: str,
+    amount: Amount,
+    currency: str | None = None,
+    job_id: UUID | None = None,
+    provider: str | None = None,
+    reason: str | None = None,
+    key: str | None = None,
+) -> int:
+    """Add a line to the ledger that no task reported; returns its id. A key counts once."""
+    options = {"job_id": job_id and str(job_id), "provider": provider, "reason": reason, "key": key}
+    return await db.value(
+        where,
+        "record_cost",
+        p_cost_type=cost_type,
+        p_amount=exact(amount),
+        p_currency=currency,
+        p_tenant_id=tenant_id,
+        p_options={name: value for name, value in options.items() if value is not None},
+    )
+
+
+async def correct(
+    where: db.Pool | db.Connection,
+    *,
+    entry_id: int,
+    amount: Amount,
+    reason: str,
+    key: str | None = None,
+) -> int:
+    """Add to a line of the ledger, or take from it with a negative amount in its own currency.
+
+    The line itself stays as it is; returns the id of the new one. A key counts once.
+    """
+    found = await db.rows(where, _ENTRIES + "id = %s", (entry_id,))
+    if not found:
+        raise NotFound(f"there is no line {entry_id} in the ledger", code="unknown_cost")
+    entry = CostEntry(*found[0])
+    options = {"corrects": entry_id, "reason": reason, "meter": entry.meter, "key": key}
+    return await db.value(
+        where,
+        "record_cost",
+        p_cost_type=entry.cost_type,
+        p_amount=exact(amount),
+        p_currency=entry.currency,
+        p_options={name: value for name, value in options.items() if value is not None},
+    )
+
+
+async def set_budget(where: db.Pool | db.Connection, *, job_id: UUID, amount: Amount | None) -> None:
+    """Change what a job may cost, in the base currency (None: anything). One that paused for it goes on."""
+    value = None if amount is None else exact(amount)
+    await db.call(where, "set_budget", p_job_id=job_id, p_amount=value)
+
+
+# What things cost
+
+
+async def prices(
+    where: db.Pool | db.Connection, *, provider: str | None = None, is_every: bool = False
+) -> list[Price]:
+    """The prices of all providers or of one: those that hold now, or every one there was and will be."""
+    return [Price(*row) for row in await db.rows(where, _PRICES, (provider, provider, is_every))]
+
+
+async def set_price(
+    where: db.Pool | db.Connection,
+    *,
+    provider: str,
+    meter: str,
+    amount: Amount | None,
+    per: int = 1,
+    currency: str | None = None,
+    variant: str | None = None,
+    cost_type: str | None = None,
+    valid_from: datetime | None = None,
+    tenant_id: UUID | None = None,
+) -> int:
+    """What `per` units of a meter cost at a provider from now or a date on; None ends the price.
+
+    Work done before keeps its price. A tenant's own price wins over the one for all.
+    """
+    if valid_from is not None and valid_from.tzinfo is None:
+        raise Invalid("valid_from has no time zone", code="invalid_price", details={"field": "valid_from"})
+    options = {
+        "per": per,
+        "currency": currency,
+        "variant": variant,
+        "cost_type": cost_type,
+        "valid_from": valid_from and valid_from.isoformat(),
+        "tenant_id": tenant_id and str(tenant_id),
+    }
+    return await db.value(
+        where,
+        "set_price",
+        p_provider=provider,
+        p_meter=meter,
+        p_amount=None if amount is None else exact(amount),
+        p_options={name: value for name, value in options.items() if value is not None},
+    )
+
+
+async def compare(where: db.Pool | db.Connection, *, meter: str | None = None) -> list[Rate]:
+    """What a unit of each meter costs at each provider now, the cheapest first."""
+    return [Rate(*row) for row in await db.rows(where, _RATES, (meter, meter))]
+
+
+async def base_currency(where: db.Pool | db.Connection) -> str:
+    """What sums and budgets are in."""
+    [[currency]] = await db.rows(where, _BASE, ())
+    return currency
+
+
+async def exchange_rates(where: db.Pool | db.Connection) -> list[ExchangeRate]:
+    """What currencies are and were worth in the base currency."""
+    return [ExchangeRate(*row) for row in await db.rows(where, _EXCHANGE, ())]
+
+
+async def set_exchange_rate(
+    where: db.Pool | db.Connection, *, currency: str, rate: Decimal | int, valid_from: datetime | None = None
+) -> None:
+    """What one unit of a currency is worth in the base currency, from now or a date on."""
+    await db.call(
+        where,
+        "set_exchange_rate",
+        p_currency=currency,
+        p_rate=exact(rate, "rate"),
+        p_valid_from=valid_from,
+    )

@@ -1,0 +1,57 @@
+"""Providers: outside APIs with limits, and what they answered."""
+
+from __future__ import annotations
+
+import builtins
+from typing import LiteralString, Unpack
+from uuid import UUID
+
+from penstock import db, filters
+from penstock.types import Provider, ProviderEvent, ProviderValues
+
+_PROVIDERS: LiteralString = """\
+select id, name, tenant_id, state, reason, case when state in ('full', 'closed') then opens_at end,
+  requests_minute, requests_per_minute, tokens_minute, tokens_per_minute,
+  requests_hour, requests_per_hour, tokens_hour, tokens_per_hour, running, concurrency, waiting,
+  pace::float8, refusals, refused_at, default_tokens, backpressure_threshold, backpressure_delay_seconds,
+  depth_limit, features, changed_at
+from penstock.provider_list where %s::text is null or name = %s order by name, tenant_id nulls first"""
+_EVENTS: LiteralString = """\
+select e.id, e.at, p.name, e.tenant_id, e.event, e.details
+from penstock.provider_events e join penstock.endpoints p on p.id = e.endpoint_id
+where p.name = %s and p.tenant_id is not distinct from %s and (%s::bigint is null or e.id < %s)
+order by e.id desc limit %s"""
+
+
+async def list(where: db.Pool | db.Connection, *, name: str | None = None) -> builtins.list[Provider]:
+    """Provider endpoints by name, each tenant's own after the one for all; or those of one name."""
+    return [Provider(*row) for row in await db.rows(where, _PROVIDERS, (name, name))]
+
+
+async def set(
+    where: db.Pool | db.Connection,
+    *,
+    name: str,
+    tenant_id: UUID | None = None,
+    **values: Unpack[ProviderValues],
+) -> int:
+    """Make or change the endpoint `provider/endpoint`, for all or for one tenant. Takes effect at once."""
+    return await db.value(where, "set_provider", p_name=name, p_values=dict(values), p_tenant_id=tenant_id)
+
+
+async def open(where: db.Pool | db.Connection, *, name: str, tenant_id: UUID | None = None) -> None:
+    """Open what a provider's answer closed, after its account was topped up or the trouble is over."""
+    await db.call(where, "open_provider", p_name=name, p_tenant_id=tenant_id)
+
+
+async def events(
+    where: db.Pool | db.Connection,
+    *,
+    name: str,
+    tenant_id: UUID | None = None,
+    before: int | None = None,
+    limit: int = 50,
+) -> builtins.list[ProviderEvent]:
+    """What a provider refused and who changed it, newest first. The next page comes `before` the last id."""
+    rows = await db.rows(where, _EVENTS, (name, tenant_id, before, before, filters.page(limit)))
+    return [ProviderEvent(*row) for row in rows]

@@ -1,0 +1,209 @@
+"""Usage: what is counted, how much of it a tenant may use, has used and has set aside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any, LiteralString, Unpack
+from uuid import UUID
+
+from penstock import db
+from penstock.types import Amount, Limit, Meter, Plan, PlanValues, UsageDay, UsageStatus, exact
+
+_DAYS: LiteralString = """\
+select tenant_id, day, action, meter, amount from penstock.usage_days
+where tenant_id = %s and day >= coalesce(%s, '-infinity'::date) and day <= coalesce(%s, 'infinity'::date)
+order by day, action, meter"""
+_LIMITS: LiteralString = """\
+select meter, amount, mode, nullif(resets_at, 'infinity') from penstock.resolve_limits(%s, %s)
+order by meter"""
+_METERS: LiteralString = "select name, period, mode, comment from penstock.meters order by name"
+# Limits as text: on the way through a float they would lose digits.
+_PLANS: LiteralString = """\
+select name, title, comment, features, price, currency, weight, is_active, limits::text from penstock.plans
+order by position, name"""
+
+
+# What a tenant has used
+
+
+async def status(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> UsageStatus:
+    """A tenant's plan, and what of each meter it has used, holds and has left."""
+    return UsageStatus.read(await db.document(where, "get_usage_status", p_tenant_id=tenant_id))
+
+
+async def days(
+    where: db.Pool | db.Connection, *, tenant_id: UUID, since: date | None = None, until: date | None = None
+) -> list[UsageDay]:
+    """What a tenant used per day (UTC), action and meter; both days are included."""
+    return [UsageDay(*row) for row in await db.rows(where, _DAYS, (tenant_id, since, until))]
+
+
+async def record(
+    where: db.Pool | db.Connection,
+    *,
+    tenant_id: UUID,
+    units: Mapping[str, Amount],
+    action: str,
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    """Count what a tenant used outside a task. What is limited is better reserved before."""
+    await db.call(
+        where,
+        "record_usage",
+        p_units=_amounts(units),
+        p_tenant_id=tenant_id,
+        p_action=action,
+        p_options={"details": dict(details or {})},
+    )
+
+
+# Holds
+
+
+async def reserve(
+    where: db.Pool | db.Connection,
+    *,
+    tenant_id: UUID,
+    amounts: Mapping[str, Amount],
+    action: str = "reserve",
+    key: str | None = None,
+    ttl_seconds: float = 300,
+) -> UUID:
+    """Set amounts aside, all or none; returns the hold's id, the same for the same key.
+
+    Raises Limited (`quota_exceeded`) with what is used and when the period ends. A hold that is neither
+    committed nor released expires.
+    """
+    return await db.value(
+        where,
+        "reserve_quota",
+        p_tenant_id=tenant_id,
+        p_amounts=_amounts(amounts),
+        p_action=action,
+        p_key=key,
+        p_ttl_seconds=float(ttl_seconds),
+    )
+
+
+async def commit(
+    where: db.Pool | db.Connection, *, hold_id: UUID, actual: Mapping[str, Amount] | None = None
+) -> None:
+    """Book what was used (by default what was set aside), and end the hold. Counts once."""
+    amounts = None if actual is None else _amounts(actual)
+    await db.call(where, "commit_hold", p_hold_id=hold_id, p_actual=amounts)
+
+
+async def release(where: db.Pool | db.Connection, *, hold_id: UUID) -> bool:
+    """Give back what a hold has set aside; False if that was done before."""
+    return await db.value(where, "release_hold", p_hold_id=hold_id)
+
+
+# What a tenant may use
+
+
+async def limits(
+    where: db.Pool | db.Connection, *, tenant_id: UUID, at: datetime | None = None
+) -> list[Limit]:
+    """A tenant's limits, now or at a moment. A meter that is not there is not limited."""
+    return [Limit(*row) for row in await db.rows(where, _LIMITS, (tenant_id, at))]
+
+
+async def set_limit(
+    where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str, amount: Amount | None
+) -> None:
+    """Give a tenant a limit of its own in place of its plan's; None: it has none."""
+    value = None if amount is None else exact(amount)
+    await db.call(where, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=value)
+
+
+async def remove_limit(where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str) -> None:
+    """Take a tenant's own limit away: its plan's holds again."""
+    await db.call(where, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=None, p_is_own=False)
+
+
+async def add_allowance(
+    where: db.Pool | db.Connection,
+    *,
+    tenant_id: UUID,
+    meter: str,
+    amount: Amount,
+    source: str = "override",
+    expires_on: date | None = None,
+    reason: str | None = None,
+    key: str | None = None,
+) -> UUID:
+    """Let a tenant use more: an `override` until a day (included), or a `purchase`. A key counts once."""
+    return await db.value(
+        where,
+        "add_allowance",
+        p_tenant_id=tenant_id,
+        p_meter=meter,
+        p_amount=exact(amount),
+        p_source=source,
+        p_expires_on=expires_on,
+        p_reason=reason,
+        p_key=key,
+    )
+
+
+async def reset(
+    where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str, reason: str | None = None
+) -> Decimal:
+    """Count a meter from nothing again; returns what had been used. What is set aside stays."""
+    return await db.value(where, "reset_quota", p_tenant_id=tenant_id, p_meter=meter, p_reason=reason)
+
+
+# Plans and meters
+
+
+async def plans(where: db.Pool | db.Connection) -> list[Plan]:
+    """The plans, in their order."""
+    rows = await db.rows(where, _PLANS, ())
+    return [Plan(*row[:-1], limits=_limits(row[-1])) for row in rows]
+
+
+async def set_plan(where: db.Pool | db.Connection, *, name: str, **values: Unpack[PlanValues]) -> None:
+    """Make or change a plan. Its tenants have the new limits at once."""
+    document: dict[str, Any] = dict(values)
+    if "limits" in document:
+        amounts: Mapping[str, Amount | None] = document["limits"]
+        document["limits"] = {m: None if a is None else exact(a, m) for m, a in amounts.items()}
+    if "price" in document:
+        document["price"] = exact(document["price"], "price")
+    await db.call(where, "set_plan", p_name=name, p_values=db.exact(document))
+
+
+async def set_tenant_plan(where: db.Pool | db.Connection, *, tenant_id: UUID, plan: str | None) -> None:
+    """Put a tenant on a plan (None: no limits). What it has used in the period stays used."""
+    await db.call(where, "set_tenant_plan", p_tenant_id=tenant_id, p_plan=plan)
+
+
+async def meters(where: db.Pool | db.Connection) -> list[Meter]:
+    """What is counted."""
+    return [Meter(*row) for row in await db.rows(where, _METERS, ())]
+
+
+async def set_meter(
+    where: db.Pool | db.Connection,
+    *,
+    name: str,
+    period: str | None = None,
+    mode: str | None = None,
+    comment: str | None = None,
+) -> None:
+    """Make or change a meter: per day, month or total. In mode `observe` going over is only recorded."""
+    chosen = {"period": period, "mode": mode, "comment": comment}
+    values = {name: value for name, value in chosen.items() if value is not None}
+    await db.call(where, "set_meter", p_name=name, p_values=values)
+
+
+def _amounts(amounts: Mapping[str, Amount]) -> db.Json:
+    return db.exact({meter: exact(amount, meter) for meter, amount in amounts.items()})
+
+
+def _limits(text: str) -> dict[str, Decimal | None]:
+    document: dict[str, Any] = json.loads(text, parse_float=Decimal)
+    return {meter: None if amount is None else Decimal(amount) for meter, amount in document.items()}
