@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Worker, testing
+from penstock import App, Worker, cli, testing
 from penstock.app import Started
 from penstock.settings import settings
 
@@ -81,3 +82,46 @@ def test_a_guides_python_runs(
         )
     finally:
         settings.cache_clear()
+
+
+def test_the_guide_to_money_runs(
+    db: testing.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From top to bottom: its SQL, its Python and its commands on one database, with a worker for results."""
+    text = (ROOT / "docs/money.md").read_text()
+    parts = re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATABASE_URL", db.dsn)
+    settings.cache_clear()
+    original = Started.aresult
+
+    async def work_first(self: Started[Any], timeout: Any = None) -> Any:  # noqa: ASYNC109 as aresult has it
+        await Worker(self.app, drain=True).run()
+        return await original(self, timeout)
+
+    monkeypatch.setattr(Started, "aresult", work_first)
+    guide: dict[str, Any] = {"__name__": "guide_money"}
+    try:
+        for language, part in parts:
+            match language:
+                case "sql":
+                    db.execute(part)
+                case "python":
+                    exec(compile(part, "money.md", "exec"), guide)  # noqa: S102 our own page
+                case "json":
+                    [tenant] = db.execute("select id from penstock.tenants")
+                    Path("job.json").write_text(
+                        part.replace('{"budget', f'{{"tenant_id": "{tenant["id"]}", "budget')
+                    )
+                case "console":
+                    for line in part.splitlines():
+                        assert line.startswith("$ penstock ")
+                        assert cli.answer(shlex.split(line)[2:]) == 0, (line, capsys.readouterr().err)
+                case _:
+                    pytest.fail(f"{language} is not run")
+    finally:
+        guide["app"].close()
+        settings.cache_clear()
+    assert [language for language, _ in parts].count("python") == 5
+    assert db.execute("select * from penstock.check_accounts()") == []
+    assert db.execute("select distinct error_code from penstock.attempts") == []

@@ -334,7 +334,7 @@ def _forecast_facts(found: Forecast) -> list[tuple[str, str | Text]]:
     else:
         until = f"{output.duration(finish.low)} to {output.duration(finish.high)}"
         lines.append(("ends", f"in about {output.duration(finish.seconds)} ({until}), {_when(finish.at)}"))
-    lines.append(("slowest", finish.bottleneck or ""))
+        lines.append(("slowest", finish.bottleneck or ""))
     return lines
 
 

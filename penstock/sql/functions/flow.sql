@@ -25,9 +25,10 @@ begin
     perform _check_units((p_specs[v_index + 1]).units, format('tasks[%s].units', v_index));
   end if;
   for v_group in
-    select s.provider, count(*) as n, min(s.n) - 1 as first, max((_size(s.units, 0)).requests) as requests, max((_size(s.units, 0)).tokens) as tokens
+    select s.provider, count(*) as n, min(s.n) - 1 as first, max(z.requests) as requests, max(z.tokens) as tokens
     from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
       priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+    cross join lateral _size(s.units, 0) as z
     where s.provider is not null group by s.provider
   loop
     v_endpoint := _endpoint(v_group.provider, p_job.tenant_id);
@@ -326,14 +327,15 @@ begin
   amounts := '{}';
   is_more := false;
   for v_lane in
-    select l.id, l.provider, e.id as endpoint_id, case when l.swept_at < p_now - interval '1 second' then 0 else l.read_from end as read_from
-    from penstock.lanes l
-    left join lateral (select x.id, x.status from endpoints x where x.name = l.provider and x.tenant_id is not distinct from l.tenant_id) as e on true
-    left join endpoint_states s on s.endpoint_id = e.id
-    where l.is_gated and (p_kinds is null or l.kind = any (p_kinds))
-      and (l.provider is null or e.status = 'active' and s.open_at <= p_now and s.closed_until <= p_now)
-      and exists (select from ready r where r.lane_id = l.id and r.vtime >= case when l.swept_at < p_now - interval '1 second' then 0 else l.read_from end)
-    order by random()
+    -- In any order, and looked at one by one until there is enough.
+    select l.* from (
+      select x.id, x.provider, x.endpoint_id, case when x.swept_at < p_now - interval '1 second' then 0 else x.read_from end as read_from
+      from penstock.lanes x
+      left join endpoint_states s on s.endpoint_id = x.endpoint_id
+      where x.is_gated and (p_kinds is null or x.kind = any (p_kinds))
+        and (x.endpoint_id is null or s.open_at <= p_now and s.closed_until <= p_now)
+      order by random() offset 0) as l
+    where exists (select from ready r where r.lane_id = l.id and r.vtime >= l.read_from)
   loop
     exit when cardinality(tids) >= p_max;
     v_room := null;
@@ -344,8 +346,8 @@ begin
         v_busy := v_lane.endpoint_id;
         continue;
       end if;
-      continue when v_state.open_at > p_now or v_state.closed_until > p_now;
       select * into v_endpoint from endpoints where id = v_lane.endpoint_id;
+      continue when v_state.open_at > p_now or v_state.closed_until > p_now or v_endpoint.status <> 'active';
       v_room := _room(v_endpoint, v_state, p_now);
       if v_room.places < 1 then
         continue;
@@ -368,26 +370,35 @@ begin
       lanes := lanes || v_lane.id;
       continue;
     end if;
-    -- In their order, as far as they fit. What is too large for any window is set aside.
-    with sized as (
-      select r.ctid as tid, r.vtime, r.task_id, s.requests, s.tokens,
-        coalesce(s.requests > v_room.most_requests, false) or coalesce(s.tokens > v_room.most_tokens, false) as is_huge
-      from ready r
-      cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
-      cross join lateral _size(t.units, v_endpoint.default_tokens) as s
-      where r.ctid = any (v_line)
-    ), lined as (
-      select z.*, sum(z.requests) over w as all_requests, sum(z.tokens) over w as all_tokens from sized z where not z.is_huge
-      window w as (order by z.vtime, z.task_id rows unbounded preceding)
-    ), judged as (
-      select d.*, coalesce(d.all_requests > v_room.requests, false) or coalesce(d.all_tokens > v_room.tokens, false) as is_over from lined d
-    )
-    select array_agg(j.tid order by j.vtime, j.task_id) filter (where not j.is_over) as tids,
-      coalesce(sum(j.requests) filter (where not j.is_over), 0)::bigint as requests, coalesce(sum(j.tokens) filter (where not j.is_over), 0)::bigint as tokens,
-      (array_agg(j.requests order by j.vtime, j.task_id) filter (where j.is_over))[1] as next_requests,
-      (array_agg(j.tokens order by j.vtime, j.task_id) filter (where j.is_over))[1] as next_tokens,
-      (select array_agg(z.tid) from sized z where z.is_huge) as huge
-    into v_fit from judged j;
+    -- Most often there is room for all of them.
+    select v_line as tids, coalesce(sum(s.requests), 0)::bigint as requests, coalesce(sum(s.tokens), 0)::bigint as tokens,
+      null::bigint as next_requests, null::bigint as next_tokens, null::tid[] as huge
+    into v_fit from ready r
+    cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
+    cross join lateral _size(t.units, v_endpoint.default_tokens) as s
+    where r.ctid = any (v_line);
+    if v_fit.requests > v_room.requests or v_fit.tokens > v_room.tokens then
+      -- In their order, as far as they fit. What is too large for any window is set aside.
+      with sized as (
+        select r.ctid as tid, r.vtime, r.task_id, s.requests, s.tokens,
+          coalesce(s.requests > v_room.most_requests, false) or coalesce(s.tokens > v_room.most_tokens, false) as is_huge
+        from ready r
+        cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
+        cross join lateral _size(t.units, v_endpoint.default_tokens) as s
+        where r.ctid = any (v_line)
+      ), lined as (
+        select z.*, sum(z.requests) over w as all_requests, sum(z.tokens) over w as all_tokens from sized z where not z.is_huge
+        window w as (order by z.vtime, z.task_id rows unbounded preceding)
+      ), judged as (
+        select d.*, coalesce(d.all_requests > v_room.requests, false) or coalesce(d.all_tokens > v_room.tokens, false) as is_over from lined d
+      )
+      select array_agg(j.tid order by j.vtime, j.task_id) filter (where not j.is_over) as tids,
+        coalesce(sum(j.requests) filter (where not j.is_over), 0)::bigint as requests, coalesce(sum(j.tokens) filter (where not j.is_over), 0)::bigint as tokens,
+        (array_agg(j.requests order by j.vtime, j.task_id) filter (where j.is_over))[1] as next_requests,
+        (array_agg(j.tokens order by j.vtime, j.task_id) filter (where j.is_over))[1] as next_tokens,
+        (select array_agg(z.tid) from sized z where z.is_huge) as huge
+      into v_fit from judged j;
+    end if;
     if v_fit.huge is not null then
       perform _set_aside(v_fit.huge, format('limit: more at once than %s ever has', v_endpoint.name), 'limit', 'infinity');
       is_more := true;
@@ -412,9 +423,10 @@ begin
   end if;
   if tids <> '{}' then
     select exists (
-      select from ready r join tenants t on t.id = r.tenant_id where r.ctid = any (tids)
-      and (t.plan is not null or exists (select from tenant_limits x where x.tenant_id = t.id)))
-      or exists (select from ready r join jobs j on j.id = r.job_id where r.ctid = any (tids) and j.budget is not null) into v_is_limited;
+      select from (select distinct r.tenant_id, r.job_id from ready r where r.ctid = any (tids)) as d
+      cross join lateral (select t.plan from tenants t where t.id = d.tenant_id offset 0) as t
+      cross join lateral (select j.budget from jobs j where j.id = d.job_id offset 0) as j
+      where t.plan is not null or j.budget is not null or exists (select from tenant_limits x where x.tenant_id = d.tenant_id)) into v_is_limited;
     if v_is_limited then
       v_line := tids;
       select * into v_reserved from _reserve_tasks(tids, p_now);

@@ -399,7 +399,7 @@ begin
   select jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider, 'count', x.n, 'cost', x.cost,
       'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
         select u.key, sum(u.value::numeric) as amount from spec s cross join lateral jsonb_each_text(
-          _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (_size(s.units, (_endpoint(s.provider, v_tenant_id)).default_tokens)).tokens) else '{}' end) as u
+          _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (select z.tokens from _size(s.units, (_endpoint(s.provider, v_tenant_id)).default_tokens) as z)) else '{}' end) as u
         where s.g = x.g group by u.key) as u),
       'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from spec c cross join lateral unnest(c.after) as a(key) join spec p on p.key = a.key where c.g = x.g and p.g <> x.g)) order by x.g)
   into v_groups from grouped x;
@@ -433,7 +433,7 @@ begin
   select jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider, 'count', x.n, 'running', x.running, 'cost', x.cost,
       'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
         select u.key, sum(u.value::numeric) as amount from open s cross join lateral jsonb_each_text(
-          _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (_size(s.units, (_endpoint(s.provider, v_job.tenant_id)).default_tokens)).tokens) else '{}' end) as u
+          _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (select z.tokens from _size(s.units, (_endpoint(s.provider, v_job.tenant_id)).default_tokens) as z)) else '{}' end) as u
         where s.g = x.g group by u.key) as u),
       'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from open c join edges e on e.job_id = p_job_id and e.child_id = c.id
         join open p on p.id = e.parent_id where c.g = x.g and p.g <> x.g)) order by x.g)

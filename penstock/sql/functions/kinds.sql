@@ -75,7 +75,8 @@ returns integer language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_id integer;
   -- Of a tenant only where it has limits of its own.
-  v_tenant_id uuid := case when p_provider is not null then (_endpoint(p_provider, p_tenant_id)).tenant_id end;
+  v_endpoint endpoints := case when p_provider is not null then _endpoint(p_provider, p_tenant_id) end;
+  v_tenant_id uuid := v_endpoint.tenant_id;
 begin
   loop
     select id into v_id from lanes where kind = p_kind and provider is not distinct from p_provider
@@ -83,7 +84,7 @@ begin
     if v_id is not null then
       return v_id;
     end if;
-    insert into lanes (kind, provider, tenant_id, is_gated) values (p_kind, p_provider, v_tenant_id, p_is_gated)
+    insert into lanes (kind, provider, tenant_id, endpoint_id, is_gated) values (p_kind, p_provider, v_tenant_id, v_endpoint.id, p_is_gated)
     on conflict (tenant_id, kind, provider, is_gated) do nothing;
   end loop;
 end

@@ -91,17 +91,19 @@ end
 $$;
 comment on function penstock.open_provider(text, uuid) is 'Opens a lane that a provider''s answer closed, after its account was topped up or the trouble is over.';
 
-create or replace function penstock._size(p_units jsonb, p_default_tokens bigint, out requests bigint, out tokens bigint)
-language sql immutable set search_path = penstock, pg_temp as $$
-  select coalesce((p_units ->> 'requests')::numeric, 1)::bigint,
-    ceil(coalesce((p_units ->> 'tokens')::numeric, (p_units ->> 'input_tokens')::numeric + coalesce((p_units ->> 'output_tokens')::numeric, 0),
-      (p_units ->> 'output_tokens')::numeric, p_default_tokens))::bigint
+create or replace function penstock._size(p_units jsonb, p_default_tokens bigint)
+returns table (requests bigint, tokens bigint) language sql immutable as $$
+  -- Names no table and sets no path, so that it is inlined.
+  select coalesce((p_units -> 'requests')::bigint, 1),
+    coalesce(ceil((p_units -> 'tokens')::numeric)::bigint,
+      ceil((p_units -> 'input_tokens')::numeric + coalesce((p_units -> 'output_tokens')::numeric, 0))::bigint,
+      ceil((p_units -> 'output_tokens')::numeric)::bigint, p_default_tokens)
 $$;
 comment on function penstock._size(jsonb, bigint) is 'What of a provider''s limits a call takes.';
 
 create or replace function penstock._room(p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamptz,
   out requests bigint, out tokens bigint, out places bigint, out most_requests bigint, out most_tokens bigint)
-language plpgsql stable set search_path = penstock, pg_temp as $$
+language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   v_pace double precision := least(1, p_state.pace + extract(epoch from p_now - p_state.paced_at) / 600);
   v_epoch double precision := extract(epoch from p_now);
@@ -128,7 +130,8 @@ begin
   if p_endpoint.concurrency is not null then
     -- Live leases and live calls are the count: there is nothing that could leak.
     places := greatest(0, p_endpoint.concurrency
-      - (select count(*) from lanes l join leases x on x.lane_id = l.id and x.is_gated
+      - (select coalesce(sum(x.n), 0) from lanes l
+         cross join lateral (select count(*) as n from leases y where y.lane_id = l.id and y.is_gated offset 0) as x
          where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id)
       - (select count(*) from calls c where c.endpoint_id = p_endpoint.id and c.expires_at > p_now));
   end if;

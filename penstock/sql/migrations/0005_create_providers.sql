@@ -80,10 +80,11 @@ create index provider_events_endpoint on penstock.provider_events (endpoint_id, 
 comment on table penstock.provider_events is 'What providers refused, and who changed their limits. Append-only.';
 
 -- A lane of its own for a tenant with limits of its own, and for work that must be admitted first.
-alter table penstock.lanes add column tenant_id uuid, add column is_gated boolean not null default false;
+alter table penstock.lanes add column tenant_id uuid, add column endpoint_id integer, add column is_gated boolean not null default false;
 alter table penstock.lanes drop constraint lanes_kind_provider_key;
 alter table penstock.lanes add constraint lanes_key unique nulls not distinct (tenant_id, kind, provider, is_gated);
-create index lanes_kind on penstock.lanes (kind, provider);
+create index lanes_provider on penstock.lanes (provider);
+create index lanes_endpoint on penstock.lanes (endpoint_id);
 comment on column penstock.lanes.tenant_id is 'The tenant whose own endpoint this is; null: for all.';
 comment on column penstock.lanes.is_gated is 'Its tasks name a provider or units: limits, quotas and budgets decide at the claim.';
 
