@@ -18,12 +18,12 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import engine, measure, ours, server
+from bench import engine, flow, measure, ours, server
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("peers", "limit", "bulk", "depth", "fairness", "fifo", "pause", "held")
+PARTS = ("peers", "limit", "bulk", "depth", "fairness", "fifo", "pause", "held", "lanes", "quota", "forecast", "rollup", "wire")
 
 
 def main() -> None:
@@ -77,6 +77,12 @@ def main() -> None:
         show("fifo", lambda: engine.fifo(new(), size(200_000, 50_000), 100))
         show("pause", lambda: engine.pause(new(), size(1_000_000, 200_000)))
         show("held", lambda: engine.held_snapshot(new(), size(300, 40), 3000))
+        show("lanes", lambda: flow.limited_lanes(new, size(200_000, 100_000), 100))
+        show("lanes", lambda: flow.closed_lane(new(), size(1_000_000, 200_000)))
+        show("quota", lambda: flow.last_unit(new(), size(10_000, 500)))
+        show("forecast", lambda: flow.forecasts(new(), size(50, 10)))
+        show("rollup", lambda: flow.rollup(new(), size(10_000_000, 1_000_000)))
+        show("wire", lambda: flow.wire(new(), size(600, 60)))
     save(figures, arguments.json)
 
 

@@ -107,6 +107,10 @@ def test_a_terminal_shows_bars(
     priced(2)
     run_all(db)
     assert "████░░░░ 2/4" in penstock("limits").out
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = penstock("limits").out
+    assert " 2/4 " in narrow and "TOKENS" not in narrow and "…" not in narrow
+    monkeypatch.setenv("COLUMNS", "200")
     penstock("usage", "limit", "test", "tokens", 2 * MILLION)
     assert "████████ 2,000,000" in penstock("usage", "show", "test").out
 
@@ -365,7 +369,7 @@ def test_a_forecast_of_a_file_and_of_a_job(
     file.write_text(json.dumps(document))
     found = penstock("jobs", "forecast", file, "-o", "json").json
     assert (found["tasks"], found["cost"]["high"], found["budget"]["fits"]) == (2, "1.2", False)
-    text = penstock("jobs", "forecast", file)
+    text = penstock("jobs", "forecast", file, "--tenant", "test")
     assert text.code == 0
     assert " to 1.20 USD" in text.out and "1.00 USD may not be enough" in text.out
     assert "2,000,000 of 1,000,000 tokens left: does not fit" in text.out

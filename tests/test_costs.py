@@ -185,7 +185,8 @@ async def test_a_budget_is_exact_and_checked(db: testing.Database, tenant: UUID)
         job_id = await jobs.start(pool, budget=amount, **key)
         assert await jobs.start(pool, budget=amount, **key) == job_id
         assert (await costs.of_job(pool, job_id=job_id)).budget == amount
-        for budget in (-1, 0.5, "much"):
+        wrong: list[Any] = [-1, 0.5, "much"]
+        for budget in wrong:
             with pytest.raises(Invalid) as refused:
                 await jobs.start(pool, budget=budget, **start)
             assert refused.value.details["field"] == "options.budget"

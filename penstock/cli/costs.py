@@ -13,9 +13,9 @@ import typer
 from penstock import costs, db, tenants
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
-from penstock.cli.operate import TenantOption, tenant_id_of
 from penstock.cli.options import (
     Output,
+    TenantOption,
     WithDefault,
     amount_of,
     amount_or_none,
@@ -23,6 +23,7 @@ from penstock.cli.options import (
     command,
     day_of,
     moment_of,
+    tenant_id_of,
 )
 from penstock.cli.output import Column
 from penstock.types import CostSum, Price

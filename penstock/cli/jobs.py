@@ -20,7 +20,7 @@ from rich.text import Text
 
 from penstock import costs, db, filters, jobs, tenants
 from penstock.cli import output
-from penstock.cli.options import Output, amount_or_none, chosen, command
+from penstock.cli.options import Output, TenantOption, amount_or_none, chosen, command, tenant_id_of
 from penstock.cli.output import Column
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
 from penstock.types import Forecast, Job, Task, TaskStatus
@@ -286,12 +286,16 @@ async def forecast(
             metavar="FILE|ID", show_default=False, help="A job to start, as JSON; or one that runs."
         ),
     ],
+    tenant: TenantOption = None,
 ) -> None:
     """Tell what a job will cost, use and take, before it starts or while it runs. Starts nothing."""
     try:
         job_id = UUID(what)
     except ValueError:
-        found = await jobs.forecast(pool, **_job_of(what))
+        document = _job_of(what)
+        if tenant is not None:
+            document["tenant_id"] = await tenant_id_of(pool, tenant)
+        found = await jobs.forecast(pool, **document)
     else:
         found = await jobs.forecast_rest(pool, job_id=job_id)
     output.document(found, lambda: output.facts(_forecast_facts(found)))

@@ -11,8 +11,15 @@ import typer
 from penstock import db, providers, tenants
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
-from penstock.cli.operate import TenantOption, tenant_id_of
-from penstock.cli.options import Output, WithDefault, chosen, command, pairs_of
+from penstock.cli.options import (
+    Output,
+    TenantOption,
+    WithDefault,
+    chosen,
+    command,
+    pairs_of,
+    tenant_id_of,
+)
 from penstock.cli.output import Column
 from penstock.errors import NotFound
 from penstock.types import Provider
@@ -34,7 +41,7 @@ async def ls(pool: db.Pool) -> None:
         Column("TENANT", lambda provider: _tenant(provider, names), is_spare=True, style="dim"),
         Column("STATE", lambda provider: provider.state, is_status=True),
         _window("REQUESTS/MIN", "requests_minute", "requests_per_minute"),
-        _window("TOKENS/MIN", "tokens_minute", "tokens_per_minute"),
+        _window("TOKENS/MIN", "tokens_minute", "tokens_per_minute", is_spare=True),
         _window("RUNNING", "running", "concurrency"),
         Column("WAITING", lambda provider: f"{provider.waiting:,}", is_right=True),
         _window("REQUESTS/HOUR", "requests_hour", "requests_per_hour", is_spare=True),

@@ -13,10 +13,6 @@ from penstock.cli import output
 from penstock.cli.jobs import LimitOption
 from penstock.cli.options import Output, chosen, command
 from penstock.cli.output import Column
-from penstock.errors import Conflict, NotFound
-
-TenantOption = Annotated[str | None, typer.Option(help="A tenant, by name or id.")]
-TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", show_default=False, help="Its name or id.")]
 
 workers_group = typer.Typer(help="The processes that run tasks.", no_args_is_help=True)
 tenants_group = typer.Typer(help="The tenants of this installation.", no_args_is_help=True)
@@ -27,16 +23,6 @@ def add_to(app: typer.Typer, panel: str) -> None:
     app.add_typer(workers_group, name="workers", rich_help_panel=panel)
     app.add_typer(tenants_group, name="tenants", rich_help_panel=panel)
     command(app, "backlog", rich_help_panel=panel)(backlog)
-
-
-async def tenant_id_of(pool: db.Pool, text: str) -> UUID:
-    """The tenant of this name or id."""
-    found = await tenants.find(pool, name=text)
-    if not found:
-        raise NotFound(f"There is no tenant {text!r}.", code="unknown_tenant")
-    if len(found) > 1:
-        raise Conflict(f"{len(found)} tenants are called {text!r}.", hint="Give the id instead.")
-    return found[0].id
 
 
 @command(workers_group, "ls")

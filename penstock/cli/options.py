@@ -14,13 +14,14 @@ from datetime import UTC, date, datetime
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Annotated, Any, get_type_hints
+from uuid import UUID
 
 import psycopg
 import typer
 from typer.core import TyperGroup
 
-from penstock import db, embedded
-from penstock.errors import Invalid, NotMigrated
+from penstock import db, embedded, tenants
+from penstock.errors import Conflict, Invalid, NotFound, NotMigrated
 from penstock.settings import settings
 
 
@@ -63,6 +64,8 @@ NoColorOption = Annotated[
     bool, typer.Option("--no-color", help="Print without colours.", rich_help_panel=_PANEL)
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", rich_help_panel=_PANEL)]
+TenantOption = Annotated[str | None, typer.Option(help="A tenant, by name or id.")]
+TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", show_default=False, help="Its name or id.")]
 SHARED = {"database": DatabaseOption, "output": OutputOption, "no_color": NoColorOption, "yes": YesOption}
 
 
@@ -153,6 +156,16 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 # Reading arguments
+
+
+async def tenant_id_of(pool: db.Pool, text: str) -> UUID:
+    """The tenant of this name or id."""
+    found = await tenants.find(pool, name=text)
+    if not found:
+        raise NotFound(f"There is no tenant {text!r}.", code="unknown_tenant")
+    if len(found) > 1:
+        raise Conflict(f"{len(found)} tenants are called {text!r}.", hint="Give the id instead.")
+    return found[0].id
 
 
 def amount_of(text: str, name: str = "AMOUNT") -> Decimal:

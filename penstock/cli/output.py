@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -183,16 +183,14 @@ def _default(value: Any) -> Any:
 
 
 def table(found: Iterable[Any], columns: Sequence[Column]) -> Table:
-    """A table for a terminal, as wide as that is."""
-    lines = [[_cell(row, column) for column in columns] for row in found]
-    widths = [
-        _WIDE if column.is_wide else max(len(column.title), *(line[i].cell_len for line in lines))
-        for i, column in enumerate(columns)
-    ]
-    kept = list(range(len(columns)))
-    for spare in [i for i in reversed(kept) if columns[i].is_spare]:
-        if sum(widths[i] + 2 for i in kept) > console().width + 2:
-            kept.remove(spare)
+    """A table for a terminal, as wide as that is: first spare columns are left out, then bars."""
+    given = list(found)
+    lines = [[_cell(row, column) for column in columns] for row in given]
+    kept, is_fitting = _fitting(lines, columns)
+    if not is_fitting and any(column.share for column in columns):
+        columns = [replace(column, share=None) for column in columns]
+        lines = [[_cell(row, column) for column in columns] for row in given]
+        kept, _ = _fitting(lines, columns)
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
     for i in kept:
         # Where there is too little room, rich takes it from the columns that may wrap.
@@ -203,6 +201,19 @@ def table(found: Iterable[Any], columns: Sequence[Column]) -> Table:
     for line in lines:
         result.add_row(*(line[i] for i in kept))
     return result
+
+
+def _fitting(lines: Sequence[Sequence[Text]], columns: Sequence[Column]) -> tuple[list[int], bool]:
+    """Which columns there is room for, and whether that is enough."""
+    widths = [
+        _WIDE if column.is_wide else max(len(column.title), *(line[i].cell_len for line in lines))
+        for i, column in enumerate(columns)
+    ]
+    kept = list(range(len(columns)))
+    for spare in [i for i in reversed(kept) if columns[i].is_spare]:
+        if sum(widths[i] + 2 for i in kept) > console().width + 2:
+            kept.remove(spare)
+    return kept, sum(widths[i] + 2 for i in kept) <= console().width + 2
 
 
 def _cell(row: Any, column: Column) -> Text:

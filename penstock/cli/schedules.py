@@ -11,8 +11,11 @@ import typer
 
 from penstock import db, schedules, tenants
 from penstock.cli import output
-from penstock.cli.operate import TenantOption, tenant_id_of
-from penstock.cli.options import command
+from penstock.cli.options import (
+    TenantOption,
+    command,
+    tenant_id_of,
+)
 from penstock.cli.output import Column
 from penstock.errors import Conflict, Invalid, NotFound
 

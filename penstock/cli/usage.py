@@ -11,9 +11,9 @@ import typer
 
 from penstock import db, tenants, usage
 from penstock.cli import output
-from penstock.cli.operate import TenantArgument, tenant_id_of
 from penstock.cli.options import (
     Output,
+    TenantArgument,
     WithDefault,
     amount_of,
     amount_or_none,
@@ -21,6 +21,7 @@ from penstock.cli.options import (
     command,
     day_of,
     pairs_of,
+    tenant_id_of,
 )
 from penstock.cli.output import Column
 from penstock.errors import Invalid

@@ -155,221 +155,264 @@ language sql stable set search_path = penstock, pg_temp as $$
 $$;
 comment on function penstock._thrift_of(text, text) is 'What calls cost in truth, as a part of their estimates.';
 
+create or replace function penstock._finish_of(p_tenant_id uuid, p_groups jsonb, out seconds double precision, out bottleneck text, out workers double precision)
+language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_now timestamptz := _now();
+  v_n integer := jsonb_array_length(p_groups);
+  v_group jsonb;
+  -- by group
+  v_counts double precision[] := '{}';
+  v_seconds double precision[] := '{}';
+  v_spreads double precision[] := '{}';
+  v_requests double precision[] := '{}';
+  v_tokens double precision[] := '{}';
+  v_actuals double precision[] := '{}';
+  v_lanes integer[] := '{}';
+  v_begun double precision[] := '{}';
+  v_done double precision[];
+  -- by endpoint
+  v_names text[] := '{}';
+  v_request_room double precision[] := '{}';
+  v_token_room double precision[] := '{}';
+  v_places double precision[] := '{}';
+  v_opens double precision[] := '{}';
+  v_m integer;
+  v_endpoint endpoints;
+  v_state endpoint_states;
+  v_room record;
+  -- what comes back, in rings of steps
+  v_step double precision;
+  v_ring integer;
+  v_ends double precision[];
+  v_request_back double precision[];
+  v_token_back double precision[];
+  v_kinds text[] := array(select g ->> 'kind' from jsonb_array_elements(p_groups) as g);
+  v_at integer;
+  v_place integer;
+  v_free double precision;
+  v_start double precision;
+  v_busy double precision := 0;
+  v_some double precision;
+  v_limit text;
+  v_limits text[] := '{}';
+  v_is_through boolean;
+begin
+  workers := greatest(1, (select sum(w.concurrency) from workers w where w.state = 'running' and w.beat_at > v_now - interval '60 seconds' and w.kinds && v_kinds));
+  for v_group in select * from jsonb_array_elements(p_groups) loop
+    v_some := (v_group ->> 'count')::double precision;
+    v_counts := v_counts || v_some;
+    v_begun := v_begun || coalesce((v_group ->> 'running')::double precision, 0);
+    v_seconds := v_seconds || (v_group ->> 'seconds')::double precision;
+    v_spreads := v_spreads || least((v_group ->> 'spread')::double precision, 0.8 * (v_group ->> 'seconds')::double precision);
+    v_requests := v_requests || coalesce((v_group #>> '{units,requests}')::double precision / greatest(1, v_some), 1);
+    v_tokens := v_tokens || coalesce((v_group #>> '{units,tokens}')::double precision / greatest(1, v_some), 0);
+    -- Once a call has ended, only what it really used counts.
+    v_actuals := v_actuals || v_tokens[cardinality(v_tokens)] * (v_group ->> 'thrift')::double precision;
+    if v_group ->> 'provider' is null then
+      v_lanes := v_lanes || 0;
+    else
+      if array_position(v_names, v_group ->> 'provider') is null then
+        v_endpoint := _endpoint(v_group ->> 'provider', p_tenant_id);
+        select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
+        v_room := _room(v_endpoint, v_state, v_now);
+        v_names := v_names || v_endpoint.name;
+        v_request_room := v_request_room || coalesce(v_room.requests, 1e18)::double precision;
+        v_token_room := v_token_room || coalesce(v_room.tokens, 1e18)::double precision;
+        v_places := v_places || coalesce(v_room.places, 1e18)::double precision;
+        v_opens := v_opens || case when isfinite(v_state.closed_until) then greatest(0, extract(epoch from v_state.closed_until - v_now)) else 1e18 end::double precision;
+      end if;
+      v_lanes := v_lanes || array_position(v_names, v_group ->> 'provider');
+    end if;
+  end loop;
+  v_m := greatest(1, cardinality(v_names));
+  -- Fine enough for the quickest, coarse enough for the longest.
+  v_step := greatest(0.2, (select max(s) from unnest(v_seconds) as s) / 1000, (select sum(c * s) from unnest(v_counts, v_seconds) as x(c, s)) / workers / 3000);
+  v_ring := ceil(greatest(62, 3 * (select max(s) from unnest(v_seconds) as s)) / v_step)::integer + 2;
+  v_ends := array_fill(0::double precision, array[v_ring * v_n]);
+  v_request_back := array_fill(0::double precision, array[v_ring * v_m]);
+  v_token_back := array_fill(0::double precision, array[v_ring * v_m]);
+  v_done := array_fill(0::double precision, array[v_n]);
+  for i in 1 .. v_n loop
+    -- What runs already is anywhere on its way.
+    v_busy := v_busy + v_begun[i];
+    for k in 1 .. 4 loop
+      v_place := (greatest(1, round(v_seconds[i] * k / 4.5 / v_step)))::integer * v_n + i;
+      v_ends[v_place] := v_ends[v_place] + v_begun[i] / 4;
+    end loop;
+  end loop;
+  for i in 1 .. cardinality(v_names) loop
+    for v_at, v_free, v_some in
+      select least(v_ring - 1, greatest(1, ceil((s.slot + 62 - extract(epoch from v_now)) / v_step)))::integer, sum(s.requests)::double precision, sum(s.tokens)::double precision
+      from spent s where s.endpoint_id = (_endpoint(v_names[i], p_tenant_id)).id and s.width = 1 and s.slot + 62 > extract(epoch from v_now) group by 1
+    loop
+      v_place := v_at * v_m + i;
+      v_request_back[v_place] := v_request_back[v_place] + v_free;
+      v_token_back[v_place] := v_token_back[v_place] + v_some;
+    end loop;
+  end loop;
+
+  for v_tick in 0 .. 30000 loop
+    v_at := v_tick % v_ring;
+    v_is_through := true;
+    for e in 1 .. cardinality(v_names) loop
+      v_place := v_at * v_m + e;
+      v_request_room[e] := v_request_room[e] + v_request_back[v_place];
+      v_token_room[e] := v_token_room[e] + v_token_back[v_place];
+      v_request_back[v_place] := 0;
+      v_token_back[v_place] := 0;
+    end loop;
+    for i in 1 .. v_n loop
+      v_place := v_at * v_n + i;
+      v_some := v_ends[v_place];
+      if v_some > 0 then
+        v_ends[v_place] := 0;
+        v_done[i] := v_done[i] + v_some;
+        v_busy := v_busy - v_some;
+        if v_lanes[i] > 0 then
+          v_places[v_lanes[i]] := v_places[v_lanes[i]] + v_some;
+          v_token_room[v_lanes[i]] := v_token_room[v_lanes[i]] + v_some * (v_tokens[i] - v_actuals[i]);
+        end if;
+      end if;
+      v_is_through := v_is_through and v_done[i] > v_counts[i] - 0.01;
+    end loop;
+    if v_is_through then
+      seconds := v_tick * v_step;
+      exit;
+    end if;
+    for i in 1 .. v_n loop
+      v_start := v_counts[i] - v_begun[i];
+      continue when v_start < 1;
+      -- As far as all it comes after has ended.
+      v_start := least(v_start, floor(0.001 + v_counts[i] * coalesce((
+        select min(v_done[a::integer] / greatest(1, v_counts[a::integer])) from jsonb_array_elements_text(p_groups #> array[(i - 1)::text, 'after']) as a), 1) - v_begun[i]));
+      continue when v_start < 1;
+      v_limit := null;
+      if v_start > workers - v_busy then
+        v_start := workers - v_busy;
+        v_limit := 'workers';
+      end if;
+      if v_lanes[i] > 0 then
+        if v_opens[v_lanes[i]] > v_tick * v_step then
+          v_start := 0;
+          v_limit := v_names[v_lanes[i]] || ' is closed';
+        end if;
+        if v_start > v_places[v_lanes[i]] then
+          v_start := v_places[v_lanes[i]];
+          v_limit := v_names[v_lanes[i]] || ' concurrency';
+        end if;
+        if v_start * v_requests[i] > v_request_room[v_lanes[i]] then
+          v_start := v_request_room[v_lanes[i]] / v_requests[i];
+          v_limit := v_names[v_lanes[i]] || ' requests per minute';
+        end if;
+        if v_start * v_tokens[i] > v_token_room[v_lanes[i]] then
+          v_start := v_token_room[v_lanes[i]] / v_tokens[i];
+          v_limit := v_names[v_lanes[i]] || ' tokens per minute';
+        end if;
+      end if;
+      if v_limit is not null then
+        v_limits := v_limits || v_limit;
+      end if;
+      v_start := floor(v_start + 0.001);
+      continue when v_start < 1;
+      v_begun[i] := v_begun[i] + v_start;
+      v_busy := v_busy + v_start;
+      -- A third of them a little sooner, a third a little later than on average.
+      for k in -1 .. 1 loop
+        v_place := ((v_tick + greatest(1, round((v_seconds[i] + k * 1.22 * v_spreads[i]) / v_step))::integer) % v_ring) * v_n + i;
+        v_ends[v_place] := v_ends[v_place] + v_start / 3;
+      end loop;
+      if v_lanes[i] > 0 then
+        v_request_room[v_lanes[i]] := v_request_room[v_lanes[i]] - v_start * v_requests[i];
+        v_token_room[v_lanes[i]] := v_token_room[v_lanes[i]] - v_start * v_tokens[i];
+        v_places[v_lanes[i]] := v_places[v_lanes[i]] - v_start;
+        v_place := ((v_tick + ceil(61.5 / v_step)::integer) % v_ring) * v_m + v_lanes[i];
+        v_request_back[v_place] := v_request_back[v_place] + v_start * v_requests[i];
+        v_token_back[v_place] := v_token_back[v_place] + v_start * v_actuals[i];
+      end if;
+    end loop;
+  end loop;
+  -- Past the horizon, at the pace so far.
+  if seconds is null and (select sum(d) from unnest(v_done) as d) > 0 then
+    seconds := 30000 * v_step * (select sum(c) / sum(d) from unnest(v_counts, v_done) as x(c, d));
+  end if;
+  for e in 1 .. cardinality(v_names) loop
+    v_endpoint := _endpoint(v_names[e], p_tenant_id);
+    select sum(v_counts[i] * v_requests[i]), sum(v_counts[i] * v_actuals[i]) into v_free, v_some from generate_series(1, v_n) as i where v_lanes[i] = e;
+    seconds := greatest(seconds, 3600 * (v_free / nullif(v_endpoint.requests_per_hour, 0) - 1), 3600 * (v_some / nullif(v_endpoint.tokens_per_hour, 0) - 1),
+      -- Others wait too, and have their turns: at most as many of theirs as of ours go first.
+      seconds + 60 * least(v_free, (select count(*) from (select from lanes l join ready r on r.lane_id = l.id
+        where l.endpoint_id = v_endpoint.id and r.tenant_id <> p_tenant_id limit 100000) as x)) / nullif(v_endpoint.requests_per_minute, 0));
+  end loop;
+  bottleneck := (select l from unnest(v_limits) as l group by l order by count(*) desc limit 1);
+end
+$$;
+comment on function penstock._finish_of(uuid, jsonb) is
+  'When groups of tasks will have ended: step by step, what the workers, the windows and the places let through. Null: never, as things are.';
+
 create or replace function penstock._forecast(p_tenant_id uuid, p_groups jsonb)
 returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
-  v_n integer := jsonb_array_length(p_groups);
-  v_kinds text[] := '{}';
-  v_providers text[] := '{}';
-  v_counts double precision[] := '{}';
-  v_afters jsonb[] := '{}';
-  v_done double precision[];
-  v_begun double precision[];
-  v_running double precision[] := '{}';
-  v_seconds double precision[] := '{}';
-  v_spreads double precision[] := '{}';
-  v_known boolean := true;
+  v_groups jsonb := '[]';
   v_group jsonb;
   v_pace record;
   v_thrift record;
-  v_endpoint endpoints;
-  v_state endpoint_states;
-  v_room record;
-  v_ends double precision[];
-  v_requests double precision[];
-  v_tokens double precision[];
-  v_places double precision[];
-  v_per_requests double precision[] := '{}';
-  v_per_tokens double precision[] := '{}';
-  v_ahead double precision[] := '{}';
-  v_limits jsonb := '{}';
-  v_name text;
-  v_slots double precision;
-  v_busy double precision;
-  v_free double precision;
-  v_start double precision;
-  v_left double precision;
-  v_time double precision := 0;
-  v_step double precision := 1;
-  v_cost numeric := 0;
-  v_low numeric := 0;
-  v_high numeric := 0;
-  v_variance numeric := 0;
-  v_unpriced text[] := '{}';
+  v_finish record;
   v_total jsonb := '{}';
-  v_line jsonb := '[]';
-  v_spent jsonb := '{}';
-  v_slowest double precision := 0;
-  v_cv double precision;
-  v_finish double precision;
-  v_bottleneck text;
-  v_waits jsonb := '{}';
+  v_cost numeric := 0;
+  v_least numeric := 0;
+  v_most numeric := 0;
+  v_variance numeric := 0;
+  v_low numeric;
+  v_high numeric;
+  v_cv double precision := 0;
+  v_unpriced text[] := '{}';
+  v_is_known boolean := true;
 begin
-  -- Cost: the estimates, and what earlier calls made of theirs.
   for v_group in select * from jsonb_array_elements(p_groups) loop
-    v_kinds := v_kinds || (v_group ->> 'kind');
-    v_providers := v_providers || (v_group ->> 'provider');
-    v_counts := v_counts || (v_group ->> 'count')::double precision;
-    v_afters := v_afters || coalesce(v_group -> 'after', '[]');
-    v_running := v_running || coalesce((v_group ->> 'running')::double precision, 0);
     v_total := _sum_units(v_total, coalesce(v_group -> 'units', '{}'));
     v_pace := _pace_of(v_group ->> 'kind', v_group ->> 'provider');
-    v_known := v_known and v_pace.samples > 0;
-    v_seconds := v_seconds || coalesce(v_pace.seconds, 1);
-    v_spreads := v_spreads || v_pace.spread;
-    v_per_requests := v_per_requests || case when (v_group ->> 'count')::numeric > 0 then (coalesce(v_group #>> '{units,requests}', '1')::numeric / (v_group ->> 'count')::numeric)::double precision else 1 end;
-    v_per_tokens := v_per_tokens || case when (v_group ->> 'count')::numeric > 0 then (coalesce(v_group #>> '{units,tokens}', '0')::numeric / (v_group ->> 'count')::numeric)::double precision else 0 end;
+    v_thrift := _thrift_of(v_group ->> 'kind', v_group ->> 'provider');
+    v_is_known := v_is_known and v_pace.samples > 0;
+    v_cv := greatest(v_cv, v_pace.spread / nullif(v_pace.seconds, 0) / sqrt(greatest(1, (v_group ->> 'count')::double precision)));
+    v_groups := v_groups || (v_group || jsonb_build_object('seconds', coalesce(v_pace.seconds, 1), 'spread', coalesce(v_pace.spread, 0),
+      'thrift', case when v_thrift.samples >= 3 then least(1, v_thrift.mean) else 1 end));
     if v_group ->> 'cost' is not null then
-      v_thrift := _thrift_of(v_group ->> 'kind', v_group ->> 'provider');
+      v_most := v_most + (v_group ->> 'cost')::numeric;
       if v_thrift.samples >= 3 then
         v_cost := v_cost + (v_group ->> 'cost')::numeric * v_thrift.mean;
         -- What is not known well: each task's own scatter, and the mean's.
-        v_variance := v_variance + power((v_group ->> 'cost')::numeric * v_thrift.spread, 2)
-          * (1 / greatest(1, (v_group ->> 'count')::numeric) + 1.0 / v_thrift.samples);
+        v_variance := v_variance + power((v_group ->> 'cost')::numeric * v_thrift.spread, 2) * (1 / greatest(1, (v_group ->> 'count')::numeric) + 1.0 / v_thrift.samples);
       else
         v_cost := v_cost + (v_group ->> 'cost')::numeric;
-        v_low := v_low - (v_group ->> 'cost')::numeric * 0.9;
+        v_least := v_least - (v_group ->> 'cost')::numeric * 0.9;
       end if;
-      v_high := v_high + (v_group ->> 'cost')::numeric;
     elsif v_group ->> 'provider' is not null then
       v_unpriced := v_unpriced || (v_group ->> 'provider');
     end if;
   end loop;
-  v_low := greatest(0, v_cost + v_low - 2.2 * sqrt(v_variance) - 0.02 * v_cost);
+  v_low := greatest(0, v_cost + v_least - 2.2 * sqrt(v_variance) - 0.02 * v_cost);
   -- A task may cost less than its estimate, not more.
-  v_high := least(v_high, v_cost + 2.2 * sqrt(v_variance) + 0.02 * v_cost);
-  v_high := greatest(v_high, v_cost);
-
-  -- Time: second by second, what the windows, the places and the workers let through.
-  v_done := array_fill(0::double precision, array[v_n]);
-  v_begun := v_running;
-  v_slots := greatest(1, (select sum(w.concurrency) from workers w where w.state = 'running' and w.beat_at > v_now - interval '60 seconds'
-    and w.kinds && v_kinds));
-  for i in 1 .. v_n loop
-    v_ahead := v_ahead || 0::double precision;
-    if v_providers[i] is not null and not v_limits ? v_providers[i] then
-      v_endpoint := _endpoint(v_providers[i], p_tenant_id);
-      select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
-      v_room := _room(v_endpoint, v_state, v_now);
-      v_limits := v_limits || jsonb_build_object(v_providers[i], jsonb_build_object(
-        'requests', least(v_endpoint.requests_per_minute, v_state.requests_limit), 'tokens', least(v_endpoint.tokens_per_minute, v_state.tokens_limit),
-        'hour_requests', v_endpoint.requests_per_hour, 'hour_tokens', v_endpoint.tokens_per_hour, 'concurrency', v_endpoint.concurrency,
-        'room_requests', v_room.requests, 'room_tokens', v_room.tokens,
-        'opens', case when isfinite(v_state.closed_until) then greatest(0, extract(epoch from v_state.closed_until - v_now)) end,
-        -- Others wait too, and share: at most as many of theirs as of ours go first.
-        'ahead', (select count(*) from (select from lanes l join ready r on r.lane_id = l.id
-          where l.provider = v_endpoint.name and l.tenant_id is not distinct from v_endpoint.tenant_id and r.tenant_id <> p_tenant_id limit 100000) as x)));
-    end if;
-  end loop;
-  if exists (select from jsonb_each(v_limits) as l where l.value ->> 'opens' is null) then
-    v_known := false;
-  end if;
-  for v_name in select jsonb_object_keys(v_limits) loop
-    -- The windows' present fill, by the second in which it passes.
-    v_spent := v_spent || jsonb_build_object(v_name, (
-      select coalesce(jsonb_object_agg(x.at, jsonb_build_array(x.requests, x.tokens)), '{}') from (
-        select greatest(1, ceil(s.slot + 62 - extract(epoch from v_now)))::integer as at, sum(s.requests) as requests, sum(s.tokens) as tokens
-        from spent s where s.endpoint_id = (_endpoint(v_name, p_tenant_id)).id and s.width = 1 and s.slot + 62 > extract(epoch from v_now) group by 1) as x));
-  end loop;
-
-  loop
-    exit when (select bool_and(v_done[i] >= v_counts[i] - 0.5) from generate_series(1, v_n) as i) or v_time >= 20000;
-    v_busy := (select sum(v_begun[i] - v_done[i]) from generate_series(1, v_n) as i);
-    for i in 1 .. v_n loop
-      -- What runs ends at the pace of its kind.
-      v_left := v_begun[i] - v_done[i];
-      if v_left > 0 then
-        v_done[i] := least(v_counts[i], v_done[i] + least(v_left, greatest(v_left * v_step / greatest(v_seconds[i], v_step), case when v_left < 1 then v_left else 0 end)));
-      end if;
-    end loop;
-    v_busy := (select sum(v_begun[i] - v_done[i]) from generate_series(1, v_n) as i);
-    for v_name in select jsonb_object_keys(v_limits) loop
-      if v_spent -> v_name ? v_time::text then
-        v_limits := jsonb_set(jsonb_set(v_limits, array[v_name, 'room_requests'], coalesce(to_jsonb((v_limits #>> array[v_name, 'room_requests'])::double precision + (v_spent #>> array[v_name, v_time::text, '0'])::double precision), 'null')),
-          array[v_name, 'room_tokens'], coalesce(to_jsonb((v_limits #>> array[v_name, 'room_tokens'])::double precision + (v_spent #>> array[v_name, v_time::text, '1'])::double precision), 'null'));
-      end if;
-    end loop;
-    for i in 1 .. v_n loop
-      v_left := v_counts[i] - v_begun[i];
-      continue when v_left <= 0;
-      -- A step can begin as far as all it comes after has ended.
-      v_start := least(v_left, coalesce((select min(v_done[(a #>> '{}')::integer] / greatest(1, v_counts[(a #>> '{}')::integer])) from jsonb_array_elements(v_afters[i]) as a), 1) * v_counts[i] - v_begun[i]);
-      v_free := greatest(0, v_slots - v_busy);
-      if v_start > v_free then
-        v_start := v_free;
-        v_waits := v_waits || jsonb_build_object('workers', coalesce((v_waits ->> 'workers')::numeric, 0) + 1);
-      end if;
-      if v_providers[i] is not null then
-        v_name := v_providers[i];
-        if v_time < coalesce((v_limits #>> array[v_name, 'opens'])::double precision, 1e9) then
-          v_start := 0;
-        end if;
-        v_free := (v_limits #>> array[v_name, 'concurrency'])::double precision
-          - (select coalesce(sum(v_begun[k] - v_done[k]), 0) from generate_series(1, v_n) as k where v_providers[k] = v_name);
-        if v_start > v_free then
-          v_start := greatest(0, v_free);
-          v_waits := v_waits || jsonb_build_object(v_name || ' concurrency', coalesce((v_waits ->> (v_name || ' concurrency'))::numeric, 0) + 1);
-        end if;
-        v_free := floor((v_limits #>> array[v_name, 'room_requests'])::double precision / nullif(v_per_requests[i], 0));
-        if v_start > v_free then
-          v_start := greatest(0, v_free);
-          v_waits := v_waits || jsonb_build_object(v_name || ' requests per minute', coalesce((v_waits ->> (v_name || ' requests per minute'))::numeric, 0) + 1);
-        end if;
-        v_free := floor((v_limits #>> array[v_name, 'room_tokens'])::double precision / nullif(v_per_tokens[i], 0));
-        if v_start > v_free then
-          v_start := greatest(0, v_free);
-          v_waits := v_waits || jsonb_build_object(v_name || ' tokens per minute', coalesce((v_waits ->> (v_name || ' tokens per minute'))::numeric, 0) + 1);
-        end if;
-      end if;
-      continue when v_start <= 0;
-      if v_start < v_left then
-        v_start := case when v_start >= 1 then floor(v_start) else v_start end;
-      end if;
-      v_begun[i] := v_begun[i] + v_start;
-      v_busy := v_busy + v_start;
-      if v_providers[i] is not null then
-        v_limits := jsonb_set(jsonb_set(v_limits, array[v_name, 'room_requests'], coalesce(to_jsonb((v_limits #>> array[v_name, 'room_requests'])::double precision - v_start * v_per_requests[i]), 'null')),
-          array[v_name, 'room_tokens'], coalesce(to_jsonb((v_limits #>> array[v_name, 'room_tokens'])::double precision - v_start * v_per_tokens[i]), 'null'));
-        v_spent := jsonb_set(v_spent, array[v_name, (v_time + 62)::text], jsonb_build_array(
-          coalesce((v_spent #>> array[v_name, (v_time + 62)::text, '0'])::double precision, 0) + v_start * v_per_requests[i],
-          coalesce((v_spent #>> array[v_name, (v_time + 62)::text, '1'])::double precision, 0) + v_start * v_per_tokens[i]));
-        -- An hour's limit spreads over it.
-      end if;
-    end loop;
-    v_time := v_time + v_step;
-  end loop;
-  -- Past the horizon at the pace of the end.
-  if v_time >= 20000 then
-    v_time := v_time * (select sum(v_counts[i]) / greatest(1, sum(v_done[i])) from generate_series(1, v_n) as i);
-  end if;
-  for v_name in select jsonb_object_keys(v_limits) loop
-    v_left := (select sum(v_counts[i] * v_per_requests[i]) from generate_series(1, v_n) as i where v_providers[i] = v_name);
-    v_free := (select sum(v_counts[i] * v_per_tokens[i]) from generate_series(1, v_n) as i where v_providers[i] = v_name);
-    v_slowest := greatest(v_slowest,
-      3600 * (v_left / nullif((v_limits #>> array[v_name, 'hour_requests'])::double precision, 0) - 1),
-      3600 * (v_free / nullif((v_limits #>> array[v_name, 'hour_tokens'])::double precision, 0) - 1));
-    -- What others have in line takes its share of the windows.
-    v_slowest := greatest(v_slowest, v_time + 60 * least(v_left, (v_limits #>> array[v_name, 'ahead'])::double precision)
-      / nullif((v_limits #>> array[v_name, 'requests'])::double precision, 0));
-  end loop;
-  v_finish := greatest(v_time, v_slowest);
-  v_cv := (select coalesce(max(v_spreads[i] / nullif(v_seconds[i], 0) / sqrt(greatest(1, v_counts[i]))), 0) from generate_series(1, v_n) as i);
-  v_bottleneck := (select w.key from jsonb_each_text(v_waits) as w order by w.value::numeric desc limit 1);
+  v_high := greatest(v_cost, least(v_most, v_cost + 2.2 * sqrt(v_variance) + 0.02 * v_cost));
+  v_finish := _finish_of(p_tenant_id, v_groups);
+  v_is_known := v_is_known and v_finish.seconds is not null;
   return jsonb_build_object(
-    'tasks', (select sum((g ->> 'count')::integer) from jsonb_array_elements(p_groups) as g),
+    'tasks', (select coalesce(sum((g ->> 'count')::integer), 0) from jsonb_array_elements(p_groups) as g),
     'units', v_total,
-    'cost', jsonb_build_object('low', round(v_low, 6), 'expected', round(v_cost, 6), 'high', round(v_high, 6), 'currency', (_setting('base_currency')) #>> '{}', 'unpriced', to_jsonb(v_unpriced)),
+    'cost', jsonb_build_object('low', round(v_low, 6), 'expected', round(v_cost, 6), 'high', round(v_high, 6),
+      'currency', (_setting('base_currency')) #>> '{}', 'unpriced', to_jsonb(v_unpriced)),
     'quota', (select coalesce(jsonb_agg(jsonb_build_object('meter', l.meter, 'needs', x.needs, 'left', x.room, 'limit', l.amount, 'fits', x.needs <= x.room) order by l.meter), '[]')
       from _limits(p_tenant_id, v_now) as l
       left join accounts a on a.tenant_id = p_tenant_id and a.job_id is null and a.meter = l.meter and a.period = l.period
       cross join lateral (select case when l.meter = 'cost' then v_high else (v_total ->> l.meter)::numeric end as needs, l.amount - coalesce(a.used + a.held, 0) as room) as x
       where x.needs > 0),
-    'finish', jsonb_build_object('seconds', case when v_known then round(v_finish::numeric, 1) end,
-      'low', case when v_known then round((v_finish * greatest(0.5, 0.9 - v_cv))::numeric, 1) end, 'high', case when v_known then round((v_finish * (1.15 + v_cv))::numeric, 1) end,
-      'at', case when v_known then v_now + make_interval(secs => v_finish) end, 'workers', v_slots, 'bottleneck', v_bottleneck,
-      'reason', case when not v_known then case when exists (select from jsonb_each(v_limits) as l where l.value ->> 'opens' is null)
-        then 'a provider is closed' else 'no task of this kind has ended yet' end end));
+    'finish', jsonb_build_object('seconds', case when v_is_known then round(v_finish.seconds::numeric, 1) end,
+      'low', case when v_is_known then round((v_finish.seconds * greatest(0.5, 0.9 - coalesce(v_cv, 0)))::numeric, 1) end,
+      'high', case when v_is_known then round((v_finish.seconds * (1.15 + coalesce(v_cv, 0)))::numeric, 1) end,
+      'at', case when v_is_known then v_now + make_interval(secs => v_finish.seconds) end, 'workers', v_finish.workers, 'bottleneck', v_finish.bottleneck,
+      'reason', case when v_is_known then null when v_finish.seconds is null then 'as things are it does not end: ' || coalesce(v_finish.bottleneck, 'nothing moves')
+        else 'no task of this kind has ended yet' end));
 end
 $$;
 comment on function penstock._forecast(uuid, jsonb) is 'Cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", "after": [group numbers]}].';
