@@ -23,7 +23,21 @@ from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
 RESULTS = Path(__file__).parent / "results"
-PARTS = ("peers", "limit", "bulk", "depth", "fairness", "fifo", "pause", "held", "lanes", "quota", "forecast", "rollup", "wire")
+PARTS = (
+    "peers",
+    "limit",
+    "bulk",
+    "depth",
+    "fairness",
+    "fifo",
+    "pause",
+    "held",
+    "lanes",
+    "quota",
+    "forecast",
+    "rollup",
+    "wire",
+)
 
 
 def main() -> None:

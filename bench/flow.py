@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Flow control and money: limits under load and kills, the last unit of a quota, forecasts, rollups.
 
 Each function measures one promise and returns figures.
@@ -68,7 +69,9 @@ def claim_rate(connection: Connection, seconds: float, batch: int = 100) -> floa
     """Tasks claimed per second by one caller."""
     claimed, began = 0, time.perf_counter()
     while (passed := time.perf_counter() - began) < seconds:
-        rows = connection.execute("select id from penstock.claim_tasks('bench', %s, '{noop}')", (batch,)).fetchall()
+        rows = connection.execute(
+            "select id from penstock.claim_tasks('bench', %s, '{noop}')", (batch,)
+        ).fetchall()
         if not rows:
             raise RuntimeError("the queue is empty")
         claimed += len(rows)
@@ -84,8 +87,17 @@ def limited_lanes(new: Callable[[], str], n: int, lanes: int) -> list[Figure]:
             spec: list[dict[str, Any]] = [{"kind": "noop"}]
             if is_limited:
                 for lane in range(lanes):
-                    set_provider(connection, f"p/{lane}", requests_per_minute=10**8, tokens_per_minute=10**11, concurrency=10**6)
-                spec = [{"kind": "noop", "provider": f"p/{lane}", "units": {"tokens": 100}} for lane in range(lanes)]
+                    set_provider(
+                        connection,
+                        f"p/{lane}",
+                        requests_per_minute=10**8,
+                        tokens_per_minute=10**11,
+                        concurrency=10**6,
+                    )
+                spec = [
+                    {"kind": "noop", "provider": f"p/{lane}", "units": {"tokens": 100}}
+                    for lane in range(lanes)
+                ]
             for _ in range(n // 50_000):
                 start(connection, me, [spec[k % len(spec)] for k in range(50_000)])
             connection.execute("analyze")
@@ -112,7 +124,9 @@ def closed_lane(dsn: str, n: int) -> list[Figure]:
             start(connection, me, [{"kind": "noop", "provider": "p/closed"}] * 50_000)
         for _ in range(8):
             start(connection, me, free)
-        connection.execute("""select penstock.report_provider('p/closed', '{"status": 429, "exhausted": true}')""")
+        connection.execute(
+            """select penstock.report_provider('p/closed', '{"status": 429, "exhausted": true}')"""
+        )
         connection.execute("vacuum analyze")
         after = claim_rate(connection, 4)
     return [Figure("closed_lane", f"{n:,} tasks behind it", before / after, "× others' claim (< 1.1)")]
@@ -144,17 +158,28 @@ def wire(dsn: str, seconds: int, processes: int = 8) -> list[Figure]:
     """Workers against a provider that counts, five times as much work as it takes, and kill -9 throughout."""
     rpm, tpm, concurrency = 500, 100_000, 40
     dice = random.Random(7)
-    with database(dsn) as connection, simulator(
-        "--rpm", str(rpm), "--tpm", str(tpm), "--concurrency", str(concurrency), "--latency", "0.3..1.5"
-    ) as urls:
+    with (
+        database(dsn) as connection,
+        simulator(
+            "--rpm", str(rpm), "--tpm", str(tpm), "--concurrency", str(concurrency), "--latency", "0.3..1.5"
+        ) as urls,
+    ):
         connection.execute("select penstock.define_kind('ask', '{\"max_attempts\": 100}')")
         me = tenant(connection, "bench")
         set_provider(connection, "openai/gpt-4o-mini", requests_per_minute=rpm, tokens_per_minute=tpm, concurrency=concurrency,
                      backpressure_threshold=None, depth_limit=None)  # fmt: skip
         units = {"input_tokens": 50, "output_tokens": 150}
-        tasks = [{"kind": "ask", "provider": "openai/gpt-4o-mini", "units": units, "input": {"n": n}} for n in range(rpm * seconds // 12)]
+        tasks = [
+            {"kind": "ask", "provider": "openai/gpt-4o-mini", "units": units, "input": {"n": n}}
+            for n in range(rpm * seconds // 12)
+        ]
         start(connection, me, tasks)
-        environment = {**os.environ, "BENCH_DSN": dsn, "BENCH_URL": urls["openai_url"], "PENSTOCK_ALLOW_UNSAFE": "1"}
+        environment = {
+            **os.environ,
+            "BENCH_DSN": dsn,
+            "BENCH_URL": urls["openai_url"],
+            "PENSTOCK_ALLOW_UNSAFE": "1",
+        }
 
         def spawn() -> subprocess.Popen[bytes]:
             return subprocess.Popen([sys.executable, "-c", WORKER], env=environment, cwd=REPOSITORY,
@@ -184,12 +209,26 @@ def wire(dsn: str, seconds: int, processes: int = 8) -> list[Figure]:
         connection.execute("select penstock.reclaim_stale_tasks()")
         left = one(connection, "select running from penstock.provider_list where name = 'openai/gpt-4o-mini'")
         done = one(connection, "select count(*) from penstock.results")
-    account = next(a for a in stats["accounts"] if a["requests"] > 0) if stats["accounts"] and "requests" in stats["accounts"][0] else stats["accounts"][0]
+    account = (
+        next(a for a in stats["accounts"] if a["requests"] > 0)
+        if stats["accounts"] and "requests" in stats["accounts"][0]
+        else stats["accounts"][0]
+    )
     used = max(account["used"].values())
     return [
-        Figure("wire_violations", f"{processes} workers, {killed} killed, {seconds} s", stats["violation_count"], "refused by the provider (0)"),
+        Figure(
+            "wire_violations",
+            f"{processes} workers, {killed} killed, {seconds} s",
+            stats["violation_count"],
+            "refused by the provider (0)",
+        ),
         Figure("wire_used", f"{account['used']}", used, "of its capacity (≥ 0.95)"),
-        Figure("wire_most", f"limit {rpm} requests, {tpm:,} tokens", account["max_requests_60s"], "requests in any 60 s"),
+        Figure(
+            "wire_most",
+            f"limit {rpm} requests, {tpm:,} tokens",
+            account["max_requests_60s"],
+            "requests in any 60 s",
+        ),
         Figure("wire_leaked", f"{running} running at the end", left, "places not given back (0)"),
         Figure("wire_done", SYSTEM, done, "tasks done"),
     ]
@@ -219,7 +258,10 @@ def caller(dsn: str, tenant_id: str, threads: int, seed: int) -> None:
         with psycopg.connect(dsn, autocommit=True) as connection:
             while True:
                 try:
-                    row = connection.execute("select penstock.reserve_quota(%s, '{\"pages\": 1}', p_ttl_seconds => 1)", (tenant_id,)).fetchone()
+                    row = connection.execute(
+                        "select penstock.reserve_quota(%s, '{\"pages\": 1}', p_ttl_seconds => 1)",
+                        (tenant_id,),
+                    ).fetchone()
                 except psycopg.errors.RaiseException:
                     raise
                 except psycopg.Error as error:
@@ -259,7 +301,12 @@ def last_unit(dsn: str, rounds: int, processes: int = 8, threads: int = 8) -> li
         killed, used, kill_at, upkeep_at = 0, 0, time.monotonic() + 3, 0.0
         try:
             while used < rounds:
-                used = int(one(connection, "select coalesce((select used from penstock.accounts where meter = 'pages'), 0)"))
+                used = int(
+                    one(
+                        connection,
+                        "select coalesce((select used from penstock.accounts where meter = 'pages'), 0)",
+                    )
+                )
                 connection.execute("select penstock.set_limit(%s, 'pages', %s)", (me, used + 1))
                 if time.monotonic() > kill_at:
                     victim = dice.randrange(processes)
@@ -279,7 +326,10 @@ def last_unit(dsn: str, rounds: int, processes: int = 8, threads: int = 8) -> li
         connection.execute("select penstock.upkeep()")
         leaked = one(connection, "select count(*) from penstock.holds where status = 'held'")
         held = one(connection, "select coalesce(sum(held), 0) from penstock.accounts")
-        truth = one(connection, "select coalesce(sum((spent ->> 'pages')::numeric), 0) from penstock.holds where status = 'committed'")
+        truth = one(
+            connection,
+            "select coalesce(sum((spent ->> 'pages')::numeric), 0) from penstock.holds where status = 'committed'",
+        )
         used = one(connection, "select used from penstock.accounts where meter = 'pages'")
         wrong = one(connection, "select count(*) from penstock.check_accounts()")
         over = one(connection, "select count(*) from watch")
@@ -287,7 +337,9 @@ def last_unit(dsn: str, rounds: int, processes: int = 8, threads: int = 8) -> li
     return [
         Figure("quota_over", what, over, "instants over the limit (0)"),
         Figure("quota_leaked", what, float(leaked + held), "holds or amounts left (0)"),
-        Figure("quota_drift", what, float(abs(used - truth) + wrong), "units of difference to the ledger (0)"),
+        Figure(
+            "quota_drift", what, float(abs(used - truth) + wrong), "units of difference to the ledger (0)"
+        ),
     ]
 
 
@@ -309,7 +361,10 @@ def forecasts(dsn: str, jobs: int) -> list[Figure]:
         clock = 0.0
 
         def at(moment: float) -> None:
-            connection.execute("update bench_clock set at = timestamptz '2026-06-01 00:00:00Z' + make_interval(secs => %s)", (moment,))
+            connection.execute(
+                "update bench_clock set at = timestamptz '2026-06-01 00:00:00Z' + make_interval(secs => %s)",
+                (moment,),
+            )
 
         me = tenant(connection, "bench")
         shapes = {
@@ -326,11 +381,18 @@ def forecasts(dsn: str, jobs: int) -> list[Figure]:
         for name, meter, price in (("a/text", "input_tokens", "0.000002"), ("a/text", "output_tokens", "0.000008"),
                                    ("b/image", "images", "0.04"), ("c/voice", "characters", "0.000015")):  # fmt: skip
             connection.execute("select penstock.set_price(%s, %s, %s)", (name, meter, price))
-        connection.execute("select penstock.report_worker('sim', %s)", (Jsonb({"kinds": list(shapes), "concurrency": 16}),))
+        connection.execute(
+            "select penstock.report_worker('sim', %s)", (Jsonb({"kinds": list(shapes), "concurrency": 16}),)
+        )
 
         def spec(kind: str, **more: Any) -> dict[str, Any]:
             provider, _, units = shapes[kind]
-            return {"kind": kind, **({"provider": provider} if provider else {}), **({"units": units} if units else {}), **more}
+            return {
+                "kind": kind,
+                **({"provider": provider} if provider else {}),
+                **({"units": units} if units else {}),
+                **more,
+            }
 
         def shape() -> list[dict[str, Any]]:
             size = dice.randint(20, 150)
@@ -341,7 +403,11 @@ def forecasts(dsn: str, jobs: int) -> list[Figure]:
                 case 1:
                     return [spec(dice.choice(["draft", "speak"])) for _ in range(size)]
                 case 2:
-                    return [s for n in range(size // 2) for s in (spec("draft", key=f"d{n}"), spec("paint", after=[f"d{n}"]))]
+                    return [
+                        s
+                        for n in range(size // 2)
+                        for s in (spec("draft", key=f"d{n}"), spec("paint", after=[f"d{n}"]))
+                    ]
                 case _:
                     return [s for n in range(size // 3) for s in (
                         spec("draft", key=f"d{n}"), spec("speak", key=f"s{n}", after=[f"d{n}"]), spec("plain", after=[f"s{n}"]))]  # fmt: skip
@@ -354,18 +420,33 @@ def forecasts(dsn: str, jobs: int) -> list[Figure]:
             running: list[tuple[float, int, int, str]] = []
             while ended < len(tasks):
                 free = 16 - len(running)
-                rows = connection.execute("select id, lease, kind from penstock.claim_tasks('sim', %s, null, 86400)", (free,)).fetchall() if free else []
+                rows = (
+                    connection.execute(
+                        "select id, lease, kind from penstock.claim_tasks('sim', %s, null, 86400)", (free,)
+                    ).fetchall()
+                    if free
+                    else []
+                )
                 for task_id, lease, kind in rows:
-                    heapq.heappush(running, (clock + shapes[kind][1] * dice.uniform(0.5, 1.5), task_id, lease, kind))
+                    heapq.heappush(
+                        running, (clock + shapes[kind][1] * dice.uniform(0.5, 1.5), task_id, lease, kind)
+                    )
                 opening = one(connection, "select penstock.next_opening()") if len(running) < 16 else None
                 if running and (opening is None or running[0][0] <= clock + opening):
                     clock, task_id, lease, kind = heapq.heappop(running)
                     at(clock)
                     units = shapes[kind][2]
                     if units:
-                        actual = {m: round(a * dice.uniform(0.3, 0.9)) if m != "images" else a for m, a in units.items()}
-                        connection.execute("select penstock.record_usage(%s, %s, 'sim', %s)", (Jsonb(actual), task_id, lease))
-                    connection.execute("select * from penstock.complete_tasks('sim', %s, %s)", ([task_id], [lease]))
+                        actual = {
+                            m: round(a * dice.uniform(0.3, 0.9)) if m != "images" else a
+                            for m, a in units.items()
+                        }
+                        connection.execute(
+                            "select penstock.record_usage(%s, %s, 'sim', %s)", (Jsonb(actual), task_id, lease)
+                        )
+                    connection.execute(
+                        "select * from penstock.complete_tasks('sim', %s, %s)", ([task_id], [lease])
+                    )
                     ended += 1
                     if half is None and ended == len(tasks) // 2:
                         found = one(connection, "select penstock.forecast(%s)", job)
@@ -374,7 +455,13 @@ def forecasts(dsn: str, jobs: int) -> list[Figure]:
                     clock += max(0.05, float(opening or 1))
                     at(clock)
                 connection.execute("update penstock.workers set beat_at = penstock._now()")
-            cost = float(one(connection, "select coalesce((select cost from penstock.job_costs where job_id = %s), 0)", job))
+            cost = float(
+                one(
+                    connection,
+                    "select coalesce((select cost from penstock.job_costs where job_id = %s), 0)",
+                    job,
+                )
+            )
             return clock - began, cost, half
 
         for kind in shapes:
@@ -384,7 +471,12 @@ def forecasts(dsn: str, jobs: int) -> list[Figure]:
             at(clock)
             connection.execute("update penstock.workers set beat_at = penstock._now()")
             tasks = shape()
-            found = one(connection, "select penstock.forecast_job('bench', %s, %s)", Jsonb(tasks), Jsonb({"tenant_id": me}))
+            found = one(
+                connection,
+                "select penstock.forecast_job('bench', %s, %s)",
+                Jsonb(tasks),
+                Jsonb({"tenant_id": me}),
+            )
             took, cost, half = run(tasks)
             inside += found["cost"]["low"] - 1e-9 <= cost <= found["cost"]["high"] + 1e-9
             errors.append(abs(float(found["finish"]["seconds"]) - took) / took)
@@ -429,8 +521,14 @@ def rollup(dsn: str, lines: int) -> list[Figure]:
             return statistics.median(times)
 
         whole = p50("select day, provider, sum(amount) from penstock.cost_totals group by 1, 2 order by 1, 2")
-        mine = p50("select day, provider, sum(amount) from penstock.cost_days where tenant_id = %s group by 1, 2 order by 1, 2", me)
-        is_right = one(connection, "select (select sum(amount) from penstock.cost_totals) = (select sum(base_amount) from penstock.cost_entries)")
+        mine = p50(
+            "select day, provider, sum(amount) from penstock.cost_days where tenant_id = %s group by 1, 2 order by 1, 2",
+            me,
+        )
+        is_right = one(
+            connection,
+            "select (select sum(amount) from penstock.cost_totals) = (select sum(base_amount) from penstock.cost_entries)",
+        )
         assert is_right, "the rollup is not the ledger's sum"
     return [
         Figure("rollup_all", f"{lines:,} lines, by provider and day", whole, "ms, median (< 50)"),

@@ -6,6 +6,14 @@ schema penstock
   grant to authenticated: usage
   grant to service_role: usage
 
+type penstock.booking
+  column tenant_id: uuid
+  column job_id: uuid
+  column meter: text
+  column period: date
+  column used: numeric
+  column held: numeric
+
 type penstock.phase_delta
   column job_id: uuid
   column "position": smallint
@@ -27,12 +35,58 @@ type penstock.task_spec
   column max_attempts: smallint
   column timeout_seconds: real
   column idempotency_key: text
+  column route: jsonb
 
 sequence penstock.lease_numbers
   definition: bigint start 1 increment 10000 minimum 1 maximum 9223372036854775807 cache 1
 
 sequence penstock.task_ids
   definition: bigint start 1 increment 1 minimum 1 maximum 9223372036854775807 cache 1
+
+table penstock.accounts
+  comment: What a tenant, or one job, has used and set aside in a period. The sum of usage and holds, kept; check_accounts compares.
+  row security: enabled
+  options: fillfactor=50
+  column tenant_id: uuid not null
+  column job_id: uuid
+  column meter: text not null
+  column period: date not null
+  column used: numeric not null default 0
+  column held: numeric not null default 0
+  constraint accounts_held_check: CHECK ((held >= (0)::numeric))
+  constraint accounts_tenant_id_meter_period_job_id_key: UNIQUE NULLS NOT DISTINCT (tenant_id, meter, period, job_id)
+  index accounts_job: CREATE INDEX accounts_job ON penstock.accounts USING btree (job_id) WHERE (job_id IS NOT NULL)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.allowances
+  comment: What a tenant may use beyond its limit: an override until its expiry day (included), or a purchase.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column tenant_id: uuid not null
+  column meter: text not null
+  column amount: numeric not null
+  column expires_on: date
+  column source: text not null
+  column reason: text
+  column key: text
+  column created_at: timestamp with time zone not null
+  constraint allowances_amount_check: CHECK ((amount > (0)::numeric))
+  constraint allowances_check: CHECK (((source <> 'override'::text) OR (expires_on IS NOT NULL)))
+  constraint allowances_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
+  constraint allowances_meter_fkey: FOREIGN KEY (meter) REFERENCES penstock.meters(name)
+  constraint allowances_pkey: PRIMARY KEY (id)
+  constraint allowances_reason_check: CHECK ((length(reason) <= 1000))
+  constraint allowances_source_check: CHECK ((source = ANY (ARRAY['override'::text, 'purchase'::text])))
+  constraint allowances_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index allowances_key: CREATE UNIQUE INDEX allowances_key ON penstock.allowances USING btree (tenant_id, key) WHERE (key IS NOT NULL)
+  index allowances_tenant: CREATE INDEX allowances_tenant ON penstock.allowances USING btree (tenant_id, meter)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
 
 table penstock.attempts
   comment: Attempts that did not succeed, with their errors. Append-only.
@@ -77,6 +131,22 @@ table penstock.audit_log
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.calls
+  comment: Capacity taken outside a claim with acquire_api_capacity; a call that is never released expires.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column endpoint_id: integer not null
+  column key: text
+  column tokens: bigint not null
+  column granted_at: timestamp with time zone not null
+  column expires_at: timestamp with time zone not null
+  constraint calls_endpoint_id_fkey: FOREIGN KEY (endpoint_id) REFERENCES penstock.endpoints(id) ON DELETE CASCADE
+  constraint calls_pkey: PRIMARY KEY (id)
+  index calls_endpoint: CREATE INDEX calls_endpoint ON penstock.calls USING btree (endpoint_id, granted_at)
+  index calls_key: CREATE UNIQUE INDEX calls_key ON penstock.calls USING btree (endpoint_id, key) WHERE (key IS NOT NULL)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.chores
   comment: What pause, resume and cancel of a large job leave to upkeep, done in small bites.
   row security: enabled
@@ -87,6 +157,65 @@ table penstock.chores
   constraint chores_pkey: PRIMARY KEY (job_id)
   constraint chores_verb_check: CHECK ((verb = ANY (ARRAY['park'::text, 'unpark'::text, 'drop'::text])))
   policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.cost_entries
+  comment: The ledger of money: one line for each cost. Append-only; a correction is a line of its own.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column at: timestamp with time zone not null
+  column tenant_id: uuid not null
+  column job_id: uuid
+  column task_id: bigint
+  column lease: bigint
+  column provider: text
+  column cost_type: text not null
+  column meter: text
+  column variant: text
+  column unit_count: numeric
+  column amount: numeric not null
+  column currency: text not null
+  column base_amount: numeric not null
+  column price_id: bigint
+  column corrects: bigint
+  column started_at: timestamp with time zone
+  column ended_at: timestamp with time zone
+  column key: text
+  column reason: text
+  comment on column base_amount: The amount in the base currency, at the rate of its day.
+  constraint cost_entries_corrects_fkey: FOREIGN KEY (corrects) REFERENCES penstock.cost_entries(id)
+  constraint cost_entries_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
+  constraint cost_entries_pkey: PRIMARY KEY (id)
+  constraint cost_entries_reason_check: CHECK ((length(reason) <= 1000))
+  index cost_entries_at: CREATE INDEX cost_entries_at ON penstock.cost_entries USING brin (at)
+  index cost_entries_corrects: CREATE INDEX cost_entries_corrects ON penstock.cost_entries USING btree (corrects) WHERE (corrects IS NOT NULL)
+  index cost_entries_job: CREATE INDEX cost_entries_job ON penstock.cost_entries USING btree (job_id, id) WHERE (job_id IS NOT NULL)
+  index cost_entries_key: CREATE UNIQUE INDEX cost_entries_key ON penstock.cost_entries USING btree (tenant_id, key) WHERE (key IS NOT NULL)
+  index cost_entries_tenant: CREATE INDEX cost_entries_tenant ON penstock.cost_entries USING btree (tenant_id, id)
+  trigger cost_entries_kept: CREATE TRIGGER cost_entries_kept BEFORE DELETE OR UPDATE ON penstock.cost_entries FOR EACH STATEMENT EXECUTE FUNCTION penstock._keep_ledger()
+  trigger cost_entries_sums: CREATE TRIGGER cost_entries_sums AFTER INSERT ON penstock.cost_entries REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION penstock._add_up_costs()
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.cost_sums
+  comment: Costs per day, provider and type in the base currency, of each tenant and (tenant null) of all. Fresh rows are added up by upkeep.
+  row security: enabled
+  options: fillfactor=80
+  column tenant_id: uuid
+  column day: date not null
+  column provider: text
+  column cost_type: text not null
+  column amount: numeric not null
+  column unit_count: numeric not null
+  column lines: bigint not null
+  column is_fresh: boolean not null default true
+  index cost_sums_fresh: CREATE INDEX cost_sums_fresh ON penstock.cost_sums USING btree (tenant_id, day) WHERE is_fresh
+  index cost_sums_key: CREATE UNIQUE INDEX cost_sums_key ON penstock.cost_sums USING btree (tenant_id, day, provider, cost_type) NULLS NOT DISTINCT WHERE (NOT is_fresh)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
   grant to service_role: select
 
 table penstock.dead_letters
@@ -123,6 +252,120 @@ table penstock.edges
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.endpoint_states
+  comment: What is known of an endpoint at the moment. Who admits work locks this row.
+  row security: enabled
+  options: fillfactor=50
+  column endpoint_id: integer not null
+  column open_at: timestamp with time zone not null default '1970-01-01 00:00:00+00'::timestamp with time zone
+  column open_for: text
+  column closed_until: timestamp with time zone not null default '1970-01-01 00:00:00+00'::timestamp with time zone
+  column closed_reason: text
+  column pace: real not null default 1
+  column paced_at: timestamp with time zone not null default '1970-01-01 00:00:00+00'::timestamp with time zone
+  column requests_limit: bigint
+  column tokens_limit: bigint
+  column refusals: integer not null default 0
+  column refused_at: timestamp with time zone
+  comment on column open_at: Its windows are full until then.
+  comment on column closed_until: The provider asked to wait until then; infinity: it must be opened by hand.
+  comment on column pace: Which part of its limits is used since the last refusal; grows back by itself.
+  comment on column requests_limit: What the provider itself says its limit is, where that is less than ours.
+  constraint endpoint_states_endpoint_id_fkey: FOREIGN KEY (endpoint_id) REFERENCES penstock.endpoints(id) ON DELETE CASCADE
+  constraint endpoint_states_pace_check: CHECK (((pace > (0)::double precision) AND (pace <= (1)::double precision)))
+  constraint endpoint_states_pkey: PRIMARY KEY (endpoint_id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.endpoints
+  comment: Provider endpoints with their limits (null: none). A tenant's own row wins over the one for all.
+  row security: enabled
+  column id: integer generated always as identity not null
+  column provider: text not null
+  column endpoint: text not null
+  column name: text not null generated always as ((provider || '/'::text) || endpoint)
+  column tenant_id: uuid
+  column status: text not null default 'active'::text
+  column requests_per_minute: bigint
+  column requests_per_hour: bigint
+  column tokens_per_minute: bigint
+  column tokens_per_hour: bigint
+  column concurrency: integer
+  column default_tokens: bigint not null default 1000
+  column backpressure_threshold: real
+  column backpressure_delay_seconds: real
+  column depth_limit: integer
+  column features: text[] not null default '{}'::text[]
+  column changed_at: timestamp with time zone not null
+  comment on column default_tokens: The estimate for a task that does not say how many tokens it needs.
+  comment on column depth_limit: With so many tasks waiting, more are refused; null: never.
+  constraint endpoints_backpressure_delay_seconds_check: CHECK (((backpressure_delay_seconds >= (0)::double precision) AND (backpressure_delay_seconds <= (86400)::double precision)))
+  constraint endpoints_backpressure_threshold_check: CHECK (((backpressure_threshold >= (0)::double precision) AND (backpressure_threshold <= (1)::double precision)))
+  constraint endpoints_concurrency_check: CHECK (((concurrency >= 0) AND (concurrency <= 1000000)))
+  constraint endpoints_default_tokens_check: CHECK (((default_tokens >= 0) AND (default_tokens <= 1000000000)))
+  constraint endpoints_depth_limit_check: CHECK (((depth_limit >= 0) AND (depth_limit <= 100000000)))
+  constraint endpoints_endpoint_check: CHECK ((endpoint ~ '^[A-Za-z0-9][A-Za-z0-9_.:/-]{0,98}$'::text))
+  constraint endpoints_pkey: PRIMARY KEY (id)
+  constraint endpoints_provider_check: CHECK ((provider ~ '^[a-z0-9][a-z0-9_.-]{0,99}$'::text))
+  constraint endpoints_requests_per_hour_check: CHECK (((requests_per_hour >= 0) AND (requests_per_hour <= 1000000000)))
+  constraint endpoints_requests_per_minute_check: CHECK (((requests_per_minute >= 0) AND (requests_per_minute <= 1000000000)))
+  constraint endpoints_status_check: CHECK ((status = ANY (ARRAY['active'::text, 'disabled'::text, 'maintenance'::text])))
+  constraint endpoints_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  constraint endpoints_tenant_id_provider_endpoint_key: UNIQUE NULLS NOT DISTINCT (tenant_id, provider, endpoint)
+  constraint endpoints_tokens_per_hour_check: CHECK (((tokens_per_hour >= 0) AND (tokens_per_hour <= '1000000000000'::bigint)))
+  constraint endpoints_tokens_per_minute_check: CHECK (((tokens_per_minute >= 0) AND (tokens_per_minute <= '1000000000000'::bigint)))
+  index endpoints_name: CREATE INDEX endpoints_name ON penstock.endpoints USING btree (name)
+  index endpoints_tenant: CREATE INDEX endpoints_tenant ON penstock.endpoints USING btree (tenant_id) WHERE (tenant_id IS NOT NULL)
+  policy members_read: permissive for select to authenticated using ((tenant_id IS NULL) OR (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants)))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.exchange_rates
+  comment: What one unit of a currency is worth in the base currency, from a date on.
+  row security: enabled
+  column currency: text not null
+  column valid_from: timestamp with time zone not null
+  column rate: numeric not null
+  constraint exchange_rates_currency_check: CHECK ((currency ~ '^[A-Z]{3}$'::text))
+  constraint exchange_rates_pkey: PRIMARY KEY (currency, valid_from)
+  constraint exchange_rates_rate_check: CHECK ((rate > (0)::numeric))
+  policy all_read: permissive for select to authenticated using true
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.holds
+  comment: Amounts set aside for an attempt, or for a caller, until they are committed or released.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column tenant_id: uuid not null
+  column job_id: uuid
+  column task_id: bigint
+  column lease: bigint
+  column key: text
+  column action: text not null
+  column amounts: jsonb not null
+  column spent: jsonb not null default '{}'::jsonb
+  column has_budget: boolean not null default false
+  column status: text not null default 'held'::text
+  column at: timestamp with time zone not null
+  column expires_at: timestamp with time zone
+  column settled_at: timestamp with time zone
+  constraint holds_check: CHECK (((lease IS NULL) = (expires_at IS NOT NULL)))
+  constraint holds_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
+  constraint holds_pkey: PRIMARY KEY (id)
+  constraint holds_status_check: CHECK ((status = ANY (ARRAY['held'::text, 'committed'::text, 'released'::text, 'expired'::text])))
+  index holds_due: CREATE INDEX holds_due ON penstock.holds USING btree (expires_at) WHERE ((status = 'held'::text) AND (expires_at IS NOT NULL))
+  index holds_key: CREATE UNIQUE INDEX holds_key ON penstock.holds USING btree (tenant_id, key) WHERE (key IS NOT NULL)
+  index holds_lease: CREATE UNIQUE INDEX holds_lease ON penstock.holds USING btree (task_id, lease) WHERE (lease IS NOT NULL)
+  index holds_live: CREATE INDEX holds_live ON penstock.holds USING btree (tenant_id) WHERE (status = 'held'::text)
+  index holds_settled: CREATE INDEX holds_settled ON penstock.holds USING btree (settled_at) WHERE (settled_at IS NOT NULL)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.job_types
   comment: Declared job types: phases with weights, in order, and what a failed task does to the rest.
   row security: enabled
@@ -153,14 +396,21 @@ table penstock.jobs
   column run_at: timestamp with time zone
   column started_at: timestamp with time zone
   column finished_at: timestamp with time zone
+  column budget: numeric
+  column on_limit: text not null default 'hold'::text
+  comment on column budget: What it may cost, in the base currency. It pauses before it costs more.
+  comment on column on_limit: What becomes of a task for which the tenant's quota has no room: it is held back, or fails.
+  constraint jobs_budget_check: CHECK ((budget >= (0)::numeric))
   constraint jobs_check: CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['completed'::text, 'failed'::text, 'canceled'::text]))))
   constraint jobs_idempotency_key_check: CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 255)))
   constraint jobs_on_failure_check: CHECK ((on_failure = ANY (ARRAY['continue'::text, 'stop'::text])))
+  constraint jobs_on_limit_check: CHECK ((on_limit = ANY (ARRAY['hold'::text, 'refuse'::text])))
   constraint jobs_pkey: PRIMARY KEY (id)
   constraint jobs_priority_check: CHECK (((priority >= 0) AND (priority <= 10)))
   constraint jobs_status_check: CHECK ((status = ANY (ARRAY['queued'::text, 'running'::text, 'paused'::text, 'completed'::text, 'failed'::text, 'canceled'::text])))
   constraint jobs_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
   constraint jobs_type_check: CHECK (((length(type) >= 1) AND (length(type) <= 200)))
+  index jobs_budget: CREATE INDEX jobs_budget ON penstock.jobs USING btree (tenant_id, id) WHERE ((budget IS NOT NULL) AND (finished_at IS NULL))
   index jobs_idempotency: CREATE UNIQUE INDEX jobs_idempotency ON penstock.jobs USING btree (tenant_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
   index jobs_status: CREATE INDEX jobs_status ON penstock.jobs USING btree (status, id)
   index jobs_tenant: CREATE INDEX jobs_tenant ON penstock.jobs USING btree (tenant_id, id)
@@ -204,12 +454,19 @@ table penstock.lanes
   column read_from: bigint not null default 0
   column moved_at: timestamp with time zone not null default '-infinity'::timestamp with time zone
   column swept_at: timestamp with time zone not null default '-infinity'::timestamp with time zone
+  column tenant_id: uuid
+  column endpoint_id: integer
+  column is_gated: boolean not null default false
   comment on column clock: Virtual time: the slot last dealt. New work starts here.
   comment on column read_from: Where a claim starts reading: the clock a moment ago, so that what commits a little late is still met.
+  comment on column tenant_id: The tenant whose own endpoint this is; null: for all.
+  comment on column is_gated: Its tasks name a provider or units: limits, quotas and budgets decide at the claim.
+  constraint lanes_key: UNIQUE NULLS NOT DISTINCT (tenant_id, kind, provider, is_gated)
   constraint lanes_kind_fkey: FOREIGN KEY (kind) REFERENCES penstock.kinds(name)
-  constraint lanes_kind_provider_key: UNIQUE NULLS NOT DISTINCT (kind, provider)
   constraint lanes_pkey: PRIMARY KEY (id)
   constraint lanes_provider_check: CHECK (((length(provider) >= 1) AND (length(provider) <= 200)))
+  index lanes_endpoint: CREATE INDEX lanes_endpoint ON penstock.lanes USING btree (endpoint_id)
+  index lanes_provider: CREATE INDEX lanes_provider ON penstock.lanes USING btree (provider)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -234,8 +491,12 @@ table penstock.leases
   column expires_at: timestamp with time zone not null
   column fraction: real
   column message: text
+  column is_gated: boolean not null default false
+  column usage: jsonb
+  comment on column usage: What the attempt has reported so far.
   constraint leases_fraction_check: CHECK (((fraction >= (0)::double precision) AND (fraction <= (1)::double precision)))
   constraint leases_pkey: PRIMARY KEY (task_id)
+  index leases_gated: CREATE INDEX leases_gated ON penstock.leases USING btree (lane_id) WHERE is_gated
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -251,6 +512,23 @@ table penstock.members
   constraint members_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   index members_user: CREATE INDEX members_user ON penstock.members USING btree (user_id)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.meters
+  comment: The things that are counted.
+  row security: enabled
+  column name: text not null
+  column period: text not null default 'month'::text
+  column mode: text not null default 'enforce'::text
+  column comment: text not null default ''::text
+  comment on column mode: What happens over a limit: it is only recorded (observe), or work is held back (enforce).
+  constraint meters_mode_check: CHECK ((mode = ANY (ARRAY['observe'::text, 'enforce'::text])))
+  constraint meters_name_check: CHECK ((name ~ '^[a-z][a-z0-9_]{0,62}$'::text))
+  constraint meters_period_check: CHECK ((period = ANY (ARRAY['day'::text, 'month'::text, 'total'::text])))
+  constraint meters_pkey: PRIMARY KEY (name)
+  policy all_read: permissive for select to authenticated using true
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
   grant to service_role: select
@@ -292,9 +570,12 @@ table penstock.parked
   column pending: integer not null default 0
   column until: timestamp with time zone not null
   column reason: text not null
+  column waits_for: text
+  comment on column waits_for: The meter whose quota has no room for it; budget, limit or price.
   constraint parked_pending_check: CHECK ((pending >= 0))
   constraint parked_pkey: PRIMARY KEY (job_id, task_id)
   index parked_due: CREATE INDEX parked_due ON penstock.parked USING btree (until) WHERE ((pending = 0) AND (until < 'infinity'::timestamp with time zone))
+  index parked_waits: CREATE INDEX parked_waits ON penstock.parked USING btree (tenant_id, waits_for, job_id, task_id) WHERE (waits_for IS NOT NULL)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -321,6 +602,59 @@ table penstock.phases
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.plans
+  comment: What a tenant may pay for. Limits per meter; a meter that is null or missing is not limited.
+  row security: enabled
+  column name: text not null
+  column title: text not null
+  column comment: text not null default ''::text
+  column limits: jsonb not null default '{}'::jsonb
+  column features: text[] not null default '{}'::text[]
+  column price: numeric not null default 0
+  column currency: text not null default 'USD'::text
+  column weight: real not null default 1
+  column is_active: boolean not null default true
+  column "position": integer not null default 0
+  constraint plans_currency_check: CHECK ((currency ~ '^[A-Z]{3}$'::text))
+  constraint plans_limits_check: CHECK ((jsonb_typeof(limits) = 'object'::text))
+  constraint plans_name_check: CHECK ((name ~ '^[a-z][a-z0-9_-]{0,62}$'::text))
+  constraint plans_pkey: PRIMARY KEY (name)
+  constraint plans_price_check: CHECK ((price >= (0)::numeric))
+  constraint plans_title_check: CHECK (((length(title) >= 1) AND (length(title) <= 200)))
+  constraint plans_weight_check: CHECK (((weight > (0)::double precision) AND (weight <= (1000)::double precision)))
+  policy all_read: permissive for select to authenticated using true
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.prices
+  comment: What one unit costs from a date on, until the next price of the same thing; amount null: no price from then on.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column provider: text not null
+  column tenant_id: uuid
+  column meter: text not null
+  column variant: text not null default 'standard'::text
+  column cost_type: text not null default 'inference'::text
+  column amount: numeric
+  column currency: text not null
+  column valid_from: timestamp with time zone not null
+  column created_at: timestamp with time zone not null
+  constraint prices_amount_check: CHECK ((amount >= (0)::numeric))
+  constraint prices_cost_type_check: CHECK ((cost_type ~ '^[a-z][a-z0-9_]{0,62}$'::text))
+  constraint prices_currency_check: CHECK ((currency ~ '^[A-Z]{3}$'::text))
+  constraint prices_meter_fkey: FOREIGN KEY (meter) REFERENCES penstock.meters(name)
+  constraint prices_pkey: PRIMARY KEY (id)
+  constraint prices_provider_check: CHECK (((length(provider) >= 1) AND (length(provider) <= 200)))
+  constraint prices_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  constraint prices_variant_check: CHECK ((variant ~ '^[a-z][a-z0-9_]{0,62}$'::text))
+  index prices_key: CREATE UNIQUE INDEX prices_key ON penstock.prices USING btree (tenant_id, provider, meter, variant, valid_from) NULLS NOT DISTINCT
+  index prices_provider: CREATE INDEX prices_provider ON penstock.prices USING btree (provider, meter)
+  policy members_read: permissive for select to authenticated using ((tenant_id IS NULL) OR (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants)))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.profiles
   comment: One row per user, made by a trigger together with the personal tenant.
   row security: enabled
@@ -337,6 +671,21 @@ table penstock.profiles
   policy service_reads: permissive for select to service_role using true
   grant on column display_name to authenticated: update
   grant to authenticated: select
+  grant to service_role: select
+
+table penstock.provider_events
+  comment: What providers refused, and who changed their limits. Append-only.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column at: timestamp with time zone not null
+  column endpoint_id: integer not null
+  column tenant_id: uuid
+  column event: text not null
+  column details: jsonb not null default '{}'::jsonb
+  constraint provider_events_event_check: CHECK ((event = ANY (ARRAY['refused'::text, 'exhausted'::text, 'opened'::text, 'changed'::text])))
+  constraint provider_events_pkey: PRIMARY KEY (id)
+  index provider_events_endpoint: CREATE INDEX provider_events_endpoint ON penstock.provider_events USING btree (endpoint_id, id)
+  policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
 table penstock.ready
@@ -436,6 +785,21 @@ table penstock.shares
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.spent
+  comment: What was admitted, per second for the minute's window and per minute for the hour's.
+  row security: enabled
+  options: fillfactor=50
+  column endpoint_id: integer not null
+  column width: smallint not null
+  column slot: bigint not null
+  column requests: bigint not null
+  column tokens: bigint not null
+  constraint spent_endpoint_id_fkey: FOREIGN KEY (endpoint_id) REFERENCES penstock.endpoints(id) ON DELETE CASCADE
+  constraint spent_pkey: PRIMARY KEY (endpoint_id, width, slot)
+  constraint spent_width_check: CHECK ((width = ANY (ARRAY[1, 60])))
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.tasks
   comment: What a task is: written once. Where it stands is told by ready, parked, leases and results.
   row security: enabled
@@ -454,12 +818,29 @@ table penstock.tasks
   column idempotency_key: text
   column input: jsonb not null
   column units: jsonb
+  column route: jsonb
+  comment on column route: What it asked of a provider instead of naming one, and what was chosen for which reason.
   constraint tasks_max_attempts_check: CHECK (((max_attempts >= 1) AND (max_attempts <= 100)))
   constraint tasks_pkey: PRIMARY KEY (job_id, id)
   constraint tasks_timeout_seconds_check: CHECK ((timeout_seconds > (0)::double precision))
   index tasks_id: CREATE INDEX tasks_id ON penstock.tasks USING brin (id) WITH (pages_per_range='32', autosummarize='on')
   index tasks_idempotency: CREATE UNIQUE INDEX tasks_idempotency ON penstock.tasks USING btree (job_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
   index tasks_key: CREATE UNIQUE INDEX tasks_key ON penstock.tasks USING btree (job_id, key) WHERE (key IS NOT NULL)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.tenant_limits
+  comment: A tenant's own limit, in place of its plan's; null: none.
+  row security: enabled
+  column tenant_id: uuid not null
+  column meter: text not null
+  column amount: numeric
+  constraint tenant_limits_amount_check: CHECK ((amount >= (0)::numeric))
+  constraint tenant_limits_meter_fkey: FOREIGN KEY (meter) REFERENCES penstock.meters(name)
+  constraint tenant_limits_pkey: PRIMARY KEY (tenant_id, meter)
+  constraint tenant_limits_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -473,11 +854,57 @@ table penstock.tenants
   column weight: real not null default 1
   column is_personal: boolean not null default false
   column created_at: timestamp with time zone not null default clock_timestamp()
+  column plan: text
   comment on column weight: Share of a lane, relative to other tenants' weights.
+  comment on column plan: Null: no limits.
   constraint tenants_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
   constraint tenants_pkey: PRIMARY KEY (id)
+  constraint tenants_plan_fkey: FOREIGN KEY (plan) REFERENCES penstock.plans(name)
   constraint tenants_weight_check: CHECK (((weight > (0)::double precision) AND (weight <= (1000)::double precision)))
   policy members_read: permissive for select to authenticated using (id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.usage_events
+  comment: Every use of anything metered, one line per call. Append-only.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column at: timestamp with time zone not null
+  column tenant_id: uuid not null
+  column action: text not null
+  column job_id: uuid
+  column task_id: bigint
+  column lease: bigint
+  column hold_id: uuid
+  column provider: text
+  column units: jsonb not null
+  column is_estimate: boolean not null default false
+  column details: jsonb not null default '{}'::jsonb
+  comment on column is_estimate: The attempt reported nothing: its estimate stands.
+  constraint usage_events_pkey: PRIMARY KEY (id)
+  index usage_events_at: CREATE INDEX usage_events_at ON penstock.usage_events USING brin (at)
+  index usage_events_hold: CREATE INDEX usage_events_hold ON penstock.usage_events USING btree (hold_id) WHERE (hold_id IS NOT NULL)
+  index usage_events_provider: CREATE INDEX usage_events_provider ON penstock.usage_events USING btree (provider, id) WHERE (provider IS NOT NULL)
+  index usage_events_tenant: CREATE INDEX usage_events_tenant ON penstock.usage_events USING btree (tenant_id, id)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.usage_sums
+  comment: Usage per tenant, action and UTC day. Who records adds a fresh row, so that nobody waits; upkeep adds these up.
+  row security: enabled
+  options: fillfactor=80
+  column tenant_id: uuid not null
+  column action: text not null
+  column day: date not null
+  column meter: text not null
+  column amount: numeric not null
+  column is_fresh: boolean not null default true
+  index usage_sums_fresh: CREATE INDEX usage_sums_fresh ON penstock.usage_sums USING btree (tenant_id, day) WHERE is_fresh
+  index usage_sums_key: CREATE UNIQUE INDEX usage_sums_key ON penstock.usage_sums USING btree (tenant_id, day, action, meter) WHERE (NOT is_fresh)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
   grant to service_role: select
@@ -502,6 +929,32 @@ table penstock.workers
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+view penstock.cost_days
+  comment: Costs in the base currency per tenant, UTC day, provider and type.
+  options: security_invoker=true
+  column tenant_id: uuid
+  column day: date
+  column provider: text
+  column cost_type: text
+  column amount: numeric
+  column unit_count: numeric
+  column lines: bigint
+  reads penstock.cost_sums: amount, cost_type, day, lines, provider, tenant_id, unit_count
+  grant to authenticated: select
+  grant to service_role: select
+
+view penstock.cost_totals
+  comment: Costs of all tenants in the base currency per UTC day, provider and type.
+  options: security_invoker=true
+  column day: date
+  column provider: text
+  column cost_type: text
+  column amount: numeric
+  column unit_count: numeric
+  column lines: bigint
+  reads penstock.cost_sums: amount, cost_type, day, lines, provider, tenant_id, unit_count
+  grant to service_role: select
+
 view penstock.dead_letter_list
   comment: Tasks that failed for good.
   options: security_invoker=true
@@ -516,6 +969,21 @@ view penstock.dead_letter_list
   column attempts: smallint
   column died_at: timestamp with time zone
   reads penstock.dead_letters: attempts, died_at, error_code, error_message, id, job_id, kind, reason, task_id, tenant_id
+  grant to authenticated: select
+  grant to service_role: select
+
+view penstock.job_costs
+  comment: What each job has cost, what is set aside for its running tasks, and its budget.
+  options: security_invoker=true
+  column tenant_id: uuid
+  column job_id: uuid
+  column type: text
+  column status: text
+  column cost: numeric
+  column held: numeric
+  column budget: numeric
+  reads penstock.accounts: held, job_id, meter, tenant_id, used
+  reads penstock.jobs: budget, id, status, type
   grant to authenticated: select
   grant to service_role: select
 
@@ -542,6 +1010,90 @@ view penstock.job_list
   column params: jsonb
   reads penstock.jobs: created_at, created_by, finished_at, id, params, priority, run_at, started_at, status, status_reason, tenant_id, type
   reads penstock.phases: canceled, failed, job_id, name, position, succeeded, total, weight
+  grant to authenticated: select
+  grant to service_role: select
+
+view penstock.price_list
+  comment: Prices with the time they hold.
+  options: security_invoker=true
+  column id: bigint
+  column provider: text
+  column tenant_id: uuid
+  column meter: text
+  column variant: text
+  column cost_type: text
+  column amount: numeric
+  column currency: text
+  column valid_from: timestamp with time zone
+  column valid_until: timestamp with time zone
+  column is_current: boolean
+  reads penstock.prices: amount, cost_type, currency, id, meter, provider, tenant_id, valid_from, variant
+  grant to authenticated: select
+  grant to service_role: select
+
+view penstock.provider_list
+  comment: Provider endpoints: limits, what of them is in use in the present windows, and whether they take work.
+  options: security_invoker=true
+  column id: integer
+  column name: text
+  column tenant_id: uuid
+  column state: text
+  column reason: text
+  column opens_at: timestamp with time zone
+  column requests_per_minute: bigint
+  column requests_minute: bigint
+  column tokens_per_minute: bigint
+  column tokens_minute: bigint
+  column requests_per_hour: bigint
+  column requests_hour: bigint
+  column tokens_per_hour: bigint
+  column tokens_hour: bigint
+  column concurrency: integer
+  column running: integer
+  column waiting: bigint
+  column pace: numeric
+  column refusals: integer
+  column refused_at: timestamp with time zone
+  column default_tokens: bigint
+  column backpressure_threshold: real
+  column backpressure_delay_seconds: real
+  column depth_limit: integer
+  column features: text[]
+  column changed_at: timestamp with time zone
+  reads penstock.calls: endpoint_id, expires_at
+  reads penstock.endpoint_states: closed_reason, closed_until, endpoint_id, open_at, open_for, pace, paced_at, refusals, refused_at
+  reads penstock.endpoints: backpressure_delay_seconds, backpressure_threshold, changed_at, concurrency, default_tokens, depth_limit, features, id, name, requests_per_hour, requests_per_minute, status, tenant_id, tokens_per_hour, tokens_per_minute
+  reads penstock.lanes: endpoint_id, id
+  reads penstock.leases: is_gated, lane_id
+  reads penstock.ready: lane_id
+  reads penstock.spent: endpoint_id, requests, slot, tokens, width
+  grant to service_role: select
+
+view penstock.provider_outcomes
+  comment: How tasks ended at each provider, and how long they took.
+  options: security_invoker=true
+  column tenant_id: uuid
+  column provider: text
+  column outcome: text
+  column tasks: bigint
+  column seconds: numeric
+  reads penstock.lanes: id, provider
+  reads penstock.results: finished_at, job_id, outcome, started_at, task_id
+  reads penstock.tasks: id, job_id, lane_id, tenant_id
+  grant to service_role: select
+
+view penstock.rate_comparison
+  comment: What a unit costs at each provider now, cheapest first.
+  options: security_invoker=true
+  column meter: text
+  column variant: text
+  column provider: text
+  column tenant_id: uuid
+  column amount: numeric
+  column currency: text
+  column base_amount: numeric
+  column place: bigint
+  reads penstock.price_list: amount, currency, is_current, meter, provider, tenant_id, variant
   grant to authenticated: select
   grant to service_role: select
 
@@ -579,6 +1131,18 @@ view penstock.task_list
   grant to authenticated: select
   grant to service_role: select
 
+view penstock.usage_days
+  comment: Usage per tenant, UTC day, action and meter.
+  options: security_invoker=true
+  column tenant_id: uuid
+  column day: date
+  column action: text
+  column meter: text
+  column amount: numeric
+  reads penstock.usage_sums: action, amount, day, meter, tenant_id
+  grant to authenticated: select
+  grant to service_role: select
+
 view penstock.worker_list
   comment: Workers and whether they are alive, late or gone.
   options: security_invoker=true
@@ -595,6 +1159,14 @@ view penstock.worker_list
   reads penstock.workers: beat_at, concurrency, host, id, kinds, pid, running, started_at, state, version
   grant to service_role: select
 
+function penstock._about(double precision)
+  arguments: p_seconds double precision
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d379b82ecfbe26dda350500ef3736ef5
+  comment: A duration for people.
+
 function penstock._actor()
   returns: text
   attributes: sql, stable, security invoker, parallel unsafe
@@ -607,7 +1179,7 @@ function penstock._add_edges(uuid, penstock.task_spec[], bigint[])
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 179274a567045cd390b31611775a940d
+  body: sha256 b8cfa66f42647940fca8f47ec54e070a
   comment: Writes the graph of new tasks and returns the parents that were there before.
 
 function penstock._add_phases(penstock.jobs, penstock.task_spec[])
@@ -615,7 +1187,7 @@ function penstock._add_phases(penstock.jobs, penstock.task_spec[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 91783db531aaeebc33562b6e09f8e174
+  body: sha256 0e8ee457a900d36d9c1ec4eed2243a5e
   comment: A declared type has its phases; otherwise they are made as tasks name them, a kind's name standing in for none.
 
 function penstock._add_tasks(uuid, jsonb)
@@ -623,8 +1195,23 @@ function penstock._add_tasks(uuid, jsonb)
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cffbb36aecc3f25f502abbeb1af27f07
+  body: sha256 2ab8857deda5cc23ac164e7483fbea39
   comment: Checks, writes and queues new tasks of a job.
+
+function penstock._add_up_costs()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f2076a3434e330d7e7a5e024f51a73e3
+  comment: Every line of the ledger is in the sums, in the same transaction.
+
+function penstock._admit(text[], integer, uuid[], timestamp with time zone)
+  arguments: p_kinds text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, OUT tids tid[], OUT lanes integer[], OUT held bigint[], OUT amounts jsonb[], OUT is_more boolean
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
+  body: sha256 4d0b5c07ce1a61f670c6eec4ca833380
+  comment: Chooses what may be claimed from gated lanes: in order, within each provider's windows and concurrency, within quotas and budgets. Counts what it chose.
 
 function penstock._audit(uuid, text, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_job_id uuid, p_subject text, p_details jsonb DEFAULT '{}'::jsonb
@@ -649,6 +1236,24 @@ function penstock._await_lease(bigint)
   body: sha256 a228d9e1f42b6739f1bb55da453e49a0
   comment: Waits until whoever has this lease in hand is done, and takes nothing.
 
+function penstock._base_rate(text, timestamp with time zone)
+  arguments: p_currency text, p_at timestamp with time zone
+  returns: numeric
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 94bb381d2d31aaf371eef90557641b21
+  comment: What one unit of a currency was worth in the base currency; null: not known.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock._book(penstock.booking[])
+  arguments: p_bookings penstock.booking[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f22bbbedadcf8f8298aa19c7982751af
+  comment: Moves accounts, in one lock order.
+
 function penstock._bury(penstock.leases[], text[], text[], text[])
   arguments: p_leases penstock.leases[], p_reasons text[], p_codes text[], p_messages text[]
   returns: void
@@ -664,6 +1269,14 @@ function penstock._caller_tenant(uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 c10e338b7fce54efbde202880bc464ca
   comment: The tenant a call works for: the one named, if the caller may, else the caller's own.
+
+function penstock._candidates(jsonb, uuid, jsonb)
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
+  returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 becf3fb3f63097f98622e50309c9e027
+  comment: The endpoints that can do what a route asks for, with what decides among them.
 
 function penstock._check_arrays(bigint[], bigint[], integer)
   arguments: p_task_ids bigint[], p_leases bigint[], p_others integer
@@ -681,6 +1294,14 @@ function penstock._check_cycles(integer[], integer[], integer)
   body: sha256 62f28478e476d4ffeb05784c59b4a8c2
   comment: Refuses a graph with a circle. Linear in tasks and edges.
 
+function penstock._check_demands(penstock.jobs, penstock.task_spec[])
+  arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 68dbf4b86f6f563bc623b5dacf6ba915
+  comment: Refuses tasks whose provider or units are not right or whose queue is full. Returns by how many seconds to delay those of which provider.
+
 function penstock._check_document(jsonb, text, integer)
   arguments: p_document jsonb, p_name text, p_limit integer
   returns: void
@@ -688,6 +1309,14 @@ function penstock._check_document(jsonb, text, integer)
   settings: search_path=penstock, pg_temp
   body: sha256 83ede58671baafc89619655273bd1f25
   comment: Refuses a JSON document that is too large or that readers choke on.
+
+function penstock._check_fields(jsonb, text[], text)
+  arguments: p_values jsonb, p_names text[], p_what text
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e17123586392cb5d3ce398eab2d129bd
+  comment: Refuses what is no object, and fields that are not known.
 
 function penstock._check_keys(uuid, penstock.task_spec[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[]
@@ -702,8 +1331,47 @@ function penstock._check_tasks(penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bc857fd2d9618ff39c33233b3fbebd10
+  body: sha256 532b8fb97e43563ec505523a0886b63c
   comment: Refuses the first task that is not right, by its place and field.
+
+function penstock._check_units(jsonb, text)
+  arguments: p_units jsonb, p_field text
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 20c8d30614bc27f261ab1f6b0c1f9547
+  comment: Refuses units that are not amounts of known meters.
+
+function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
+  arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
+  returns: penstock.task_spec[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 615fcb7425a5a1d97a16876ddaba72c6
+  comment: Gives tasks that ask for features the provider they are to use.
+
+function penstock._chosen(jsonb, uuid, jsonb)
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8b07b77bf761b6b69ea9ac9d7118c4bd
+  comment: The endpoint for a route, and why this one.
+
+function penstock._compact()
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e7a7c805994dea4502c26043a9c93b42
+  comment: Adds up what was recorded since the last time.
+
+function penstock._count_job(penstock.jobs)
+  arguments: p_job penstock.jobs
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b7c77f7b114e7564155f5c49c3dddd37
+  comment: Counts a new job where jobs are limited, and refuses one too many.
 
 function penstock._do_chore(uuid, integer)
   arguments: p_job_id uuid, p_bite integer
@@ -712,6 +1380,29 @@ function penstock._do_chore(uuid, integer)
   settings: search_path=penstock, pg_temp
   body: sha256 a816ad23d3405a960b2d0a381cd84c1c
   comment: Does one bite of what a pause, resume or cancel left to do, and says how many tasks it moved.
+
+function penstock._endpoint(text, uuid)
+  arguments: p_name text, p_tenant_id uuid
+  returns: penstock.endpoints
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d5d0159e0643c1aa8491ec5c6148f4b8
+  comment: The endpoint of this name: the tenant's own, else the one for all.
+
+function penstock._estimated_cost(text, uuid, jsonb)
+  arguments: p_provider text, p_tenant_id uuid, p_units jsonb
+  returns: numeric
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9e16d4e60ee2390d58b5e53c556895df
+  comment: What a task will cost at most, by its units; null: its provider has no price.
+
+function penstock._expire_holds()
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6dfb568ee222272c40184ec3b71f0129
+  comment: Gives back what callers set aside and forgot.
 
 function penstock._family(bigint[])
   arguments: p_letter_ids bigint[], OUT job_ids uuid[], OUT task_ids bigint[]
@@ -729,12 +1420,44 @@ function penstock._finish_jobs(uuid[])
   body: sha256 3d7c5fd47f6631988af0c0c0a1993f59
   comment: Ends those of these jobs whose every task has ended.
 
+function penstock._finish_of(uuid, jsonb)
+  arguments: p_tenant_id uuid, p_groups jsonb, OUT seconds double precision, OUT bottleneck text, OUT workers double precision
+  returns: record
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 43a908e50a9dde2fef7b2c8988c3a2c6
+  comment: When groups of tasks will have ended: step by step, what the workers, the windows and the places let through. Null: never, as things are.
+
+function penstock._forecast(uuid, jsonb)
+  arguments: p_tenant_id uuid, p_groups jsonb
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 04831993876c3acf6f567e092b883ee1
+  comment: Cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", "after": [group numbers]}].
+
+function penstock._freed(penstock.holds)
+  arguments: p_hold penstock.holds
+  returns: penstock.booking[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b5ca37677593bc8d09f4443ac9e6c2f9
+  comment: What is booked back when a hold ends: what of it was not spent.
+
 function penstock._guard_job()
   returns: trigger
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 e7b41e07c2957ebac275a3ee023580eb
   comment: Refuses a change of state that the state machine does not have.
+
+function penstock._has_price(text, uuid, timestamp with time zone)
+  arguments: p_provider text, p_tenant_id uuid, p_at timestamp with time zone
+  returns: boolean
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 53294bab9c56357458f061a499b2bd60
+  comment: Whether a provider has any price now.
 
 function penstock._hold_jobs(uuid[], uuid[], bigint[])
   arguments: p_job_ids uuid[], p_held_jobs uuid[], p_held bigint[]
@@ -767,13 +1490,44 @@ function penstock._keep_canceled(penstock.leases[])
   body: sha256 cde74b6f6d091c228ede52b18ca9a0bc
   comment: Gives back what was running when its job was stopped.
 
-function penstock._lane(text, text)
-  arguments: p_kind text, p_provider text
+function penstock._keep_ledger()
+  returns: trigger
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 62bca0786c3739b2fe3100fc61e6016d
+  comment: Nobody changes what is in the ledger.
+
+function penstock._lane(text, text, uuid, boolean)
+  arguments: p_kind text, p_provider text, p_tenant_id uuid, p_is_gated boolean
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 62480e76754633149e357b36c5a15849
+  body: sha256 0e73339f2bc0a9431f2fcfacb4b2d850
   comment: The lane of a kind and a provider endpoint, made when first asked for.
+
+function penstock._limits(uuid, timestamp with time zone)
+  arguments: p_tenant_id uuid, p_at timestamp with time zone
+  returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1f19372d5ff518915de2099ce7559929
+  comment: The limits that hold for a tenant: its own or its plan's, and what overrides and purchases add. The only place that decides this. A meter without a row is not limited.
+
+function penstock._locked_account(uuid, uuid, text, date)
+  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date
+  returns: penstock.accounts
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 12a34d201ab66f69549f481b9174a0aa
+  comment: An account, locked, made when it is missing.
+
+function penstock._locked_hold(uuid, uuid)
+  arguments: p_hold_id uuid, p_tenant_id uuid
+  returns: penstock.holds
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d80775a8f9f0f2bb61e690adab9aee9c
+  comment: A caller's hold, locked.
 
 function penstock._locked_job(uuid)
   arguments: p_job_id uuid
@@ -815,6 +1569,14 @@ function penstock._move_progress(penstock.phase_delta[])
   body: sha256 3981a02993ad0ee1e9c9603a10b06b6a
   comment: Moves the counts of phases, in one lock order, and ends the jobs that are through.
 
+function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb)
+  arguments: p_tenant_id uuid, p_action text, p_units jsonb, p_hold_id uuid, p_provider text, p_details jsonb
+  returns: penstock.booking[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 57fae7b607832d0c37c60270e6c93c80
+  comment: Writes down a use outside a task, and says what to book.
+
 function penstock._now()
   returns: timestamp with time zone
   attributes: sql, volatile, security invoker, parallel unsafe
@@ -823,6 +1585,22 @@ function penstock._now()
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_requests bigint, p_tokens bigint, p_now timestamp with time zone
+  returns: timestamp with time zone
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 59d2f7bd0b998ba40145d4b89c4566fb
+  comment: When a call of this size fits into the windows.
+
+function penstock._ordinal(bigint)
+  arguments: p_number bigint
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ee010c31a932bc8d1b33071ea25ad652
+  comment: 1st, 2nd, 3rd, 12th.
+
 function penstock._others(bigint[], bigint[], penstock.leases[])
   arguments: p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], OUT task_ids bigint[], OUT leases bigint[]
   returns: record
@@ -830,6 +1608,14 @@ function penstock._others(bigint[], bigint[], penstock.leases[])
   settings: search_path=penstock, pg_temp
   body: sha256 df3849258e9be9ac491cafc292304e06
   comment: What is left of a batch without those taken.
+
+function penstock._pace_of(text, text)
+  arguments: p_kind text, p_provider text, OUT seconds double precision, OUT spread double precision, OUT samples integer
+  returns: record
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0efd43d72a8271de5395da1ba5449c88
+  comment: How long tasks of a kind took of late.
 
 function penstock._parents(uuid, jsonb)
   arguments: p_job_id uuid, p_tasks jsonb
@@ -852,8 +1638,23 @@ function penstock._parse_tasks(jsonb)
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f180dda01920f2adfd67878d0160a8f3
+  body: sha256 0bdf912eb77996879e00434fefe41b38
   comment: Reads p_tasks: its shape, its size, no unknown field.
+
+function penstock._pause_spent_jobs()
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 71f01a73497f4e86eb898f4a62e7f927
+  comment: Pauses jobs whose budget has no room for any of their tasks.
+
+function penstock._period(text, timestamp with time zone)
+  arguments: p_meter text, p_at timestamp with time zone, OUT starts date, OUT resets_at timestamp with time zone
+  returns: record
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ae7f2b6aab712c69141be7113ce8e91e
+  comment: The period of a meter that a moment falls into, in UTC.
 
 function penstock._prefer(tid[])
   arguments: p_tids tid[]
@@ -863,6 +1664,22 @@ function penstock._prefer(tid[])
   body: sha256 a40e2f1264ae0e087286f72a5d18ee1e
   comment: Where a tenant's queue holds several priorities, gives its slots to its best tasks.
 
+function penstock._price(text, uuid, text, text, timestamp with time zone)
+  arguments: p_provider text, p_tenant_id uuid, p_meter text, p_variant text, p_at timestamp with time zone
+  returns: penstock.prices
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0e2ebd59d4b576ebd89416e50ea355a7
+  comment: The price that holds at a moment.
+
+function penstock._priced(text, uuid, jsonb, text, timestamp with time zone)
+  arguments: p_provider text, p_tenant_id uuid, p_units jsonb, p_variant text, p_at timestamp with time zone
+  returns: TABLE(meter text, unit_count numeric, cost_type text, amount numeric, currency text, base_amount numeric, price_id bigint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 eeab48463f26fa18ba6c37b911c1953b
+  comment: What units cost at a provider, line by line.
+
 function penstock._promote(integer)
   arguments: p_limit integer
   returns: integer
@@ -870,6 +1687,13 @@ function penstock._promote(integer)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 1333d8757b2c8da56740f2edb8c4e022
   comment: Queues what waited for a time that has come.
+
+function penstock._prune_providers()
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e3bdb8335aeeb88a6678d902000184b0
+  comment: Forgets what no window holds any more.
 
 function penstock._queue(penstock.ready[], boolean)
   arguments: p_rows penstock.ready[], p_is_front boolean
@@ -879,12 +1703,20 @@ function penstock._queue(penstock.ready[], boolean)
   body: sha256 5e3693216bf9fb52ba488ab9d3ec2d6c
   comment: Puts tasks in line, each tenant behind its own last slot.
 
+function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
+  arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
+  returns: penstock.booking[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 4ba8fadca8d212250370b1b5b02ba24c
+  comment: Writes down what attempts used and what it costs, takes it from their holds, and says what to book.
+
 function penstock._refusals(text, text, bigint[], bigint[], jsonb[], integer)
   arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 73c983062610ba213fd7fae12e771422
+  body: sha256 1f6c4735dadd5cb2cf51f4052be64218
   comment: Which tasks of a batch were not accepted, and why. What was said before with the same lease counts as accepted.
 
 function penstock._refuse(integer, text, text, jsonb, text)
@@ -894,6 +1726,13 @@ function penstock._refuse(integer, text, text, jsonb, text)
   settings: search_path=penstock, pg_temp
   body: sha256 a8f9647775caf991bbb63da0d82d7f58
   comment: Raises a refusal: status, stable code, message, fields, hint.
+
+function penstock._refuse_waiting()
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fdc7d00c351dbfcc40a5fa1c0938684b
+  comment: Ends tasks for which a quota had no room, in jobs that say so.
 
 function penstock._replay(bigint[])
   arguments: p_letter_ids bigint[]
@@ -919,6 +1758,29 @@ function penstock._require_role(uuid, text[])
   body: sha256 88b0867d89e5fa4de594cb94535b5cdc
   comment: Refuses unless the caller is the service or a member with one of these roles.
 
+function penstock._required_endpoint(text, uuid)
+  arguments: p_name text, p_tenant_id uuid
+  returns: penstock.endpoints
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bd6ef9cc20ae7be802b65ee04eae4523
+  comment: The endpoint of this name, or a refusal.
+
+function penstock._reroute()
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7624b6897efc81064a6ba3d186a337e5
+  comment: Sends tasks that asked for features elsewhere when their lane has closed.
+
+function penstock._reserve_tasks(tid[], timestamp with time zone)
+  arguments: p_tids tid[], p_now timestamp with time zone, OUT tids tid[], OUT held bigint[], OUT amounts jsonb[], OUT is_refused boolean
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 82f01ab0355d8e21b0c6fc2b3bd64ea5
+  comment: Of tasks that are about to be claimed: sets aside what their tenants' quotas and their jobs' budgets have room for, and takes the others out of the line.
+
 function penstock._return_tasks(penstock.leases[], integer)
   arguments: p_leases penstock.leases[], p_deaths integer
   returns: void
@@ -935,12 +1797,36 @@ function penstock._revive_children(uuid, bigint[])
   body: sha256 50dfe2dd9c44a4a45f9ca87bbdb3679f
   comment: Brings back what was canceled because these tasks had failed.
 
+function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamp with time zone, OUT requests bigint, OUT tokens bigint, OUT places bigint, OUT most_requests bigint, OUT most_tokens bigint
+  returns: record
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 4a6de321034277310b9b0c1428c8a123
+  comment: What is left of an endpoint's limits now (null: no limit), and the most it ever has.
+
+function penstock._set_aside(tid[], text, text, timestamp with time zone)
+  arguments: p_tids tid[], p_reason text, p_waits_for text, p_until timestamp with time zone
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1f7f991b89aa2d113fc71912edc2b6e1
+  comment: Takes tasks out of the line until there is room for them.
+
 function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
   attributes: sql, stable, security invoker, parallel unsafe
   body: sha256 aff1bee12770cdadc1d1f85369343d46
   comment: The value of a setting.
+
+function penstock._settle(penstock.leases[], boolean)
+  arguments: p_leases penstock.leases[], p_is_success boolean
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 90498e0f71f7afb51b4cdef1ddc6568a
+  comment: Attempts have ended: a success commits what was reported, or else its estimate; everything else commits only what was reported. The rest is given back.
 
 function penstock._settle_children(uuid, bigint[], bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] DEFAULT NULL::bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
@@ -950,6 +1836,21 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   body: sha256 2fce01efcf5ecb92b9eb39dc39862eb4
   comment: Parents have ended: children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress, and the children that now wait for nothing, for the caller to queue when it has all its locks.
 
+function penstock._size(jsonb, bigint)
+  arguments: p_units jsonb, p_default_tokens bigint
+  returns: TABLE(requests bigint, tokens bigint)
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 075da46613ff95309df120b616c544bb
+  comment: What of a provider's limits a call takes.
+
+function penstock._spend(penstock.endpoints, timestamp with time zone, bigint, bigint)
+  arguments: p_endpoint penstock.endpoints, p_at timestamp with time zone, p_requests bigint, p_tokens bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2fc70a6c63edef339c53c459ef1d18f8
+  comment: Counts what was admitted at a moment; less than nothing gives back.
+
 function penstock._stop_job(uuid, uuid, text, text)
   arguments: p_job_id uuid, p_tenant_id uuid, p_status text, p_reason text
   returns: void
@@ -957,6 +1858,14 @@ function penstock._stop_job(uuid, uuid, text, text)
   settings: search_path=penstock, pg_temp
   body: sha256 2661ef0ff6a1fcb81802a00f7375aed3
   comment: Ends a job before its tasks have ended.
+
+function penstock._sum_units(jsonb, jsonb)
+  arguments: p_one jsonb, p_other jsonb
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6ab4d0b9ba9e816366f0eea67524a7a1
+  comment: Amounts added, meter by meter.
 
 function penstock._task_state(uuid, bigint)
   arguments: p_job_id uuid, p_task_id bigint
@@ -967,6 +1876,22 @@ function penstock._task_state(uuid, bigint)
   comment: Where a task that has not ended stands, for whoever may see it. No row: it is ready to be claimed.
   grant to authenticated: execute
   grant to service_role: execute
+
+function penstock._thrift_of(text, text)
+  arguments: p_kind text, p_provider text, OUT mean numeric, OUT spread numeric, OUT samples integer
+  returns: record
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 84c7a029dfe51b4c9e8650876669d3e0
+  comment: What calls cost in truth, as a part of their estimates.
+
+function penstock._unspend(penstock.leases[])
+  arguments: p_leases penstock.leases[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 236c11e9eb104e7e7ec78a1b6bc35ca6
+  comment: These calls were never made: their room is free again.
 
 function penstock._uuid7()
   returns: uuid
@@ -982,6 +1907,40 @@ function penstock._visible_job(uuid, text[])
   settings: search_path=penstock, pg_temp
   body: sha256 c03b4ef4e386cea000f657bd5d58be23
   comment: The job, if the caller may act on it; another tenant's job does not exist.
+
+function penstock._wake_waiting(uuid[])
+  arguments: p_tenant_ids uuid[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c9b1d8cf101e17286452e006de6909e4
+  comment: Something was given back, or there is more to use: queues what waited for it, as far as it fits.
+
+function penstock._whole_units(jsonb, boolean)
+  arguments: p_units jsonb, p_is_call boolean
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5800750f05aca20909db2f67b5da79e4
+  comment: Units with what follows from them.
+
+function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double precision)
+  arguments: p_provider_name text, p_api_endpoint text, p_estimated_tokens bigint DEFAULT 1000, p_key text DEFAULT NULL::text, p_tenant_id uuid DEFAULT NULL::uuid, p_ttl_seconds double precision DEFAULT 60
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 92578fcdddb7c959bf85d7f7502a7834
+  comment: Takes room for one call outside a claim: true, or false when there is none now. Its place comes back with release_api_capacity, or after p_ttl_seconds. The same p_key takes it once.
+  grant to service_role: execute
+
+function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
+  arguments: p_tenant_id uuid, p_meter text, p_amount numeric, p_source text DEFAULT 'override'::text, p_expires_on date DEFAULT NULL::date, p_reason text DEFAULT NULL::text, p_key text DEFAULT NULL::text
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0d54661fdc7dc2250a62a51de221c9af
+  comment: Lets a tenant use more of a meter: an override until p_expires_on (that day included), or a purchase. The same p_key counts once.
+  grant to service_role: execute
 
 function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   arguments: p_job_id uuid, p_tasks jsonb, p_task_id bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text, p_lease bigint DEFAULT NULL::bigint
@@ -1011,13 +1970,30 @@ function penstock.cancel_job(uuid, text)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.check_accounts()
+  returns: TABLE(tenant_id uuid, job_id uuid, meter text, period date, what text, kept numeric, true_amount numeric)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 52cc1f58e155437984290a71f0e0d6f4
+  comment: Every account that is not the sum of its usage, costs and holds. No row: all is well.
+  grant to service_role: execute
+
 function penstock.claim_tasks(text, integer, text[], integer)
   arguments: p_worker_id text, p_max_tasks integer DEFAULT 1, p_task_types text[] DEFAULT NULL::text[], p_lease_seconds integer DEFAULT NULL::integer
-  returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone)
+  returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 8d04357122e71dcda963734aeae6a07b
-  comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, each with a lease that lasts p_lease_seconds without a heartbeat.
+  body: sha256 df21a3601ef0815ea8dc1f45a671131c
+  comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, within limits, quotas and budgets, each with a lease that lasts p_lease_seconds without a heartbeat.
+  grant to service_role: execute
+
+function penstock.commit_hold(uuid, jsonb, uuid)
+  arguments: p_hold_id uuid, p_actual jsonb DEFAULT NULL::jsonb, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2b7925562a3e3652385a37a4214d3618
+  comment: Books the actual amounts (default: those set aside) and ends the hold. A repeated commit changes nothing; one after the expiry still books.
   grant to service_role: execute
 
 function penstock.complete_task(bigint, text, jsonb, bigint)
@@ -1034,7 +2010,7 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 a612b7f9c95158ca4f276e0e2801f6ab
+  body: sha256 1ac7167004c41cd04b8a9d4c95c4affd
   comment: Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.
   grant to service_role: execute
 
@@ -1070,7 +2046,7 @@ function penstock.define_kinds(jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5aa73752d8f4bd94ea292c75a4e3147f
+  body: sha256 f37600db7a0b193efae88a8f6abbae80
   comment: Makes or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
   grant to service_role: execute
 
@@ -1101,6 +2077,16 @@ function penstock.ensure_tenant(text)
   comment: The oldest tenant of this name, made when there is none.
   grant to service_role: execute
 
+function penstock.explain_task(uuid, bigint)
+  arguments: p_job_id uuid, p_task_id bigint
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0df0a46560518663bb423f27075ac066
+  comment: Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.fail_task(bigint, text, text, bigint, double precision, boolean, text, jsonb)
   arguments: p_task_id bigint, p_worker_id text, p_error text, p_lease bigint DEFAULT NULL::bigint, p_retry_after_seconds double precision DEFAULT NULL::double precision, p_permanent boolean DEFAULT false, p_error_code text DEFAULT 'handler_error'::text, p_error_details jsonb DEFAULT NULL::jsonb
   returns: boolean
@@ -1115,7 +2101,7 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 47f2d637a049a132a32903ddd812330d
+  body: sha256 33bec2b708a280af55c8763c4c889a08
   comment: Ends attempts as failed: each is retried after a backoff, or dead-lettered. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those refused.
   grant to service_role: execute
 
@@ -1128,13 +2114,43 @@ function penstock.fire_schedule(uuid, timestamp with time zone, timestamp with t
   comment: Starts the jobs of a due tick, once: whoever comes second finds the tick gone and starts nothing.
   grant to service_role: execute
 
+function penstock.forecast(uuid)
+  arguments: p_job_id uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8250fc1d5a919130782c6ba50a010d74
+  comment: What is left of a job will cost so much and end then.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.forecast_job(text, jsonb, jsonb)
+  arguments: p_type text, p_tasks jsonb, p_options jsonb DEFAULT '{}'::jsonb
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3725a567db19456d78fb276f6e4e4059
+  comment: What start_job with the same arguments would cost (low, expected, high), use of the quotas, and take until its end under the present limits, backlog and history. Changes nothing.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.get_job(uuid)
   arguments: p_job_id uuid
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dd9633fae2b4e69e01c6325848eb2c07
+  body: sha256 07146acc623e2fb1896567fee4a57988
   comment: A job with its progress: percent, phase, done, total, message, eta_seconds, phases.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.get_usage_status(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 885100bd573bf68232b52dc847b8c15b
+  comment: A tenant's plan, and what of each meter it has used, holds and has left in the present period. One's own tenant, or any for the service.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -1165,11 +2181,20 @@ function penstock.my_tenants()
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.next_opening(text[])
+  arguments: p_task_types text[] DEFAULT NULL::text[]
+  returns: double precision
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 922961c32f71820936e41244cfa29a71
+  comment: In how many seconds a lane that is full or closed opens for work that waits; null: none does.
+  grant to service_role: execute
+
 function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b33d072ae89f2c6747a321b8a8b9f66c
+  body: sha256 8f3ee288716e2ac82f4b913a6d839b15
   comment: A new user gets a profile and a personal tenant.
 
 function penstock.open_job(text, jsonb, jsonb)
@@ -1177,9 +2202,18 @@ function penstock.open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5e6895dbc6098286ad4d49eb894b049c
-  comment: Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest.
+  body: sha256 e6d8e8c8897c4a32c19bcd299ce6fe51
+  comment: Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest, budget (in the base currency), on_limit (hold, refuse).
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.open_provider(text, uuid)
+  arguments: p_name text, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7f887f585dc72a510c4f4c0d553db176
+  comment: Opens a lane that a provider's answer closed, after its account was topped up or the trouble is over.
   grant to service_role: execute
 
 function penstock.pause_job(uuid, text)
@@ -1197,7 +2231,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8cbf8da01799d3b43098e7bb601b62e3
+  body: sha256 5402dc5f8b15367b1bb0ac85b4ccef2c
   comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.
   grant to service_role: execute
 
@@ -1205,8 +2239,44 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ccc8fcdcfe9edc4f3889b021a6dcf26d
+  body: sha256 874d220bb112158236a4a05e8faa2f1e
   comment: Takes back tasks whose lease ran out: queued again at once, or dead-lettered when their worker died too often.
+  grant to service_role: execute
+
+function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb)
+  arguments: p_cost_type text, p_amount numeric, p_currency text DEFAULT NULL::text, p_task_id bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text, p_lease bigint DEFAULT NULL::bigint, p_tenant_id uuid DEFAULT NULL::uuid, p_options jsonb DEFAULT '{}'::jsonb
+  returns: bigint
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 904e47c9a9ba087a69db66bad91279ed
+  comment: Adds a line to the ledger, of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (counts once), corrects (the line it corrects; may be negative), reason.
+  grant to service_role: execute
+
+function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
+  arguments: p_units jsonb, p_task_id bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text, p_lease bigint DEFAULT NULL::bigint, p_tenant_id uuid DEFAULT NULL::uuid, p_action text DEFAULT NULL::text, p_options jsonb DEFAULT '{}'::jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5f1b29fb2738a0fbcc9fe5d5176c9365
+  comment: What an attempt (p_task_id, p_worker_id, p_lease) or a tenant's action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details.
+  grant to service_role: execute
+
+function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
+  arguments: p_provider_name text, p_api_endpoint text, p_estimated_tokens bigint DEFAULT 1000, p_actual_tokens bigint DEFAULT NULL::bigint, p_key text DEFAULT NULL::text, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e67e83e364d78f42172ba8ed7740b559
+  comment: Ends a call of acquire_api_capacity and replaces its estimate by the actual tokens. A second release changes nothing.
+  grant to service_role: execute
+
+function penstock.release_hold(uuid, uuid)
+  arguments: p_hold_id uuid, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 82baa17fe3e8c745a085cc3946d15097
+  comment: Gives back what a hold has set aside; a second release changes nothing and returns false.
   grant to service_role: execute
 
 function penstock.remove_schedule(uuid)
@@ -1229,6 +2299,15 @@ function penstock.replay_dead_letters(jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.report_limited(bigint, text, bigint, jsonb)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_signal jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d3016360ababc0c3db9508f81aaee1ee
+  comment: A provider refused an attempt's call (see report_provider for the signal): its lane closes for all workers, and the task goes back to the queue without costing an attempt.
+  grant to service_role: execute
+
 function penstock.report_progress(bigint, text, bigint, double precision, text)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint DEFAULT NULL::bigint, p_fraction double precision DEFAULT NULL::double precision, p_message text DEFAULT NULL::text
   returns: void
@@ -1236,6 +2315,15 @@ function penstock.report_progress(bigint, text, bigint, double precision, text)
   settings: search_path=penstock, pg_temp
   body: sha256 de16539636e941e302da4570e0773853
   comment: How far a running task is (0 to 1), and a line for people.
+  grant to service_role: execute
+
+function penstock.report_provider(text, jsonb, uuid)
+  arguments: p_name text, p_signal jsonb, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1d091f753da9f3000de0729745562f82
+  comment: What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
   grant to service_role: execute
 
 function penstock.report_worker(text, jsonb)
@@ -1261,8 +2349,36 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c61505a3a371392ff74acf502e5f3e74
-  comment: Gives tasks back to the queue, now or after a delay, without costing an attempt. Returns only those refused.
+  body: sha256 270b80cad6da60a1ddde5a1f89c360d4
+  comment: Gives tasks back to the queue, now or after a delay, without costing an attempt. With the reason "not begun" what was admitted for them counts as not used. Returns only those refused.
+  grant to service_role: execute
+
+function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
+  arguments: p_tenant_id uuid, p_amounts jsonb, p_action text DEFAULT 'reserve'::text, p_key text DEFAULT NULL::text, p_ttl_seconds double precision DEFAULT 300
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5020139dbf4667451b13aee91451bc15
+  comment: Sets amounts of meters aside, all or none, and returns the hold's id; refuses with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key gives the same hold.
+  grant to service_role: execute
+
+function penstock.reset_quota(uuid, text, text)
+  arguments: p_tenant_id uuid, p_meter text, p_reason text DEFAULT NULL::text
+  returns: numeric
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e2ccbf47355ec413251f1a91e3f5c9b5
+  comment: Starts a tenant's count of a meter again at nothing; returns what had been used. What is set aside stays.
+  grant to service_role: execute
+
+function penstock.resolve_limits(uuid, timestamp with time zone)
+  arguments: p_tenant_id uuid, p_at timestamp with time zone DEFAULT NULL::timestamp with time zone
+  returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3b5e01fd118a735ab49317a22de6c869
+  comment: A tenant's limits now, or at a moment. A meter without a row is not limited.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.resume_job(uuid)
@@ -1285,6 +2401,34 @@ function penstock.retry_job(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.set_budget(uuid, numeric)
+  arguments: p_job_id uuid, p_amount numeric
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 004a3e5b708232f14ec6ec849561c25e
+  comment: Changes what a job may cost, in the base currency (null: anything). A job that paused for want of budget goes on.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.set_exchange_rate(text, numeric, timestamp with time zone)
+  arguments: p_currency text, p_rate numeric, p_valid_from timestamp with time zone DEFAULT NULL::timestamp with time zone
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fd1b7811ef37a1f150fa381f00b622ed
+  comment: What one unit of a currency is worth in the base currency, from a date on.
+  grant to service_role: execute
+
+function penstock.set_limit(uuid, text, numeric, boolean)
+  arguments: p_tenant_id uuid, p_meter text, p_amount numeric, p_is_own boolean DEFAULT true
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 aa84b7a1a601168130fc7c3f850f6f83
+  comment: A tenant's own limit of a meter in place of its plan's (null: none); with p_is_own false the plan's holds again. A limit below what is used is legal and stops new work.
+  grant to service_role: execute
+
 function penstock.set_member(uuid, uuid, text)
   arguments: p_tenant_id uuid, p_user_id uuid, p_role text
   returns: void
@@ -1293,6 +2437,42 @@ function penstock.set_member(uuid, uuid, text)
   body: sha256 a0929b7f138ade9b204ae9e0efa8de01
   comment: Gives a user a role in a tenant; null removes the user.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.set_meter(text, jsonb)
+  arguments: p_name text, p_values jsonb DEFAULT '{}'::jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 318fea168767aae9b9367e65a4c58258
+  comment: Makes or changes a meter: period (day, month, total), mode (observe, enforce), comment.
+  grant to service_role: execute
+
+function penstock.set_plan(text, jsonb)
+  arguments: p_name text, p_values jsonb DEFAULT '{}'::jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1591d7ce537aab3e27a392a2f001a9f7
+  comment: Makes or changes a plan: title, comment, limits {meter: amount or null}, features, price, currency, weight, is_active, position. Its tenants have the new limits at once.
+  grant to service_role: execute
+
+function penstock.set_price(text, text, numeric, jsonb)
+  arguments: p_provider text, p_meter text, p_amount numeric, p_options jsonb DEFAULT '{}'::jsonb
+  returns: bigint
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 56a170d832971da79bc3ed7f6e1134ff
+  comment: What a unit of a meter costs at a provider from a date on (null: no price any more). Options: per (1, 1000, 1000000), currency, variant, cost_type, valid_from, tenant_id. Earlier work keeps its price.
+  grant to service_role: execute
+
+function penstock.set_provider(text, jsonb, uuid)
+  arguments: p_name text, p_values jsonb DEFAULT '{}'::jsonb, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 79663238f322f5b584e0fd9817ec3d72
+  comment: Makes or changes a provider endpoint, for all or for one tenant: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. A limit that is null is none. Takes effect at once.
   grant to service_role: execute
 
 function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb)
@@ -1312,6 +2492,15 @@ function penstock.set_setting(text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 8e7ea4c963a66481a1f27598fdc6937b
   comment: Changes a setting, with an audit line.
+  grant to service_role: execute
+
+function penstock.set_tenant_plan(uuid, text)
+  arguments: p_tenant_id uuid, p_plan text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d3d40abe41f0ee8e082aee1a3b5297e8
+  comment: Puts a tenant on a plan (null: none, no limits), with the plan's share of every lane. What was used in the period stays used.
   grant to service_role: execute
 
 function penstock.set_tenant_weight(uuid, double precision)
@@ -1337,7 +2526,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b9008c83c2fec56ff79db91843bfa854
+  body: sha256 b8bb806114657fa0dc5f2156b5f5c28e
   comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
   grant to service_role: execute
 

@@ -83,9 +83,10 @@ select
   e.requests_per_hour, w.requests_hour, e.tokens_per_hour, w.tokens_hour,
   e.concurrency,
   (select count(*) from penstock.lanes l join penstock.leases x on x.lane_id = l.id and x.is_gated
-   where l.provider = e.name and l.tenant_id is not distinct from e.tenant_id)::integer as running,
+   where l.endpoint_id = e.id)::integer
+    + (select count(*) from penstock.calls c where c.endpoint_id = e.id and c.expires_at > penstock._now())::integer as running,
   (select count(*) from penstock.lanes l join penstock.ready r on r.lane_id = l.id
-   where l.provider = e.name and l.tenant_id is not distinct from e.tenant_id) as waiting,
+   where l.endpoint_id = e.id) as waiting,
   round(least(1, s.pace + extract(epoch from penstock._now() - s.paced_at) / 600)::numeric, 2) as pace,
   s.refusals, s.refused_at, e.default_tokens, e.backpressure_threshold, e.backpressure_delay_seconds, e.depth_limit, e.features, e.changed_at
 from penstock.endpoints e

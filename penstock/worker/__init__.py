@@ -95,6 +95,7 @@ class Worker:
             wake.on_cancel = beat.beat_now
             finish.on_parked = wake.chores.set
             desk.on_drop = execute.release
+            desk.on_room = wake.work.set
             beat.start()
             loops = [_endless(loop) for loop in (wake, upkeep, finish, beat)] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")

@@ -54,6 +54,8 @@ class Desk:
         self.is_closing = False
         self.beaten_at = time.monotonic()
         self.on_drop: Callable[[Held], None] = lambda held: None
+        self.on_room: Callable[[], None] = lambda: None
+        """Called when a call of a provider has ended: another may have its place."""
         self._max_ahead = buffer
         self._idle: deque[asyncio.Future[None]] = deque()
         self._change = asyncio.Event()
@@ -135,6 +137,8 @@ class Desk:
         held = self.held.get(task_id)
         if held is not None and held.claim.lease == lease:
             del self.held[task_id]
+            if held.claim.provider is not None:
+                self.on_room()
 
     def lose(self, task_id: int, lease: int, why: str) -> None:
         """The attempt is over: stop the handler, drop what it reports."""

@@ -182,6 +182,27 @@ class TestLedger:
         with sql.refused(410, "lease_lost"):
             sql.value("record_cost", cost_type="render", amount=1, **how)
 
+    def test_a_correction_takes_back_what_was_there(self, sql: Contract, clock: Clock) -> None:
+        """At the rate of its day, and not more than it was."""
+        clock.freeze()
+        sql.value("set_exchange_rate", currency="EUR", rate=D("1.1"))
+        line = sql.value("record_cost", cost_type="render", amount=3, currency="EUR", tenant_id=sql.tenant)
+        clock.advance(days=1)
+        sql.value("set_exchange_rate", currency="EUR", rate=2)
+        for amount, options in ((D("-3.1"), {"corrects": line}), (-1, {"corrects": line, "reason": "x"})):
+            with sql.refused(422, "invalid_cost"):
+                sql.value(
+                    "record_cost",
+                    cost_type="render",
+                    amount=amount,
+                    currency="EUR" if amount < -3 else "USD",
+                    options=Jsonb(options),
+                )
+        sql.value("record_cost", cost_type="render", amount=-3, options=Jsonb({"corrects": line}))
+        assert sql.one("select sum(base_amount) from penstock.cost_entries") == 0
+        with sql.refused(422, "invalid_cost"):
+            sql.value("record_cost", cost_type="render", amount=-1, options=Jsonb({"corrects": line}))
+
     def test_nobody_changes_it(self, sql: Contract) -> None:
         sql.value("record_cost", cost_type="storage", amount=5, tenant_id=sql.tenant)
         for statement in ("update penstock.cost_entries set amount = 0", "delete from penstock.cost_entries"):

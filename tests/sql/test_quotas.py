@@ -263,6 +263,16 @@ class TestLimits:
         sql.complete(sql.claim_one())
         assert sql.one("select count(*) from penstock.usage_events where details ? 'would_have_blocked'") == 2
 
+    def test_jobs_are_counted_where_they_are_limited(self, sql: Contract) -> None:
+        sql.start(1)
+        limit(sql, "jobs", 2)
+        sql.start(1, idempotency_key="a")
+        sql.start(1, idempotency_key="a")
+        sql.start(1)
+        with sql.refused(429, "quota_exceeded") as refusal:
+            sql.start(1)
+        assert (refusal.details["meter"], refusal.details["used"]) == ("jobs", 2)
+
     def test_new_users_have_the_default_plan(self, sql: Contract) -> None:
         user = uuid.uuid4()
         sql.execute("insert into auth.users (id, email) values (%s, 'a@b.c')", user)
@@ -297,7 +307,7 @@ class TestLimits:
         "values",
         [{"limits": []}, {"limits": {"bananas": 1}}, {"limits": {"pages": -1}}, {"price": -1}, {"colour": 1}],
     )
-    def test_bad_plans(self, sql: Contract, values: dict[str, Any]) -> None:
+    def test_bad_plans(self, sql: Contract, values: Any) -> None:
         with sql.refused(422):
             sql.value("set_plan", name="gold", values=Jsonb(values))
         assert sql.one("select count(*) from penstock.plans where name = 'gold'") == 0

@@ -15,8 +15,8 @@ begin
   if p_currency is null or p_currency !~ '^[A-Z]{3}$' or p_currency = (_setting('base_currency')) #>> '{}' then
     perform _refuse(422, 'unknown_currency', 'a currency is three capital letters, and not the base currency', '{"field": "p_currency"}');
   end if;
-  if p_rate is null or p_rate = 'NaN' or not (p_rate > 0 and p_rate < 1e12) then
-    perform _refuse(422, 'invalid_rate', 'a rate is more than 0', '{"field": "p_rate"}');
+  if p_rate is null or p_rate = 'NaN' or not (p_rate > 0 and p_rate < 1e12) or not isfinite(p_valid_from) then
+    perform _refuse(422, 'invalid_rate', 'a rate is more than 0, from a date on', '{"field": "p_rate"}');
   end if;
   insert into exchange_rates (currency, valid_from, rate) values (p_currency, coalesce(p_valid_from, _now()), p_rate)
   on conflict (currency, valid_from) do update set rate = excluded.rate;
@@ -28,17 +28,13 @@ comment on function penstock.set_exchange_rate(text, numeric, timestamptz) is 'W
 create or replace function penstock.set_price(p_provider text, p_meter text, p_amount numeric, p_options jsonb default '{}')
 returns bigint language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
-  v_unknown text;
   v_id bigint;
   v_from timestamptz;
   v_currency text := coalesce(p_options ->> 'currency', (_setting('base_currency')) #>> '{}');
   v_tenant_id uuid;
   v_per numeric;
 begin
-  select k into v_unknown from jsonb_object_keys(p_options) as k where k not in ('variant', 'cost_type', 'currency', 'valid_from', 'tenant_id', 'per');
-  if found then
-    perform _refuse(422, 'unknown_field', format('a price has no option %L', left(v_unknown, 100)), jsonb_build_object('field', left(v_unknown, 100)));
-  end if;
+  perform _check_fields(p_options, array['variant', 'cost_type', 'currency', 'valid_from', 'tenant_id', 'per'], 'price');
   begin
     v_from := coalesce((p_options ->> 'valid_from')::timestamptz, _now());
     v_tenant_id := (p_options ->> 'tenant_id')::uuid;
@@ -157,19 +153,15 @@ create or replace function penstock.record_cost(
 returns bigint language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
-  v_currency text := coalesce(p_currency, (_setting('base_currency')) #>> '{}');
+  v_currency text := coalesce(p_currency, (select c.currency from cost_entries c where c.id::text = p_options ->> 'corrects'), (_setting('base_currency')) #>> '{}');
   v_rate numeric;
-  v_unknown text;
   v_lease leases;
   v_entry cost_entries;
+  v_line cost_entries;
   v_hold holds;
   v_bookings booking[];
 begin
-  select k into v_unknown from jsonb_object_keys(p_options) as k
-  where k not in ('provider', 'job_id', 'meter', 'variant', 'unit_count', 'started_at', 'ended_at', 'key', 'corrects', 'reason');
-  if found then
-    perform _refuse(422, 'unknown_field', format('a cost has no option %L', left(v_unknown, 100)), jsonb_build_object('field', left(v_unknown, 100)));
-  end if;
+  perform _check_fields(p_options, array['provider', 'job_id', 'meter', 'variant', 'unit_count', 'started_at', 'ended_at', 'key', 'corrects', 'reason'], 'cost');
   if p_cost_type is null or p_cost_type !~ '^[a-z][a-z0-9_]{0,62}$' then
     perform _refuse(422, 'invalid_cost', 'a cost type is a word in lower case: inference, render, storage, …', '{"field": "p_cost_type"}');
   end if;
@@ -194,11 +186,24 @@ begin
     v_entry.job_id := v_lease.job_id;
     v_entry.provider := coalesce(v_entry.provider, (select provider from lanes where id = v_lease.lane_id));
   elsif v_entry.corrects is not null then
-    select c.tenant_id, c.job_id, c.task_id, coalesce(v_entry.provider, c.provider) into v_entry.tenant_id, v_entry.job_id, v_lease.task_id, v_entry.provider
-    from cost_entries c where c.id = v_entry.corrects;
-    if not found or v_entry.tenant_id <> coalesce(p_tenant_id, v_entry.tenant_id) then
+    -- Two corrections of one line come one after the other.
+    select * into v_line from cost_entries where id = v_entry.corrects for key share;
+    if not found or v_line.tenant_id <> coalesce(p_tenant_id, v_line.tenant_id) then
       perform _refuse(404, 'unknown_cost', 'there is no such line to correct');
     end if;
+    perform pg_advisory_xact_lock(hashtextextended('penstock.cost:' || v_line.id, 0));
+    if v_currency <> v_line.currency then
+      perform _refuse(422, 'invalid_cost', format('the line is in %s', v_line.currency), '{"field": "p_currency"}');
+    end if;
+    if v_line.amount + p_amount + coalesce((select sum(c.amount) from cost_entries c where c.corrects = v_line.id), 0) < 0 then
+      perform _refuse(422, 'invalid_cost', 'a correction takes back at most what the line has', '{"field": "p_amount"}');
+    end if;
+    -- At the rate of its day: taken back in full, nothing is left.
+    v_rate := case when v_line.amount = 0 then v_rate else v_line.base_amount / v_line.amount end;
+    v_entry.tenant_id := v_line.tenant_id;
+    v_entry.job_id := v_line.job_id;
+    v_entry.provider := coalesce(v_entry.provider, v_line.provider);
+    v_lease.task_id := v_line.task_id;
   else
     v_entry.tenant_id := p_tenant_id;
     if not exists (select from tenants where id = p_tenant_id) then
@@ -211,7 +216,7 @@ begin
   insert into cost_entries (at, tenant_id, job_id, task_id, lease, provider, cost_type, meter, variant, unit_count, amount, currency,
     base_amount, corrects, started_at, ended_at, key, reason)
   values (v_now, v_entry.tenant_id, v_entry.job_id, v_lease.task_id, v_lease.lease, v_entry.provider, p_cost_type, v_entry.meter, v_entry.variant,
-    v_entry.unit_count, p_amount, v_currency, p_amount * v_rate, v_entry.corrects, v_entry.started_at, v_entry.ended_at, v_entry.key, v_entry.reason)
+    v_entry.unit_count, p_amount, v_currency, p_amount * v_rate, v_entry.corrects, v_entry.started_at, v_entry.ended_at, v_entry.key, left(v_entry.reason, 1000))
   on conflict (tenant_id, key) where key is not null do nothing returning id into v_entry.id;
   if v_entry.id is null then
     select id into v_entry.id from cost_entries where tenant_id = v_entry.tenant_id and key = v_entry.key and amount = p_amount and currency = v_currency;

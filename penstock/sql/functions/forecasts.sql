@@ -220,11 +220,15 @@ begin
         v_request_room := v_request_room || coalesce(v_room.requests, 1e18)::double precision;
         v_token_room := v_token_room || coalesce(v_room.tokens, 1e18)::double precision;
         v_places := v_places || coalesce(v_room.places, 1e18)::double precision;
-        v_opens := v_opens || case when isfinite(v_state.closed_until) then greatest(0, extract(epoch from v_state.closed_until - v_now)) else 1e18 end::double precision;
+        v_opens := v_opens || case when v_endpoint.status = 'active' and isfinite(v_state.closed_until) then greatest(0, extract(epoch from v_state.closed_until - v_now)) else 1e18 end::double precision;
       end if;
       v_lanes := v_lanes || array_position(v_names, v_group ->> 'provider');
     end if;
   end loop;
+  if v_n = 0 then
+    seconds := 0;
+    return;
+  end if;
   v_m := greatest(1, cardinality(v_names));
   -- Fine enough for the quickest, coarse enough for the longest.
   v_step := greatest(0.2, (select max(s) from unnest(v_seconds) as s) / 1000, (select sum(c * s) from unnest(v_counts, v_seconds) as x(c, s)) / workers / 3000);
@@ -420,13 +424,24 @@ comment on function penstock._forecast(uuid, jsonb) is 'Cost and finish of group
 create or replace function penstock.forecast_job(p_type text, p_tasks jsonb, p_options jsonb default '{}')
 returns jsonb language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
-  v_tenant_id uuid := _caller_tenant(nullif(p_options ->> 'tenant_id', '')::uuid);
+  v_tenant_id uuid;
+  v_budget numeric;
   v_job jobs;
   v_specs task_spec[] := _parse_tasks(p_tasks);
   v_groups jsonb;
   v_forecast jsonb;
 begin
   perform _check_tasks(v_specs);
+  begin
+    v_tenant_id := nullif(p_options ->> 'tenant_id', '')::uuid;
+    v_budget := (p_options ->> 'budget')::numeric;
+    if v_budget = 'NaN' or v_budget < 0 then
+      raise invalid_parameter_value using message = 'a budget is 0 or more';
+    end if;
+  exception when data_exception then
+    perform _refuse(422, 'invalid_options', 'tenant_id or budget is not right: ' || left(sqlerrm, 200), '{"field": "options"}');
+  end;
+  v_tenant_id := _caller_tenant(v_tenant_id);
   v_job.tenant_id := v_tenant_id;
   if exists (select from unnest(v_specs) as s where s.route is not null and s.route <> 'null') then
     v_specs := _choose_providers(v_job, v_specs);
@@ -447,13 +462,11 @@ begin
       'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from spec c cross join lateral unnest(c.after) as a(key) join spec p on p.key = a.key where c.g = x.g and p.g <> x.g)) order by x.g)
   into v_groups from grouped x;
   v_forecast := _forecast(v_tenant_id, v_groups);
-  if p_options ->> 'budget' is not null then
-    v_forecast := v_forecast || jsonb_build_object('budget', jsonb_build_object('amount', (p_options ->> 'budget')::numeric,
-      'fits', (v_forecast #>> '{cost,high}')::numeric <= (p_options ->> 'budget')::numeric));
+  if v_budget is not null then
+    v_forecast := v_forecast || jsonb_build_object('budget', jsonb_build_object('amount', v_budget,
+      'fits', (v_forecast #>> '{cost,high}')::numeric <= v_budget));
   end if;
   return v_forecast;
-exception when invalid_text_representation then
-  perform _refuse(422, 'invalid_options', 'tenant_id or budget is not right', '{"field": "options"}');
 end
 $$;
 comment on function penstock.forecast_job(text, jsonb, jsonb) is

@@ -129,6 +129,7 @@ begin
     return;
   end if;
 
+  perform _count_job(v_job);
   insert into phases (job_id, position, tenant_id, name, weight)
   select v_job.id, e.n, v_tenant_id, e.phase ->> 'name', (e.phase ->> 'weight')::real
   from jsonb_array_elements(v_type.phases) with ordinality as e(phase, n);

@@ -24,6 +24,22 @@ returns boolean language sql immutable set search_path = penstock, pg_temp as $$
 $$;
 comment on function penstock._is_readable(jsonb) is 'Whether common readers of JSON can read this document.';
 
+create or replace function penstock._check_fields(p_values jsonb, p_names text[], p_what text)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_unknown text;
+begin
+  if jsonb_typeof(p_values) is distinct from 'object' then
+    perform _refuse(422, 'invalid_options', format('what is said of a %s is an object', p_what));
+  end if;
+  select k into v_unknown from jsonb_object_keys(p_values) as k where k <> all (p_names);
+  if found then
+    perform _refuse(422, 'unknown_field', format('a %s has no field %L', p_what, left(v_unknown, 100)), jsonb_build_object('field', left(v_unknown, 100)));
+  end if;
+end
+$$;
+comment on function penstock._check_fields(jsonb, text[], text) is 'Refuses what is no object, and fields that are not known.';
+
 create or replace function penstock._check_document(p_document jsonb, p_name text, p_limit integer)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare

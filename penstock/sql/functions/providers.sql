@@ -27,18 +27,11 @@ declare
     'concurrency', 'default_tokens', 'backpressure_threshold', 'backpressure_delay_seconds', 'depth_limit', 'features'];
   v_old endpoints;
   v_new endpoints;
-  v_unknown text;
 begin
   if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,99}/[A-Za-z0-9][A-Za-z0-9_.:/-]{0,98}$' then
     perform _refuse(422, 'invalid_provider', 'a provider is named provider/endpoint', '{"field": "p_name"}');
   end if;
-  if jsonb_typeof(coalesce(p_values, '{}')) <> 'object' then
-    perform _refuse(422, 'invalid_provider', 'the values are an object', '{"field": "p_values"}');
-  end if;
-  select k into v_unknown from jsonb_object_keys(p_values) as k where k <> all (c_fields);
-  if found then
-    perform _refuse(422, 'unknown_field', format('a provider has no field %L', left(v_unknown, 100)), jsonb_build_object('field', left(v_unknown, 100)));
-  end if;
+  perform _check_fields(p_values, c_fields, 'provider');
   if p_tenant_id is not null and not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;

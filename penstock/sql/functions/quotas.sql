@@ -228,6 +228,29 @@ $$;
 comment on function penstock.reserve_quota(uuid, jsonb, text, text, double precision) is
   'Sets amounts of meters aside, all or none, and returns the hold''s id; refuses with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key gives the same hold.';
 
+create or replace function penstock._count_job(p_job penstock.jobs)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_limit record;
+  v_account accounts;
+begin
+  -- Only where it is limited: otherwise the jobs themselves are the count, and starting them waits for nobody.
+  select l.* into v_limit from _limits(p_job.tenant_id, p_job.created_at) as l
+  where l.meter = 'jobs' and exists (select from tenants t where t.id = p_job.tenant_id
+    and (t.plan is not null or exists (select from tenant_limits x where x.tenant_id = t.id)));
+  if not found then
+    return;
+  end if;
+  v_account := _locked_account(p_job.tenant_id, null, 'jobs', v_limit.period);
+  if v_account.used + v_account.held + 1 > v_limit.amount and v_limit.mode = 'enforce' then
+    perform _refuse(429, 'quota_exceeded', format('%s of %s jobs are used', v_account.used + v_account.held, v_limit.amount),
+      jsonb_build_object('meter', 'jobs', 'used', v_account.used, 'held', v_account.held, 'limit', v_limit.amount, 'resets_at', v_limit.resets_at));
+  end if;
+  perform _book(_note_usage(p_job.tenant_id, p_job.type, '{"jobs": 1}', null, null, jsonb_build_object('job_id', p_job.id)));
+end
+$$;
+comment on function penstock._count_job(penstock.jobs) is 'Counts a new job where jobs are limited, and refuses one too many.';
+
 create or replace function penstock._locked_hold(p_hold_id uuid, p_tenant_id uuid)
 returns penstock.holds language plpgsql set search_path = penstock, pg_temp as $$
 declare
@@ -443,6 +466,10 @@ begin
   if v_holds is not null then
     perform _wake_waiting(array(select distinct h.tenant_id from unnest(v_holds) as h));
   end if;
+  -- A place is free again for whoever waits for one.
+  perform pg_notify('penstock', 'ready:' || x.kind) from (
+    select distinct n.kind from (select distinct l.lane_id from unnest(v_leases) as l) as l join lanes n on n.id = l.lane_id
+    join endpoints e on e.id = n.endpoint_id where e.concurrency is not null and exists (select from ready r where r.lane_id = n.id)) as x;
 end
 $$;
 comment on function penstock._settle(penstock.leases[], boolean) is
@@ -506,13 +533,8 @@ comment on function penstock._wake_waiting(uuid[]) is 'Something was given back,
 
 create or replace function penstock.set_meter(p_name text, p_values jsonb default '{}')
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
-declare
-  v_unknown text;
 begin
-  select k into v_unknown from jsonb_object_keys(p_values) as k where k not in ('period', 'mode', 'comment');
-  if found then
-    perform _refuse(422, 'unknown_field', format('a meter has no field %L', left(v_unknown, 100)), jsonb_build_object('field', left(v_unknown, 100)));
-  end if;
+  perform _check_fields(p_values, array['period', 'mode', 'comment'], 'meter');
   insert into meters as m (name, period, mode, comment)
   values (p_name, coalesce(p_values ->> 'period', 'month'), coalesce(p_values ->> 'mode', 'enforce'), coalesce(p_values ->> 'comment', ''))
   on conflict (name) do update set period = coalesce(p_values ->> 'period', m.period), mode = coalesce(p_values ->> 'mode', m.mode),
@@ -527,18 +549,16 @@ comment on function penstock.set_meter(text, jsonb) is 'Makes or changes a meter
 
 create or replace function penstock.set_plan(p_name text, p_values jsonb default '{}')
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
-declare
-  v_unknown text;
 begin
-  select k into v_unknown from jsonb_object_keys(p_values) as k
-  where k not in ('title', 'comment', 'limits', 'features', 'price', 'currency', 'weight', 'is_active', 'position');
-  if found then
-    perform _refuse(422, 'unknown_field', format('a plan has no field %L', left(v_unknown, 100)), jsonb_build_object('field', left(v_unknown, 100)));
-  end if;
+  perform _check_fields(p_values, array['title', 'comment', 'limits', 'features', 'price', 'currency', 'weight', 'is_active', 'position'], 'plan');
   if jsonb_typeof(coalesce(p_values -> 'limits', '{}')) <> 'object' then
     perform _refuse(422, 'invalid_plan', 'limits is an object of meters and amounts', '{"field": "limits"}');
   end if;
   perform _check_units(jsonb_strip_nulls(coalesce(p_values -> 'limits', '{}')) - 'cost', 'limits');
+  if jsonb_typeof(p_values #> '{limits,cost}') not in ('number', 'null') or (p_values #> '{limits,cost}')::numeric < 0
+     or p_values ->> 'price' in ('NaN', 'Infinity') then
+    perform _refuse(422, 'invalid_plan', 'a price and a limit of costs are amounts of money', '{"field": "limits.cost"}');
+  end if;
   insert into plans (name, title) values (p_name, coalesce(p_values ->> 'title', p_name)) on conflict (name) do nothing;
   update plans set title = coalesce(p_values ->> 'title', title), comment = coalesce(p_values ->> 'comment', comment),
     limits = coalesce(p_values -> 'limits', limits), price = coalesce((p_values ->> 'price')::numeric, price),
@@ -670,7 +690,7 @@ begin
   end if;
   select p.* into v_plan from tenants t join plans p on p.name = t.plan where t.id = v_tenant_id;
   select jsonb_object_agg(m.name, jsonb_build_object('used', coalesce(a.used, 0), 'held', coalesce(a.held, 0), 'limit', l.amount,
-      'left', greatest(0, l.amount - coalesce(a.used + a.held, 0)),
+      'left', case when l.amount is not null then greatest(0, l.amount - coalesce(a.used + a.held, 0)) end,
       'percent', round(100 * coalesce(a.used, 0) / nullif(l.amount, 0), 1), 'mode', l.mode, 'period', m.period,
       'resets_at', case when isfinite(p.resets_at) then p.resets_at end) order by m.name)
   into v_usage
