@@ -1,39 +1,66 @@
-"""`penstock demo`: a job with a three-step graph for each of eight documents, on a slow provider that
-sometimes says no, with live progress."""
+"""`penstock demo`: a job with a three-step graph for each of eight documents, on a provider that takes three
+calls at a time, costs money and sometimes says no. With a forecast, a budget and live progress.
+
+The provider is the simulator: it answers over HTTP, from this process, and money is not really spent.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 import sys
 import time
+import urllib.request
+from contextlib import nullcontext
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
-from penstock.app import App, Context, Retry
+from penstock import costs, jobs, providers, simulator, workers
+from penstock.app import App, Context, Started
 from penstock.errors import TimedOut
 from penstock.types import Job
 from penstock.worker import Worker
 
 TITLES = ["Otters", "Herons", "Mills", "Weirs", "Locks", "Sluices", "Turbines", "Penstocks"]
 
+PROVIDER, MODEL = "simulator/gpt-demo", "gpt-demo"
+CONCURRENCY = 3
+PRICES = {"input_tokens": Decimal("3.00"), "output_tokens": Decimal("15.00")}  # per million
+MOST = {"input_tokens": 20, "output_tokens": 200}  # for a document
+BUDGET = Decimal("0.05")
+
 PATIENCE_SECONDS = 120
 
 app = App(tenant="demo")
+# The provider is on this machine, whatever proxy the environment names.
+_http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_url = ""
 
 
 @app.task(max_attempts=6, backoff="300ms", backoff_cap="1s", timeout="30s")
-async def write(ctx: Context, title: str) -> str:
-    """The text of a document, a few words at a time, from a provider that is slow and sometimes refuses."""
-    if random.random() < 0.15:
-        raise Retry("the provider is busy", after="400ms", code="provider_busy")
-    for word in range(1, 6):
-        await asyncio.sleep(random.uniform(0.05, 0.2))
-        ctx.progress(word, of=5, message=f"writing {title}")
-    return f"{title} live by the river. " * 20
+def write(ctx: Context, title: str) -> str:
+    """The text of a document. (A plain function runs in a thread: it may wait for its answer.)"""
+    ctx.progress(0, message=f"writing {title}")
+    question = {
+        "model": MODEL,
+        "max_tokens": MOST["output_tokens"],
+        "messages": [{"role": "user", "content": f"What is there to know about {title}?"}],
+    }
+    headers = {"authorization": "Bearer demo", "content-type": "application/json"}
+    request = urllib.request.Request(f"{_url}/chat/completions", json.dumps(question).encode(), headers)  # noqa: S310 (our own)
+    # A 429 is raised here. The worker knows what it means: the task waits, and so do all others for this provider.
+    with _http.open(request, timeout=20) as response:
+        answer = json.load(response)
+    used = answer["usage"]
+    ctx.usage(input_tokens=used["prompt_tokens"], output_tokens=used["completion_tokens"])
+    return answer["choices"][0]["message"]["content"]
 
 
 @app.task
@@ -54,7 +81,8 @@ async def bind(documents: list[dict[str, Any]]) -> dict[str, Any]:
 @app.job(phases={"write": 60, "typeset": 30, "bind": 10})
 def book(titles: list[str]) -> None:
     """Each document is written, then typeset; when all are, they are bound."""
-    bind.step([typeset.step(title, write.step(title)) for title in titles])
+    paid = write.options(provider=PROVIDER, units=MOST)
+    bind.step([typeset.step(title, paid.step(title)) for title in titles])
 
 
 def run(dsn: str, is_terminal: bool) -> int:
@@ -66,50 +94,85 @@ def run(dsn: str, is_terminal: bool) -> int:
 
 
 async def _run(dsn: str, is_terminal: bool) -> int:
-    console = Console(file=sys.stdout)
+    global _url
     worker = Worker(app, dsn=dsn, concurrency=6, grace_seconds=5)
-    app.use(dsn)
-    console.print("[bold]Penstock demo[/bold]")
-    working = asyncio.create_task(worker.run())
-    try:
-        started = await book.astart(TITLES)
-        console.print(
-            f"job {started.id}: {len(TITLES)} documents, each written, then typeset; then one book of all"
-        )
-        job = await _watch(started, console, is_terminal)
-        output = await started.aresult() if job.status == "completed" else None
-        console.print(f"{job.status}: {output}")
-        console.print(
-            "Look at it again:  [bold]penstock jobs ls[/bold]   [bold]penstock jobs show "
-            + str(started.id)
-            + "[/bold]"
-        )
-        if is_terminal:
-            console.print("The worker stays up until Ctrl-C.")
-            await working
-        return 0 if job.status == "completed" else 3
-    finally:
-        worker.stop()
-        await asyncio.gather(working, return_exceptions=True)
-        await app.aclose()
-
-
-async def _watch(started: Any, console: Console, is_terminal: bool) -> Job:
-    last, deadline = "", time.monotonic() + PATIENCE_SECONDS
-    with (
-        Live(console=console, refresh_per_second=10, transient=False, auto_refresh=False)
-        if is_terminal
-        else _Lines() as live
-    ):
-        while True:
-            job: Job = await started.aget()
+    # With this seed it refuses the fifth call, and few after that.
+    limits, faults = simulator.Limits(concurrency=CONCURRENCY), {"429": 0.1}
+    async with app, simulator.serve(limits=limits, faults=faults, latency=(0.4, 0.9), seed=4) as provider:
+        _url = provider.openai_url
+        working = asyncio.create_task(worker.run())
+        try:
+            await _prepare(worker, working)
+            console = Console(file=sys.stdout)
+            code = await _show(console, provider, is_terminal)
             if is_terminal:
-                live.update(_picture(job), refresh=True)
+                console.print("The worker stays up until Ctrl-C.")
+                await working
+            return code
+        finally:
+            worker.stop()
+            await asyncio.gather(working, return_exceptions=True)
+
+
+async def _prepare(worker: Worker, working: asyncio.Task[None]) -> None:
+    """Declare the provider, and wait for the worker: a forecast counts on those that are there."""
+    async with app.connections() as pool:
+        await providers.set(pool, name=PROVIDER, concurrency=CONCURRENCY, backpressure_threshold=None)
+        if not await costs.prices(pool, provider=PROVIDER):
+            for meter, amount in PRICES.items():
+                await costs.set_price(pool, provider=PROVIDER, meter=meter, amount=amount, per=1_000_000)
+        while worker.id not in {found.id for found in await workers.list(pool)}:
+            if working.done():
+                return await working
+            await asyncio.sleep(0.05)
+
+
+async def _show(console: Console, provider: simulator.Simulator, is_terminal: bool) -> int:
+    say = partial(console.print, highlight=False, soft_wrap=True)
+    say("[bold]Penstock demo[/bold]")
+    say(f"provider {PROVIDER}: {CONCURRENCY} calls at a time; it costs, and sometimes it says no")
+    job_type = book.options(budget=BUDGET)
+    forecast = await job_type.aforecast(TITLES)
+    cost, finish = forecast.cost, forecast.finish
+    foreseen = f"{cost.low:.4f} to {cost.high:.4f} {cost.currency}"
+    when = (
+        f"not known yet ({finish.reason})" if finish.seconds is None else f"in about {finish.seconds:.0f} s"
+    )
+    say(f"forecast: {foreseen}, of a budget of {BUDGET} {cost.currency}; finished {when}")
+    started = await job_type.astart(TITLES)
+    say(f"job {started.id}: {len(TITLES)} documents, each written, then typeset; then one book of all")
+    job, reasons = await _watch(started, console, is_terminal)
+    output = await started.aresult() if job.status == "completed" else None
+    say(f"{job.status}: {output}")
+    async with app.connections() as pool:
+        spent = await costs.of_job(pool, job_id=started.id)
+    say(f"cost: {spent.cost:.4f} of {spent.budget} {cost.currency}; the forecast was {foreseen}")
+    refused, most = provider.statuses["429"], max(a.max_concurrency for a in provider.accounts.values())
+    say(f"provider: {provider.requests} calls, {refused} of them refused, {most} at a time at most")
+    say(f"waited for: {'; '.join(reasons) or 'nothing'}")
+    commands = ("penstock jobs ls", f"penstock jobs show {started.id}", "penstock costs")
+    say("Look at it again:  " + "   ".join(f"[bold]{command}[/bold]" for command in commands))
+    return 0 if job.status == "completed" else 3
+
+
+async def _watch(started: Started[Any], console: Console, is_terminal: bool) -> tuple[Job, list[str]]:
+    """The job, once it has ended, and what its documents waited for."""
+    last, reasons, deadline = "", list[str](), time.monotonic() + PATIENCE_SECONDS
+    with Live(console=console, auto_refresh=False) if is_terminal else nullcontext() as live:
+        while True:
+            job = await started.aget()
+            reason, text = await _why(started)
+            if live is not None:
+                live.update(_picture(job, text), refresh=True)
             elif (line := _line(job)) != last:
                 console.print(line, highlight=False)
                 last = line
+            if reason and reason not in reasons:
+                reasons.append(reason)
+                if live is None:
+                    console.print(f"       {text}", highlight=False, soft_wrap=True)
             if job.is_ended:
-                return job
+                return job, reasons
             if time.monotonic() > deadline:
                 raise TimedOut(
                     f"the job has not ended within {PATIENCE_SECONDS} s; its state is {job.status}"
@@ -117,14 +180,17 @@ async def _watch(started: Any, console: Console, is_terminal: bool) -> Job:
             await asyncio.sleep(0.1)
 
 
-class _Lines:
-    """Stands in for the live picture where there is no terminal."""
-
-    def __enter__(self) -> Any:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+async def _why(started: Started[Any]) -> tuple[str, str]:
+    """Why the last document in line is not being written, in short and as a sentence. Empty if all are."""
+    async with app.connections() as pool:
+        waiting = await jobs.tasks(pool, job_id=started.id, kind="write", status="queued")
+        if not waiting:
+            return "", ""
+        why = await jobs.explain(pool, job_id=started.id, task_id=waiting[-1].id)
+    # It may run by now, or the worker be about to take it.
+    if why.reason is None or why.waits_for == "worker":
+        return "", ""
+    return why.reason, f"{waiting[-1].input['title']} is {why.text}"
 
 
 def _line(job: Job) -> str:
@@ -132,17 +198,16 @@ def _line(job: Job) -> str:
     return f"{progress.percent:3d} %  {progress.phase:<8}  {progress.done}/{progress.total} tasks"
 
 
-def _picture(job: Job) -> Table:
+def _picture(job: Job, why: str) -> Group:
     width = 30
     table = Table.grid(padding=(0, 2))
     for phase in job.progress.phases:
-        ended = phase.succeeded + phase.failed + phase.canceled
-        filled = round(width * ended / phase.total) if phase.total else 0
+        filled = round(width * phase.done / phase.total) if phase.total else 0
         table.add_row(
             phase.name,
             f"[green]{'█' * filled}[/green][dim]{'░' * (width - filled)}[/dim]",
-            f"{ended}/{phase.total}",
+            f"{phase.done}/{phase.total}",
         )
     eta = f"about {job.progress.eta_seconds:.0f} s left" if job.progress.eta_seconds else ""
     table.add_row(f"[bold]{job.progress.percent} %[/bold]", job.progress.message or job.status, eta)
-    return table
+    return Group(table, Text(why, style="dim", overflow="ellipsis", no_wrap=True))

@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, cast
+from urllib.error import HTTPError
 
 _LONGEST_SECONDS = 86400.0
 # Go's way to write durations: 6m0s, 1.5s, 20ms, 1h2m3s.
@@ -43,10 +44,11 @@ def read(status: int, headers: Mapping[str, str], body: Any = None) -> dict[str,
     error = _error(body)
     if words := error.get("message"):
         signal["message"] = str(words)[:500]
-    details: Any = error.get("details")
-    codes = {str(error.get("code")), str(error.get("type"))}
-    if isinstance(details, Mapping):
-        codes.add(str(details.get("error_code")))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    codes = {
+        str(error.get("code")),
+        str(error.get("type")),
+        str(_mapping(error.get("details")).get("error_code")),
+    }
     if status == 402 or (status == 429 and codes & _EXHAUSTED):
         signal["exhausted"] = True
     return signal
@@ -56,29 +58,24 @@ def of(error: BaseException) -> dict[str, Any] | None:
     """The signal of an exception that stands for a refusal; None for any other.
 
     Knows what clients have in common (httpx, requests, openai, anthropic): a `response` with `status_code`
-    and `headers`, and sometimes a decoded `body`.
+    and `headers`, and sometimes a decoded `body`; and urllib's HTTPError, which is its own response. The body
+    of that one may still be on its way, and is not waited for here: a handler that has read and decoded it
+    sets it as `body`.
     """
+    if isinstance(error, HTTPError):
+        # Not by getattr: it looks for what it does not know in a file that may not be there.
+        return _refusal(error.code, error.headers, vars(error).get("body"))
     response: Any = getattr(error, "response", None)
     status: Any = getattr(response, "status_code", None) or getattr(error, "status_code", None)
     if not isinstance(status, int):
         return None
-    headers: Any = getattr(response, "headers", None)
     body: Any = getattr(error, "body", None)
-    if body is None:
-        try:
-            body = response.json()
-        except Exception:
-            # Whatever is wrong with it: an answer without a body is one too.
-            body = None
-    signal = read(status, headers if isinstance(headers, Mapping) else dict(headers or {}), body)
-    if status in _REFUSALS or signal.get("exhausted") or (status == 503 and "retry_after_seconds" in signal):
-        return signal
-    return None
+    return _refusal(status, getattr(response, "headers", None), _decoded(response) if body is None else body)
 
 
 def is_scarce(signal: Mapping[str, Any]) -> bool:
     """Whether an answer is worth telling the others: refused, or hardly anything left."""
-    if signal.get("status") in _REFUSALS or signal.get("exhausted"):
+    if _is_refused(signal):
         return True
     meters = (signal.get(meter) for meter in ("requests", "tokens"))
     return any(meter is not None and meter["remaining"] < 0.2 * meter["limit"] for meter in meters)
@@ -122,8 +119,39 @@ def _number(text: str | None) -> int | None:
     return None if found is None or found > 10**15 else int(found)
 
 
-def _error(body: Any) -> dict[str, Any]:
-    if not isinstance(body, Mapping):
+def _refusal(status: int, headers: Any, body: Any) -> dict[str, Any] | None:
+    signal = read(status, _headers(headers), body)
+    return signal if _is_refused(signal) else None
+
+
+def _is_refused(signal: Mapping[str, Any]) -> bool:
+    status = signal.get("status")
+    if status == 503:
+        # Without a word about when to come back it is an error like any other.
+        return "retry_after_seconds" in signal
+    return status in _REFUSALS or bool(signal.get("exhausted"))
+
+
+def _decoded(response: Any) -> Any:
+    try:
+        return response.json()
+    except Exception:
+        # Whatever is wrong with it: an answer without a body is one too.
+        return None
+
+
+def _headers(found: Any) -> dict[str, str]:
+    try:
+        return dict(found or {})
+    except (TypeError, ValueError):
         return {}
-    found: Any = body.get("error", body)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return dict(found) if isinstance(found, Mapping) else {"message": found}  # pyright: ignore[reportUnknownArgumentType]
+
+
+def _error(body: Any) -> dict[str, Any]:
+    found = _mapping(body)
+    error = found.get("error", found)
+    return _mapping(error) if isinstance(error, Mapping) else {"message": error}
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return dict(cast("Mapping[str, Any]", value)) if isinstance(value, Mapping) else {}

@@ -126,6 +126,13 @@ class Desk:
             self._rate, self._rated_at, self._rated_ended = 0.0, time.monotonic(), self.ended
         return taken
 
+    def take_waiting_for(self, provider: str) -> list[Held]:
+        """What has not begun and would only be refused by the same provider."""
+        taken = [held for held in self.waiting if held.claim.provider == provider]
+        for held in taken:
+            self.waiting.remove(held)
+        return taken
+
     def leave(self) -> None:
         """A handler has ended: its place is free. The lease is kept until the report is accepted."""
         self.running -= 1

@@ -125,6 +125,7 @@ class Execute(Hooks):
                 self._finish.returned(held, error.delay, error.reason)
             elif held.claim.provider is not None and (signal := _signal(error)) is not None:
                 self._finish.limited(held, signal)
+                self._finish.hand_back(self._desk.take_waiting_for(held.claim.provider))
             else:
                 self._finish.failed(held, outcome.describe(error))
         else:
