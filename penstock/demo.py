@@ -55,7 +55,7 @@ def write(ctx: Context, title: str) -> str:
     }
     headers = {"authorization": "Bearer demo", "content-type": "application/json"}
     request = urllib.request.Request(f"{_url}/chat/completions", json.dumps(question).encode(), headers)  # noqa: S310 (our own)
-    # A 429 is raised here. The worker knows what it means: the task waits, and so do all others for this provider.
+    # A 429 is raised here, and the worker knows what it means: all that is for this provider waits.
     with _http.open(request, timeout=20) as response:
         answer = json.load(response)
     used = answer["usage"]
@@ -97,8 +97,10 @@ async def _run(dsn: str, is_terminal: bool) -> int:
     global _url
     worker = Worker(app, dsn=dsn, concurrency=6, grace_seconds=5)
     # With this seed it refuses the fifth call, and few after that.
-    limits, faults = simulator.Limits(concurrency=CONCURRENCY), {"429": 0.1}
-    async with app, simulator.serve(limits=limits, faults=faults, latency=(0.4, 0.9), seed=4) as provider:
+    serving = simulator.serve(
+        limits=simulator.Limits(concurrency=CONCURRENCY), faults={"429": 0.1}, latency=(0.4, 0.9), seed=4
+    )
+    async with app, serving as provider:
         _url = provider.openai_url
         working = asyncio.create_task(worker.run())
         try:
@@ -135,19 +137,20 @@ async def _show(console: Console, provider: simulator.Simulator, is_terminal: bo
     forecast = await job_type.aforecast(TITLES)
     cost, finish = forecast.cost, forecast.finish
     foreseen = f"{cost.low:.4f} to {cost.high:.4f} {cost.currency}"
-    when = (
-        f"not known yet ({finish.reason})" if finish.seconds is None else f"in about {finish.seconds:.0f} s"
-    )
-    say(f"forecast: {foreseen}, of a budget of {BUDGET} {cost.currency}; finished {when}")
+    when = f"about {finish.seconds:.0f} s" if finish.seconds else f"not known: {finish.reason}"
+    say(f"forecast: {foreseen} of a budget of {BUDGET} {cost.currency}; time {when}")
     started = await job_type.astart(TITLES)
     say(f"job {started.id}: {len(TITLES)} documents, each written, then typeset; then one book of all")
     job, reasons = await _watch(started, console, is_terminal)
     output = await started.aresult() if job.status == "completed" else None
+    took = (job.finished_at - job.started_at).total_seconds() if job.finished_at and job.started_at else 0
     say(f"{job.status}: {output}")
     async with app.connections() as pool:
         spent = await costs.of_job(pool, job_id=started.id)
     say(f"cost: {spent.cost:.4f} of {spent.budget} {cost.currency}; the forecast was {foreseen}")
-    refused, most = provider.statuses["429"], max(a.max_concurrency for a in provider.accounts.values())
+    say(f"time: {took:.1f} s; the forecast was {when}")
+    refused = provider.statuses["429"]
+    most = max((account.max_concurrency for account in provider.accounts.values()), default=0)
     say(f"provider: {provider.requests} calls, {refused} of them refused, {most} at a time at most")
     say(f"waited for: {'; '.join(reasons) or 'nothing'}")
     commands = ("penstock jobs ls", f"penstock jobs show {started.id}", "penstock costs")
