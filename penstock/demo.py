@@ -120,6 +120,7 @@ async def _prepare(worker: Worker, working: asyncio.Task[None]) -> None:
     """Declare the provider, and wait for the worker: a forecast counts on those that are there."""
     async with app.connections() as pool:
         await providers.set(pool, name=PROVIDER, concurrency=CONCURRENCY, backpressure_threshold=None)
+        await providers.open(pool, name=PROVIDER)  # what the one of an earlier demo said is over
         if not await costs.prices(pool, provider=PROVIDER):
             for meter, amount in PRICES.items():
                 await costs.set_price(pool, provider=PROVIDER, meter=meter, amount=amount, per=1_000_000)

@@ -177,7 +177,7 @@ async def test_a_full_window_opens_without_a_notification(
     async with running(app, concurrency=4):
         job = await calls.astart()
         await eventually.aio(lambda: len(done) == 2)
-        db.execute("update penstock.spent set slot = slot - 61")
+        db.execute("update penstock.spent set slot = slot - 4 * 61")
         db.execute(
             "update penstock.endpoint_states set open_at = penstock._now() + interval '0.3 seconds' where open_at > penstock._now()"
         )

@@ -97,7 +97,7 @@ cross join lateral (
     coalesce(sum(x.requests) filter (where x.width = 60), 0)::bigint as requests_hour,
     coalesce(sum(x.tokens) filter (where x.width = 60), 0)::bigint as tokens_hour
   from penstock.spent x where x.endpoint_id = e.id
-    and case x.width when 1 then x.slot + 62 else x.slot * 60 + 3661 end > extract(epoch from penstock._now())) as w;
+    and case x.width when 1 then x.slot / 4.0 + 60.75 else x.slot * 60 + 3661 end > extract(epoch from penstock._now())) as w;
 comment on view penstock.provider_list is 'Provider endpoints: limits, what of them is in use in the present windows, and whether they take work.';
 
 create or replace view penstock.usage_days with (security_invoker = true) as

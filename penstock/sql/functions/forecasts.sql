@@ -247,8 +247,8 @@ begin
   end loop;
   for i in 1 .. cardinality(v_names) loop
     for v_at, v_free, v_some in
-      select least(v_ring - 1, greatest(1, ceil((s.slot + 62 - extract(epoch from v_now)) / v_step)))::integer, sum(s.requests)::double precision, sum(s.tokens)::double precision
-      from spent s where s.endpoint_id = (_endpoint(v_names[i], p_tenant_id)).id and s.width = 1 and s.slot + 62 > extract(epoch from v_now) group by 1
+      select least(v_ring - 1, greatest(1, ceil((s.slot / 4.0 + 60.75 - extract(epoch from v_now)) / v_step)))::integer, sum(s.requests)::double precision, sum(s.tokens)::double precision
+      from spent s where s.endpoint_id = (_endpoint(v_names[i], p_tenant_id)).id and s.width = 1 and s.slot / 4.0 + 60.75 > extract(epoch from v_now) group by 1
     loop
       v_place := v_at * v_m + i;
       v_request_back[v_place] := v_request_back[v_place] + v_free;
@@ -330,7 +330,7 @@ begin
         v_request_room[v_lanes[i]] := v_request_room[v_lanes[i]] - v_start * v_requests[i];
         v_token_room[v_lanes[i]] := v_token_room[v_lanes[i]] - v_start * v_tokens[i];
         v_places[v_lanes[i]] := v_places[v_lanes[i]] - v_start;
-        v_place := ((v_tick + ceil(61.5 / v_step)::integer) % v_ring) * v_m + v_lanes[i];
+        v_place := ((v_tick + ceil(60.75 / v_step)::integer) % v_ring) * v_m + v_lanes[i];
         v_request_back[v_place] := v_request_back[v_place] + v_start * v_requests[i];
         v_token_back[v_place] := v_token_back[v_place] + v_start * v_actuals[i];
       end if;

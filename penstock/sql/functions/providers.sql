@@ -1,7 +1,7 @@
 -- Providers: their limits, what of them is left, and what they answer.
--- The windows slide: what was admitted in a second counts until a minute and a second after its end, in a minute until
--- an hour and a second after. So no window of 60 or 3,600 seconds, also as the provider sees it a moment later, holds
--- more than the limit. Whoever admits has the endpoint's state locked; nobody waits for that lock.
+-- The windows slide: what was admitted in a quarter of a second counts until a minute and half a second after its end,
+-- in a minute until an hour and a second after. So no window of 60 or 3,600 seconds, also as the provider sees it a moment
+-- later, holds more than the limit. Whoever admits has the endpoint's state locked; nobody waits for that lock.
 
 insert into penstock.endpoints (provider, endpoint, requests_per_minute, tokens_per_minute, concurrency,
   backpressure_threshold, backpressure_delay_seconds, features, changed_at)
@@ -106,7 +106,7 @@ declare
   v_tokens bigint := least(p_endpoint.tokens_per_minute, p_state.tokens_limit);
 begin
   select coalesce(sum(s.requests), 0) as requests, coalesce(sum(s.tokens), 0) as tokens into v_minute
-  from spent s where s.endpoint_id = p_endpoint.id and s.width = 1 and s.slot + 62 > v_epoch;
+  from spent s where s.endpoint_id = p_endpoint.id and s.width = 1 and s.slot > 4 * (v_epoch - 60.75);
   most_requests := least(p_endpoint.requests_per_minute, p_endpoint.requests_per_hour);
   most_tokens := least(p_endpoint.tokens_per_minute, p_endpoint.tokens_per_hour);
   -- Where there is no limit there is no room either: null.
@@ -136,12 +136,12 @@ comment on function penstock._room(penstock.endpoints, penstock.endpoint_states,
 create or replace function penstock._spend(p_endpoint penstock.endpoints, p_at timestamptz, p_requests bigint, p_tokens bigint)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  v_second bigint := floor(extract(epoch from p_at));
+  v_epoch numeric := extract(epoch from p_at);
 begin
-  insert into spent as s (endpoint_id, width, slot, requests, tokens) values (p_endpoint.id, 1, v_second, p_requests, p_tokens)
+  insert into spent as s (endpoint_id, width, slot, requests, tokens) values (p_endpoint.id, 1, floor(v_epoch * 4), p_requests, p_tokens)
   on conflict (endpoint_id, width, slot) do update set requests = s.requests + excluded.requests, tokens = s.tokens + excluded.tokens;
   if p_endpoint.requests_per_hour is not null or p_endpoint.tokens_per_hour is not null then
-    insert into spent as s (endpoint_id, width, slot, requests, tokens) values (p_endpoint.id, 60, v_second / 60, p_requests, p_tokens)
+    insert into spent as s (endpoint_id, width, slot, requests, tokens) values (p_endpoint.id, 60, floor(v_epoch / 60), p_requests, p_tokens)
     on conflict (endpoint_id, width, slot) do update set requests = s.requests + excluded.requests, tokens = s.tokens + excluded.tokens;
   end if;
 end
@@ -172,7 +172,7 @@ begin
       v_requests := v_requests + v_slot.requests;
       v_tokens := v_tokens + v_slot.tokens;
       if v_requests > v_most_requests or v_tokens > v_most_tokens then
-        v_at := greatest(v_at, to_timestamp(case v_width when 1 then v_slot.slot + 62 else v_slot.slot * 60 + 3661 end));
+        v_at := greatest(v_at, to_timestamp(case v_width when 1 then v_slot.slot / 4.0 + 60.75 else v_slot.slot * 60 + 3661 end));
         exit;
       end if;
     end loop;
@@ -369,7 +369,7 @@ comment on function penstock.report_limited(bigint, text, bigint, jsonb) is
 
 create or replace function penstock._prune_providers()
 returns void language sql set search_path = penstock, pg_temp as $$
-  delete from spent where case width when 1 then slot + 120 else slot * 60 + 3800 end < extract(epoch from _now());
+  delete from spent where case width when 1 then slot / 4.0 + 90 else slot * 60 + 3800 end < extract(epoch from _now());
   delete from calls where expires_at < _now() - interval '1 hour'
 $$;
 comment on function penstock._prune_providers() is 'Forgets what no window holds any more.';

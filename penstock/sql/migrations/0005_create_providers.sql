@@ -54,7 +54,7 @@ create table penstock.spent (
   tokens bigint not null,
   primary key (endpoint_id, width, slot)
 ) with (fillfactor = 50);
-comment on table penstock.spent is 'What was admitted, per second for the minute''s window and per minute for the hour''s.';
+comment on table penstock.spent is 'What was admitted: slots of a quarter of a second for the minute''s window (width 1), and of a minute for the hour''s (60).';
 
 create table penstock.calls (
   id uuid primary key default penstock._uuid7(),
