@@ -28,6 +28,17 @@ PROMISES = [
     ("cancel_job_others", "others' claims meanwhile", "< 2 ×"),
     ("held_ratio", "claim after a snapshot was held open for 5 minutes under load, to before", "≤ 1.5 ×"),
     ("held_backlog", "tasks left behind then", "none"),
+    ("limited_share", "claims from 100 lanes with limits, to one lane without", "≥ 0.7 ×"),
+    ("closed_lane", "what a closed lane with 1,000,000 tasks costs the others' claims", "< 1.1 ×"),
+    ("wire_violations", "calls refused by a provider for rate: 8 workers, 10 minutes, kill -9 throughout", "0"),
+    ("wire_used", "of that provider's capacity used", "≥ 0.95"),
+    ("wire_leaked", "places lost to the kills", "0"),
+    ("quota_over", "instants over the limit: 64 callers, 10,000 times the last unit, kills", "0"),
+    ("quota_leaked", "holds left behind", "0"),
+    ("quota_drift", "units of difference between accounts and ledger", "0"),
+    ("forecast_cost", "of 50 forecast jobs, cost inside the stated range", "≥ 0.9"),
+    ("forecast_finish", "of 50 forecast jobs, finish within 15 %", "≥ 0.8"),
+    ("rollup_all", "milliseconds for costs by provider and day over 10,000,000 lines", "< 50"),
 ]
 
 

@@ -100,7 +100,7 @@ def _retry_after(headers: Mapping[str, str]) -> float | None:
         return min(_LONGEST_SECONDS, found)
     try:
         at = parsedate_to_datetime(text)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, IndexError):
         return None
     at = at.replace(tzinfo=UTC) if at.tzinfo is None else at
     return min(_LONGEST_SECONDS, max(0.0, (at - datetime.now(UTC)).total_seconds()))

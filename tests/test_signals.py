@@ -170,6 +170,8 @@ def test_a_duration_as_go_writes_it(text: str, seconds: float | None) -> None:
         ({"retry-after": "infinity"}, None),
         ({"retry-after": "tomorrow"}, None),
         ({"retry-after": "Wed, 99 Oct 2015 07:28:00 GMT"}, None),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 +99999999999999999999"}, None),
+        ({"retry-after": "1 Jan 2026 0:3000000000"}, None),
     ],
 )
 def test_when_to_come_back(headers: dict[str, str], seconds: float | None) -> None:

@@ -300,8 +300,13 @@ declare
   v_specs task_spec[] := _parse_tasks(p_tasks);
   v_count integer := cardinality(v_specs);
   v_ids bigint[];
+  -- Of a long list each look costs as much as a part of the insert: one look for all.
+  v_is_repeatable boolean;
   v_has_keys boolean;
   v_has_graph boolean;
+  v_has_routes boolean;
+  v_has_demands boolean;
+  v_is_timed boolean;
   v_parents bigint[];
   v_ended bigint[];
   v_rows ready[];
@@ -311,7 +316,10 @@ declare
 begin
   perform _check_tasks(v_specs);
   select * into strict v_job from jobs where id = p_job_id;
-  if exists (select from unnest(v_specs) as s where s.idempotency_key is not null) then
+  select bool_or(s.idempotency_key is not null), bool_or(s.key is not null or s.after is not null), bool_or(s.after is not null),
+    bool_or(s.route is not null), bool_or(s.provider is not null or s.units is not null or s.route is not null), bool_or(s.run_at > v_now)
+  into v_is_repeatable, v_has_keys, v_has_graph, v_has_routes, v_has_demands, v_is_timed from unnest(v_specs) as s;
+  if v_is_repeatable then
     -- A repeated key is the same task: it is left out.
     v_specs := array(
       select v_specs[x.n] from (
@@ -326,20 +334,16 @@ begin
       return '{}';
     end if;
   end if;
-  select bool_or(s.key is not null or s.after is not null), bool_or(s.after is not null) into v_has_keys, v_has_graph
-  from unnest(v_specs) as s;
   if v_has_keys then
     perform _check_keys(p_job_id, v_specs);
   end if;
   perform _add_phases(v_job, v_specs);
-  if exists (select from unnest(v_specs) as s where s.route is not null and s.route <> 'null') then
+  if v_has_routes then
     v_specs := _choose_providers(v_job, v_specs);
   end if;
-  if exists (select from unnest(v_specs) as s where s.provider is not null or s.units is not null) then
+  if v_has_demands then
     v_pressed := _check_demands(v_job, v_specs);
   end if;
-  perform _lane(s.kind, s.provider, v_job.tenant_id, s.is_gated) from (
-    select distinct kind, provider, provider is not null or units is not null as is_gated from unnest(v_specs) order by 1, 2, 3) as s;
   v_ids := array(select nextval('task_ids') from generate_series(1, v_count));
 
   with spec as (
@@ -347,7 +351,8 @@ begin
       priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
   ), route as materialized (
     select s.kind, s.provider, s.phase, s.is_gated, _lane(s.kind, s.provider, v_job.tenant_id, s.is_gated) as lane_id, p.position
-    from (select distinct kind, provider, phase, provider is not null or units is not null as is_gated from spec) as s
+    -- In one order: two who make the same lanes wait for each other one way only.
+    from (select distinct kind, provider, phase, provider is not null or units is not null as is_gated from spec order by 1, 2, 3, 4) as s
     cross join lateral (
       select x.position from phases x where x.job_id = p_job_id
       order by (x.name = coalesce(s.phase, s.kind)) desc, x.position limit 1) as p
@@ -380,8 +385,7 @@ begin
         greatest(s.run_at, v_now + make_interval(secs => (0.5 + random()) * (v_pressed ->> s.provider)::double precision))) else '{}' end)
       from unnest(v_specs) as s);
   end if;
-  if v_has_graph or v_job.status = 'paused' or v_job.run_at > v_now
-     or exists (select from unnest(v_specs) as s where s.run_at > v_now) then
+  if v_has_graph or v_job.status = 'paused' or v_job.run_at > v_now or v_is_timed or v_pressed <> '{}' then
     v_rows := _park_new(v_job, v_specs, v_rows);
   end if;
   if cardinality(v_ended) > 0 then
