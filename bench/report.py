@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Writes docs/benchmarks.md and the figures in README.md from bench/results/latest.json."""
 
 from __future__ import annotations

@@ -383,6 +383,18 @@ class TestForecast:
             or found["finish"]["workers"] == 1
         )
 
+    def test_others_places_come_back(self, sql: Contract, clock: Clock) -> None:
+        """What others run now ends: a new job is not forecast to wait for ever."""
+        clock.freeze()
+        provider(sql, concurrency=2)
+        sql.start(calls(5))
+        (first, _) = sql.claim(2)
+        clock.advance(seconds=4)
+        sql.complete(first)
+        sql.claim(1)
+        found = self.forecast(sql, calls(4))
+        assert 4 < found["finish"]["seconds"] < 40
+
     def test_of_a_running_job(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         provider(sql, requests_per_minute=10)

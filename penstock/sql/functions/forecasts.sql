@@ -187,6 +187,7 @@ declare
   v_ends double precision[];
   v_request_back double precision[];
   v_token_back double precision[];
+  v_place_back double precision[];
   v_kinds text[] := array(select g ->> 'kind' from jsonb_array_elements(p_groups) as g);
   v_at integer;
   v_place integer;
@@ -236,6 +237,7 @@ begin
   v_ends := array_fill(0::double precision, array[v_ring * v_n]);
   v_request_back := array_fill(0::double precision, array[v_ring * v_m]);
   v_token_back := array_fill(0::double precision, array[v_ring * v_m]);
+  v_place_back := array_fill(0::double precision, array[v_ring * v_m]);
   v_done := array_fill(0::double precision, array[v_n]);
   for i in 1 .. v_n loop
     -- What runs already is anywhere on its way.
@@ -246,6 +248,16 @@ begin
     end loop;
   end loop;
   for i in 1 .. cardinality(v_names) loop
+    -- The places that others' calls have come back as those end, about when ours would.
+    v_endpoint := _endpoint(v_names[i], p_tenant_id);
+    if v_endpoint.concurrency is not null then
+      select v_endpoint.concurrency - v_places[i] - coalesce(sum(v_begun[g]), 0), coalesce(avg(v_seconds[g]), 1) into v_free, v_some
+      from generate_series(1, v_n) as g where v_lanes[g] = i;
+      for k in 1 .. 4 loop
+        v_place := (greatest(1, round(v_some * k / 4.5 / v_step)))::integer * v_m + i;
+        v_place_back[v_place] := v_place_back[v_place] + greatest(0, v_free) / 4;
+      end loop;
+    end if;
     for v_at, v_free, v_some in
       select least(v_ring - 1, greatest(1, ceil((s.slot / 4.0 + 60.75 - extract(epoch from v_now)) / v_step)))::integer, sum(s.requests)::double precision, sum(s.tokens)::double precision
       from spent s where s.endpoint_id = (_endpoint(v_names[i], p_tenant_id)).id and s.width = 1 and s.slot / 4.0 + 60.75 > extract(epoch from v_now) group by 1
@@ -263,8 +275,10 @@ begin
       v_place := v_at * v_m + e;
       v_request_room[e] := v_request_room[e] + v_request_back[v_place];
       v_token_room[e] := v_token_room[e] + v_token_back[v_place];
+      v_places[e] := v_places[e] + v_place_back[v_place];
       v_request_back[v_place] := 0;
       v_token_back[v_place] := 0;
+      v_place_back[v_place] := 0;
     end loop;
     for i in 1 .. v_n loop
       v_place := v_at * v_n + i;
