@@ -43,7 +43,7 @@ async def ask(ctx: Context, n: int) -> None:
         model="gpt-4o-mini", max_tokens=150, messages=[{"role": "user", "content": "idea %d " % n * 12}])
     await ctx.ausage(input_tokens=answer.usage.prompt_tokens, output_tokens=answer.usage.completion_tokens)
 
-asyncio.run(Worker(app, concurrency=8, lease_seconds=10).run())
+asyncio.run(Worker(app, concurrency=16, lease_seconds=10).run())
 """
 
 
@@ -156,7 +156,7 @@ def control(url: str, body: bytes | None = None) -> Any:
 
 def wire(dsn: str, seconds: int, processes: int = 8) -> list[Figure]:
     """Workers against a provider that counts, five times as much work as it takes, and kill -9 throughout."""
-    rpm, tpm, concurrency = 500, 100_000, 40
+    rpm, tpm, concurrency = 500, 100_000, 120
     dice = random.Random(7)
     with (
         database(dsn) as connection,
