@@ -209,6 +209,7 @@ def wire(dsn: str, seconds: int, processes: int = 8) -> list[Figure]:
         connection.execute("select penstock.reclaim_stale_tasks()")
         left = one(connection, "select running from penstock.provider_list where name = 'openai/gpt-4o-mini'")
         done = one(connection, "select count(*) from penstock.results")
+        lost = one(connection, "select count(*) from penstock.attempts where outcome = 'lost'")
     account = (
         next(a for a in stats["accounts"] if a["requests"] > 0)
         if stats["accounts"] and "requests" in stats["accounts"][0]
@@ -229,7 +230,12 @@ def wire(dsn: str, seconds: int, processes: int = 8) -> list[Figure]:
             account["max_requests_60s"],
             "requests in any 60 s",
         ),
-        Figure("wire_leaked", f"{running} running at the end", left, "places not given back (0)"),
+        Figure(
+            "wire_leaked",
+            f"{running} running at the end, {lost} attempts lost to kills",
+            left,
+            "places not given back (0)",
+        ),
         Figure("wire_done", SYSTEM, done, "tasks done"),
     ]
 
