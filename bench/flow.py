@@ -276,11 +276,11 @@ def caller(dsn: str, tenant_id: str, threads: int, seed: int) -> None:
                     time.sleep(dice.uniform(0, 0.02))
                     continue
                 assert row
-                match dice.randrange(10):
-                    case 0:
+                match dice.randrange(200):
+                    case n if n < 20:
                         connection.execute("select penstock.release_hold(%s)", (row[0],))
-                    case 1:
-                        pass  # forgotten: it expires
+                    case 20:
+                        pass  # forgotten: it expires after a second, and until then nobody has the unit
                     case _:
                         connection.execute("select penstock.commit_hold(%s)", (row[0],))
 

@@ -7,7 +7,7 @@ import builtins
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, LiteralString, TypeAlias, Unpack
@@ -125,13 +125,26 @@ async def start_many(
     chosen = _options(options)
     async with db.transaction(where) as held:
         [opened] = await db.call(held, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
-        count = 0
-        for part in _chunks(tasks, chunk) if opened["is_new"] else ():
-            await db.call(held, "add_tasks", p_job_id=opened["job_id"], p_tasks=part)
-            count += 1
-        if opened["is_new"] and not count:
-            raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
+        if opened["is_new"]:
+            await _add_all(held, opened["job_id"], _chunks(tasks, chunk))
         return opened["job_id"]
+
+
+async def _add_all(held: db.Connection, job_id: UUID, parts: AsyncGenerator[db.Json]) -> None:
+    """Send part after part. While the database takes one, the next is read."""
+    sending: asyncio.Task[Any] | None = None
+    try:
+        async for part in parts:
+            if sending is not None:
+                await sending
+            sending = asyncio.create_task(db.call(held, "add_tasks", p_job_id=job_id, p_tasks=part))
+        if sending is None:
+            raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
+        await sending
+    finally:
+        # Whatever went wrong, nothing is under way when the transaction ends.
+        if sending is not None and not sending.done():
+            await asyncio.wait([sending])
 
 
 async def start_in(
@@ -334,7 +347,7 @@ def _options(options: JobOptions) -> dict[str, Any]:
     return chosen
 
 
-def _chunks(tasks: Iterable[TaskSpec], most: int) -> Iterator[db.Json]:
+async def _chunks(tasks: Iterable[TaskSpec], most: int) -> AsyncGenerator[db.Json]:
     """The tasks in JSON arrays of at most so many, or of a few megabytes. Each task is serialised once."""
     stream = iter(tasks)
     part: builtins.list[TaskSpec] = []
@@ -342,6 +355,8 @@ def _chunks(tasks: Iterable[TaskSpec], most: int) -> Iterator[db.Json]:
     while some := builtins.list(islice(stream, min(100, most - len(part)))):
         part += some
         texts.append(json.dumps(some)[1:-1])
+        # So that what is being sent meanwhile goes on.
+        await asyncio.sleep(0)
         if len(part) >= most or sum(map(len, texts)) >= _CHUNK_BYTES:
             yield _joined(part, texts)
             part, texts = [], []

@@ -85,12 +85,15 @@ async def test_many_tasks_are_read_as_they_are_sent(db: testing.Database, tenant
     assert row["n"] == 2501
 
 
-def test_large_tasks_are_sent_in_small_parts() -> None:
-    parts = list(jobs._chunks(steps(100, text="x" * 200_000), 10_000))  # pyright: ignore[reportPrivateUsage]
+async def test_large_tasks_are_sent_in_small_parts() -> None:
+    async def chunks(tasks: Any, most: int) -> list[Any]:
+        return [part async for part in jobs._chunks(tasks, most)]  # pyright: ignore[reportPrivateUsage]
+
+    parts = await chunks(steps(100, text="x" * 200_000), 10_000)
     assert len(parts) == 1  # as many as are looked at together
-    parts = list(jobs._chunks(steps(300, text="x" * 50_000), 10_000))  # pyright: ignore[reportPrivateUsage]
+    parts = await chunks(steps(300, text="x" * 50_000), 10_000)
     assert [len(part.obj) for part in parts] == [200, 100]
-    parts = list(jobs._chunks(steps(250), 120))  # pyright: ignore[reportPrivateUsage]
+    parts = await chunks(steps(250), 120)
     assert [len(part.obj) for part in parts] == [120, 120, 10]
     assert json.loads(parts[2].dumps(parts[2].obj)) == parts[2].obj if parts[2].dumps else False
 
