@@ -273,7 +273,7 @@ def caller(dsn: str, tenant_id: str, threads: int, seed: int) -> None:
                 except psycopg.Error as error:
                     if error.sqlstate != "PT429":
                         raise
-                    time.sleep(dice.uniform(0, 0.02))
+                    time.sleep(dice.uniform(0, 0.1))
                     continue
                 assert row
                 match dice.randrange(200):
@@ -319,7 +319,7 @@ def last_unit(dsn: str, rounds: int, processes: int = 8, threads: int = 8) -> li
                     callers[victim].kill()
                     callers[victim].join()
                     callers[victim] = spawn(100 + killed)
-                    killed, kill_at = killed + 1, time.monotonic() + dice.uniform(1, 3)
+                    killed, kill_at = killed + 1, time.monotonic() + dice.uniform(3, 6)
                 if time.monotonic() > upkeep_at:
                     connection.execute("select penstock.upkeep()")
                     upkeep_at = time.monotonic() + 0.2
