@@ -505,13 +505,18 @@ def rollup(dsn: str, lines: int) -> list[Figure]:
     with database(dsn) as connection:
         connection.execute("select penstock.create_tenant('t' || n) from generate_series(1, 200) as n")
         began = time.perf_counter()
-        for _ in range(lines // 500_000):
-            connection.execute("""
+        parts = lines // 500_000
+        for part in range(parts):
+            # As it comes in life: a few days at a time.
+            connection.execute(
+                """
                 insert into penstock.cost_entries (at, tenant_id, provider, cost_type, unit_count, amount, currency, base_amount)
-                select clock_timestamp() - random() * interval '90 days', t.ids[1 + floor(random() * 200)::integer],
+                select clock_timestamp() - (%s + random()) / %s * interval '90 days', t.ids[1 + floor(random() * 200)::integer],
                   'p/' || floor(random() * 12), (array['inference', 'render', 'storage'])[1 + floor(random() * 3)::integer],
                   100, 0.0015, 'USD', 0.0015
-                from generate_series(1, 500000), (select array_agg(id) as ids from penstock.tenants) as t""")
+                from generate_series(1, 500000), (select array_agg(id) as ids from penstock.tenants) as t""",
+                (part, parts),
+            )
             while one(connection, "select exists (select from penstock.cost_sums where is_fresh)"):
                 connection.execute("select penstock._compact()")
         rate = lines / (time.perf_counter() - began)
