@@ -117,7 +117,8 @@ create table penstock.usage_sums (
   is_fresh boolean not null default true
 ) with (fillfactor = 80);
 create unique index usage_sums_key on penstock.usage_sums (tenant_id, day, action, meter) where not is_fresh;
-create index usage_sums_fresh on penstock.usage_sums (tenant_id, day) where is_fresh;
+create index usage_sums_fresh on penstock.usage_sums (day) where is_fresh;
+create index usage_sums_day on penstock.usage_sums (tenant_id, day);
 comment on table penstock.usage_sums is 'Usage per tenant, action and UTC day. Who records adds a fresh row, so that nobody waits; upkeep adds these up.';
 
 alter table penstock.jobs add column budget numeric check (budget >= 0),

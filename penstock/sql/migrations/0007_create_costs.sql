@@ -66,7 +66,8 @@ create table penstock.cost_sums (
   is_fresh boolean not null default true
 ) with (fillfactor = 80);
 create unique index cost_sums_key on penstock.cost_sums (tenant_id, day, provider, cost_type) nulls not distinct where not is_fresh;
-create index cost_sums_fresh on penstock.cost_sums (tenant_id, day) where is_fresh;
+create index cost_sums_fresh on penstock.cost_sums (day) where is_fresh;
+create index cost_sums_day on penstock.cost_sums (tenant_id, day);
 comment on table penstock.cost_sums is 'Costs per day, provider and type in the base currency, of each tenant and (tenant null) of all. Fresh rows are added up by upkeep.';
 
 alter table penstock.exchange_rates enable row level security;
