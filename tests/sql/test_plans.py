@@ -253,7 +253,15 @@ class TestCalls:
         # Tables that stay small whatever the load.
         few = {"lanes", "kinds", "job_types", "settings", "tenants", "chores", "leases", "shares", "mixed"}
         # Nothing here names a provider or units: these are empty, and no plan for them says anything.
-        few |= {"endpoints", "endpoint_states", "accounts", "holds", "usage_sums", "cost_sums"}
+        few |= {
+            "endpoints",
+            "endpoint_states",
+            "accounts",
+            "holds",
+            "usage_sums",
+            "cost_sums",
+            "tenant_limits",
+        }
         assert {name for name in found if name.startswith("seq ")} <= {f"seq {name}" for name in few}
         assert pages(big.sql, query, *params) < most
         return found

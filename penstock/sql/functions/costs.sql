@@ -62,7 +62,7 @@ begin
     perform _refuse(409, 'price_exists', 'there is a price of this from that very moment', '{"field": "valid_from"}', 'Prices are not changed but followed by others.');
   end if;
   perform _audit(v_tenant_id, 'price.set', null, 'provider:' || p_provider, jsonb_build_object('meter', p_meter, 'amount', p_amount) || p_options);
-  update parked set until = _now() where waits_for = 'price' and lane_id in (select id from lanes where provider = p_provider);
+  perform _retry_parked('price', array(select id from lanes where provider = p_provider), greatest(_now(), v_from));
   perform pg_notify('penstock', 'chores');
   return v_id;
 exception when check_violation then
@@ -95,7 +95,7 @@ language sql stable set search_path = penstock, pg_temp as $$
       (select m from (values ('input_tokens'), ('output_tokens')) as d(name)
        cross join lateral _price(p_provider, p_tenant_id, d.name, p_variant, p_at) as m
        where u.key = 'tokens' and not p_units ? 'input_tokens' and not p_units ? 'output_tokens' and m.amount is not null
-       order by m.amount desc limit 1)) as p) as x
+       order by m.amount * _base_rate(m.currency, p_at) desc limit 1)) as p) as x
   where (x.p).amount is not null and u.value::numeric > 0
 $$;
 comment on function penstock._priced(text, uuid, jsonb, text, timestamptz) is 'What units cost at a provider, line by line.';
@@ -179,6 +179,9 @@ begin
     perform _refuse(422, 'unknown_currency', format('there is no exchange rate for %L', left(v_currency, 10)), '{"field": "p_currency"}',
       'Add it with penstock.set_exchange_rate.');
   end if;
+  if p_task_id is not null and v_entry.corrects is not null then
+    perform _refuse(422, 'invalid_cost', 'a correction is of a line, not of an attempt', '{"field": "corrects"}');
+  end if;
   if p_task_id is not null then
     perform _require_lease(p_task_id, p_worker_id, p_lease);
     select * into v_lease from leases where task_id = p_task_id;
@@ -195,7 +198,9 @@ begin
     if v_currency <> v_line.currency then
       perform _refuse(422, 'invalid_cost', format('the line is in %s', v_line.currency), '{"field": "p_currency"}');
     end if;
-    if v_line.amount + p_amount + coalesce((select sum(c.amount) from cost_entries c where c.corrects = v_line.id), 0) < 0 then
+    -- One that was recorded before, with the same key, is not taken back a second time: see below.
+    if v_line.amount + p_amount + coalesce((select sum(c.amount) from cost_entries c where c.corrects = v_line.id), 0) < 0
+       and not exists (select from cost_entries c where c.tenant_id = v_line.tenant_id and c.key = v_entry.key) then
       perform _refuse(422, 'invalid_cost', 'a correction takes back at most what the line has', '{"field": "p_amount"}');
     end if;
     -- At the rate of its day: taken back in full, nothing is left.
@@ -226,7 +231,8 @@ begin
     return v_entry.id;
   end if;
   v_bookings := array[row(v_entry.tenant_id, null, 'cost', (_period('cost', v_now)).starts, p_amount * v_rate, 0)::booking];
-  if v_entry.job_id is not null then
+  -- The ledger outlives the jobs.
+  if exists (select from jobs where id = v_entry.job_id) then
     v_bookings := v_bookings || row(v_entry.tenant_id, v_entry.job_id, 'cost', date 'epoch', p_amount * v_rate, 0)::booking;
   end if;
   if v_lease.lease is not null then
@@ -263,11 +269,9 @@ begin
   end if;
   update jobs set budget = p_amount where id = p_job_id;
   perform _audit(v_job.tenant_id, 'job.budget_set', p_job_id, 'job:' || p_job_id, jsonb_build_object('from', v_job.budget, 'to', p_amount));
-  if p_amount is null then
-    update parked set until = _now(), waits_for = null where tenant_id = v_job.tenant_id and waits_for = 'budget' and job_id = p_job_id;
-    perform pg_notify('penstock', 'chores');
-  end if;
+  -- The first of what waits for it; the rest, and what somebody else has in hand, is woken by upkeep.
   perform _wake_waiting(array[v_job.tenant_id]);
+  perform pg_notify('penstock', 'chores');
   if v_job.status = 'paused' and v_job.status_reason like 'budget:%' then
     perform resume_job(p_job_id);
   end if;
@@ -281,12 +285,13 @@ declare
   v_job record;
 begin
   -- Nothing of it runs any more that could give something back: it waits for a decision.
+  -- An account that is locked is just being moved, and so is a job.
   for v_job in
-    select j.id, j.budget, coalesce(a.used, 0) as used from jobs j
-    left join accounts a on a.tenant_id = j.tenant_id and a.job_id = j.id and a.meter = 'cost'
-    where j.budget is not null and j.finished_at is null and j.status in ('queued', 'running') and coalesce(a.held, 0) = 0
+    select j.id, j.budget, a.used from jobs j
+    join accounts a on a.tenant_id = j.tenant_id and a.job_id = j.id and a.meter = 'cost'
+    where j.budget is not null and j.finished_at is null and j.status in ('queued', 'running') and a.held = 0
       and exists (select from parked p where p.tenant_id = j.tenant_id and p.waits_for = 'budget' and p.job_id = j.id)
-    for no key update of j skip locked
+    for no key update of j, a skip locked
   loop
     perform pause_job(v_job.id, format('budget: %s of %s %s spent, and the next task does not fit', trim_scale(v_job.used), trim_scale(v_job.budget),
       (_setting('base_currency')) #>> '{}'));

@@ -186,7 +186,16 @@ returns void language sql set search_path = penstock, pg_temp as $$
 $$;
 comment on function penstock._set_aside(tid[], text, text, timestamptz) is 'Takes tasks out of the line until there is room for them.';
 
-create or replace function penstock._reserve_tasks(p_tids tid[], p_now timestamptz, out tids tid[], out held bigint[], out amounts jsonb[], out is_refused boolean)
+create or replace function penstock._retry_parked(p_waits_for text, p_lane_ids integer[], p_at timestamptz)
+returns void language sql set search_path = penstock, pg_temp as $$
+  -- Without waiting: what somebody has in hand is found by the next upkeep.
+  update parked set until = least(until, p_at) where ctid = any (array(
+    select ctid from parked where waits_for = p_waits_for and lane_id = any (p_lane_ids) for no key update skip locked))
+$$;
+comment on function penstock._retry_parked(text, integer[], timestamptz) is 'What waits for a limit or a price in these lanes is tried again at a moment.';
+
+create or replace function penstock._reserve_tasks(p_tids tid[], p_now timestamptz, p_is_patient boolean,
+  out tids tid[], out held bigint[], out amounts jsonb[], out is_refused boolean, out unused_jobs uuid[], out unused_tasks bigint[])
 language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
   v_task record;
@@ -195,6 +204,7 @@ declare
   v_left jsonb := '{}';
   v_limits jsonb := '{}';
   v_budgets jsonb := '{}';
+  v_busy uuid[] := '{}';
   v_bookings booking[] := '{}';
   v_units jsonb;
   v_amounts jsonb;
@@ -202,23 +212,45 @@ declare
   v_key text;
   v_meter text;
   v_short text;
-  v_tasks record;
+  v_is_taken boolean;
 begin
   tids := '{}';
   held := '{}';
   amounts := '{}';
   is_refused := false;
-  -- What each tenant and each job has left, locked in one order: by tenant, the tenant's before its jobs', by meter.
+  unused_jobs := '{}';
+  unused_tasks := '{}';
+  -- What each tenant and each job has left, all that is booked below and little else, locked in one order: by tenant, its
+  -- jobs' before its own, by meter.
   for v_limit in
-    select x.tenant_id, x.job_id, x.meter, x.amount, x.mode, x.period, x.resets_at from (
-      select g.tenant_id, null::uuid as job_id, l.* from (select distinct r.tenant_id from ready r where r.ctid = any (p_tids)) as g
-      cross join lateral _limits(g.tenant_id, p_now) as l
+    with line as materialized (
+      select r.tenant_id, r.job_id, t.units from ready r
+      cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
+      where r.ctid = any (p_tids)
+    ), need as materialized (
+      select d.tenant_id, k as meter from (select distinct x.tenant_id, x.units from line x) as d cross join lateral jsonb_object_keys(d.units) as k
+      -- And what follows from the others.
+      union select d.tenant_id, k from line d cross join unnest(array['requests', 'tokens', 'cost']) as k
+    ), budgeted as materialized (
+      select j.id, j.tenant_id, j.budget from (select distinct d.job_id from line d) as d
+      cross join lateral (select x.id, x.tenant_id, x.budget from jobs x where x.id = d.job_id offset 0) as j where j.budget is not null
+    )
+    select distinct on (x.tenant_id, x.job_id, x.meter) x.* from (
+      select g.tenant_id, null::uuid as job_id, l.meter, l.amount, l.mode, l.period, l.resets_at
+      from (select n.tenant_id, array_agg(n.meter) as meters from need n group by n.tenant_id) as g
+      cross join lateral _limits(g.tenant_id, p_now) as l where l.meter = any (g.meters)
       union all
-      select j.tenant_id, j.id, 'cost', j.budget, 'enforce', 'epoch', 'infinity' from jobs j
-      where j.id in (select r.job_id from ready r where r.ctid = any (p_tids)) and j.budget is not null) as x
-    order by x.tenant_id, x.job_id nulls last, x.meter
+      select b.tenant_id, b.id, 'cost', b.budget, 'enforce', 'epoch', 'infinity' from budgeted b
+      union all
+      -- What is set aside for a job is set aside for its tenant, also where that has no limit.
+      select b.tenant_id, null, 'cost', null, null, (_period('cost', p_now)).starts, null from budgeted b) as x
+    order by x.tenant_id, x.job_id, x.meter, x.amount nulls last
   loop
-    v_account := _locked_account(v_limit.tenant_id, v_limit.job_id, v_limit.meter, v_limit.period);
+    v_account := _locked_account(v_limit.tenant_id, v_limit.job_id, v_limit.meter, v_limit.period, p_is_patient);
+    if v_account.tenant_id is null then
+      v_busy := v_busy || v_limit.tenant_id;
+    end if;
+    continue when v_limit.amount is null or v_account.tenant_id is null;
     v_key := coalesce(v_limit.job_id, v_limit.tenant_id) || ':' || v_limit.meter;
     v_left := v_left || jsonb_build_object(v_key, v_limit.amount - v_account.used - v_account.held);
     if v_limit.job_id is null then
@@ -230,86 +262,116 @@ begin
   end loop;
 
   for v_task in
-    select r.ctid as tid, r.task_id, r.job_id, r.tenant_id, t.units, l.provider, j.on_limit
+    select r.ctid as tid, r.task_id, r.job_id, r.tenant_id, t.units, l.provider, j.on_limit, j.status
     from ready r join lanes l on l.id = r.lane_id
     cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
-    -- While we have it, nobody stops the job between what is set aside and the lease.
-    join lateral (select x.on_limit from jobs x where x.id = r.job_id and x.status in ('queued', 'running') for share skip locked) as j on true
+    cross join lateral (select x.on_limit, x.status from jobs x where x.id = r.job_id offset 0) as j
     where r.ctid = any (p_tids) order by r.vtime, r.task_id
   loop
-    if not v_limits ? v_task.tenant_id::text and not v_budgets ? v_task.job_id::text then
+    v_is_taken := false;
+    if v_task.status not in ('queued', 'running') then
+      -- Its job is stopped: the claim puts it where it belongs. Under this lock the job does not go on before that.
+      perform 1 from jobs where id = v_task.job_id and status = v_task.status for share skip locked;
+      if found then
+        tids := tids || v_task.tid;
+      end if;
+    elsif v_task.tenant_id = any (v_busy) then
+      -- Later: we have accounts in hand, and somebody else has this one.
+      null;
+    elsif not v_limits ? v_task.tenant_id::text and not v_budgets ? v_task.job_id::text then
       tids := tids || v_task.tid;
-      continue;
-    end if;
-    v_units := _whole_units(v_task.units, v_task.provider is not null);
-    v_amounts := '{}';
-    v_short := null;
-    if v_budgets ? v_task.job_id::text or v_limits -> v_task.tenant_id::text ? 'cost' then
-      v_cost := _estimated_cost(v_task.provider, v_task.tenant_id, v_task.units);
-      if v_cost is null then
-        perform _set_aside(array[v_task.tid], format('price: %s has none', v_task.provider), 'price', 'infinity');
-        continue;
-      end if;
-      v_units := v_units || jsonb_build_object('cost', v_cost);
-      if v_budgets ? v_task.job_id::text then
-        v_amounts := jsonb_build_object('cost', v_cost);
-        if v_cost > (v_left ->> (v_task.job_id || ':cost'))::numeric then
-          v_short := 'budget';
-        end if;
-      end if;
-    end if;
-    for v_meter in select k from jsonb_object_keys(v_units) as k where v_limits -> v_task.tenant_id::text ? k loop
-      exit when v_short is not null;
-      v_amounts := v_amounts || jsonb_build_object(v_meter, v_units -> v_meter);
-      if (v_units ->> v_meter)::numeric > 0 and (v_units ->> v_meter)::numeric > (v_left ->> (v_task.tenant_id || ':' || v_meter))::numeric then
-        if v_limits #>> array[v_task.tenant_id::text, v_meter, 'mode'] = 'enforce' then
-          v_short := v_meter;
-        else
-          insert into usage_events (at, tenant_id, action, job_id, task_id, units, details)
-          values (p_now, v_task.tenant_id, 'gate', v_task.job_id, v_task.task_id, '{}', jsonb_build_object('would_have_blocked', v_meter));
-        end if;
-      end if;
-    end loop;
-    if v_short = 'budget' then
-      perform _set_aside(array[v_task.tid], format('budget: %s left of %s, needs up to %s', trim_scale((v_left ->> (v_task.job_id || ':cost'))::numeric),
-        trim_scale((v_budgets ->> v_task.job_id::text)::numeric), trim_scale(v_cost)), 'budget', 'infinity');
-    elsif v_short is not null and v_task.on_limit = 'refuse' then
-      perform _set_aside(array[v_task.tid], 'quota: ' || v_short, 'refused', 'infinity');
-      is_refused := true;
-    elsif v_short is not null then
-      perform _set_aside(array[v_task.tid], format('quota: %s, %s left of %s', v_short, greatest(0, trim_scale((v_left ->> (v_task.tenant_id || ':' || v_short))::numeric)),
-        v_limits #>> array[v_task.tenant_id::text, v_short, 'limit']), v_short, (v_limits #>> array[v_task.tenant_id::text, v_short, 'resets_at'])::timestamptz);
+      v_is_taken := true;
     else
-      for v_meter in select k from jsonb_object_keys(v_amounts) as k loop
-        if v_limits -> v_task.tenant_id::text ? v_meter then
-          v_key := v_task.tenant_id || ':' || v_meter;
-          v_left := v_left || jsonb_build_object(v_key, (v_left ->> v_key)::numeric - (v_amounts ->> v_meter)::numeric);
+      v_units := _whole_units(v_task.units, v_task.provider is not null);
+      v_amounts := '{}';
+      v_short := null;
+      if v_budgets ? v_task.job_id::text or v_limits -> v_task.tenant_id::text ? 'cost' then
+        v_cost := _estimated_cost(v_task.provider, v_task.tenant_id, v_task.units);
+        if v_cost is null then
+          v_short := 'price';
+        else
+          v_units := v_units || jsonb_build_object('cost', v_cost);
+          if v_budgets ? v_task.job_id::text then
+            v_amounts := jsonb_build_object('cost', v_cost);
+            if v_cost > (v_left ->> (v_task.job_id || ':cost'))::numeric then
+              v_short := 'budget';
+            end if;
+          end if;
+        end if;
+      end if;
+      for v_meter in select k from jsonb_object_keys(v_units) as k where v_limits -> v_task.tenant_id::text ? k loop
+        exit when v_short is not null;
+        v_amounts := v_amounts || jsonb_build_object(v_meter, v_units -> v_meter);
+        if (v_units ->> v_meter)::numeric > 0 and (v_units ->> v_meter)::numeric > (v_left ->> (v_task.tenant_id || ':' || v_meter))::numeric then
+          if v_limits #>> array[v_task.tenant_id::text, v_meter, 'mode'] = 'enforce' then
+            v_short := v_meter;
+          else
+            insert into usage_events (at, tenant_id, action, job_id, task_id, units, details)
+            values (p_now, v_task.tenant_id, 'gate', v_task.job_id, v_task.task_id, '{}', jsonb_build_object('would_have_blocked', v_meter));
+          end if;
         end if;
       end loop;
-      if v_budgets ? v_task.job_id::text then
-        v_key := v_task.job_id || ':cost';
-        v_left := v_left || jsonb_build_object(v_key, (v_left ->> v_key)::numeric - v_cost);
+      if v_short = 'price' then
+        perform _set_aside(array[v_task.tid], format('price: %s has none', v_task.provider), 'price',
+          coalesce((select min(p.valid_from) from prices p where p.provider = v_task.provider and p.valid_from > p_now), 'infinity'));
+      elsif v_short = 'budget' then
+        perform _set_aside(array[v_task.tid], format('budget: %s left of %s, needs up to %s', trim_scale((v_left ->> (v_task.job_id || ':cost'))::numeric),
+          trim_scale((v_budgets ->> v_task.job_id::text)::numeric), trim_scale(v_cost)), 'budget', 'infinity');
+      elsif v_short is not null and v_task.on_limit = 'refuse' then
+        perform _set_aside(array[v_task.tid], 'quota: ' || v_short, 'refused', 'infinity');
+        is_refused := true;
+      elsif v_short is not null then
+        perform _set_aside(array[v_task.tid], format('quota: %s, %s left of %s', v_short, greatest(0, trim_scale((v_left ->> (v_task.tenant_id || ':' || v_short))::numeric)),
+          v_limits #>> array[v_task.tenant_id::text, v_short, 'limit']), v_short, (v_limits #>> array[v_task.tenant_id::text, v_short, 'resets_at'])::timestamptz);
+      else
+        for v_meter in select k from jsonb_object_keys(v_amounts) as k loop
+          if v_limits -> v_task.tenant_id::text ? v_meter then
+            v_key := v_task.tenant_id || ':' || v_meter;
+            v_left := v_left || jsonb_build_object(v_key, (v_left ->> v_key)::numeric - (v_amounts ->> v_meter)::numeric);
+          end if;
+        end loop;
+        if v_budgets ? v_task.job_id::text then
+          v_key := v_task.job_id || ':cost';
+          v_left := v_left || jsonb_build_object(v_key, (v_left ->> v_key)::numeric - v_cost);
+        end if;
+        tids := tids || v_task.tid;
+        v_is_taken := true;
+        held := held || v_task.task_id;
+        amounts := amounts || jsonb_build_object('tenant_id', v_task.tenant_id, 'job_id', v_task.job_id, 'amounts', v_amounts, 'has_budget', v_budgets ? v_task.job_id::text);
+        v_bookings := v_bookings || array(
+          select row(v_task.tenant_id, null, u.key, (_period(u.key, p_now)).starts, 0, u.value::numeric)::booking from jsonb_each_text(v_amounts) as u);
+        if v_budgets ? v_task.job_id::text then
+          v_bookings := v_bookings || row(v_task.tenant_id, v_task.job_id, 'cost', date 'epoch', 0, v_cost)::booking;
+        end if;
       end if;
-      tids := tids || v_task.tid;
-      held := held || v_task.task_id;
-      amounts := amounts || jsonb_build_object('amounts', v_amounts, 'has_budget', v_budgets ? v_task.job_id::text);
-      v_bookings := v_bookings || array(
-        select row(v_task.tenant_id, null, u.key, (_period(u.key, p_now)).starts, 0, u.value::numeric)::booking from jsonb_each_text(v_amounts) as u);
-      if v_budgets ? v_task.job_id::text then
-        v_bookings := v_bookings || row(v_task.tenant_id, v_task.job_id, 'cost', date 'epoch', 0, v_cost)::booking;
-      end if;
+    end if;
+    if not v_is_taken then
+      unused_jobs := unused_jobs || v_task.job_id;
+      unused_tasks := unused_tasks || v_task.task_id;
     end if;
   end loop;
   perform _book(v_bookings);
 end
 $$;
-comment on function penstock._reserve_tasks(tid[], timestamptz) is
-  'Of tasks that are about to be claimed: sets aside what their tenants'' quotas and their jobs'' budgets have room for, and takes the others out of the line.';
+comment on function penstock._reserve_tasks(tid[], timestamptz, boolean) is
+  'Of tasks that are about to be claimed: sets aside what their tenants'' quotas and their jobs'' budgets have room for, and takes the others out of the line. Names those that were counted in a window for nothing.';
+
+create or replace function penstock._free_unclaimed(p_held bigint[], p_amounts jsonb[], p_now timestamptz)
+returns void language sql set search_path = penstock, pg_temp as $$
+  select _book(array(
+    select b from unnest(p_held, p_amounts) as h(task_id, amounts)
+    cross join lateral unnest(_freed(row(null, (h.amounts ->> 'tenant_id')::uuid, (h.amounts ->> 'job_id')::uuid, h.task_id, null, null, 'claim',
+      h.amounts -> 'amounts', '{}', (h.amounts ->> 'has_budget')::boolean, 'held', p_now, null, null)::holds)) as b
+    where not exists (select from leases l where l.task_id = h.task_id)))
+$$;
+comment on function penstock._free_unclaimed(bigint[], jsonb[], timestamptz) is
+  'Gives back what was set aside for tasks whose job was stopped before they had a lease.';
 
 create or replace function penstock._admit(p_kinds text[], p_max integer, p_stopped uuid[], p_now timestamptz,
-  out tids tid[], out lanes integer[], out held bigint[], out amounts jsonb[], out is_more boolean)
-language plpgsql set search_path = penstock, pg_temp
-  set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off set plan_cache_mode = force_generic_plan set jit = off as $$
+  p_is_first boolean, p_is_empty boolean, p_is_patient boolean,
+  out tids tid[], out lanes integer[], out held bigint[], out amounts jsonb[], out is_more boolean, out has_booked boolean)
+language plpgsql set search_path = penstock, pg_temp as $$
+-- How its statements are planned is set by claim_tasks, which is the only one to call it.
 declare
   v_lane record;
   v_endpoint endpoints;
@@ -318,14 +380,18 @@ declare
   v_line tid[];
   v_fit record;
   v_busy integer;
+  v_has_state boolean := false;
+  v_chosen integer[] := '{}';
   v_reserved record;
   v_is_limited boolean;
+  v_unused record;
 begin
   tids := '{}';
   lanes := '{}';
   held := '{}';
   amounts := '{}';
   is_more := false;
+  has_booked := false;
   for v_lane in
     -- In any order, and looked at one by one until there is enough.
     select l.* from (
@@ -340,15 +406,25 @@ begin
     exit when cardinality(tids) >= p_max;
     v_room := null;
     if v_lane.endpoint_id is not null then
+      -- First without a lock: most lanes that wait have no place free, and who can take nothing should hold nothing.
+      select * into v_endpoint from endpoints where id = v_lane.endpoint_id;
+      continue when v_endpoint.status <> 'active' or _places(v_endpoint, p_now) < 1;
       select * into v_state from endpoint_states where endpoint_id = v_lane.endpoint_id for no key update skip locked;
       if not found then
         -- Somebody else is just taking from it.
         v_busy := v_lane.endpoint_id;
         continue;
       end if;
+      v_has_state := true;
       select * into v_endpoint from endpoints where id = v_lane.endpoint_id;
       continue when v_state.open_at > p_now or v_state.closed_until > p_now or v_endpoint.status <> 'active';
+      if not p_is_patient and not _can_spend(v_endpoint.id, p_now) then
+        is_more := true;
+        continue;
+      end if;
       v_room := _room(v_endpoint, v_state, p_now);
+      -- What we chose for it from another lane has no lease yet.
+      v_room.places := v_room.places - cardinality(array_positions(v_chosen, v_endpoint.id));
       if v_room.places < 1 then
         continue;
       end if;
@@ -407,6 +483,7 @@ begin
       perform _spend(v_endpoint, p_now, v_fit.requests, v_fit.tokens);
       tids := tids || v_fit.tids;
       lanes := lanes || v_lane.id;
+      v_chosen := v_chosen || array_fill(v_endpoint.id, array[cardinality(v_fit.tids)]);
     end if;
     if v_fit.next_requests is not null then
       -- Nobody needs to look before the next one fits.
@@ -416,9 +493,12 @@ begin
     end if;
   end loop;
 
-  if tids = '{}' and v_busy is not null then
-    -- With nothing in hand there is nothing to lose by waiting for a turn; the caller tries again.
-    perform 1 from endpoint_states where endpoint_id = v_busy for no key update;
+  if tids = '{}' and v_busy is not null and p_is_empty then
+    -- With nothing in hand, no other endpoint's state either, there is nothing to lose by waiting for a turn.
+    if p_is_first and not v_has_state then
+      perform 1 from endpoint_states where endpoint_id = v_busy for no key update;
+    end if;
+    -- The caller tries again.
     is_more := true;
   end if;
   if tids <> '{}' then
@@ -429,7 +509,8 @@ begin
       where t.plan is not null or j.budget is not null or exists (select from tenant_limits x where x.tenant_id = d.tenant_id)) into v_is_limited;
     if v_is_limited then
       v_line := tids;
-      select * into v_reserved from _reserve_tasks(tids, p_now);
+      has_booked := true;
+      select * into v_reserved from _reserve_tasks(tids, p_now, p_is_patient);
       tids := v_reserved.tids;
       held := v_reserved.held;
       amounts := v_reserved.amounts;
@@ -439,11 +520,22 @@ begin
       if cardinality(tids) < cardinality(v_line) then
         is_more := true;
       end if;
+      -- What is not claimed after all leaves its room in the windows to others. Their state and slots are in our hand.
+      for v_unused in
+        select e as endpoint, sum(s.requests)::bigint as requests, sum(s.tokens)::bigint as tokens
+        from unnest(v_reserved.unused_jobs, v_reserved.unused_tasks) as u(job_id, task_id)
+        join tasks t on t.job_id = u.job_id and t.id = u.task_id
+        join penstock.lanes n on n.id = t.lane_id join endpoints e on e.id = n.endpoint_id
+        cross join lateral _size(t.units, e.default_tokens) as s group by e.id, e order by e.id
+      loop
+        perform _spend(v_unused.endpoint, p_now, -v_unused.requests, -v_unused.tokens);
+        update endpoint_states set open_at = 'epoch' where endpoint_id = (v_unused.endpoint).id and open_at > p_now;
+      end loop;
     end if;
   end if;
 end
 $$;
-comment on function penstock._admit(text[], integer, uuid[], timestamptz) is
+comment on function penstock._admit(text[], integer, uuid[], timestamptz, boolean, boolean, boolean) is
   'Chooses what may be claimed from gated lanes: in order, within each provider''s windows and concurrency, within quotas and budgets. Counts what it chose.';
 
 create or replace function penstock.next_opening(p_task_types text[] default null)

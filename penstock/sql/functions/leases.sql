@@ -170,12 +170,10 @@ begin
   end if;
   perform _move_progress(v_deltas);
   perform _queue(v_freed, false);
-  if v_gated is not null then
-    perform _settle(v_gated, true);
-  end if;
-
   if v_count < cardinality(p_task_ids) then
-    return query select r.id, r.code from _refusals(p_worker_id, 'succeeded', p_task_ids, p_leases, p_outputs, v_limit) as r;
+    return query select r.id, r.code from _refusals(p_worker_id, 'succeeded', p_task_ids, p_leases, v_gated, p_outputs, v_limit) as r;
+  elsif v_gated is not null then
+    perform _settle(v_gated, true, null);
   end if;
 end
 $$;
@@ -183,7 +181,7 @@ comment on function penstock.complete_tasks(text, bigint[], bigint[], jsonb[]) i
   'Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.';
 
 create or replace function penstock._refusals(
-  p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_outputs jsonb[] default null, p_limit integer default null)
+  p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] default null, p_limit integer default null)
 returns table (id bigint, code text) language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_stopped leases[];
@@ -197,7 +195,7 @@ begin
   )
   select array_agg(g.held) into v_stopped from gone g;
   perform _keep_canceled(v_stopped);
-  perform _settle(v_stopped, false);
+  perform _settle(p_ended, p_outcome = 'succeeded', v_stopped);
   return query
   select g.id, case
       when exists (select from unnest(v_stopped) as s where s.task_id = g.id) then 'canceled'
@@ -214,8 +212,8 @@ begin
     where t.id = g.id and a.outcome = p_outcome and a.worker_id = p_worker_id and a.lease = g.lease);
 end
 $$;
-comment on function penstock._refusals(text, text, bigint[], bigint[], jsonb[], integer) is
-  'Which tasks of a batch were not accepted, and why. What was said before with the same lease counts as accepted.';
+comment on function penstock._refusals(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer) is
+  'Settles what was accepted of a batch and says which tasks were not, and why. What was said before with the same lease counts as accepted.';
 
 create or replace function penstock._others(
   p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], out task_ids bigint[], out leases bigint[])
@@ -322,11 +320,12 @@ begin
       perform _bury(v_dead, v_reasons, v_codes, v_messages);
     end if;
     perform _queue(v_again, true);
-    perform _settle(v_failed, false);
   end if;
   if coalesce(cardinality(v_failed), 0) < cardinality(p_task_ids) then
     return query select r.id, r.code from _others(p_task_ids, p_leases, v_failed) as o
-    cross join _refusals(p_worker_id, 'failed', o.task_ids, o.leases) as r;
+    cross join _refusals(p_worker_id, 'failed', o.task_ids, o.leases, v_failed) as r;
+  else
+    perform _settle(v_failed, false, null);
   end if;
 end
 $$;
@@ -383,10 +382,11 @@ begin
       v_now + make_interval(secs => p_delay_seconds), left(coalesce(p_reason, 'rescheduled'), 200)
     from unnest(v_leases) as l;
   end if;
-  perform _settle(v_leases, false);
   if coalesce(cardinality(v_leases), 0) < cardinality(p_task_ids) then
     return query select r.id, r.code from _others(p_task_ids, p_leases, v_leases) as o
-    cross join _refusals(p_worker_id, 'rescheduled', o.task_ids, o.leases) as r;
+    cross join _refusals(p_worker_id, 'rescheduled', o.task_ids, o.leases, v_leases) as r;
+  else
+    perform _settle(v_leases, false, null);
   end if;
 end
 $$;

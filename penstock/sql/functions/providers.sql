@@ -35,7 +35,7 @@ begin
   if p_tenant_id is not null and not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
-  select * into v_old from endpoints where name = p_name and tenant_id is not distinct from p_tenant_id for update;
+  select * into v_old from endpoints where name = p_name and tenant_id is not distinct from p_tenant_id for no key update;
   begin
     if v_old.id is null then
       insert into endpoints (provider, endpoint, tenant_id, changed_at)
@@ -54,8 +54,7 @@ begin
   end;
   -- What was full may have room now, what did not fit at all may fit, and what was refused may be tried.
   update endpoint_states set open_at = 'epoch', requests_limit = null, tokens_limit = null where endpoint_id = v_new.id;
-  update parked p set until = _now() where p.waits_for = 'limit' and p.lane_id in (
-    select id from lanes where provider = p_name and tenant_id is not distinct from p_tenant_id);
+  perform _retry_parked('limit', array(select id from lanes where provider = p_name and tenant_id is not distinct from p_tenant_id), _now());
   insert into provider_events (at, endpoint_id, tenant_id, event, details) values (_now(), v_new.id, p_tenant_id, 'changed', p_values);
   perform _audit(p_tenant_id, 'provider.changed', null, 'provider:' || p_name, p_values);
   perform pg_notify('penstock', 'chores');
@@ -94,6 +93,17 @@ returns table (requests bigint, tokens bigint) language sql immutable as $$
 $$;
 comment on function penstock._size(jsonb, bigint) is 'What of a provider''s limits a call takes.';
 
+create or replace function penstock._places(p_endpoint penstock.endpoints, p_now timestamptz)
+returns bigint language sql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+  -- Live leases and live calls are the count: there is nothing that could leak.
+  select case when p_endpoint.concurrency is not null then greatest(0, p_endpoint.concurrency
+    - (select coalesce(sum(x.n), 0) from lanes l
+       cross join lateral (select count(*) as n from leases y where y.lane_id = l.id and y.is_gated offset 0) as x
+       where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id)
+    - (select count(*) from calls c where c.endpoint_id = p_endpoint.id and c.expires_at > p_now)) end
+$$;
+comment on function penstock._places(penstock.endpoints, timestamptz) is 'How many more calls an endpoint takes at once (null: no limit).';
+
 create or replace function penstock._room(p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamptz,
   out requests bigint, out tokens bigint, out places bigint, out most_requests bigint, out most_tokens bigint)
 language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
@@ -107,8 +117,9 @@ declare
 begin
   select coalesce(sum(s.requests), 0) as requests, coalesce(sum(s.tokens), 0) as tokens into v_minute
   from spent s where s.endpoint_id = p_endpoint.id and s.width = 1 and s.slot > 4 * (v_epoch - 60.75);
-  most_requests := least(p_endpoint.requests_per_minute, p_endpoint.requests_per_hour);
-  most_tokens := least(p_endpoint.tokens_per_minute, p_endpoint.tokens_per_hour);
+  -- Also not more than the provider says: what never fits must not stand in the line for ever.
+  most_requests := least(v_requests, p_endpoint.requests_per_hour);
+  most_tokens := least(v_tokens, p_endpoint.tokens_per_hour);
   -- Where there is no limit there is no room either: null.
   requests := case when v_requests > 0 then greatest(1, floor(v_requests * v_pace)) else v_requests end - v_minute.requests;
   tokens := floor(v_tokens * v_pace) - v_minute.tokens;
@@ -120,14 +131,7 @@ begin
   end if;
   requests := case when requests is not null then greatest(0, requests) end;
   tokens := case when tokens is not null then greatest(0, tokens) end;
-  if p_endpoint.concurrency is not null then
-    -- Live leases and live calls are the count: there is nothing that could leak.
-    places := greatest(0, p_endpoint.concurrency
-      - (select coalesce(sum(x.n), 0) from lanes l
-         cross join lateral (select count(*) as n from leases y where y.lane_id = l.id and y.is_gated offset 0) as x
-         where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id)
-      - (select count(*) from calls c where c.endpoint_id = p_endpoint.id and c.expires_at > p_now));
-  end if;
+  places := _places(p_endpoint, p_now);
 end
 $$;
 comment on function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamptz) is
@@ -148,6 +152,17 @@ end
 $$;
 comment on function penstock._spend(penstock.endpoints, timestamptz, bigint, bigint) is 'Counts what was admitted at a moment; less than nothing gives back.';
 
+create or replace function penstock._can_spend(p_endpoint_id integer, p_at timestamptz)
+returns boolean language sql set search_path = penstock, pg_temp as $$
+  with mine as (
+    select 1 from spent s where s.endpoint_id = p_endpoint_id and (s.width, s.slot) in (
+      (1, floor(extract(epoch from p_at) * 4)::bigint), (60, floor(extract(epoch from p_at) / 60)::bigint)) for no key update skip locked
+  )
+  select (select count(*) from mine) = (select count(*) from spent s where s.endpoint_id = p_endpoint_id and (s.width, s.slot) in (
+    (1, floor(extract(epoch from p_at) * 4)::bigint), (60, floor(extract(epoch from p_at) / 60)::bigint)))
+$$;
+comment on function penstock._can_spend(integer, timestamptz) is 'Whether what is admitted at a moment can be counted without waiting for anybody.';
+
 create or replace function penstock._opens_at(p_endpoint penstock.endpoints, p_requests bigint, p_tokens bigint, p_now timestamptz)
 returns timestamptz language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
@@ -163,6 +178,7 @@ begin
   foreach v_width in array array[1, 60] loop
     v_most_requests := case v_width when 1 then p_endpoint.requests_per_minute else p_endpoint.requests_per_hour end - p_requests;
     v_most_tokens := case v_width when 1 then p_endpoint.tokens_per_minute else p_endpoint.tokens_per_hour end - p_tokens;
+    continue when v_most_requests is null and v_most_tokens is null;
     v_requests := 0;
     v_tokens := 0;
     -- Latest first: the slot with which it is too much has to pass.
@@ -216,6 +232,8 @@ begin
     perform _refuse(422, 'over_limit', format('%s tokens at once are more than %s ever has', p_estimated_tokens, v_endpoint.name));
   end if;
   select * into v_state from endpoint_states where endpoint_id = v_endpoint.id for no key update;
+  -- As it is now that it is our turn.
+  select * into v_endpoint from endpoints where id = v_endpoint.id;
   v_now := _now();
   if v_endpoint.status <> 'active' or v_state.closed_until > v_now then
     return false;
@@ -259,6 +277,10 @@ begin
     perform _spend(v_endpoint, v_call.granted_at, 0, p_actual_tokens - v_call.tokens);
     update endpoint_states set open_at = 'epoch' where endpoint_id = v_endpoint.id and p_actual_tokens < v_call.tokens;
   end if;
+  if v_call.id is not null then
+    -- For whoever waits for the place, or for the tokens.
+    perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.endpoint_id = v_endpoint.id and exists (select from ready r where r.lane_id = l.id);
+  end if;
 end
 $$;
 comment on function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid) is
@@ -269,6 +291,7 @@ returns void language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_endpoint endpoints := _required_endpoint(p_name, p_tenant_id);
   v_state endpoint_states;
+  v_before endpoint_states;
   v_now timestamptz;
   v_room record;
   v_delay double precision;
@@ -310,12 +333,19 @@ begin
     insert into provider_events (at, endpoint_id, tenant_id, event, details)
     values (v_now, v_endpoint.id, v_endpoint.tenant_id, 'refused', p_signal || jsonb_build_object('closed_seconds', round(v_delay::numeric, 3)));
   end if;
-  -- A limit that is lower than ours counts, as long as the provider says so.
+  -- A limit that is lower than ours counts, as long as the provider says so. A limit of nothing says nothing: it would
+  -- close the lane for good, since nobody would ask again.
   update endpoint_states set
-    requests_limit = case when v_told.requests_limit < v_endpoint.requests_per_minute then v_told.requests_limit end,
-    tokens_limit = case when v_told.tokens_limit < v_endpoint.tokens_per_minute then v_told.tokens_limit end
+    requests_limit = case when v_told.requests_limit between 1 and v_endpoint.requests_per_minute - 1 then v_told.requests_limit end,
+    tokens_limit = case when v_told.tokens_limit between 1 and v_endpoint.tokens_per_minute - 1 then v_told.tokens_limit end
   where endpoint_id = v_endpoint.id and (v_told.requests_limit is not null or v_told.tokens_limit is not null);
+  v_before := v_state;
   select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
+  if v_before.requests_limit < coalesce(v_state.requests_limit, v_endpoint.requests_per_minute)
+     or v_before.tokens_limit < coalesce(v_state.tokens_limit, v_endpoint.tokens_per_minute) then
+    perform _retry_parked('limit', array(select id from lanes where endpoint_id = v_endpoint.id), v_now);
+    perform pg_notify('penstock', 'chores');
+  end if;
   -- Less is left than we believe: somebody else calls with the same key. What they took counts for us too.
   v_room := _room(v_endpoint, v_state, v_now);
   if v_told.requests_left < v_room.requests - 0.05 * v_endpoint.requests_per_minute
@@ -334,13 +364,16 @@ declare
   v_call record;
 begin
   for v_call in
-    select _endpoint(n.provider, l.tenant_id) as endpoint, l.started_at, sum(s.requests)::bigint as requests, sum(s.tokens)::bigint as tokens
-    from unnest(p_leases) as l join lanes n on n.id = l.lane_id join tasks t on t.job_id = l.job_id and t.id = l.task_id
-    cross join lateral _size(t.units, (_endpoint(n.provider, l.tenant_id)).default_tokens) as s
-    where l.is_gated and n.provider is not null and l.usage is null group by 1, 2 order by (_endpoint(n.provider, l.tenant_id)).id, 2
+    -- At the endpoint they were admitted by, also when the tenant has one of its own by now.
+    select e as endpoint, l.started_at, sum(s.requests)::bigint as requests, sum(s.tokens)::bigint as tokens
+    from unnest(p_leases) as l join lanes n on n.id = l.lane_id join endpoints e on e.id = n.endpoint_id
+    join tasks t on t.job_id = l.job_id and t.id = l.task_id
+    cross join lateral _size(t.units, e.default_tokens) as s
+    where l.is_gated and l.usage is null group by e.id, e, l.started_at order by e.id, l.started_at
   loop
+    -- The state before its slots, as whoever admits.
+    update endpoint_states set open_at = case when open_at > _now() then 'epoch' else open_at end where endpoint_id = (v_call.endpoint).id;
     perform _spend(v_call.endpoint, v_call.started_at, -v_call.requests, -v_call.tokens);
-    update endpoint_states set open_at = 'epoch' where endpoint_id = (v_call.endpoint).id and open_at > _now();
   end loop;
 end
 $$;
@@ -351,13 +384,14 @@ returns void language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_lease leases;
   v_provider text;
+  v_tenant_id uuid;
   v_delay double precision := 0;
 begin
   perform _require_lease(p_task_id, p_worker_id, p_lease);
   select * into v_lease from leases where task_id = p_task_id;
-  select provider into v_provider from lanes where id = v_lease.lane_id;
+  select provider, tenant_id into v_provider, v_tenant_id from lanes where id = v_lease.lane_id;
   if v_provider is not null then
-    perform report_provider(v_provider, p_signal, v_lease.tenant_id);
+    perform report_provider(v_provider, p_signal, v_tenant_id);
   elsif jsonb_typeof(p_signal -> 'retry_after_seconds') = 'number' then
     v_delay := greatest(0, least(86400, (p_signal ->> 'retry_after_seconds')::double precision));
   end if;
@@ -369,7 +403,9 @@ comment on function penstock.report_limited(bigint, text, bigint, jsonb) is
 
 create or replace function penstock._prune_providers()
 returns void language sql set search_path = penstock, pg_temp as $$
-  delete from spent where case width when 1 then slot / 4.0 + 90 else slot * 60 + 3800 end < extract(epoch from _now());
-  delete from calls where expires_at < _now() - interval '1 hour'
+  -- What somebody has in hand is left for the next time.
+  delete from spent where ctid = any (array(
+    select ctid from spent where case width when 1 then slot / 4.0 + 90 else slot * 60 + 3800 end < extract(epoch from _now()) for update skip locked));
+  delete from calls where ctid = any (array(select ctid from calls where expires_at < _now() - interval '1 hour' for update skip locked))
 $$;
 comment on function penstock._prune_providers() is 'Forgets what no window holds any more.';

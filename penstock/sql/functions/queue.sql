@@ -125,6 +125,9 @@ declare
   v_is_gated_first boolean;
   v_gated integer[];
   v_taken integer := 0;
+  v_kept integer;
+  v_has_booked boolean := false;
+  v_is_patient boolean := true;
 begin
   if coalesce(length(p_worker_id), 0) not between 1 and 200 then
     perform _refuse(422, 'invalid_worker', 'a worker id has 1 to 200 characters', '{"field": "p_worker_id"}');
@@ -144,13 +147,18 @@ begin
   -- Neither kind of lane may keep the other waiting.
   v_is_gated_first := v_has_gated and random() < 0.5;
   for v_round in 1 .. 10 loop
+    -- We may have waited for a turn: what is admitted now counts from now.
+    v_now := _now();
+    -- With accounts in hand, from an earlier round, nothing is waited for.
+    v_is_patient := v_is_patient and not v_has_booked;
+    v_has_booked := false;
     v_tids := '{}';
     v_gated := '{}';
     v_held := '{}';
     v_is_more := false;
     if v_is_gated_first then
-      select a.tids, a.lanes, a.held, a.amounts, a.is_more into v_tids, v_gated, v_held, v_amounts, v_is_more
-      from _admit(p_task_types, v_left, v_stopped, v_now) as a;
+      select a.tids, a.lanes, a.held, a.amounts, a.is_more, a.has_booked into v_tids, v_gated, v_held, v_amounts, v_is_more, v_has_booked
+      from _admit(p_task_types, v_left, v_stopped, v_now, v_round = 1, v_taken = 0, v_is_patient) as a;
     end if;
     v_open := array(
       select r.ctid
@@ -177,8 +185,8 @@ begin
     end if;
     v_tids := v_tids || v_open;
     if v_has_gated and not v_is_gated_first and cardinality(v_tids) < v_left then
-      select a.tids, a.lanes, a.held, a.amounts, a.is_more into v_admitted, v_gated, v_held, v_amounts, v_is_more
-      from _admit(p_task_types, v_left - cardinality(v_tids), v_stopped, v_now) as a;
+      select a.tids, a.lanes, a.held, a.amounts, a.is_more, a.has_booked into v_admitted, v_gated, v_held, v_amounts, v_is_more, v_has_booked
+      from _admit(p_task_types, v_left - cardinality(v_tids), v_stopped, v_now, v_round = 1, v_taken = 0 and v_tids = '{}', v_is_patient) as a;
       v_tids := v_tids || v_admitted;
     end if;
     continue when v_tids = '{}' and v_is_more;
@@ -242,7 +250,7 @@ begin
           left join results r on r.job_id = e.job_id and r.task_id = e.parent_id
           where e.job_id = l.job_id and e.child_id = l.task_id)) end,
       l.failures + l.deaths + 1, coalesce(t.max_attempts, k.max_attempts)::integer,
-      coalesce(t.timeout_seconds, k.timeout_seconds), l.expires_at, (select x.provider from lanes x where x.id = l.lane_id)
+      coalesce(t.timeout_seconds, k.timeout_seconds), l.expires_at, case when l.is_gated then (select x.provider from lanes x where x.id = l.lane_id) end
     from leased l
     cross join lateral (
       select x.kind, x.key, x.input, x.max_attempts, x.timeout_seconds from tasks x
@@ -256,6 +264,10 @@ begin
       select l.tenant_id, l.job_id, l.task_id, l.lease, 'claim', h.amounts -> 'amounts', (h.amounts ->> 'has_budget')::boolean, v_now
       from unnest(v_held, v_amounts) as h(task_id, amounts)
       cross join lateral (select x.* from leases x where x.task_id = h.task_id offset 0) as l;
+      get diagnostics v_kept = row_count;
+      if v_kept < cardinality(v_held) then
+        perform _free_unclaimed(v_held, v_amounts, v_now);
+      end if;
     end if;
     exit when v_count = v_left or cardinality(v_tids) < v_left and not v_is_more;
     -- Some were of a job stopped this moment: ask for the rest.
@@ -338,7 +350,7 @@ begin
   end if;
   perform _return_tasks(array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 < v_max_deaths), 1);
   perform _keep_canceled(array(select l from unnest(v_lost) as l where l.is_canceled));
-  perform _settle(v_lost, false);
+  perform _settle(v_lost, false, null);
   return cardinality(v_lost);
 end
 $$;
@@ -371,11 +383,17 @@ declare
   v_next timestamptz;
   v_job_id uuid;
   v_marks tid[];
+  v_woken integer;
 begin
   reclaimed := reclaim_stale_tasks();
   promoted := _promote(5000);
-  perform _expire_holds();
-  perform _refuse_waiting();
+  -- Who has ended tasks has accounts in hand, and waits neither for others' tasks nor for accounts again: next time.
+  if reclaimed = 0 then
+    perform _refuse_waiting();
+    perform _expire_holds();
+  end if;
+  v_woken := _wake_missed();
+  promoted := promoted + v_woken;
   perform _pause_spent_jobs();
   perform _reroute();
   perform _compact();
@@ -395,7 +413,8 @@ begin
     (select min(expires_at) from holds where status = 'held' and expires_at is not null),
     (select min(next_run_at) from schedules where is_enabled and next_run_at > v_now)) into v_next;
   next_seconds := case
-    when reclaimed >= 1000 or promoted >= 5000 or chores > 0 then 0
+    when reclaimed >= 1000 or promoted >= 5000 or chores > 0 or v_woken >= 500 then 0
+    when reclaimed > 0 and exists (select from parked where waits_for = 'refused') then 0
     when exists (select from penstock.chores) then 0.1
     when v_next is not null then greatest(0, extract(epoch from v_next - v_now)) end;
   return next;

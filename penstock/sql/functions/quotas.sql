@@ -136,11 +136,17 @@ end
 $$;
 comment on function penstock._book(penstock.booking[]) is 'Moves accounts, in one lock order.';
 
-create or replace function penstock._locked_account(p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date)
+create or replace function penstock._locked_account(p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_is_patient boolean)
 returns penstock.accounts language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_account accounts;
 begin
+  if not p_is_patient then
+    -- One that is to be made might be waited for as well.
+    select * into v_account from accounts where tenant_id = p_tenant_id and meter = p_meter and period = p_period
+      and job_id is not distinct from p_job_id for no key update skip locked;
+    return v_account;
+  end if;
   loop
     select * into v_account from accounts where tenant_id = p_tenant_id and meter = p_meter and period = p_period
       and job_id is not distinct from p_job_id for no key update;
@@ -152,7 +158,7 @@ begin
   end loop;
 end
 $$;
-comment on function penstock._locked_account(uuid, uuid, text, date) is 'An account, locked, made when it is missing.';
+comment on function penstock._locked_account(uuid, uuid, text, date, boolean) is 'An account, locked, made when it is missing; null when that would mean to wait and we may not.';
 
 create or replace function penstock._note_usage(
   p_tenant_id uuid, p_action text, p_units jsonb, p_hold_id uuid, p_provider text, p_details jsonb)
@@ -205,8 +211,12 @@ begin
   if not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
-  for v_limit in select l.* from _limits(p_tenant_id, v_now) as l where v_units ? l.meter order by l.meter loop
-    v_account := _locked_account(p_tenant_id, null, v_limit.meter, v_limit.period);
+  -- Also those without a limit, so that all are locked in their order.
+  for v_limit in
+    select k as meter, l.amount, l.mode, (_period(k, v_now)).starts as period, l.resets_at
+    from jsonb_object_keys(v_units) as k left join _limits(p_tenant_id, v_now) as l on l.meter = k order by k
+  loop
+    v_account := _locked_account(p_tenant_id, null, v_limit.meter, v_limit.period, true);
     v_need := (v_units ->> v_limit.meter)::numeric;
     if v_account.used + v_account.held + v_need > v_limit.amount and v_need > 0 then
       if v_limit.mode = 'enforce' then
@@ -241,7 +251,7 @@ begin
   if not found then
     return;
   end if;
-  v_account := _locked_account(p_job.tenant_id, null, 'jobs', v_limit.period);
+  v_account := _locked_account(p_job.tenant_id, null, 'jobs', v_limit.period, true);
   if v_account.used + v_account.held + 1 > v_limit.amount and v_limit.mode = 'enforce' then
     perform _refuse(429, 'quota_exceeded', format('%s of %s jobs are used', v_account.used + v_account.held, v_limit.amount),
       jsonb_build_object('meter', 'jobs', 'used', v_account.used, 'held', v_account.held, 'limit', v_limit.amount, 'resets_at', v_limit.resets_at));
@@ -401,8 +411,7 @@ declare
   v_endpoint endpoints;
   v_estimate bigint;
   v_actual bigint;
-  v_provider text;
-  v_bookings booking[];
+  v_more bigint;
 begin
   perform _check_units(p_units, 'p_units');
   if p_task_id is null then
@@ -418,15 +427,24 @@ begin
   perform _require_lease(p_task_id, p_worker_id, p_lease);
   select * into v_lease from leases where task_id = p_task_id;
   update leases set usage = _sum_units(coalesce(usage, '{}'), _whole_units(p_units, false)) where task_id = p_task_id;
-  select l.provider into v_provider from lanes l where l.id = v_lease.lane_id;
-  if v_provider is not null and v_lease.is_gated then
-    v_endpoint := _endpoint(v_provider, v_lease.tenant_id);
-    -- The first report takes the estimate's place, the others come on top.
-    select s.tokens into v_estimate from tasks t cross join lateral _size(t.units, v_endpoint.default_tokens) as s
-    where t.job_id = v_lease.job_id and t.id = p_task_id;
-    select s.tokens into v_actual from _size(p_units, 0) as s;
+  if v_lease.is_gated then
+    -- The endpoint it was admitted by, also when the tenant has one of its own by now.
+    select e.* into v_endpoint from lanes l join endpoints e on e.id = l.endpoint_id where l.id = v_lease.lane_id;
     if coalesce(v_endpoint.tokens_per_minute, v_endpoint.tokens_per_hour) is not null then
-      perform _spend(v_endpoint, v_lease.started_at, 0, v_actual - case when v_lease.usage is null then v_estimate else 0 end);
+      -- The first report takes the estimate's place, the others come on top.
+      select s.tokens into v_estimate from tasks t cross join lateral _size(t.units, v_endpoint.default_tokens) as s
+      where t.job_id = v_lease.job_id and t.id = p_task_id;
+      select s.tokens into v_actual from _size(p_units, 0) as s;
+      v_more := v_actual - case when v_lease.usage is null then v_estimate else 0 end;
+      if v_more < 0 then
+        -- What waits for tokens may fit now. Who has the state in hand is just looking.
+        update endpoint_states set open_at = 'epoch' where ctid = any (array(
+          select ctid from endpoint_states where endpoint_id = v_endpoint.id and open_at > _now() and open_for = 'tokens' for no key update skip locked));
+        if found then
+          perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.endpoint_id = v_endpoint.id;
+        end if;
+      end if;
+      perform _spend(v_endpoint, v_lease.started_at, 0, v_more);
     end if;
   end if;
   perform _book(_record(array[v_lease], array[p_units], false, coalesce(p_options ->> 'variant', 'standard'), p_options -> 'details'));
@@ -436,10 +454,10 @@ $$;
 comment on function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb) is
   'What an attempt (p_task_id, p_worker_id, p_lease) or a tenant''s action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details.';
 
-create or replace function penstock._settle(p_leases penstock.leases[], p_is_success boolean)
+create or replace function penstock._settle(p_leases penstock.leases[], p_is_success boolean, p_stopped penstock.leases[])
 returns void language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
-  v_leases leases[] := array(select l from unnest(p_leases) as l where l.is_gated);
+  v_leases leases[] := array(select l from unnest(p_leases || p_stopped) as l where l.is_gated);
   v_silent leases[];
   v_holds holds[];
   v_bookings booking[] := '{}';
@@ -449,7 +467,7 @@ begin
   end if;
   if p_is_success then
     -- Whoever reported nothing used what was estimated.
-    v_silent := array(select l from unnest(v_leases) as l where l.usage is null);
+    v_silent := array(select l from unnest(p_leases) as l where l.is_gated and l.usage is null);
     if cardinality(v_silent) > 0 then
       v_bookings := _record(v_silent, array(
         select coalesce(t.units, '{}') from unnest(v_silent) with ordinality as l
@@ -468,22 +486,31 @@ begin
   end if;
   -- A place is free again for whoever waits for one.
   perform pg_notify('penstock', 'ready:' || x.kind) from (
-    select distinct n.kind from (select distinct l.lane_id from unnest(v_leases) as l) as l join lanes n on n.id = l.lane_id
-    join endpoints e on e.id = n.endpoint_id where e.concurrency is not null and exists (select from ready r where r.lane_id = n.id)) as x;
+    select distinct m.kind from (select distinct l.lane_id from unnest(v_leases) as l) as l join lanes n on n.id = l.lane_id
+    join endpoints e on e.id = n.endpoint_id join lanes m on m.endpoint_id = e.id
+    where e.concurrency is not null and exists (select from ready r where r.lane_id = m.id)) as x;
 end
 $$;
-comment on function penstock._settle(penstock.leases[], boolean) is
-  'Attempts have ended: a success commits what was reported, or else its estimate; everything else commits only what was reported. The rest is given back.';
+comment on function penstock._settle(penstock.leases[], boolean, penstock.leases[]) is
+  'Attempts have ended: a success commits what was reported, or else its estimate; everything else (and what was stopped meanwhile) commits only what was reported. The rest is given back. Once per transaction, so that accounts are locked in their order.';
 
 create or replace function penstock._wake_waiting(p_tenant_ids uuid[])
-returns void language plpgsql set search_path = penstock, pg_temp as $$
+returns void language sql set search_path = penstock, pg_temp as $$
+  select _wake(p_tenant_ids, 10)
+$$;
+comment on function penstock._wake_waiting(uuid[]) is 'Something was given back, or there is more to use: queues what waited for it, as far as it fits.';
+
+create or replace function penstock._wake(p_tenant_ids uuid[], p_depth integer)
+returns integer language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_line record;
   v_left numeric;
   v_need numeric;
   v_task record;
-  v_wake bigint[];
+  v_misfits integer;
+  v_wake tid[];
   v_rows ready[];
+  v_count integer := 0;
 begin
   for v_line in
     select g.id as tenant_id, w.waits_for, w.job_id from unnest(p_tenant_ids) as g(id)
@@ -491,8 +518,15 @@ begin
       select m.name as waits_for, null::uuid as job_id from meters m
       where exists (select from parked p where p.tenant_id = g.id and p.waits_for = m.name)
       union all
-      select 'budget', j.id from jobs j where j.tenant_id = g.id and j.budget is not null and j.finished_at is null
-        and exists (select from parked p where p.tenant_id = g.id and p.waits_for = 'budget' and p.job_id = j.id)) as w
+      -- From job to job, past all that waits in each.
+      select 'budget', d.job_id from (
+        with recursive next as (
+          (select p.job_id from parked p where p.tenant_id = g.id and p.waits_for = 'budget' order by p.job_id limit 1)
+          union all
+          select (select p.job_id from parked p where p.tenant_id = g.id and p.waits_for = 'budget' and p.job_id > n.job_id order by p.job_id limit 1)
+          from next n where n.job_id is not null
+        ) select n.job_id from next n where n.job_id is not null) as d
+      join jobs j on j.id = d.job_id and j.finished_at is null) as w
   loop
     if v_line.waits_for = 'budget' then
       select j.budget - coalesce(a.used + a.held, 0) into v_left from jobs j
@@ -504,37 +538,95 @@ begin
       where l.meter = v_line.waits_for and l.mode = 'enforce';
     end if;
     v_wake := '{}';
-    -- The first ones, as far as there is room for them. The claim decides.
+    v_misfits := 0;
+    -- The first ones, as far as there is room for them; a few that are too large are passed by, as they are by new work.
+    -- The claim decides.
     for v_task in
-      select p.task_id, p.job_id, t.units, l.provider from parked p
+      select p.ctid as tid, t.units, l.provider from parked p
       join tasks t on t.job_id = p.job_id and t.id = p.task_id join lanes l on l.id = p.lane_id
       where p.tenant_id = v_line.tenant_id and p.waits_for = v_line.waits_for and p.job_id = coalesce(v_line.job_id, p.job_id)
       order by p.job_id, p.task_id limit 500
     loop
       v_need := case when v_line.waits_for in ('budget', 'cost') then coalesce(_estimated_cost(v_task.provider, v_line.tenant_id, v_task.units), 0)
         else coalesce((_whole_units(v_task.units, v_task.provider is not null) ->> v_line.waits_for)::numeric, 0) end;
-      exit when v_left < v_need;
+      if v_left < v_need then
+        v_misfits := v_misfits + 1;
+        exit when v_misfits >= p_depth or v_left <= 0;
+        continue;
+      end if;
       v_left := v_left - v_need;
-      v_wake := v_wake || v_task.task_id;
+      v_wake := v_wake || v_task.tid;
     end loop;
     continue when v_wake = '{}';
     with due as (
-      select ctid from parked where tenant_id = v_line.tenant_id and waits_for = v_line.waits_for and task_id = any (v_wake) for update skip locked
+      select ctid from parked where ctid = any (v_wake) and tenant_id = v_line.tenant_id and waits_for = v_line.waits_for for update skip locked
     ), gone as (
       delete from parked where ctid = any (array(select ctid from due)) returning *
     )
     select array_agg(row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children)::ready order by task_id)
     into v_rows from gone;
     perform _queue(v_rows, true);
+    v_count := v_count + coalesce(cardinality(v_rows), 0);
   end loop;
+  return v_count;
 end
 $$;
-comment on function penstock._wake_waiting(uuid[]) is 'Something was given back, or there is more to use: queues what waited for it, as far as it fits.';
+comment on function penstock._wake(uuid[], integer) is
+  'Queues what waits for quotas and budgets of these tenants that have room now, passing by at most so many that do not fit. Returns how many it queued.';
+
+create or replace function penstock._wake_missed()
+returns integer language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+declare
+  v_start uuid;
+  v_tenants uuid[];
+begin
+  if not exists (select from parked p where p.waits_for is not null) then
+    return 0;
+  end if;
+  -- What was set aside while a limit was being raised, or was in somebody's hand when it should have been woken, was
+  -- missed by whoever made room. A few tenants each time: the first ones, and some from anywhere on.
+  select p.tenant_id into v_start
+  from parked p tablesample system (least(100, 300.0 * 8192 / greatest(1, pg_relation_size('penstock.parked')))) where p.waits_for is not null
+  order by random() limit 1;
+  with recursive found as (
+    (select p.tenant_id from parked p where p.waits_for is not null and p.tenant_id >= coalesce(v_start, '00000000-0000-0000-0000-000000000000') order by p.tenant_id limit 1)
+    union all
+    select (select p.tenant_id from parked p where p.waits_for is not null and p.tenant_id > f.tenant_id order by p.tenant_id limit 1)
+    from found f where f.tenant_id is not null
+  ), again as (
+    (select p.tenant_id from parked p where p.waits_for is not null order by p.tenant_id limit 1)
+    union all
+    select (select p.tenant_id from parked p where p.waits_for is not null and p.tenant_id > f.tenant_id order by p.tenant_id limit 1)
+    from again f where f.tenant_id is not null
+  )
+  select array(select distinct x.tenant_id from (
+    (select tenant_id from found limit 8) union all (select tenant_id from again limit 2)) as x where x.tenant_id is not null) into v_tenants;
+  -- A price or a limit may have come as well, or a price may not be needed any more.
+  update parked set until = _now() where ctid = any (array(
+    select p.ctid from parked p join lanes l on l.id = p.lane_id
+    join endpoints e on e.id = l.endpoint_id join endpoint_states s on s.endpoint_id = e.id
+    join tasks t on t.job_id = p.job_id and t.id = p.task_id
+    cross join lateral _size(t.units, e.default_tokens) as z
+    where p.tenant_id = any (v_tenants) and p.waits_for in ('price', 'limit') and p.until = 'infinity' and (
+      p.waits_for = 'price' and (_has_price(l.provider, p.tenant_id, _now())
+        or not exists (select from jobs j where j.id = p.job_id and j.budget is not null)
+          and not exists (select from _limits(p.tenant_id, _now()) as c where c.meter = 'cost'))
+      or p.waits_for = 'limit' and z.requests <= coalesce(least(e.requests_per_minute, e.requests_per_hour, s.requests_limit), z.requests)
+        and z.tokens <= coalesce(least(e.tokens_per_minute, e.tokens_per_hour, s.tokens_limit), z.tokens))
+    limit 500 for no key update of p skip locked));
+  return _wake(v_tenants, 100);
+end
+$$;
+comment on function penstock._wake_missed() is 'Looks for tasks that were set aside although there is room for them by now, and queues them.';
 
 create or replace function penstock.set_meter(p_name text, p_values jsonb default '{}')
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   perform _check_fields(p_values, array['period', 'mode', 'comment'], 'meter');
+  if exists (select from meters where name = p_name and period <> p_values ->> 'period') and exists (select from accounts where meter = p_name) then
+    -- What is set aside ends in the period it began in, and usage is added up by it.
+    perform _refuse(409, 'meter_in_use', format('%s have been counted: their period stays as it is', p_name), '{"field": "period"}', 'Make another meter.');
+  end if;
   insert into meters as m (name, period, mode, comment)
   values (p_name, coalesce(p_values ->> 'period', 'month'), coalesce(p_values ->> 'mode', 'enforce'), coalesce(p_values ->> 'comment', ''))
   on conflict (name) do update set period = coalesce(p_values ->> 'period', m.period), mode = coalesce(p_values ->> 'mode', m.mode),
@@ -665,7 +757,7 @@ begin
   if not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
-  v_account := _locked_account(p_tenant_id, null, p_meter, v_period);
+  v_account := _locked_account(p_tenant_id, null, p_meter, v_period, true);
   if v_account.used <> 0 then
     -- As a line of its own: what was used before stays on record.
     perform _book(_note_usage(p_tenant_id, 'reset', jsonb_build_object(p_meter, -v_account.used), null, null, jsonb_build_object('reason', left(p_reason, 1000))));
@@ -717,14 +809,19 @@ language sql stable security definer set search_path = penstock, pg_temp as $$
     from holds h cross join lateral jsonb_each_text(h.amounts) as u
     cross join lateral (select null::uuid as job_id union all select h.job_id where h.has_budget and u.key = 'cost') as s
     where h.status = 'held' group by 1, 2, 3, 4
-  ), used as (
+  ), lines as (
     select s.tenant_id, null::uuid as job_id, s.meter, (_period(s.meter, s.day::timestamp at time zone 'utc')).starts as period, sum(s.amount) as amount
     from usage_sums s group by 1, 2, 3, 4
     union all
     select c.tenant_id, null::uuid, 'cost', (_period('cost', c.day::timestamp at time zone 'utc')).starts, sum(c.amount) from cost_sums c
     where c.tenant_id is not null group by 1, 2, 3, 4
     union all
-    select c.tenant_id, c.job_id, 'cost', date 'epoch', sum(c.base_amount) from cost_entries c where c.job_id is not null group by 1, 2, 3, 4
+    -- The ledger outlives the jobs.
+    select c.tenant_id, c.job_id, 'cost', date 'epoch', sum(c.base_amount) from cost_entries c
+    where c.job_id in (select j.id from jobs j) group by 1, 2, 3, 4
+  ), used as (
+    -- Costs are in the one ledger, and a reset of them in the other.
+    select l.tenant_id, l.job_id, l.meter, l.period, sum(l.amount) as amount from lines l group by 1, 2, 3, 4
   )
   select coalesce(a.tenant_id, t.tenant_id), coalesce(a.job_id, t.job_id), coalesce(a.meter, t.meter), coalesce(a.period, t.period),
     t.what, coalesce(case t.what when 'held' then a.held else a.used end, 0), t.amount
@@ -734,6 +831,9 @@ language sql stable security definer set search_path = penstock, pg_temp as $$
   union all
   select a.tenant_id, a.job_id, a.meter, a.period, 'held', a.held, 0 from accounts a
   where a.held <> 0 and not exists (select from held h where h.tenant_id = a.tenant_id and h.job_id is not distinct from a.job_id and h.meter = a.meter and h.period = a.period)
+  union all
+  select a.tenant_id, a.job_id, a.meter, a.period, 'used', a.used, 0 from accounts a
+  where a.used <> 0 and not exists (select from used u where u.tenant_id = a.tenant_id and u.job_id is not distinct from a.job_id and u.meter = a.meter and u.period = a.period)
 $$;
 comment on function penstock.check_accounts() is 'Every account that is not the sum of its usage, costs and holds. No row: all is well.';
 

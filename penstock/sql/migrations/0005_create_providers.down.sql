@@ -7,7 +7,7 @@ drop index penstock.leases_gated, penstock.parked_waits;
 drop function if exists penstock.claim_tasks(text, integer, text[], integer);
 drop function if exists penstock._lane(text, text, uuid, boolean);
 alter table penstock.leases drop column is_gated cascade, drop column usage cascade;
-update penstock.parked set until = penstock._now() where waits_for is not null;
+update penstock.parked set until = clock_timestamp() where waits_for is not null;
 alter table penstock.parked drop column waits_for cascade;
 alter type penstock.task_spec drop attribute route cascade;
 alter table penstock.tasks drop column route cascade;
