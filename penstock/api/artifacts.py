@@ -1,0 +1,348 @@
+"""Artifacts over HTTP: lists with fresh URLs, uploads, and the local folder's own signed URLs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from datetime import datetime
+from email.utils import formatdate
+from functools import partial
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import RedirectResponse, StreamingResponse
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict, Field
+
+from penstock import artifacts, content, jobs
+from penstock import storage as storages
+from penstock.api.callers import Caller, Callers
+from penstock.api.limits import Limits
+from penstock.api.pages import LimitQuery, Page, UuidCursor, page
+from penstock.api.routes import PROBLEMS, Held, Route, StartRoute
+from penstock.api.routes import router as routes_for
+from penstock.errors import Conflict, Invalid, LeaseLost, NotFound, TimedOut, TooLarge
+from penstock.storage import HOUR, File, Folder, Storage
+from penstock.types import Artifact
+
+_SERVICE = Caller("service_role", {"role": "service_role"})
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+# Whatever it is, it runs no script here, and is what its type says.
+_SANDBOX = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
+_GUARDS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "private, max-age=0, must-revalidate",
+}
+
+SecondsQuery = Annotated[float, Query(ge=1, le=7 * 86400, description="How long the URLs are valid.")]
+ArtifactId = Annotated[UUID, Path(description="The artifact's id.")]
+
+
+class ArtifactAnswer(BaseModel):
+    """A file, with an address that is valid for a while."""
+
+    id: UUID
+    tenant_id: UUID
+    job_id: UUID | None
+    task_id: int | None
+    name: str = Field(examples=["report.pdf"])
+    path: str
+    content_type: str = Field(examples=["application/pdf"])
+    bytes: int
+    sha256: str
+    created_at: datetime
+    stored_at: datetime
+    url: str = Field(description="Signed: whoever has it can read the file until it expires.")
+
+
+class UploadRequest(BaseModel):
+    """A file to upload."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(max_length=1000, examples=["scan.pdf"])
+    content_type: str = Field(max_length=200, examples=["application/pdf"])
+    bytes: int = Field(ge=0, lt=1 << 53, examples=[48213], description="Its size. More is refused.")
+    tenant_id: UUID | None = None
+
+
+class UploadAnswer(BaseModel):
+    """Where to send the file: `PUT` it to `url`, then `POST` to `finish`."""
+
+    id: UUID
+    tenant_id: UUID
+    method: str = "PUT"
+    url: str
+    finish: str
+    expires_in: int = Field(description="Seconds.")
+
+
+def storage_of(request: Request) -> Storage:
+    """The application's storage, opened when first needed."""
+    state = request.app.state
+    if not hasattr(state, "storage"):
+        state.storage = storages.of(state.settings)
+    return state.storage
+
+
+async def linked(request: Request, found: list[Artifact], seconds: float = HOUR) -> list[ArtifactAnswer]:
+    """Artifacts with fresh URLs."""
+    return [
+        ArtifactAnswer(
+            **{name: getattr(artifact, name) for name in ArtifactAnswer.model_fields if name != "url"},
+            url=await _url(request, artifact, seconds),
+        )
+        for artifact in found
+    ]
+
+
+async def _url(request: Request, artifact: Artifact, seconds: float) -> str:
+    return await storage_of(request).url(
+        "GET",
+        artifact.path,
+        base=str(request.base_url),
+        seconds=seconds,
+        tenant=str(artifact.tenant_id),
+        type=artifact.content_type,
+        name=artifact.name or artifact.path.rsplit("/", 1)[-1],
+    )
+
+
+# Under /api
+
+routes = routes_for("artifacts")
+
+
+@routes.get("/jobs/{job_id}/artifacts")
+async def list_artifacts(
+    request: Request,
+    held: Held,
+    job_id: UUID,
+    after: UuidCursor = None,
+    limit: LimitQuery = 50,
+    expires_in: SecondsQuery = HOUR,
+) -> Page[ArtifactAnswer]:
+    """A job's files, oldest first, each with a fresh URL."""
+    await jobs.get(held, job_id=job_id)
+    found = await artifacts.list(held, job_id=job_id, after=after, limit=limit + 1)
+    return page(await linked(request, found, expires_in), limit, lambda each: each.id)
+
+
+@routes.get(
+    "/artifacts/{artifact_id}", status_code=307, responses={307: {"description": "To a fresh, signed URL."}}
+)
+async def get_artifact(
+    request: Request, held: Held, artifact_id: ArtifactId, expires_in: SecondsQuery = HOUR
+) -> Response:
+    """The file itself, by way of a fresh URL."""
+    artifact = await artifacts.get(held, artifact_id=artifact_id)
+    url = await _url(request, artifact, expires_in)
+    return RedirectResponse(url, 307, {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
+
+
+@routes.delete("/artifacts/{artifact_id}", status_code=204)
+async def delete_artifact(held: Held, artifact_id: ArtifactId) -> None:
+    """Delete a file. It is gone at once, and from storage soon."""
+    await artifacts.delete(held, artifact_id=artifact_id)
+
+
+# The function keeps the idempotency key: the answer has a signed URL, and those are never stored.
+begin_routes = routes_for("artifacts", StartRoute)
+
+
+@begin_routes.post("/uploads", status_code=201)
+async def begin_upload(
+    request: Request,
+    held: Held,
+    asked: UploadRequest,
+    idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
+) -> UploadAnswer:
+    """Announce a file, and get a URL to send it to. The same key gives the same upload, and a fresh URL."""
+    kind = content.known(asked.content_type)
+    if kind not in content.UPLOADS:
+        raise Invalid(
+            f"files of the type {kind} are not taken",
+            code="wrong_type",
+            hint=f"Taken are {', '.join(sorted(content.UPLOADS))}.",
+            details={"field": "content_type"},
+        )
+    upload = await artifacts.begin_upload(
+        held,
+        name=asked.name,
+        content_type=kind,
+        bytes=asked.bytes,
+        tenant_id=asked.tenant_id,
+        idempotency_key=idempotency_key,
+    )
+    url = await storage_of(request).url(
+        "PUT",
+        upload.incoming,
+        base=str(request.base_url),
+        seconds=HOUR,
+        tenant=str(upload.tenant_id),
+        limit=str(asked.bytes),
+    )
+    finish = str(request.url_for("finish_upload", artifact_id=str(upload.id)))
+    return UploadAnswer(
+        id=upload.id, tenant_id=upload.tenant_id, url=url, finish=finish, expires_in=int(HOUR)
+    )
+
+
+class MovingRoute(Route):
+    """A route that moves files, and holds no transaction meanwhile: it takes short ones of its own."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = APIRoute.get_route_handler(self)
+
+        async def answer(request: Request) -> Response:
+            await self._caller(request, request.app.state.callers)
+            return await handle(request)
+
+        return answer
+
+
+moving_routes = routes_for("artifacts", MovingRoute)
+
+
+@moving_routes.post("/uploads/{artifact_id}/finish")
+async def finish_upload(request: Request, artifact_id: ArtifactId) -> ArtifactAnswer:
+    """Say that the file was sent: it is checked, and kept. Saying it again changes nothing."""
+    callers: Callers = request.app.state.callers
+    as_caller = partial(callers.acting, request.state.caller)
+    try:
+        async with as_caller() as held:
+            taken = await artifacts.take_upload(held, artifact_id=artifact_id)
+    except Conflict as error:
+        if error.details.get("status") != "stored":
+            raise
+    else:
+        service = partial(callers.acting, _SERVICE)
+        try:
+            await artifacts.finish_upload(service, storage_of(request), artifact_id=artifact_id, taken=taken)
+        except LeaseLost as error:
+            raise Conflict("another request is finishing this upload", hint="Ask again.") from error
+    async with as_caller(read_only=True) as held:
+        artifact = await artifacts.get(held, artifact_id=artifact_id)
+    [answer] = await linked(request, [artifact])
+    return answer
+
+
+# The local folder's signed URLs. Who has one needs no other credential, and can do this one thing.
+
+files = APIRouter(
+    tags=["artifacts"], responses={status: PROBLEMS[status] for status in (403, 404, 413, 422, 503)}
+)
+_OPEN: dict[str, Any] = {"security": []}
+_PARTS: dict[int | str, dict[str, Any]] = {
+    206: {"description": "The part that was asked for."},
+    304: {"description": "It is what the caller has."},
+    409: PROBLEMS[409],
+    416: {"description": "The file has no such part."},
+}
+
+
+@files.put(
+    "/storage/{path:path}",
+    status_code=204,
+    responses={504: {"description": "It came too slowly."}},
+    openapi_extra=_OPEN,
+)
+async def put_file(request: Request, path: str) -> None:
+    """Upload a file with a signed URL."""
+    folder, grant = _granted(request)
+    limit = int(grant.fields["limit"])
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced) > limit:
+        # Before a byte of it is read.
+        raise TooLarge(f"the file is larger than {limit} bytes", details={"limit": limit})
+    await folder.put(grant.path, _arriving(request), limit=limit)
+
+
+async def _arriving(request: Request) -> AsyncGenerator[bytes]:
+    """What is sent, for as long as something comes."""
+    limits: Limits = request.app.state.limits
+    chunks = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise TimedOut("the file came too slowly") from None
+        if chunk is None:
+            return
+        yield chunk
+
+
+@files.get("/storage/{path:path}", response_class=Response, responses=_PARTS, openapi_extra=_OPEN)
+@files.head("/storage/{path:path}", response_class=Response, responses=_PARTS, openapi_extra=_OPEN)
+async def get_file(request: Request, path: str) -> Response:
+    """Read a file, or a part of it, with a signed URL."""
+    folder, grant = _granted(request)
+    file = await folder.head(grant.path)
+    headers = {
+        **_GUARDS,
+        # Browsers show no PDF in a sandbox; their viewer is one.
+        **({} if grant.fields["type"] == "application/pdf" else _SANDBOX),
+        **content.headers(grant.fields["type"], grant.fields["name"]),
+        "ETag": file.etag,
+        "Last-Modified": formatdate(file.modified_at, usegmt=True),
+        "Accept-Ranges": "bytes",
+    }
+    if file.etag in _tags(request.headers.get("if-none-match", "")):
+        return Response(status_code=304, headers=headers)
+    wanted = _wanted(request, file)
+    if wanted is None:
+        start, end, status = 0, file.bytes, 200
+    elif wanted[0] >= wanted[1]:
+        return Response(status_code=416, headers={**headers, "Content-Range": f"bytes */{file.bytes}"})
+    else:
+        (start, end), status = wanted, 206
+        headers["Content-Range"] = f"bytes {start}-{end - 1}/{file.bytes}"
+    headers["Content-Length"] = str(end - start)
+    if request.method == "HEAD" or start == end:
+        return Response(status_code=status, headers=headers)
+    part = await folder.get(grant.path, start, end)
+    if part.file.etag != file.etag:
+        # It was written anew between two looks: what was said of it no longer holds.
+        raise Conflict("the file has just changed", hint="Ask again.")
+    return StreamingResponse(part.chunks, status, headers)
+
+
+def _granted(request: Request) -> tuple[Folder, storages.Grant]:
+    folder = storage_of(request)
+    if not isinstance(folder, Folder):
+        raise NotFound("files are not served here")
+    # As it was sent: what is decoded once more, or put in order, is another text.
+    sent = bytes(request.scope["raw_path"]) + b"?" + bytes(request.scope["query_string"])
+    target = sent.partition(b"/storage/")[2].decode("ascii", "replace")
+    return folder, folder.verify(request.method, target)
+
+
+def _tags(header: str) -> list[str]:
+    return [tag.strip().removeprefix("W/") for tag in header.split(",") if tag.strip()]
+
+
+def _wanted(request: Request, file: File) -> tuple[int, int] | None:
+    """The part that is asked for; None for the whole. A range that cannot be read asks for nothing."""
+    asked = _RANGE.fullmatch(request.headers.get("range", "").strip().replace(" ", ""))
+    condition = request.headers.get("if-range")
+    if asked is None or asked.group(1) == asked.group(2) == "":
+        return None
+    if condition is not None and condition not in (file.etag, formatdate(file.modified_at, usegmt=True)):
+        return None
+    first, last = asked.groups()
+    if first == "":
+        return max(0, file.bytes - int(last)), file.bytes if int(last) else 0
+    if last != "" and int(last) < int(first):
+        return None
+    return int(first), min(file.bytes, int(last) + 1) if last else file.bytes
+
+
+router = APIRouter()
+router.include_router(moving_routes)
+router.include_router(begin_routes)
+router.include_router(routes)
+router.include_router(files)

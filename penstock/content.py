@@ -1,0 +1,190 @@
+"""What a file is by its first bytes, what it may be called, and how it is safely shown.
+
+Nothing here unpacks or renders anything: a zip bomb or a polyglot stays a row of bytes, and is handed out
+with the one type it was checked for, which no browser is allowed to second-guess.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+import unicodedata
+from collections.abc import Callable
+from urllib.parse import quote
+
+from penstock.errors import Invalid
+
+ANY = "application/octet-stream"
+HEAD_BYTES = 4096
+"""So much of a file decides what it is."""
+
+_TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,99}")
+_OFFICE = "application/vnd.openxmlformats-officedocument."
+_DOCX, _PPTX, _XLSX = (
+    _OFFICE + part
+    for part in ("wordprocessingml.document", "presentationml.presentation", "spreadsheetml.sheet")
+)
+# Where each kind of Office document keeps its own parts; what comes first in the archive may be one of them.
+_OFFICE_FOLDERS = {_DOCX: b"word/", _PPTX: b"ppt/", _XLSX: b"xl/"}
+_OFFICE_FIRST = (b"[Content_Types].xml", b"_rels/", b"docProps/", b"mimetype")
+_JSON_START = re.compile(r"\s*[\[{\"\-0-9tfn]")
+# Of the control characters, those that plain text has.
+_IN_TEXT = {"\t", "\n", "\r", "\f", "\x1b"}
+
+
+def _starts(*marks: bytes) -> Callable[[bytes], bool]:
+    return lambda head: head.startswith(marks)
+
+
+def _riff(kind: bytes) -> Callable[[bytes], bool]:
+    return lambda head: head[:4] == b"RIFF" and head[8:12] == kind
+
+
+def _is_mp3(head: bytes) -> bool:
+    if head.startswith(b"ID3"):
+        return True
+    # The first frame's header: sync, a version, layer III, a bit rate and a sampling rate that exist.
+    return (
+        len(head) >= 4
+        and head[0] == 0xFF
+        and head[1] & 0xE6 == 0xE2
+        and head[1] & 0x18 != 0x08
+        and head[2] & 0xF0 not in (0x00, 0xF0)
+        and head[2] & 0x0C != 0x0C
+    )
+
+
+def _is_mp4(head: bytes) -> bool:
+    return head[4:8] == b"ftyp"
+
+
+def _first_name(head: bytes) -> bytes:
+    """The name of an archive's first entry."""
+    return head[30 : 30 + int.from_bytes(head[26:28], "little")]
+
+
+def _is_zip(head: bytes) -> bool:
+    return head.startswith((b"PK\x03\x04", b"PK\x05\x06"))
+
+
+def _is_office(own: bytes) -> Callable[[bytes], bool]:
+    return lambda head: _is_zip(head) and _first_name(head).startswith((*_OFFICE_FIRST, own))
+
+
+def _text(head: bytes) -> str | None:
+    """The bytes as text; None if they are none. The last character may be cut in two."""
+    try:
+        text = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
+    except UnicodeDecodeError:
+        return None
+    is_plain = all(c in _IN_TEXT or unicodedata.category(c) != "Cc" for c in text)
+    return text if is_plain else None
+
+
+def _is_text(head: bytes) -> bool:
+    return _text(head) is not None
+
+
+def _is_json(head: bytes) -> bool:
+    text = _text(head)
+    return text is not None and _JSON_START.match(text) is not None
+
+
+_OLE = _starts(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1")
+# What each type must look like.
+_CHECKS: dict[str, Callable[[bytes], bool]] = {
+    "application/pdf": _starts(b"%PDF-"),
+    "image/png": _starts(b"\x89PNG\r\n\x1a\n"),
+    "image/jpeg": _starts(b"\xff\xd8\xff"),
+    "image/gif": _starts(b"GIF87a", b"GIF89a"),
+    "image/webp": _riff(b"WEBP"),
+    "audio/wav": _riff(b"WAVE"),
+    "audio/mpeg": _is_mp3,
+    "audio/mp4": _is_mp4,
+    "video/mp4": _is_mp4,
+    "application/zip": _is_zip,
+    **{name: _is_office(own) for name, own in _OFFICE_FOLDERS.items()},
+    "application/msword": _OLE,
+    "application/vnd.ms-powerpoint": _OLE,
+    "application/vnd.ms-excel": _OLE,
+    "application/json": _is_json,
+    "text/plain": _is_text,
+    "text/csv": _is_text,
+    "text/markdown": _is_text,
+    "text/html": _is_text,
+    "image/svg+xml": _is_text,
+}
+# Told by their first bytes alone, without being asked. (A ZIP may be many things, an OLE file too.)
+_TELLING = (
+    "application/pdf",
+    "image/png",
+    "image/jpeg",
+    "image/gif",
+    "image/webp",
+    "audio/wav",
+    "audio/mpeg",
+)
+# What runs in a browser, or may: never shown there.
+_ACTIVE = {"text/html", "image/svg+xml"}
+UPLOADS = frozenset(_CHECKS) - _ACTIVE
+"""What clients may upload."""
+_INLINE = {
+    *("application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp", "audio/wav", "audio/mpeg"),
+    *("audio/mp4", "video/mp4", "application/json", "text/plain", "text/csv", "text/markdown"),
+}
+
+
+def known(content_type: str) -> str:
+    """A content type without its parameters, in lower case. Refuses what is none."""
+    found = content_type.partition(";")[0].strip().lower()
+    if not _TYPE.fullmatch(found):
+        raise Invalid("this is not a content type such as image/png", code="invalid_content_type")
+    return found
+
+
+def detected(head: bytes) -> str | None:
+    """What these first bytes can only be."""
+    return next((name for name in _TELLING if _CHECKS[name](head)), None)
+
+
+def check(content_type: str, head: bytes) -> str:
+    """The type of a file that begins so. Refuses a file that is not what it is said to be."""
+    declared = known(content_type)
+    looks_like = detected(head)
+    if declared == ANY:
+        return looks_like or ANY
+    fits = _CHECKS[declared](head) if declared in _CHECKS else True
+    if not fits or (looks_like is not None and looks_like != declared):
+        raise Invalid(
+            f"the file is not {declared}" + (f" but {looks_like}" if looks_like else ""),
+            code="wrong_type",
+            hint="Say what it is, or application/octet-stream.",
+            details={"content_type": declared, "detected": looks_like},
+        )
+    return declared
+
+
+def clean_name(name: str) -> str:
+    """A file's name for people: without folders, control characters, and what turns text around."""
+    last = unicodedata.normalize("NFC", name).replace("\\", "/").rsplit("/", 1)[-1]
+    plain = "".join(c for c in last if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
+    plain = plain.strip(" .")
+    if len(plain) <= 200:
+        return plain
+    stem, dot, end = plain.rpartition(".")
+    return stem[: 199 - len(end)] + "." + end if dot and len(end) <= 10 else plain[:200]
+
+
+def headers(content_type: str, name: str) -> dict[str, str]:
+    """How a file is handed out: with a type that runs nowhere, and to be kept unless it is safe to show."""
+    is_inline = content_type in _INLINE
+    shown = content_type if content_type not in _ACTIVE and _TYPE.fullmatch(content_type) else ANY
+    if shown.startswith("text/"):
+        shown += "; charset=utf-8"
+    plain = "".join(c if (c.isalnum() and c.isascii()) or c in "._- " else "_" for c in name) or "file"
+    kind = "inline" if is_inline else "attachment"
+    exact = quote(name or "file", safe="")
+    return {
+        "Content-Type": shown,
+        "Content-Disposition": f"{kind}; filename=\"{plain}\"; filename*=UTF-8''{exact}",
+    }

@@ -1,0 +1,339 @@
+"""Files in a folder and in a bucket, and who a signed URL lets do what."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from penstock import storage
+from penstock.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
+from penstock.settings import Settings
+from penstock.storage import Bucket, Folder, Storage
+from tests.conftest import Eventually
+
+SECRET = b"a secret of the tests"
+TENANT = "0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """An S3 server: its address. A process of its own, as a real one is."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    address = f"http://127.0.0.1:{port}"
+
+    def is_up() -> bool:
+        try:
+            return httpx.put(f"{address}/penstock-files").status_code in (200, 409)
+        except httpx.TransportError:
+            return False
+
+    try:
+        Eventually()(is_up, "moto's server answers")
+        yield address
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+
+
+@pytest.fixture
+def bucket(s3: str, credentials: None, tmp_path: Path) -> Bucket:
+    """A place of the test's own in the bucket."""
+    found = storage.of(
+        Settings(storage=f"s3://penstock-files/{tmp_path.name}?endpoint={s3}&region=us-east-1")
+    )
+    assert isinstance(found, Bucket)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return Folder(tmp_path / "files", SECRET)
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def store(request: pytest.FixtureRequest) -> Storage:
+    return request.getfixturevalue(request.param)
+
+
+async def pieces(*given: bytes, error: Exception | None = None) -> AsyncGenerator[bytes]:
+    for piece in given:
+        yield piece
+    if error:
+        raise error
+
+
+async def paths(store: Storage, prefix: str = "") -> list[str]:
+    return sorted([file.path async for page in store.list(prefix) for file in page])
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.rglob("*") if file.is_file())
+
+
+async def text(chunks: AsyncIterator[bytes]) -> bytes:
+    return b"".join([chunk async for chunk in chunks])
+
+
+class TestFiles:
+    async def test_a_file_comes_back_as_it_was_written(self, store: Storage) -> None:
+        for data in (b"", b"hello", os.urandom(100_000)):
+            stored = await store.put("t/j/k/1.bin", data, limit=1 << 20)
+            assert stored == (len(data), hashlib.sha256(data).hexdigest())
+            assert await store.read("t/j/k/1.bin", limit=1 << 20) == data
+            assert (await store.head("t/j/k/1.bin")).bytes == len(data)
+
+    async def test_a_stream_of_many_parts(self, store: Storage) -> None:
+        """R1.4: larger than one part of an upload, and never all of it in memory at once by us."""
+        piece = os.urandom(1 << 20)
+        stored = await store.put("t/big.bin", pieces(*[piece] * 12), limit=20 << 20)
+        assert stored == (12 << 20, hashlib.sha256(piece * 12).hexdigest())
+        found = hashlib.sha256()
+        async for chunk in (await store.get("t/big.bin")).chunks:
+            found.update(chunk)
+        assert found.hexdigest() == stored.sha256
+
+    async def test_a_part_of_a_file(self, store: Storage) -> None:
+        await store.put("t/a", b"0123456789", limit=10)
+        part = await store.get("t/a", 2, 5)
+        assert (part.start, part.end, part.file.bytes, await text(part.chunks)) == (2, 5, 10, b"234")
+        assert await text((await store.get("t/a", 7)).chunks) == b"789"
+
+    async def test_what_is_too_large_leaves_nothing(self, store: Storage, tmp_path: Path) -> None:
+        """S30: stopped while it comes, not when it is there."""
+        sent = 0
+
+        async def endless() -> AsyncGenerator[bytes]:
+            nonlocal sent
+            while True:
+                sent += 1
+                yield bytes(1 << 16)
+
+        with pytest.raises(TooLarge) as caught:
+            await store.put("t/a", endless(), limit=1 << 20)
+        assert caught.value.details["limit"] == 1 << 20
+        assert sent < 200
+        with pytest.raises(TooLarge):
+            await store.put("t/a", b"12345", limit=4)
+        assert await paths(store) == []
+        assert files_in(tmp_path) == []
+
+    async def test_what_breaks_off_leaves_what_was_there(self, store: Storage) -> None:
+        await store.put("t/a", b"before", limit=10)
+        with pytest.raises(ZeroDivisionError):
+            await store.put("t/a", pieces(b"after", error=ZeroDivisionError()), limit=10)
+        assert await store.read("t/a", limit=10) == b"before"
+        await store.put("t/a", b"after", limit=10)
+        assert await store.read("t/a", limit=10) == b"after"
+
+    async def test_what_is_not_there(self, store: Storage) -> None:
+        for act in (store.get, store.head):
+            with pytest.raises(NotFound):
+                await act("t/none")
+        await store.delete(["t/none"])
+
+    async def test_lists_and_deletes(self, store: Storage) -> None:
+        for path in ("t/a/1", "t/a/2", "t/b/1"):
+            await store.put(path, b"x", limit=1)
+        assert await paths(store) == ["t/a/1", "t/a/2", "t/b/1"]
+        assert await paths(store, "t/a") == ["t/a/1", "t/a/2"]
+        await store.delete(["t/a/1", "t/none", "t/b/1"])
+        assert await paths(store) == ["t/a/2"]
+
+    @pytest.mark.parametrize(
+        "path",
+        ["", "/", "/etc/passwd", "..", "../x", "t/../x", "t/./x", "t//x", "t/x/", "t/.hidden", "t/%2e%2e/x",
+         "t\\x", "t/x\0", "t/x y", "t/ä", "t/x?y", "t/x#1", "t/-x", "x" * 1000, "t/x\n", "\ud800"],
+    )  # fmt: skip
+    async def test_a_path_is_plain_or_refused(self, folder: Folder, path: str) -> None:
+        """S28"""
+        for act in (
+            lambda: folder.put(path, b"x", limit=1),
+            lambda: folder.get(path),
+            lambda: folder.delete([path]),
+            lambda: folder.url("GET", path, base="", seconds=60, tenant="t"),
+        ):
+            with pytest.raises(Invalid) as caught:
+                await act()
+            assert caught.value.code == "invalid_path"
+
+
+class TestBucket:
+    async def test_what_a_browser_is_told_is_kept_with_the_file(self, bucket: Bucket) -> None:
+        headers = {"Content-Type": "application/octet-stream", "Content-Disposition": "attachment"}
+        await bucket.put("t/page.html", b"<script>", limit=10, headers=headers)
+        url = await bucket.url("GET", "t/page.html", base="", seconds=60)
+        async with httpx.AsyncClient() as client:
+            answer = await client.get(url, headers={"Range": "bytes=1-3"})
+        assert (answer.status_code, answer.content) == (206, b"scr")
+        assert {name: answer.headers[name] for name in headers} == headers
+
+    async def test_a_signed_url_uploads(self, bucket: Bucket) -> None:
+        url = await bucket.url("PUT", "t/new", base="", seconds=60)
+        assert "X-Amz-Expires=60" in url and "X-Amz-Signature=" in url
+        async with httpx.AsyncClient() as client:
+            assert (await client.put(url, content=b"new")).status_code == 200
+        assert await bucket.read("t/new", limit=3) == b"new"
+
+    async def test_without_an_answer_it_is_unavailable(self, credentials: None) -> None:
+        gone = Bucket("penstock-files", endpoint="http://127.0.0.1:1", region="us-east-1")
+        with pytest.raises(Unavailable) as caught:
+            await gone.head("t/a")
+        assert "127.0.0.1" not in caught.value.message
+
+
+class TestSettings:
+    def test_the_default_is_a_folder_nobody_else_reads(self, tmp_path: Path) -> None:
+        found = storage.of(Settings(home=tmp_path / "home"))
+        assert isinstance(found, Folder)
+        assert found.root == tmp_path / "home/artifacts"
+        assert found.root.stat().st_mode & 0o777 == 0o700
+
+    def test_the_secret_is_made_once_and_is_nobody_elses(self, tmp_path: Path) -> None:
+        with ThreadPoolExecutor(8) as threads:
+            made = list(threads.map(lambda _: storage._own_secret(tmp_path / "home"), range(32)))
+        assert len(set(made)) == 1
+        assert len(made[0]) == 64
+        assert [file.name for file in (tmp_path / "home").iterdir()] == ["storage.key"]
+        assert (tmp_path / "home/storage.key").stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize("address", ["ftp://x", "s3://", "file:", "x", "s3://b?endpiont=http://x"])
+    def test_an_address_that_is_none_is_refused(self, tmp_path: Path, address: str) -> None:
+        with pytest.raises(Invalid):
+            storage.of(Settings(home=tmp_path, storage=address))
+
+
+class TestSignedUrls:
+    """S27 to S29: a URL allows one method on one path until it expires, and nothing else."""
+
+    @pytest.fixture
+    def now(self) -> list[float]:
+        return [1_800_000_000.0]
+
+    @pytest.fixture
+    def signer(self, tmp_path: Path, now: list[float]) -> Folder:
+        return Folder(tmp_path / "files", SECRET, lambda: now[0])
+
+    async def signed(self, signer: Folder, path: str = f"{TENANT}/j/pdf/1.pdf", **fields: str) -> str:
+        given = {"tenant": TENANT, "type": "application/pdf", "name": "Bericht 世界.pdf", **fields}
+        url = await signer.url("GET", path, base="https://x.org/base/", seconds=3600, **given)
+        assert url.startswith("https://x.org/base/storage/")
+        return url.split("/storage/")[1]
+
+    async def test_what_was_signed_is_allowed(self, signer: Folder) -> None:
+        target = await self.signed(signer)
+        for method in ("GET", "HEAD"):
+            grant = signer.verify(method, target)
+            assert grant.path == f"{TENANT}/j/pdf/1.pdf"
+            assert grant.fields["name"] == "Bericht 世界.pdf"
+        assert urlsplit(target).query.isascii()
+
+    async def test_every_byte_counts(self, signer: Folder) -> None:
+        """Each byte flipped, doubled and left out: all refused."""
+        target = await self.signed(signer)
+        refused = 0
+        for place, byte in enumerate(target):
+            for other in {chr(ord(byte) ^ 1), chr(ord(byte) ^ 32), "%", "", byte * 2, f"%{ord(byte):02x}"}:
+                if other == byte:
+                    continue
+                with pytest.raises(Forbidden):
+                    signer.verify("GET", target[:place] + other + target[place + 1 :])
+                refused += 1
+        assert refused > 1000
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda target: target.replace("/1.pdf", "/2.pdf"),
+            lambda target: target.replace("/1.pdf", "/../1.pdf"),
+            lambda target: target.replace("/1.pdf", "/%2e%2e/1.pdf"),
+            lambda target: target.replace("/1.pdf", "%2F1.pdf"),
+            lambda target: target.replace("/1.pdf", "/%31.pdf"),
+            lambda target: target.replace("/1.pdf", "//1.pdf"),
+            lambda target: target.replace("%20", "+"),
+            lambda target: target.replace("expires=1", "expires=9"),
+            lambda target: target.replace("application", "text"),
+            lambda target: target.replace("type=", "name=x&type="),
+            lambda target: target + "&expires=9999999999",
+            lambda target: "x&" + target,
+            lambda target: target.upper(),
+            lambda target: target.partition("&signature=")[0],
+            lambda target: target.partition("&signature=")[0] + "&signature=",
+            lambda target: "&".join(reversed(target.split("&"))),
+            lambda target: target.replace("?", "??"),
+            lambda target: target.replace("?", "?expires=9999999999&", 1),
+            lambda target: target.replace("?", ";x?"),
+            lambda target: target.replace("&signature=", "&signature=0&signature="),
+            lambda target: target.replace("&", ";"),
+            lambda target: "\ud800" + target,
+            lambda target: "",
+            lambda target: "?",
+        ],
+    )
+    async def test_no_other_way_to_write_it(self, signer: Folder, change: Callable[[str], str]) -> None:
+        target = await self.signed(signer)
+        assert change(target) != target
+        with pytest.raises(Forbidden) as caught:
+            signer.verify("GET", change(target))
+        assert caught.value.code == "bad_signature"
+
+    async def test_one_method(self, signer: Folder) -> None:
+        target = await self.signed(signer)
+        for method in ("PUT", "POST", "DELETE", "get", "PATCH"):
+            with pytest.raises(Forbidden):
+                signer.verify(method, target)
+        put = (
+            await signer.url("PUT", f"{TENANT}/incoming/x", base="", seconds=60, tenant=TENANT, limit="10")
+        ).split("/storage/")[1]
+        assert signer.verify("PUT", put).fields["limit"] == "10"
+        for method in ("GET", "HEAD"):
+            with pytest.raises(Forbidden):
+                signer.verify(method, put)
+
+    async def test_until_it_expires(self, signer: Folder, now: list[float]) -> None:
+        target = await self.signed(signer)
+        now[0] += 3599
+        signer.verify("GET", target)
+        now[0] += 1
+        with pytest.raises(Forbidden) as caught:
+            signer.verify("GET", target)
+        assert caught.value.code == "url_expired"
+
+    async def test_of_its_own_tenant_and_secret(self, signer: Folder, tmp_path: Path) -> None:
+        with pytest.raises(Forbidden):
+            signer.verify("GET", await self.signed(signer, tenant=TENANT.replace("5b", "5c")))
+        target = await self.signed(signer)
+        with pytest.raises(Forbidden):
+            Folder(tmp_path / "files", b"another").verify("GET", target)
+
+    @pytest.mark.parametrize("seconds", [0, -1, 8 * 86400, float("nan"), float("inf")])
+    async def test_for_a_second_to_a_week(self, signer: Folder, seconds: float) -> None:
+        with pytest.raises(Invalid):
+            await signer.url("GET", "t/a", base="", seconds=seconds, tenant="t")
+
+
+async def test_what_a_dead_process_left_of_a_file_is_cleared(folder: Folder) -> None:
+    await folder.put("t/a", b"x", limit=1)
+    (folder.root / "t/b.pdf#1").write_bytes(b"half")
+    assert await folder.clear_partial(3600) == 0
+    assert await folder.clear_partial(-1) == 1
+    assert files_in(folder.root) == ["a"]
