@@ -1,0 +1,341 @@
+"""PostgREST's protocol for schema penstock, so that a client made for Supabase can call the contract.
+
+    POST /rest/v1/rpc/claim_tasks   {"p_worker_id": "w1", "p_max_tasks": 10}
+    GET  /rest/v1/job_list?select=id,status&status=eq.running&order=created_at.desc
+
+A request runs under the caller's role; what may be called and read is what was granted to it. Only functions
+change anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, LiteralString, cast
+
+import pydantic_core
+import structlog
+from fastapi import APIRouter, Request, Response
+
+from penstock import db
+from penstock.api.callers import ANON, Caller, Callers
+from penstock.api.limits import Rate, read_body
+from penstock.api.rest import catalogue, reading, wishes
+from penstock.api.rest.catalogue import Catalogue, Function
+from penstock.api.rest.reading import Source, Sql
+from penstock.api.rest.refusals import Refused, missing_right, refusal_of, shortened
+from penstock.api.rest.wishes import Wishes
+from penstock.errors import TooLarge, Unauthenticated
+
+MOST_URL_BYTES = 16 << 10
+MOST_VALUES = 500_000
+"""In the JSON of one body."""
+MOST_ROWS = 1000
+"""In one answer from a table or view. What a function returns is never cut short: it may be a claim."""
+
+# What a worker's key may call. A second word is the argument it must give: with it the function asks for the
+# lease, without it for the service's own right.
+WORKER_FUNCTIONS: dict[str, str | None] = {
+    "acquire_api_capacity": None,
+    "add_tasks": "p_task_id",
+    "begin_artifact": None,
+    "claim_tasks": None,
+    "complete_task": None,
+    "complete_tasks": None,
+    "drop_artifact": "p_worker_id",
+    "fail_task": None,
+    "fail_tasks": None,
+    "finish_artifact": "p_worker_id",
+    "heartbeat_task": None,
+    "heartbeat_tasks": None,
+    "next_opening": None,
+    "reclaim_stale_tasks": None,
+    "record_cost": "p_task_id",
+    "record_usage": "p_task_id",
+    "release_api_capacity": None,
+    "report_limited": None,
+    "report_progress": None,
+    "report_provider": None,
+    "report_worker": None,
+    "reschedule_task": None,
+    "reschedule_tasks": None,
+    "upkeep": None,
+}
+
+router = APIRouter(prefix="/rest/v1", include_in_schema=False)
+log = structlog.get_logger(__name__)
+
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
+_READING = ("GET", "HEAD")
+
+
+@router.api_route("/rpc/{name}", methods=_METHODS)
+async def rpc(request: Request, name: str) -> Response:
+    """Call a function."""
+
+    async def answer(caller: Caller) -> Response:
+        if request.method not in (*_READING, "POST"):
+            raise Refused(405, "PGRST101", f"Cannot use the {request.method} method on RPC")
+        return await _call(request, caller, name)
+
+    return await _answered(request, answer)
+
+
+@router.api_route("/{name}", methods=_METHODS)
+async def relation(request: Request, name: str) -> Response:
+    """Read a table or a view."""
+
+    async def answer(caller: Caller) -> Response:
+        if request.method not in _READING:
+            raise Refused(
+                405,
+                "PGRST117",
+                f"Unsupported HTTP method: {request.method}",
+                hint="Tables are only read. What changes something is a function: /rest/v1/rpc/…",
+            )
+        return await _read(request, caller, name)
+
+    return await _answered(request, answer)
+
+
+@router.api_route("/{path:path}", methods=_METHODS)
+async def elsewhere(request: Request, path: str) -> Response:
+    """There is nothing else."""
+    return Refused(404, "PGRST125", "Invalid path specified in request URL").response()
+
+
+async def _answered(request: Request, answer: Callable[[Caller], Awaitable[Response]]) -> Response:
+    """The answer, or the refusal in PostgREST's words."""
+    is_anon = True
+    try:
+        if len(request.scope["raw_path"]) + len(request.scope["query_string"]) > MOST_URL_BYTES:
+            raise Refused(414, "PGRST100", "The URL is too long", details=f"at most {MOST_URL_BYTES} bytes")
+        caller = await _caller(request)
+        is_anon = caller.role == "anon"
+        return await answer(caller)
+    except Exception as error:
+        refused = refusal_of(error, is_anon=is_anon)
+        if refused is None:
+            refused = Refused(500, "PGRSTX00", "This is a mistake of ours, and it has been logged.")
+        if refused.status >= 500:
+            log.error("request failed", code=refused.body["code"], exc_info=error)
+        return refused.response()
+
+
+async def _caller(request: Request) -> Caller:
+    """Who is asking, if they have not asked too much."""
+    rate: Rate = request.app.state.rate
+    nobody = f"nobody:{request.client.host if request.client else ''}"
+    try:
+        caller = await _callers(request).of(request)
+    except Unauthenticated:
+        rate.take(nobody)
+        raise
+    # Workers share a credential, and ask as often as there is work.
+    if caller.role != "service_role":
+        rate.take(nobody if caller.role == "anon" else caller.name)
+    request.state.caller = caller
+    return caller
+
+
+def _callers(request: Request) -> Callers:
+    return request.app.state.callers
+
+
+async def _catalogue(request: Request) -> Catalogue:
+    found: Catalogue | None = getattr(request.app.state, "rest_catalogue", None)
+    if found is None or not found.is_fresh:
+        async with _callers(request).acting(ANON, read_only=True) as held:
+            found = await catalogue.read(held)
+        request.app.state.rest_catalogue = found
+    return found
+
+
+# Tables and views
+
+
+async def _read(request: Request, caller: Caller, name: str) -> Response:
+    wanted = wishes.read(request)
+    found = (await _catalogue(request)).relations.get(name)
+    if found is None:
+        raise Refused(
+            404, "PGRST205", f"Could not find the table 'penstock.{shortened(name)}' in the schema cache"
+        )
+    if caller.role not in found.roles or caller.is_worker:
+        raise missing_right(f"table {found.name}", is_anon=caller.role == "anon")
+    source = Source(found.sql, found.columns, found.name)
+    parameters = request.query_params.multi_items()
+    page = reading.read(source, parameters, request.headers.get("range"), MOST_ROWS)
+    text, values = reading.statement(
+        source,
+        page,
+        is_single=wanted.is_single,
+        is_stripped=wanted.is_stripped,
+        is_counted=wanted.is_counted,
+    )
+    async with _callers(request).acting(caller, read_only=True) as held:
+        body, count, total = await _run(held, ("with " + text, values))
+        _check_page(wanted, count, total, page.offset)
+    return _response(request, wanted, body, count, total, page.offset)
+
+
+# Functions
+
+
+async def _call(request: Request, caller: Caller, name: str) -> Response:
+    wanted = wishes.read(request)
+    function = (await _catalogue(request)).functions.get(name)
+    if function is None:
+        raise _unknown(name, None, ())
+    is_worker_refused = caller.is_worker and name not in WORKER_FUNCTIONS
+    if caller.role not in function.roles or is_worker_refused:
+        raise missing_right(f"function {function.name}", is_anon=caller.role == "anon")
+    if request.method in _READING and not function.is_read_only:
+        raise Refused(
+            405,
+            "25006",
+            f"cannot execute {function.name} in a read-only transaction",
+            hint="Call it by POST.",
+        )
+    call, names, parameters = await _invocation(request, function)
+    if caller.is_worker and (needed := WORKER_FUNCTIONS[name]) and needed not in names:
+        raise missing_right(f"function {function.name} without {needed}", is_anon=False)
+    source = Source("called", function.columns, function.name, is_scalar=not function.is_composite)
+    page = reading.read(source, parameters, request.headers.get("range"), None)
+    text, values = reading.statement(
+        source,
+        page,
+        is_single=wanted.is_single or not function.is_set,
+        is_stripped=wanted.is_stripped,
+        is_counted=wanted.is_counted,
+    )
+    statement = f"with called as ({call[0]}), {text}", [*call[1], *values]
+    async with _callers(request).acting(caller, read_only=function.is_read_only) as held:
+        body, count, total = await _run(held, statement)
+        if function.is_set:
+            # Within the transaction: what is not answered has not happened.
+            _check_page(wanted, count, total, page.offset)
+    if function.is_void:
+        return Response(status_code=204, headers=_headers(wanted))
+    return _response(request, wanted, body, count, total, page.offset)
+
+
+async def _invocation(
+    request: Request, function: Function
+) -> tuple[Sql, frozenset[str], list[tuple[str, str]]]:
+    """The call, the names of the arguments that are not null, and the parameters that are none."""
+    parameters = request.query_params.multi_items()
+    if request.method == "POST":
+        text, given = await _body(request)
+        source, values = _with_document(function, text, _checked(function, given))
+    else:
+        given = {name: value for name, value in parameters if _is_argument(function, name)}
+        parameters = [pair for pair in parameters if pair[0] not in given]
+        columns = [function.inputs[name] for name in _checked(function, given)]
+        arguments = ", ".join(f"{column.sql} => %s::{column.type}" for column in columns)
+        source, values = f"{function.sql}({arguments})", list(given.values())
+    present = frozenset(name for name, value in given.items() if value is not None)
+    if function.is_composite:
+        return (f"select result.* from {source} as result", values), present, parameters  # noqa: S608 names from the catalogue
+    # What is void has no value that could be passed on.
+    value = "1 as value" if function.is_void else "result.value"
+    return (f"select {value} from {source} as result(value)", values), present, parameters  # noqa: S608 the same
+
+
+def _with_document(function: Function, text: str, names: list[str]) -> Sql:
+    """PostgreSQL reads the document itself: no number is rounded on the way, and arrays become arrays."""
+    columns = [function.inputs[name] for name in names]
+    if not columns:
+        return f"{function.sql}()", []
+    record = ", ".join(f"{column.sql} {column.type}" for column in columns)
+    arguments = ", ".join(f"{column.sql} => given.{column.sql}" for column in columns)
+    return f"json_to_record(%s::json) as given({record}), {function.sql}({arguments})", [text]
+
+
+def _is_argument(function: Function, name: str) -> bool:
+    """What is neither an argument nor a column is taken for a wrong argument."""
+    is_filter = name in reading.WORDS or name.partition("->")[0].strip('"') in function.columns
+    return name in function.inputs or not is_filter
+
+
+def _checked(function: Function, given: dict[str, Any]) -> list[str]:
+    """The names that were given, if the function can be called with them."""
+    if not function.required <= given.keys() <= function.inputs.keys():
+        raise _unknown(function.name, function, list(given))
+    return list(given)
+
+
+def _unknown(name: str, function: Function | None, given: list[str] | tuple[()]) -> Refused:
+    name = f"penstock.{shortened(name)}"
+    words = shortened(", ".join(given))
+    call = f"{name}({words})" if words else f"{name} without parameters"
+    hint = None
+    if function is not None:
+        hint = f"Perhaps you meant to call the function {name}({', '.join(function.inputs)})"
+    return Refused(
+        404,
+        "PGRST202",
+        f"Could not find the function {call} in the schema cache",
+        details=f"Searched for the function {call}, but no matches were found in the schema cache.",
+        hint=hint,
+    )
+
+
+async def _body(request: Request) -> tuple[str, dict[str, Any]]:
+    """The JSON object that was sent: as text for the database, and as we read it."""
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(400, "PGRST102", f"Content-Type not acceptable: {shortened(kind)}")
+    sent = await read_body(request, request.app.state.limits)
+    if not sent.strip():
+        return "{}", {}
+    if sent.count(b",") > MOST_VALUES:
+        # About one for each value. Reading millions of them would take all others' time, and much memory.
+        raise TooLarge(f"the body holds more than {MOST_VALUES} values", details={"limit": MOST_VALUES})
+    try:
+        # Refuses what is nested deeper than 200 levels.
+        found = pydantic_core.from_json(sent, allow_inf_nan=False)
+        text = sent.decode()
+    except ValueError as error:
+        raise Refused(400, "PGRST102", "Empty or invalid json") from error
+    if not isinstance(found, dict):
+        raise Refused(400, "PGRST102", "Empty or invalid json", details="the body is a JSON object")
+    return text, cast("dict[str, Any]", found)
+
+
+# Answers
+
+
+async def _run(held: db.Connection, statement: Sql) -> tuple[str, int, int | None]:
+    """The body, the number of rows in it, and the number in all."""
+    text, values = statement
+    # Made of fixed text and of names that the database itself has quoted; every value is a parameter.
+    [(body, count, total)] = await db.rows(held, cast("LiteralString", text), values)
+    return body, count, total
+
+
+def _check_page(wanted: Wishes, count: int, total: int | None, offset: int) -> None:
+    if total is not None and offset > total:
+        raise reading.out_of_range(f"An offset of {offset} was requested, but there are only {total} rows.")
+    if wanted.is_single and count != 1:
+        raise Refused(
+            406,
+            "PGRST116",
+            "Cannot coerce the result to a single JSON object",
+            details=f"The result contains {count} rows",
+        )
+
+
+def _response(
+    request: Request, wanted: Wishes, body: str, count: int, total: int | None, offset: int
+) -> Response:
+    pages = f"{offset}-{offset + count - 1}" if count else "*"
+    headers = {**_headers(wanted), "Content-Range": f"{pages}/{'*' if total is None else total}"}
+    if wanted.is_minimal and request.method == "POST":
+        return Response(status_code=204, headers=headers)
+    status = 206 if total is not None and count < total else 200
+    content = b"" if request.method == "HEAD" else body.encode()
+    return Response(content, status, headers, wanted.content_type)
+
+
+def _headers(wanted: Wishes) -> dict[str, str]:
+    return {"Cache-Control": "no-store", "Content-Profile": "penstock", **wanted.headers}

@@ -1,0 +1,163 @@
+"""What schema penstock has, and who may use it: the only source of names in the SQL of this package.
+
+Names come out of the database already quoted by it. What is not granted is known all the same, so that the
+answer is PostgREST's: a missing right is not a missing function.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, LiteralString
+
+from penstock import db
+
+FRESH_SECONDS = 10
+"""How long a reading is used. A grant taken away since then is refused all the same: by the database."""
+
+HIDDEN = ["begin_request", "end_request", "use_key"]
+"""Functions that the API itself calls for a request; whoever called them would speak in its place."""
+
+_ROLES = ["anon", "authenticated", "service_role"]
+# What starts with an underscore is ours, even where views need it granted.
+_FUNCTIONS: LiteralString = """
+select p.proname, 'penstock.' || quote_ident(p.proname),
+  array(
+    select r.rolname from pg_roles r
+    where r.rolname = any (%s) and has_function_privilege(r.oid, p.oid, 'execute')),
+  p.provolatile <> 'v', p.proretset, p.prorettype = 'void'::regtype, p.pronargdefaults,
+  t.typrelid <> 0 or coalesce(p.proargmodes && '{o,b,t}'::"char"[], false),
+  (select coalesce(json_agg(json_build_array(a.name, quote_ident(a.name), format_type(a.type, null))
+      order by a.place), '[]')
+    from unnest(p.proargnames, coalesce(p.proallargtypes, p.proargtypes::oid[]), p.proargmodes)
+      with ordinality as a(name, type, mode, place)
+    where coalesce(a.mode, 'i') in ('i', 'b', 'v')),
+  (select coalesce(json_agg(json_build_array(c.name, quote_ident(c.name), c.type) order by c.place), '[]')
+    from (
+      select a.name, format_type(a.type, null) as type, a.place
+      from unnest(p.proargnames, p.proallargtypes, p.proargmodes)
+        with ordinality as a(name, type, mode, place)
+      where a.mode in ('o', 'b', 't')
+      union all
+      select a.attname, format_type(a.atttypid, a.atttypmod), a.attnum from pg_attribute a
+      where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) as c)
+from pg_proc p join pg_type t on t.oid = p.prorettype
+where p.pronamespace = 'penstock'::regnamespace and p.prokind = 'f' and p.proname !~ '^_'
+  and p.proname <> all (%s)
+  and p.prorettype not in ('trigger'::regtype, 'event_trigger'::regtype)
+"""
+_RELATIONS: LiteralString = """
+select c.relname, 'penstock.' || quote_ident(c.relname),
+  array(
+    select r.rolname from pg_roles r
+    where r.rolname = any (%s) and has_table_privilege(r.oid, c.oid, 'select')),
+  (select coalesce(json_agg(
+      json_build_array(a.attname, quote_ident(a.attname), format_type(a.atttypid, a.atttypmod))
+      order by a.attnum), '[]')
+    from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
+from pg_class c
+where c.relnamespace = 'penstock'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f')
+  and not c.relispartition
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column or an argument: its name, the same as SQL, and its type."""
+
+    name: str
+    sql: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function of the contract."""
+
+    name: str
+    sql: str
+    roles: frozenset[str]
+    """The roles that may call it."""
+    is_read_only: bool
+    is_set: bool
+    is_void: bool
+    is_composite: bool
+    inputs: Mapping[str, Column]
+    required: frozenset[str]
+    columns: Mapping[str, Column]
+    """Of what it returns; none when that is a plain value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """A table or a view."""
+
+    name: str
+    sql: str
+    roles: frozenset[str]
+    columns: Mapping[str, Column]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """One reading of the schema."""
+
+    functions: Mapping[str, Function]
+    relations: Mapping[str, Relation]
+    read_at: float
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it can still be used."""
+        return time.monotonic() - self.read_at < FRESH_SECONDS
+
+
+async def read(held: db.Connection) -> Catalogue:
+    """Look the schema up."""
+    functions = [_function(*row) for row in await db.rows(held, _FUNCTIONS, (_ROLES, HIDDEN))]
+    relations = [
+        Relation(name, _escaped(sql), frozenset(roles), _columns(columns))
+        for name, sql, roles, columns in await db.rows(held, _RELATIONS, (_ROLES,))
+    ]
+    return Catalogue(
+        functions={function.name: function for function in functions},
+        relations={relation.name: relation for relation in relations},
+        read_at=time.monotonic(),
+    )
+
+
+def _function(
+    name: str,
+    sql: str,
+    roles: list[str],
+    is_read_only: bool,
+    is_set: bool,
+    is_void: bool,
+    defaults: int,
+    is_composite: bool,
+    inputs: list[list[str]],
+    columns: list[list[str]],
+) -> Function:
+    arguments = _columns(inputs)
+    return Function(
+        name=name,
+        sql=_escaped(sql),
+        roles=frozenset(roles),
+        is_read_only=is_read_only,
+        is_set=is_set,
+        is_void=is_void,
+        is_composite=is_composite,
+        inputs=arguments,
+        required=frozenset(list(arguments)[: len(arguments) - defaults]),
+        columns=_columns(columns),
+    )
+
+
+def _columns(found: Any) -> Mapping[str, Column]:
+    return {name: Column(name, _escaped(sql), _escaped(type)) for name, sql, type in found}
+
+
+def _escaped(sql: str) -> str:
+    """In a statement with parameters a percent sign is written twice."""
+    return sql.replace("%", "%%")

@@ -1,0 +1,102 @@
+"""What the headers of a request ask for: the schema, the form of the answer, a count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from penstock.api.rest.refusals import Refused, shortened
+
+SCHEMAS = ("penstock", "public")
+"""Both mean schema penstock: a client that names none asks for public."""
+
+_SINGLE = "application/vnd.pgrst.object+json"
+_PLAIN = ("application/json", "application/vnd.pgrst.array+json", "application/*", "*/*")
+# What is understood or can be left undone without harm. The others are refused when the request is strict.
+_PREFERENCES = {
+    "count": ("exact", "planned", "estimated"),
+    "return": ("minimal", "representation", "headers-only"),
+    "handling": ("strict", "lenient"),
+    "missing": ("default", "null"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How the caller wants the answer."""
+
+    is_single: bool
+    is_stripped: bool
+    """Whether fields that are null are left out."""
+    is_counted: bool
+    is_minimal: bool
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What the answer says about them."""
+        applied = [
+            *(["count=exact"] if self.is_counted else []),
+            *(["return=minimal"] if self.is_minimal else []),
+        ]
+        return {"Preference-Applied": ", ".join(applied)} if applied else {}
+
+    @property
+    def content_type(self) -> str:
+        kind = _SINGLE if self.is_single else "application/json"
+        return f"{kind}; charset=utf-8"
+
+
+def read(request: Request) -> Wishes:
+    """Understand the headers, or refuse them."""
+    _check_schema(request)
+    is_single, is_stripped = _form(request.headers.get("accept") or "*/*")
+    preferences = _preferences(request.headers.getlist("prefer"))
+    return Wishes(
+        is_single=is_single,
+        is_stripped=is_stripped,
+        # Whatever way of counting was asked for: the exact one is never worse.
+        is_counted="count" in preferences,
+        is_minimal=preferences.get("return") == "minimal",
+    )
+
+
+def _check_schema(request: Request) -> None:
+    name = "accept-profile" if request.method in ("GET", "HEAD") else "content-profile"
+    for schema in request.headers.getlist(name):
+        if schema not in SCHEMAS:
+            raise Refused(
+                406,
+                "PGRST106",
+                f"Invalid schema: {shortened(schema)}",
+                hint=f"Only the following schemas are exposed: {', '.join(SCHEMAS)}",
+            )
+
+
+def _form(accept: str) -> tuple[bool, bool]:
+    """Whether one object is wanted, and whether without nulls."""
+    for choice in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in choice.split(";"))
+        if kind == _SINGLE or kind in _PLAIN:
+            return kind == _SINGLE, "nulls=stripped" in parameters
+    raise Refused(406, "PGRST107", f"None of these media types are available: {shortened(accept)}")
+
+
+def _preferences(headers: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    unknown: list[str] = []
+    for text in ",".join(headers).split(","):
+        name, _, value = (part.strip() for part in text.partition("="))
+        if value in _PREFERENCES.get(name, ()):
+            # The first of two counts, as RFC 7240 has it.
+            found.setdefault(name, value)
+        elif name:
+            unknown.append(text.strip())
+    if unknown and found.get("handling") == "strict":
+        raise Refused(
+            400,
+            "PGRST122",
+            "Invalid preferences given with handling=strict",
+            details=f"Invalid preferences: {shortened(', '.join(unknown))}",
+        )
+    return found
