@@ -38,7 +38,8 @@ from uuid import UUID
 
 import pydantic
 
-from penstock import db, embedded, jobs, kinds, migrate, schedules, tasks, tenants
+from penstock import artifacts, db, embedded, jobs, kinds, migrate, schedules, tasks, tenants
+from penstock import storage as storages
 from penstock.context import Context, Fail, Reschedule, Retry, seconds
 from penstock.drawing import Drawn, Graph, Options
 from penstock.errors import Invalid, JobFailed, PenstockError, TimedOut
@@ -49,7 +50,7 @@ from penstock.types import Forecast, Job
 P = ParamSpec("P")
 R = TypeVar("R")
 Mode = Literal["async", "thread", "process"]
-Artifacts = Callable[[Context, str, bytes, str], Coroutine[Any, Any, dict[str, Any]]]
+Artifacts = Callable[[Context, str, Any, str], Coroutine[Any, Any, dict[str, Any]]]
 _graph: ContextVar[Graph | None] = ContextVar("penstock_graph", default=None)
 
 # --- tasks and job types -----------------------------------------------------------------------------------
@@ -231,7 +232,8 @@ class Started(Generic[R]):
                 job = await jobs.ended(where, job_id=self.id)
                 if job.status != "completed":
                     raise await self._failure(where, job)
-                outputs = await tasks.outputs(where, self.id, keys=_references(self._drawn.result))
+                found = await tasks.outputs(where, self.id, keys=_references(self._drawn.result))
+                outputs = await artifacts.expanded(where, self.app, job_id=self.id, outputs=found)
         except TimeoutError as error:
             raise TimedOut(f"job {self.id} has not ended within {limit:g} s") from error
         result = decode(self._drawn.result, outputs)
@@ -295,9 +297,11 @@ class App:
         self.job_types: dict[str, JobType[...]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
         self.artifacts: Artifacts | None = None
-        """How `Context.save` keeps a file: given context, name, bytes and type, returns its description."""
+        """How `Context.save` keeps a file, if not in `storage`: given context, name, data and type, returns
+        its description."""
         self.tenant = tenant
         self._database_url = database_url
+        self._storage: storages.Storage | None = None
         self.forget()
 
     def forget(self) -> None:
@@ -532,6 +536,18 @@ class App:
             self._database_url = dsn
             self._tenant_id = self.tenant if isinstance(self.tenant, UUID) else None
             self._is_declared = False
+
+    @property
+    def storage(self) -> storages.Storage:
+        """Where files go: what `PENSTOCK_STORAGE` names, unless another was set."""
+        with self._lock:
+            if self._storage is None:
+                self._storage = storages.of(settings())
+            return self._storage
+
+    @storage.setter
+    def storage(self, chosen: storages.Storage) -> None:
+        self._storage = chosen
 
     @asynccontextmanager
     async def connections(self) -> AsyncGenerator[db.Pool]:

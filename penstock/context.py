@@ -12,7 +12,7 @@ from uuid import UUID
 
 import structlog
 
-from penstock import signals, tasks
+from penstock import artifacts, signals, tasks
 from penstock.errors import Invalid
 
 R = TypeVar("R")
@@ -169,12 +169,18 @@ class Context:
         self._hooks.block(self.aheard(response))
 
     async def asave(
-        self, name: str, data: bytes, content_type: str = "application/octet-stream"
+        self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream"
     ) -> dict[str, Any]:
-        """Keep a file by the app's `artifacts` hook; returns what to put into the output."""
+        """Keep a file: bytes, the path of a local one, or an async iterator of bytes.
+
+        Returns what to put into the output. The same name again, also by a retry, is the same file; an empty
+        name is the task's one file without a name.
+        """
         return await self._hooks.save(self, name, data, content_type)
 
-    def save(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> dict[str, Any]:
+    def save(
+        self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream"
+    ) -> dict[str, Any]:
         """`asave` from a handler in a thread."""
         return self._hooks.block(self._hooks.save(self, name, data, content_type))
 
@@ -202,9 +208,10 @@ class Hooks:
         """Add tasks to the job, from a thread."""
         return self.block(self.add_tasks(ctx, new))
 
-    async def save(self, ctx: Context, name: str, data: bytes, content_type: str) -> dict[str, Any]:
+    async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str) -> dict[str, Any]:
         """Keep a file."""
-        return {"path": name, "bytes": len(data), "content_type": content_type}
+        size = len(data) if isinstance(data, bytes) else None
+        return {"path": name, "bytes": size, "content_type": content_type}
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
         """Record what was used."""

@@ -8,9 +8,12 @@ from typing import LiteralString
 from uuid import UUID
 
 from penstock import db, filters
-from penstock.types import Role, Tenant
+from penstock.types import Member, Role, Tenant
 
 _TENANTS: LiteralString = "select id, name, weight, is_personal, created_at from penstock.tenants where "
+_MEMBERS: LiteralString = """\
+select tenant_id, user_id, role, created_at from penstock.members
+where tenant_id = %s and (%s::uuid is null or user_id > %s) order by user_id limit %s"""
 
 
 async def create(where: db.Pool | db.Connection, *, name: str, weight: float = 1) -> UUID:
@@ -54,3 +57,11 @@ async def set_member(
 ) -> None:
     """Give a user a role in a tenant; None removes the user."""
     await db.call(where, "set_member", p_tenant_id=tenant_id, p_user_id=user_id, p_role=role)
+
+
+async def members(
+    where: db.Pool | db.Connection, *, tenant_id: UUID, after: UUID | None = None, limit: int = 50
+) -> builtins.list[Member]:
+    """Who is in a tenant, by id. The next page comes `after` the id of the last one of this page."""
+    rows = await db.rows(where, _MEMBERS, (tenant_id, after, after, filters.page(limit)))
+    return [Member(*row) for row in rows]

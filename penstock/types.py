@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
 from typing import Any, Literal, TypeAlias, TypedDict
@@ -17,6 +17,7 @@ OnFailure: TypeAlias = Literal["continue", "stop"]
 OnLimit: TypeAlias = Literal["hold", "refuse"]
 Missed: TypeAlias = Literal["skip", "once", "all"]
 Role: TypeAlias = Literal["owner", "admin", "member", "viewer"]
+KeyRole: TypeAlias = Literal["owner", "admin", "member", "viewer", "worker", "service"]
 
 Amount: TypeAlias = Decimal | int
 """Of money or of a meter: exact, and so never a float."""
@@ -241,6 +242,42 @@ class Tenant:
     weight: float
     is_personal: bool
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A user, or an API key, in a tenant."""
+
+    tenant_id: UUID
+    user_id: UUID
+    role: Role
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key for programs, without its secret. A tenant's key that has no role was removed from the tenant."""
+
+    id: UUID
+    tenant_id: UUID | None
+    name: str
+    prefix: str
+    role: KeyRole | None
+    created_by: str
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A key that was just made. Nobody sees the secret again."""
+
+    id: UUID
+    tenant_id: UUID | None
+    prefix: str
+    secret: str | None = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -583,6 +620,23 @@ class ExchangeRate:
     currency: str
     rate: Decimal
     valid_from: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A file in storage: of a task, or uploaded by a client."""
+
+    id: UUID
+    tenant_id: UUID
+    job_id: UUID | None
+    task_id: int | None
+    name: str
+    path: str
+    content_type: str
+    bytes: int
+    sha256: str
+    created_at: datetime
+    stored_at: datetime
 
 
 def exact(amount: Amount | str, field: str = "amount") -> Decimal:

@@ -26,6 +26,12 @@ async def backlog(where: db.Pool | db.Connection) -> builtins.list[Lane]:
     return sorted(lanes, key=lambda lane: (lane.kind, lane.provider or ""))
 
 
+async def drain_rates(where: db.Pool | db.Connection) -> dict[tuple[str, str | None], float]:
+    """About how many tasks end in a second, per lane (kind, provider): what runs, by how long it takes."""
+    rows = await db.call(where, "drain_rates")
+    return {(row["kind"], row["provider"]): row["per_second"] for row in rows}
+
+
 def report_sync(held: db.SyncConnection, *, worker_id: str, info: Mapping[str, Any]) -> None:
     """Say that a worker is there, with its host, pid, kinds, concurrency, version, state and running."""
     db.call_sync(held, "report_worker", p_worker_id=worker_id, p_info=dict(info))

@@ -172,6 +172,12 @@ def test_an_output_that_cannot_be_stored_takes_the_writes_back(
     app: App, drain: testing.Drain, ledger: Any, is_async: bool
 ) -> None:
     """B6: refused by us, or by the database when it is too large."""
+
+    async def nowhere(*_: Any) -> Any:
+        pytest.fail("the handler saved nothing")
+
+    # An app with files of its own: a large output is not made one of ours.
+    app.artifacts = nowhere
     outputs = {"object": object(), "big": "x" * 1_000_000}
     started = [
         transactional(app, is_async, lambda ctx: outputs[ctx.kind], kind=kind).start("a") for kind in outputs

@@ -13,7 +13,20 @@ import typer
 import typer.main
 
 import penstock
-from penstock.cli import costs, dead_letters, jobs, limits, operate, run, schedules, simulate, usage
+from penstock.cli import (
+    artifacts,
+    costs,
+    dead_letters,
+    jobs,
+    keys,
+    limits,
+    operate,
+    run,
+    schedules,
+    serve,
+    simulate,
+    usage,
+)
 from penstock.cli.options import (
     DatabaseOption,
     NoColorOption,
@@ -35,11 +48,14 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.add_to(app)
+serve.add_to(app)
 simulate.add_to(app)
 app.add_typer(jobs.group, name="jobs", rich_help_panel="Look and act")
 app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Look and act")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Look and act")
+app.add_typer(artifacts.group, name="artifacts", rich_help_panel="Look and act")
 operate.add_to(app, "Look and act")
+app.add_typer(keys.group, name="keys", rich_help_panel="Look and act")
 app.add_typer(limits.group, name="limits", rich_help_panel="Limits and money")
 app.add_typer(usage.group, name="usage", rich_help_panel="Limits and money")
 app.add_typer(usage.plans_group, name="plans", rich_help_panel="Limits and money")

@@ -51,7 +51,7 @@ def demo() -> int:
 
     address = chosen().database or embedded.dsn(settings().home)
     migrate.migrate(address)
-    _log_to_stderr(logging.WARNING)
+    log_to_stderr(logging.WARNING)
     return demo.run(address, output.is_terminal())
 
 
@@ -121,11 +121,11 @@ def _work(path: str, address: str, **how: Any) -> int:
     from penstock.app import load
     from penstock.worker import run
 
-    _log_to_stderr(logging.INFO)
+    log_to_stderr(logging.INFO)
     return run(load(path), address, **how)
 
 
-def _log_to_stderr(level: int) -> None:
+def log_to_stderr(level: int) -> None:
     """Log for people, with colours on a terminal; as JSON lines with `-o json` or `-o jsonl`."""
     import structlog
 

@@ -16,7 +16,7 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.job_list, penstock.task_list, penstock.dead_letter_list,
   penstock.meters, penstock.plans, penstock.endpoints, penstock.prices, penstock.exchange_rates, penstock.tenant_limits, penstock.allowances,
   penstock.accounts, penstock.holds, penstock.usage_events, penstock.usage_sums, penstock.cost_entries, penstock.cost_sums,
-  penstock.usage_days, penstock.cost_days, penstock.job_costs, penstock.price_list, penstock.rate_comparison to authenticated;
+  penstock.usage_days, penstock.cost_days, penstock.job_costs, penstock.price_list, penstock.rate_comparison, penstock.artifacts to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
@@ -27,7 +27,10 @@ grant execute on function
   penstock.set_member(uuid, uuid, text),
   penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid),
   penstock._base_rate(text, timestamptz), penstock.resolve_limits(uuid, timestamptz), penstock.get_usage_status(uuid),
-  penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid)
+  penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid),
+  penstock.create_key(text, text, uuid, timestamptz), penstock.list_keys(uuid), penstock.revoke_key(uuid),
+  penstock.begin_request(text, bytea), penstock.end_request(text, integer, jsonb),
+  penstock.begin_upload(text, text, bigint, jsonb), penstock.take_upload(uuid), penstock.delete_artifact(uuid)
 to authenticated, service_role;
 
 -- The service: workers and operators.
@@ -54,7 +57,11 @@ grant execute on function
   penstock.commit_hold(uuid, jsonb, uuid), penstock.release_hold(uuid, uuid), penstock.check_accounts(),
   penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb),
   penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb),
-  penstock.set_price(text, text, numeric, jsonb), penstock.set_exchange_rate(text, numeric, timestamptz)
+  penstock.set_price(text, text, numeric, jsonb), penstock.set_exchange_rate(text, numeric, timestamptz),
+  penstock.use_key(bytea), penstock.drain_rates(),
+  penstock.begin_artifact(bigint, text, bigint, text, text, bigint), penstock.finish_artifact(uuid, text, bigint, bigint, text),
+  penstock.drop_artifact(uuid, text, bigint), penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]),
+  penstock.orphaned_artifacts(text[])
 to service_role;
 
 -- The policies that go with the grants. Service-only tables have none for users.
@@ -66,12 +73,12 @@ begin
     'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'mixed', 'edges', 'ready',
     'parked', 'leases', 'chores', 'workers', 'migrations', 'endpoints', 'endpoint_states', 'spent', 'calls', 'provider_events',
     'meters', 'plans', 'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'exchange_rates', 'prices',
-    'cost_entries', 'cost_sums'] loop
+    'cost_entries', 'cost_sums', 'api_keys', 'requests', 'artifacts'] loop
     execute format('drop policy if exists service_reads on penstock.%I', v_table);
     execute format('create policy service_reads on penstock.%I for select to service_role using (true)', v_table);
   end loop;
   foreach v_table in array array['members', 'jobs', 'phases', 'tasks', 'results', 'attempts', 'dead_letters', 'schedules', 'audit_log',
-    'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'cost_entries', 'cost_sums'] loop
+    'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'cost_entries', 'cost_sums', 'artifacts'] loop
     execute format('drop policy if exists members_read on penstock.%I', v_table);
     execute format('create policy members_read on penstock.%I for select to authenticated
       using (tenant_id in (select penstock.my_tenants()))', v_table);

@@ -88,6 +88,80 @@ table penstock.allowances
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.api_keys
+  comment: Keys for programs. A tenant's key is a member of the tenant, with the key's id as user id; a key without a tenant is the service's.
+  row security: enabled
+  column id: uuid not null default gen_random_uuid()
+  column tenant_id: uuid
+  column name: text not null
+  column prefix: text not null
+  column digest: bytea not null
+  column role: text
+  column created_by: text not null
+  column created_at: timestamp with time zone not null
+  column expires_at: timestamp with time zone
+  column last_used_at: timestamp with time zone
+  column revoked_at: timestamp with time zone
+  comment on column digest: SHA-256 of the key, which is random and kept nowhere.
+  comment on column role: Of a key without a tenant; a tenant's key has the role of its member.
+  constraint api_keys_check: CHECK (((tenant_id IS NULL) = (role IS NOT NULL)))
+  constraint api_keys_digest_check: CHECK ((length(digest) = 32))
+  constraint api_keys_digest_key: UNIQUE (digest)
+  constraint api_keys_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
+  constraint api_keys_pkey: PRIMARY KEY (id)
+  constraint api_keys_role_check: CHECK ((role = ANY (ARRAY['worker'::text, 'service'::text])))
+  constraint api_keys_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index api_keys_tenant: CREATE INDEX api_keys_tenant ON penstock.api_keys USING btree (tenant_id, id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.artifacts
+  comment: The files that tasks made and clients uploaded. The record comes before its file, and goes after it.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column tenant_id: uuid not null
+  column job_id: uuid
+  column task_id: bigint
+  column lease: bigint
+  column name: text not null default ''::text
+  column path: text not null
+  column incoming: text
+  column content_type: text not null
+  column bytes: bigint
+  column sha256: text
+  column status: text not null default 'pending'::text
+  column hold_id: uuid
+  column idempotency_key: text
+  column created_by: text not null
+  column created_at: timestamp with time zone not null
+  column begun_at: timestamp with time zone not null
+  column stored_at: timestamp with time zone
+  comment on column incoming: Where a client uploads to. What is there is not believed before it was checked and copied to path.
+  comment on column bytes: What it takes in storage; while it is pending, what was announced.
+  comment on column status: Pending: being written. Stored: whole, and counted. Deleted: its file is to be removed, then this row.
+  constraint artifacts_bytes_check: CHECK ((bytes >= 0))
+  constraint artifacts_check: CHECK (((job_id IS NULL) = (task_id IS NULL)))
+  constraint artifacts_check1: CHECK (((status <> 'stored'::text) OR ((bytes IS NOT NULL) AND (sha256 IS NOT NULL) AND (stored_at IS NOT NULL))))
+  constraint artifacts_content_type_check: CHECK ((length(content_type) <= 200))
+  constraint artifacts_idempotency_key_check: CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 255)))
+  constraint artifacts_incoming_check: CHECK ((length(incoming) <= 900))
+  constraint artifacts_name_check: CHECK ((length(name) <= 200))
+  constraint artifacts_path_check: CHECK ((length(path) <= 900))
+  constraint artifacts_pkey: PRIMARY KEY (id)
+  constraint artifacts_sha256_check: CHECK ((sha256 ~ '^[0-9a-f]{64}$'::text))
+  constraint artifacts_status_check: CHECK ((status = ANY (ARRAY['pending'::text, 'stored'::text, 'deleted'::text])))
+  constraint artifacts_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
+  constraint artifacts_tenant_id_path_key: UNIQUE (tenant_id, path)
+  index artifacts_due: CREATE INDEX artifacts_due ON penstock.artifacts USING btree (begun_at) WHERE (status <> 'stored'::text)
+  index artifacts_idempotency: CREATE UNIQUE INDEX artifacts_idempotency ON penstock.artifacts USING btree (tenant_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
+  index artifacts_job: CREATE INDEX artifacts_job ON penstock.artifacts USING btree (job_id, id) WHERE (job_id IS NOT NULL)
+  index artifacts_pending: CREATE INDEX artifacts_pending ON penstock.artifacts USING btree (tenant_id) WHERE (status = 'pending'::text)
+  index artifacts_uploads: CREATE INDEX artifacts_uploads ON penstock.artifacts USING btree (stored_at) WHERE ((job_id IS NULL) AND (status = 'stored'::text))
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.attempts
   comment: Attempts that did not succeed, with their errors. Append-only.
   row security: enabled
@@ -211,7 +285,8 @@ table penstock.cost_sums
   column unit_count: numeric not null
   column lines: bigint not null
   column is_fresh: boolean not null default true
-  index cost_sums_fresh: CREATE INDEX cost_sums_fresh ON penstock.cost_sums USING btree (tenant_id, day) WHERE is_fresh
+  index cost_sums_day: CREATE INDEX cost_sums_day ON penstock.cost_sums USING btree (tenant_id, day)
+  index cost_sums_fresh: CREATE INDEX cost_sums_fresh ON penstock.cost_sums USING btree (day) WHERE is_fresh
   index cost_sums_key: CREATE UNIQUE INDEX cost_sums_key ON penstock.cost_sums USING btree (tenant_id, day, provider, cost_type) NULLS NOT DISTINCT WHERE (NOT is_fresh)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
@@ -415,6 +490,7 @@ table penstock.jobs
   index jobs_status: CREATE INDEX jobs_status ON penstock.jobs USING btree (status, id)
   index jobs_tenant: CREATE INDEX jobs_tenant ON penstock.jobs USING btree (tenant_id, id)
   index jobs_tenant_status: CREATE INDEX jobs_tenant_status ON penstock.jobs USING btree (tenant_id, status, id)
+  trigger jobs_artifacts: CREATE TRIGGER jobs_artifacts AFTER DELETE ON penstock.jobs FOR EACH ROW EXECUTE FUNCTION penstock._delete_job_artifacts()
   trigger jobs_audit: CREATE TRIGGER jobs_audit AFTER UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION penstock._audit_job()
   trigger jobs_transitions: CREATE TRIGGER jobs_transitions BEFORE UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((((((((((((((((old.status <> 'queued'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'running'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'queued'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'failed'::text) OR (new.status <> 'running'::text))))) EXECUTE FUNCTION penstock._guard_job()
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
@@ -708,6 +784,21 @@ table penstock.ready
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.requests
+  comment: What was answered to requests with an idempotency key, for a day.
+  row security: enabled
+  column actor: text not null
+  column key: text not null
+  column digest: bytea not null
+  column status: integer
+  column answer: jsonb
+  column created_at: timestamp with time zone not null
+  constraint requests_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
+  constraint requests_pkey: PRIMARY KEY (actor, key)
+  index requests_created: CREATE INDEX requests_created ON penstock.requests USING btree (created_at)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.results
   comment: How a task ended: one row, inserted once. A retry removes a failed or canceled one, never a succeeded one.
   row security: enabled
@@ -786,7 +877,7 @@ table penstock.shares
   grant to service_role: select
 
 table penstock.spent
-  comment: What was admitted, per second for the minute's window and per minute for the hour's.
+  comment: What was admitted: slots of a quarter of a second for the minute's window (width 1), and of a minute for the hour's (60).
   row security: enabled
   options: fillfactor=50
   column endpoint_id: integer not null
@@ -902,7 +993,8 @@ table penstock.usage_sums
   column meter: text not null
   column amount: numeric not null
   column is_fresh: boolean not null default true
-  index usage_sums_fresh: CREATE INDEX usage_sums_fresh ON penstock.usage_sums USING btree (tenant_id, day) WHERE is_fresh
+  index usage_sums_day: CREATE INDEX usage_sums_day ON penstock.usage_sums USING btree (tenant_id, day)
+  index usage_sums_fresh: CREATE INDEX usage_sums_fresh ON penstock.usage_sums USING btree (day) WHERE is_fresh
   index usage_sums_key: CREATE UNIQUE INDEX usage_sums_key ON penstock.usage_sums USING btree (tenant_id, day, action, meter) WHERE (NOT is_fresh)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
@@ -1195,7 +1287,7 @@ function penstock._add_tasks(uuid, jsonb)
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2ab8857deda5cc23ac164e7483fbea39
+  body: sha256 4109f90a9e460043c9087c676602cb8b
   comment: Checks, writes and queues new tasks of a job.
 
 function penstock._add_up_costs()
@@ -1205,13 +1297,21 @@ function penstock._add_up_costs()
   body: sha256 f2076a3434e330d7e7a5e024f51a73e3
   comment: Every line of the ledger is in the sums, in the same transaction.
 
-function penstock._admit(text[], integer, uuid[], timestamp with time zone)
-  arguments: p_kinds text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, OUT tids tid[], OUT lanes integer[], OUT held bigint[], OUT amounts jsonb[], OUT is_more boolean
+function penstock._admit(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
+  arguments: p_kinds text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first boolean, p_is_empty boolean, p_is_patient boolean, OUT tids tid[], OUT lanes integer[], OUT held bigint[], OUT amounts jsonb[], OUT is_more boolean, OUT has_booked boolean
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 4d0b5c07ce1a61f670c6eec4ca833380
+  settings: search_path=penstock, pg_temp
+  body: sha256 7c64e323f966cd609100f6ed1732d60f
   comment: Chooses what may be claimed from gated lanes: in order, within each provider's windows and concurrency, within quotas and budgets. Counts what it chose.
+
+function penstock._artifact_path(text, text, text, text)
+  arguments: p_folder text, p_stem text, p_name text, p_content_type text
+  returns: text
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1b87d3100bad4913a4ab0f5cf2111ab8
+  comment: Where a file goes: plain characters only, the same for the same name.
 
 function penstock._audit(uuid, text, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_job_id uuid, p_subject text, p_details jsonb DEFAULT '{}'::jsonb
@@ -1270,6 +1370,14 @@ function penstock._caller_tenant(uuid)
   body: sha256 c10e338b7fce54efbde202880bc464ca
   comment: The tenant a call works for: the one named, if the caller may, else the caller's own.
 
+function penstock._can_spend(integer, timestamp with time zone)
+  arguments: p_endpoint_id integer, p_at timestamp with time zone
+  returns: boolean
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c402fc35953dcc3c6c74e09459f8d5fe
+  comment: Whether what is admitted at a moment can be counted without waiting for anybody.
+
 function penstock._candidates(jsonb, uuid, jsonb)
   arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
   returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
@@ -1285,6 +1393,14 @@ function penstock._check_arrays(bigint[], bigint[], integer)
   settings: search_path=penstock, pg_temp
   body: sha256 693e62f1970390f9c8a19a4908ae8fd1
   comment: The arrays of a batch have one length.
+
+function penstock._check_artifact(text, text, bigint, bigint)
+  arguments: p_name text, p_content_type text, p_bytes bigint, p_limit bigint
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 66c2cf1e7de8c45e13210349ac331c8c
+  comment: Refuses what cannot be the name, type or size of a file.
 
 function penstock._check_cycles(integer[], integer[], integer)
   arguments: p_parents integer[], p_children integer[], p_count integer
@@ -1331,7 +1447,7 @@ function penstock._check_tasks(penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 532b8fb97e43563ec505523a0886b63c
+  body: sha256 5d18cb2ef139827a669cef0bf92df2bd
   comment: Refuses the first task that is not right, by its place and field.
 
 function penstock._check_units(jsonb, text)
@@ -1370,8 +1486,23 @@ function penstock._count_job(penstock.jobs)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b7c77f7b114e7564155f5c49c3dddd37
+  body: sha256 e91728e82bf84166853c812ebf44bb81
   comment: Counts a new job where jobs are limited, and refuses one too many.
+
+function penstock._delete_artifact(penstock.artifacts)
+  arguments: p_artifact penstock.artifacts
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b5f461c19234fb5a47dbabefcaa663e4
+  comment: Marks a file as to be removed. It counts no longer.
+
+function penstock._delete_job_artifacts()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 239d1a69d633ccf07f434d0fb283b54a
+  comment: A job's files go with it.
 
 function penstock._do_chore(uuid, integer)
   arguments: p_job_id uuid, p_bite integer
@@ -1412,6 +1543,14 @@ function penstock._family(bigint[])
   body: sha256 5cac3f99b881beae6ad684f4db6846ad
   comment: All that comes after these dead letters, and all that comes before it.
 
+function penstock._fenced_artifact(uuid, text, bigint)
+  arguments: p_artifact_id uuid, p_worker_id text, p_lease bigint
+  returns: penstock.artifacts
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cae818dba4ed115495fbc2b15476d0de
+  comment: An artifact, locked, if it is still this lease's.
+
 function penstock._finish_jobs(uuid[])
   arguments: p_job_ids uuid[]
   returns: void
@@ -1425,7 +1564,7 @@ function penstock._finish_of(uuid, jsonb)
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 43a908e50a9dde2fef7b2c8988c3a2c6
+  body: sha256 cca9770c9d996373bd6598c349feef6a
   comment: When groups of tasks will have ended: step by step, what the workers, the windows and the places let through. Null: never, as things are.
 
 function penstock._forecast(uuid, jsonb)
@@ -1435,6 +1574,14 @@ function penstock._forecast(uuid, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 04831993876c3acf6f567e092b883ee1
   comment: Cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", "after": [group numbers]}].
+
+function penstock._free_unclaimed(bigint[], jsonb[], timestamp with time zone)
+  arguments: p_held bigint[], p_amounts jsonb[], p_now timestamp with time zone
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 774dd05d115fd064d24a6839cafeae18
+  comment: Gives back what was set aside for tasks whose job was stopped before they had a lease.
 
 function penstock._freed(penstock.holds)
   arguments: p_hold penstock.holds
@@ -1451,6 +1598,14 @@ function penstock._guard_job()
   body: sha256 e7b41e07c2957ebac275a3ee023580eb
   comment: Refuses a change of state that the state machine does not have.
 
+function penstock._has_blob(jsonb)
+  arguments: p_document jsonb
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0a78531353dd80afa939ef432b3b5a88
+  comment: Whether a document holds a file of more than a few kilobytes, as base64.
+
 function penstock._has_price(text, uuid, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_at timestamp with time zone
   returns: boolean
@@ -1459,6 +1614,14 @@ function penstock._has_price(text, uuid, timestamp with time zone)
   body: sha256 53294bab9c56357458f061a499b2bd60
   comment: Whether a provider has any price now.
 
+function penstock._hold_bytes(uuid, bigint)
+  arguments: p_tenant_id uuid, p_bytes bigint
+  returns: uuid
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 49582347bf6d685b06517d4faddb16b3
+  comment: Sets room for a file aside.
+
 function penstock._hold_jobs(uuid[], uuid[], bigint[])
   arguments: p_job_ids uuid[], p_held_jobs uuid[], p_held bigint[]
   returns: void
@@ -1466,6 +1629,14 @@ function penstock._hold_jobs(uuid[], uuid[], bigint[])
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 45a4dd461c5c73ef04b1b2fef869eda0
   comment: Locks jobs with their phases, and tasks of theirs wherever they stand, so that none of these ends before we do. Gives up with PS001 when they are changing hands: the caller lets go of everything and tries again.
+
+function penstock._is_orphaned(text)
+  arguments: p_path text
+  returns: boolean
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 aa9591fb4a9a5fa45ed0349bf99621c0
+  comment: Whether a file has no record.
 
 function penstock._is_readable(jsonb)
   arguments: p_document jsonb
@@ -1497,6 +1668,14 @@ function penstock._keep_ledger()
   body: sha256 62bca0786c3739b2fe3100fc61e6016d
   comment: Nobody changes what is in the ledger.
 
+function penstock._key_share_lease(bigint, text, bigint)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint
+  returns: penstock.leases
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8c3d6f49fe105b26b9e7a8df29907533
+  comment: Refuses unless this is the live lease, and keeps it from ending until the transaction does.
+
 function penstock._lane(text, text, uuid, boolean)
   arguments: p_kind text, p_provider text, p_tenant_id uuid, p_is_gated boolean
   returns: integer
@@ -1513,13 +1692,13 @@ function penstock._limits(uuid, timestamp with time zone)
   body: sha256 1f19372d5ff518915de2099ce7559929
   comment: The limits that hold for a tenant: its own or its plan's, and what overrides and purchases add. The only place that decides this. A meter without a row is not limited.
 
-function penstock._locked_account(uuid, uuid, text, date)
-  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date
+function penstock._locked_account(uuid, uuid, text, date, boolean)
+  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_is_patient boolean
   returns: penstock.accounts
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 12a34d201ab66f69549f481b9174a0aa
-  comment: An account, locked, made when it is missing.
+  body: sha256 c875530d4f93c26e4a78183da65122f3
+  comment: An account, locked, made when it is missing; null when that would mean to wait and we may not.
 
 function penstock._locked_hold(uuid, uuid)
   arguments: p_hold_id uuid, p_tenant_id uuid
@@ -1590,7 +1769,7 @@ function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with t
   returns: timestamp with time zone
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 59d2f7bd0b998ba40145d4b89c4566fb
+  body: sha256 2ac512df5fa102edc0565a5cfc775d6c
   comment: When a call of this size fits into the windows.
 
 function penstock._ordinal(bigint)
@@ -1645,7 +1824,7 @@ function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 71f01a73497f4e86eb898f4a62e7f927
+  body: sha256 ad46626c9403b1e2fbec7fc3986398e5
   comment: Pauses jobs whose budget has no room for any of their tasks.
 
 function penstock._period(text, timestamp with time zone)
@@ -1655,6 +1834,14 @@ function penstock._period(text, timestamp with time zone)
   settings: search_path=penstock, pg_temp
   body: sha256 ae7f2b6aab712c69141be7113ce8e91e
   comment: The period of a meter that a moment falls into, in UTC.
+
+function penstock._places(penstock.endpoints, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
+  returns: bigint
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 441a5e9279c68d8a141e20aef3934515
+  comment: How many more calls an endpoint takes at once (null: no limit).
 
 function penstock._prefer(tid[])
   arguments: p_tids tid[]
@@ -1677,7 +1864,7 @@ function penstock._priced(text, uuid, jsonb, text, timestamp with time zone)
   returns: TABLE(meter text, unit_count numeric, cost_type text, amount numeric, currency text, base_amount numeric, price_id bigint)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 eeab48463f26fa18ba6c37b911c1953b
+  body: sha256 55e3ef9af750e7558f9df17d07364d71
   comment: What units cost at a provider, line by line.
 
 function penstock._promote(integer)
@@ -1692,7 +1879,7 @@ function penstock._prune_providers()
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e3bdb8335aeeb88a6678d902000184b0
+  body: sha256 aa68cdc1bba77730d444066b30d71aa8
   comment: Forgets what no window holds any more.
 
 function penstock._queue(penstock.ready[], boolean)
@@ -1711,13 +1898,13 @@ function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
   body: sha256 4ba8fadca8d212250370b1b5b02ba24c
   comment: Writes down what attempts used and what it costs, takes it from their holds, and says what to book.
 
-function penstock._refusals(text, text, bigint[], bigint[], jsonb[], integer)
-  arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
+function penstock._refusals(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
+  arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1f6c4735dadd5cb2cf51f4052be64218
-  comment: Which tasks of a batch were not accepted, and why. What was said before with the same lease counts as accepted.
+  body: sha256 562c46c1b6432bfb631925490f6759c3
+  comment: Settles what was accepted of a batch and says which tasks were not, and why. What was said before with the same lease counts as accepted.
 
 function penstock._refuse(integer, text, text, jsonb, text)
   arguments: p_status integer, p_code text, p_message text, p_fields jsonb DEFAULT '{}'::jsonb, p_hint text DEFAULT NULL::text
@@ -1773,13 +1960,21 @@ function penstock._reroute()
   body: sha256 7624b6897efc81064a6ba3d186a337e5
   comment: Sends tasks that asked for features elsewhere when their lane has closed.
 
-function penstock._reserve_tasks(tid[], timestamp with time zone)
-  arguments: p_tids tid[], p_now timestamp with time zone, OUT tids tid[], OUT held bigint[], OUT amounts jsonb[], OUT is_refused boolean
+function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
+  arguments: p_tids tid[], p_now timestamp with time zone, p_is_patient boolean, OUT tids tid[], OUT held bigint[], OUT amounts jsonb[], OUT is_refused boolean, OUT unused_jobs uuid[], OUT unused_tasks bigint[]
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 82f01ab0355d8e21b0c6fc2b3bd64ea5
-  comment: Of tasks that are about to be claimed: sets aside what their tenants' quotas and their jobs' budgets have room for, and takes the others out of the line.
+  body: sha256 fcf8fb3c91f32375470218bfe1da3176
+  comment: Of tasks that are about to be claimed: sets aside what their tenants' quotas and their jobs' budgets have room for, and takes the others out of the line. Names those that were counted in a window for nothing.
+
+function penstock._retry_parked(text, integer[], timestamp with time zone)
+  arguments: p_waits_for text, p_lane_ids integer[], p_at timestamp with time zone
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 da8ebd672f980a1ad9a7c8dc0c13a3a6
+  comment: What waits for a limit or a price in these lanes is tried again at a moment.
 
 function penstock._return_tasks(penstock.leases[], integer)
   arguments: p_leases penstock.leases[], p_deaths integer
@@ -1802,7 +1997,7 @@ function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamp 
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 4a6de321034277310b9b0c1428c8a123
+  body: sha256 f6a16aeaa2eaf4c5acb28f278d5285b8
   comment: What is left of an endpoint's limits now (null: no limit), and the most it ever has.
 
 function penstock._set_aside(tid[], text, text, timestamp with time zone)
@@ -1820,13 +2015,13 @@ function penstock._setting(text)
   body: sha256 aff1bee12770cdadc1d1f85369343d46
   comment: The value of a setting.
 
-function penstock._settle(penstock.leases[], boolean)
-  arguments: p_leases penstock.leases[], p_is_success boolean
+function penstock._settle(penstock.leases[], boolean, penstock.leases[])
+  arguments: p_leases penstock.leases[], p_is_success boolean, p_stopped penstock.leases[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 90498e0f71f7afb51b4cdef1ddc6568a
-  comment: Attempts have ended: a success commits what was reported, or else its estimate; everything else commits only what was reported. The rest is given back.
+  body: sha256 f91a63c1c4e3aceea6685e711edddeba
+  comment: Attempts have ended: a success commits what was reported, or else its estimate; everything else (and what was stopped meanwhile) commits only what was reported. The rest is given back. Once per transaction, so that accounts are locked in their order.
 
 function penstock._settle_children(uuid, bigint[], bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] DEFAULT NULL::bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
@@ -1848,7 +2043,7 @@ function penstock._spend(penstock.endpoints, timestamp with time zone, bigint, b
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2fc70a6c63edef339c53c459ef1d18f8
+  body: sha256 6837b2100aa9406c8ab703fc8146b643
   comment: Counts what was admitted at a moment; less than nothing gives back.
 
 function penstock._stop_job(uuid, uuid, text, text)
@@ -1885,12 +2080,20 @@ function penstock._thrift_of(text, text)
   body: sha256 84c7a029dfe51b4c9e8650876669d3e0
   comment: What calls cost in truth, as a part of their estimates.
 
+function penstock._uncount_artifact(penstock.artifacts)
+  arguments: p_artifact penstock.artifacts
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ed6349281e5abedf7e813729b8799d4d
+  comment: Gives back what a file takes of the quota, or had set aside.
+
 function penstock._unspend(penstock.leases[])
   arguments: p_leases penstock.leases[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 236c11e9eb104e7e7ec78a1b6bc35ca6
+  body: sha256 a02f34317af9324606d1f4c3417db3b1
   comment: These calls were never made: their room is free again.
 
 function penstock._uuid7()
@@ -1900,6 +2103,14 @@ function penstock._uuid7()
   body: sha256 7806429aaea5cf43f7e86b828db80adb
   comment: A version 7 UUID: milliseconds first, then random bits.
 
+function penstock._visible_artifact(uuid, text[])
+  arguments: p_artifact_id uuid, p_roles text[]
+  returns: penstock.artifacts
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 49784d62b65db7e8e440ebd846812f3d
+  comment: An artifact the caller may see and act on, locked.
+
 function penstock._visible_job(uuid, text[])
   arguments: p_job_id uuid, p_roles text[]
   returns: penstock.jobs
@@ -1908,12 +2119,27 @@ function penstock._visible_job(uuid, text[])
   body: sha256 c03b4ef4e386cea000f657bd5d58be23
   comment: The job, if the caller may act on it; another tenant's job does not exist.
 
+function penstock._wake(uuid[], integer)
+  arguments: p_tenant_ids uuid[], p_depth integer
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 498d328349aec74ba6c4548f3768fc05
+  comment: Queues what waits for quotas and budgets of these tenants that have room now, passing by at most so many that do not fit. Returns how many it queued.
+
+function penstock._wake_missed()
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 756d60e995e4a14fd5c039c6c7448a20
+  comment: Looks for tasks that were set aside although there is room for them by now, and queues them.
+
 function penstock._wake_waiting(uuid[])
   arguments: p_tenant_ids uuid[]
   returns: void
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c9b1d8cf101e17286452e006de6909e4
+  body: sha256 c22f08f0419d997ff9e286c08acac1d6
   comment: Something was given back, or there is more to use: queues what waited for it, as far as it fits.
 
 function penstock._whole_units(jsonb, boolean)
@@ -1929,7 +2155,7 @@ function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double pr
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 92578fcdddb7c959bf85d7f7502a7834
+  body: sha256 001f481d6cc6b0f015403edecc257677
   comment: Takes room for one call outside a claim: true, or false when there is none now. Its place comes back with release_api_capacity, or after p_ttl_seconds. The same p_key takes it once.
   grant to service_role: execute
 
@@ -1960,6 +2186,35 @@ function penstock.backlog()
   comment: Per lane: what waits, what runs, and how old its next task is. What an autoscaler reads.
   grant to service_role: execute
 
+function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint DEFAULT NULL::bigint, p_name text DEFAULT ''::text, p_content_type text DEFAULT 'application/octet-stream'::text, p_bytes bigint DEFAULT NULL::bigint
+  returns: TABLE(id uuid, path text, max_bytes bigint)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 29240322ecd83f83d69dfb679d5c0059
+  comment: Makes the record of a file that a running task is about to write, sets p_bytes of the quota aside, and says where it goes. The same name again, by a retry too, is the same file.
+  grant to service_role: execute
+
+function penstock.begin_request(text, bytea)
+  arguments: p_key text, p_digest bytea
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a1c3361ccacf3f5c0b47fb35caf8feee
+  comment: Notes that the caller sends this request; null if it is the first time, else the answer that was given. Answers are kept for a day.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.begin_upload(text, text, bigint, jsonb)
+  arguments: p_name text, p_content_type text, p_bytes bigint, p_options jsonb DEFAULT '{}'::jsonb
+  returns: TABLE(id uuid, tenant_id uuid, incoming text)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 515a5fa73b144d9a80c974d733de1448
+  comment: Makes the record of a file that a client is about to upload, sets its size aside, and says where it goes at first. Options: tenant_id, idempotency_key. take_upload and finish_artifact follow.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.cancel_job(uuid, text)
   arguments: p_job_id uuid, p_reason text DEFAULT NULL::text
   returns: text
@@ -1974,7 +2229,7 @@ function penstock.check_accounts()
   returns: TABLE(tenant_id uuid, job_id uuid, meter text, period date, what text, kept numeric, true_amount numeric)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 52cc1f58e155437984290a71f0e0d6f4
+  body: sha256 46c9355427085793c8b09ce114207d50
   comment: Every account that is not the sum of its usage, costs and holds. No row: all is well.
   grant to service_role: execute
 
@@ -1983,7 +2238,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 df21a3601ef0815ea8dc1f45a671131c
+  body: sha256 9e7696c7385f739282bd8d28e1946c83
   comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, within limits, quotas and budgets, each with a lease that lasts p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -2010,8 +2265,18 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 1ac7167004c41cd04b8a9d4c95c4affd
+  body: sha256 3d4353c45f16c2b9e163f4d7177d4fe2
   comment: Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.
+  grant to service_role: execute
+
+function penstock.create_key(text, text, uuid, timestamp with time zone)
+  arguments: p_name text, p_role text, p_tenant_id uuid DEFAULT NULL::uuid, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone
+  returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e4b21cae9a67fe7b285c23fcda6325c7
+  comment: Makes an API key. The secret is in this answer and nowhere else.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.create_tenant(text, double precision)
@@ -2050,6 +2315,16 @@ function penstock.define_kinds(jsonb)
   comment: Makes or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
   grant to service_role: execute
 
+function penstock.delete_artifact(uuid)
+  arguments: p_artifact_id uuid
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 43d1b8a5cf5899516a26aa409ddd6c4e
+  comment: Deletes a file: it is gone for readers and for the quota at once, from storage soon. False if it was deleted before.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.discard_dead_letters(jsonb)
   arguments: p_filter jsonb
   returns: integer
@@ -2060,12 +2335,48 @@ function penstock.discard_dead_letters(jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.drain_rates()
+  returns: TABLE(kind text, provider text, per_second double precision)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6013244ec56600e0e6f70858eb9fe628
+  comment: Per lane in which tasks run: about how many end in a second, by how long the last ones took.
+  grant to service_role: execute
+
+function penstock.drop_artifact(uuid, text, bigint)
+  arguments: p_artifact_id uuid, p_worker_id text, p_lease bigint
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1aee049a4f035d0be829fa0ff724fb1c
+  comment: Gives a file up that could not be written; what there is of it is removed soon.
+  grant to service_role: execute
+
+function penstock.due_artifacts(integer)
+  arguments: p_limit integer DEFAULT 100
+  returns: TABLE(id uuid, paths text[])
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d508951a08b4f7c41027c616640e1904
+  comment: Files to remove: deleted ones, those whose writing was given up an hour ago, uploads beyond retention_days. Locked: in the same transaction remove them, then call forget_artifacts.
+  grant to service_role: execute
+
 function penstock.due_schedules()
   returns: TABLE(id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean, missed text, due_at timestamp with time zone, now_at timestamp with time zone)
   attributes: sql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 7b0760a4d154ded8b967af15064e10a3
   comment: Schedules whose time has come, with the database's time.
+  grant to service_role: execute
+
+function penstock.end_request(text, integer, jsonb)
+  arguments: p_key text, p_status integer, p_answer jsonb
+  returns: void
+  attributes: sql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f8a0f3b5023a12e0071a090e90844f28
+  comment: Keeps the answer to a request, in the transaction that began it.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.ensure_tenant(text)
@@ -2101,8 +2412,17 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 33bec2b708a280af55c8763c4c889a08
+  body: sha256 b3e565cc693428f2003e297138a4af1b
   comment: Ends attempts as failed: each is retried after a backoff, or dead-lettered. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those refused.
+  grant to service_role: execute
+
+function penstock.finish_artifact(uuid, text, bigint, bigint, text)
+  arguments: p_artifact_id uuid, p_worker_id text, p_lease bigint, p_bytes bigint, p_sha256 text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d0ef60a89bf9470f0bed8fb0aa6aa7ff
+  comment: Says that a file is written: its size, which is counted from now on, and its SHA-256. Refuses with 410 when the lease is gone, with 429 when the quota has no room.
   grant to service_role: execute
 
 function penstock.fire_schedule(uuid, timestamp with time zone, timestamp with time zone, timestamp with time zone[], jsonb)
@@ -2132,6 +2452,15 @@ function penstock.forecast_job(text, jsonb, jsonb)
   body: sha256 3725a567db19456d78fb276f6e4e4059
   comment: What start_job with the same arguments would cost (low, expected, high), use of the quotas, and take until its end under the present limits, backlog and history. Changes nothing.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.forget_artifacts(uuid[])
+  arguments: p_ids uuid[]
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 92b5577fea435af1b4a1200bcaa5c8e2
+  comment: Removes the records of files that were removed.
   grant to service_role: execute
 
 function penstock.get_job(uuid)
@@ -2170,6 +2499,16 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 c7c19773c3a0a88c90ecf074558653e7
   comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone: lease_lost or canceled.
+  grant to service_role: execute
+
+function penstock.list_keys(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: TABLE(id uuid, tenant_id uuid, name text, prefix text, role text, created_by text, created_at timestamp with time zone, expires_at timestamp with time zone, last_used_at timestamp with time zone, revoked_at timestamp with time zone)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 28eaa2fcdca85f46e98fb4f612354315
+  comment: The API keys of a tenant; for the service without a tenant those of workers and services.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.my_tenants()
@@ -2216,6 +2555,15 @@ function penstock.open_provider(text, uuid)
   comment: Opens a lane that a provider's answer closed, after its account was topped up or the trouble is over.
   grant to service_role: execute
 
+function penstock.orphaned_artifacts(text[])
+  arguments: p_paths text[]
+  returns: SETOF text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 794e3362fa97991f016af64fddc510a3
+  comment: Of these paths, at most 500 that have no record, though they are of a tenant of ours. Locked: remove the files in the same transaction.
+  grant to service_role: execute
+
 function penstock.pause_job(uuid, text)
   arguments: p_job_id uuid, p_reason text DEFAULT NULL::text
   returns: text
@@ -2239,7 +2587,7 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 874d220bb112158236a4a05e8faa2f1e
+  body: sha256 696ea0edb88c5712ca0f693595eda254
   comment: Takes back tasks whose lease ran out: queued again at once, or dead-lettered when their worker died too often.
   grant to service_role: execute
 
@@ -2248,7 +2596,7 @@ function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, j
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 904e47c9a9ba087a69db66bad91279ed
+  body: sha256 e2bdc4005088073e9b8767fcd7a8c0ee
   comment: Adds a line to the ledger, of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (counts once), corrects (the line it corrects; may be negative), reason.
   grant to service_role: execute
 
@@ -2257,7 +2605,7 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5f1b29fb2738a0fbcc9fe5d5176c9365
+  body: sha256 48f332dc62d828599c9355787cc61d3e
   comment: What an attempt (p_task_id, p_worker_id, p_lease) or a tenant's action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details.
   grant to service_role: execute
 
@@ -2266,7 +2614,7 @@ function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e67e83e364d78f42172ba8ed7740b559
+  body: sha256 a466417a09c0db091de390b95ed546e1
   comment: Ends a call of acquire_api_capacity and replaces its estimate by the actual tokens. A second release changes nothing.
   grant to service_role: execute
 
@@ -2304,7 +2652,7 @@ function penstock.report_limited(bigint, text, bigint, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d3016360ababc0c3db9508f81aaee1ee
+  body: sha256 52428a254f3add97a8a08e4465e8f485
   comment: A provider refused an attempt's call (see report_provider for the signal): its lane closes for all workers, and the task goes back to the queue without costing an attempt.
   grant to service_role: execute
 
@@ -2322,7 +2670,7 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1d091f753da9f3000de0729745562f82
+  body: sha256 8012b79a67addde06e2351d833efe654
   comment: What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
   grant to service_role: execute
 
@@ -2349,7 +2697,7 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 270b80cad6da60a1ddde5a1f89c360d4
+  body: sha256 a67565d161b882a85ea1b1f198b19bdc
   comment: Gives tasks back to the queue, now or after a delay, without costing an attempt. With the reason "not begun" what was admitted for them counts as not used. Returns only those refused.
   grant to service_role: execute
 
@@ -2358,7 +2706,7 @@ function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5020139dbf4667451b13aee91451bc15
+  body: sha256 3d4add6f86b58c091263672c7274424f
   comment: Sets amounts of meters aside, all or none, and returns the hold's id; refuses with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key gives the same hold.
   grant to service_role: execute
 
@@ -2367,7 +2715,7 @@ function penstock.reset_quota(uuid, text, text)
   returns: numeric
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e2ccbf47355ec413251f1a91e3f5c9b5
+  body: sha256 a72966f418a0ead7701688bbd94585ea
   comment: Starts a tenant's count of a meter again at nothing; returns what had been used. What is set aside stays.
   grant to service_role: execute
 
@@ -2401,12 +2749,22 @@ function penstock.retry_job(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.revoke_key(uuid)
+  arguments: p_key_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d45817e660533130d45ca83cab5aa7b1
+  comment: Ends an API key at once. Ending it again changes nothing.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.set_budget(uuid, numeric)
   arguments: p_job_id uuid, p_amount numeric
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 004a3e5b708232f14ec6ec849561c25e
+  body: sha256 91be7e7829b3b53d68797c7b7a927bad
   comment: Changes what a job may cost, in the base currency (null: anything). A job that paused for want of budget goes on.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2444,7 +2802,7 @@ function penstock.set_meter(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 318fea168767aae9b9367e65a4c58258
+  body: sha256 6d4018d7de6002214306939e9d722aeb
   comment: Makes or changes a meter: period (day, month, total), mode (observe, enforce), comment.
   grant to service_role: execute
 
@@ -2462,7 +2820,7 @@ function penstock.set_price(text, text, numeric, jsonb)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 56a170d832971da79bc3ed7f6e1134ff
+  body: sha256 12cf66e17124083101e43392986e9c37
   comment: What a unit of a meter costs at a provider from a date on (null: no price any more). Options: per (1, 1000, 1000000), currency, variant, cost_type, valid_from, tenant_id. Earlier work keeps its price.
   grant to service_role: execute
 
@@ -2471,7 +2829,7 @@ function penstock.set_provider(text, jsonb, uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 79663238f322f5b584e0fd9817ec3d72
+  body: sha256 0b425c40f318bc5dfd7b2f8e45dca581
   comment: Makes or changes a provider endpoint, for all or for one tenant: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. A limit that is null is none. Takes effect at once.
   grant to service_role: execute
 
@@ -2522,12 +2880,31 @@ function penstock.start_job(text, jsonb, jsonb, jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.take_upload(uuid)
+  arguments: p_artifact_id uuid
+  returns: TABLE(tenant_id uuid, name text, incoming text, path text, content_type text, bytes bigint, lease bigint)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 049f445c715a46997bfc5a324e2d4971
+  comment: Says where an upload is, and where its checked copy goes. finish_artifact with this lease ends it.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b8bb806114657fa0dc5f2156b5f5c28e
+  body: sha256 ed839cdb682878839f66fffdbfc94ecd
   comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
+  grant to service_role: execute
+
+function penstock.use_key(bytea)
+  arguments: p_digest bytea
+  returns: TABLE(id uuid, tenant_id uuid, role text)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8f3e4796c85e7b304627d9ead734b08b
+  comment: Whose key has this SHA-256, with its role; no row for one that is unknown, expired or revoked.
   grant to service_role: execute
 
 trigger penstock_on_new_user on auth.users

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
 
 import structlog
 
-from penstock import db, jobs, signals, tasks
+from penstock import artifacts, db, jobs, signals, tasks
 from penstock.context import Context, Fail, Hooks, Reschedule
 from penstock.errors import Invalid
 from penstock.signature import decode
@@ -31,6 +31,8 @@ log = structlog.get_logger("penstock.worker")
 # A handler that never awaits would keep the loop to itself: after so long the others get a turn.
 TURN_SECONDS = 0.005
 CLEANUP_SECONDS = 2.0
+# A smaller output is not worth the question how large it may be.
+LARGE_BYTES = 8192
 _COMPLETED = object()
 
 
@@ -114,6 +116,8 @@ class Execute(Hooks):
         held.context = context = Context(held.claim, self._desk.worker_id, self)
         try:
             output = await self._attempt(task, held, context)
+            if self._is_large(output):
+                output = await self._small(context, output)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
@@ -142,7 +146,7 @@ class Execute(Hooks):
 
     async def _attempt(self, task: Task[Any, Any], held: Held, context: Context) -> Any:
         try:
-            values = task.signature.check(_values(held.claim))
+            values = task.signature.check(_values(await self._whole(held.claim)))
         except Invalid as error:
             raise Fail(error.message, code="bad_input", details=error.details) from None
         limit = held.claim.timeout_seconds
@@ -183,6 +187,8 @@ class Execute(Hooks):
             async with db.transaction(await self._connections()) as connection:
                 context.connection = connection
                 output = outcome.output(task, await task.function(context, **values))
+                if self._is_large(output):
+                    output = await self._small(context, output)
                 done = tasks.Done(context.task_id, context.lease, output)
                 refusals = await tasks.complete(connection, context.worker_id, [done])
                 if refusals:
@@ -198,11 +204,35 @@ class Execute(Hooks):
         with db.connect(self._dsn, name=name) as connection, connection.transaction():
             context.connection = connection
             output = outcome.output(task, task.function(context, **values))
+            if self._is_large(output):
+                output = self.block(self._small(context, output))
             refusals = tasks.complete_sync(
                 connection, context.worker_id, [tasks.Done(context.task_id, context.lease, output)]
             )
             if refusals:
                 raise outcome.refused(refusals[0])
+
+    def _is_large(self, output: Any) -> TypeGuard[str]:
+        return isinstance(output, str) and len(output) > LARGE_BYTES and self._desk.app.artifacts is None
+
+    async def _small(self, context: Context, output: str) -> str:
+        """An output that the database takes: in place of one too large for it, where its file is."""
+        if len(output) <= await artifacts.max_output_bytes(self._desk.pool):
+            return output
+        if len(output) > artifacts.MAX_OUTPUT:
+            raise Fail(outcome.TOO_LARGE, code="bad_output")
+        return artifacts.reference(
+            await self.save(context, artifacts.OUTPUT, output.encode(), "application/json")
+        )
+
+    async def _whole(self, claim: tasks.Claim) -> tasks.Claim:
+        """The claim, with its parents' outputs read back that are in files."""
+        outputs = claim.input.get("after")
+        if not isinstance(outputs, dict) or not artifacts.is_any_reference(cast("dict[str, Any]", outputs)):
+            return claim
+        found = cast("dict[str, Any]", outputs)
+        whole = await artifacts.expanded(self._desk.pool, self._desk.app, job_id=claim.job_id, outputs=found)
+        return claim._replace(input={**claim.input, "after": whole})
 
     async def _connections(self) -> db.Pool:
         """Connections for transactional handlers, apart from the worker's own: they are held for long."""
@@ -238,10 +268,14 @@ class Execute(Hooks):
         )  # fmt: skip
         return row["add_tasks"]
 
-    async def save(self, ctx: Context, name: str, data: bytes, content_type: str) -> dict[str, Any]:
-        if self._desk.app.artifacts is None:
-            raise Invalid("this app has no place for artifacts", hint="Set app.artifacts.")
-        return await self._desk.app.artifacts(ctx, name, data, content_type)
+    async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str) -> dict[str, Any]:
+        app = self._desk.app
+        if app.artifacts is not None:
+            return await app.artifacts(ctx, name, data, content_type)
+        return await artifacts.save(
+            self._desk.pool, app.storage, task_id=ctx.task_id, worker_id=ctx.worker_id, lease=ctx.lease,
+            name=name, data=data, content_type=content_type,
+        )  # fmt: skip
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
         await db.call(

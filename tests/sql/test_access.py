@@ -177,6 +177,8 @@ def spend(own: Contract, person: Person, secret: str) -> None:
     own.value("record_usage", units=Jsonb({"pages": 1}), tenant_id=person.tenant, action=secret)
     cost = {"job_id": str(person.jobs["queued"]), "provider": provider, "reason": secret}
     own.value("record_cost", cost_type="render", amount=1, tenant_id=person.tenant, options=Jsonb(cost))
+    upload = {"tenant_id": str(person.tenant)}
+    own.rows("begin_upload", name=secret, content_type="text/plain", bytes=1, options=Jsonb(upload))
 
 
 @pytest.fixture
@@ -500,6 +502,9 @@ class TestRows:
             "add_tasks with a lease": lambda job: me.add(job, 1, task_id=1, worker_id="w1", lease=1),
             "add_tasks that are not well formed": lambda job: me.add(job, [{"kind": "nothing"}]),
             "remove_schedule": lambda schedule: me.value("remove_schedule", schedule_id=schedule),
+            "set_budget": lambda job: me.value("set_budget", job_id=job, amount=1),
+            "explain_task": lambda job: me.value("explain_task", job_id=job, task_id=1),
+            "forecast": lambda job: me.value("forecast", job_id=job),
         }
         before = sql.snapshot()
         with acting(sql, world.ann):
@@ -527,6 +532,14 @@ class TestRows:
             "set_member to leave": lambda tenant: me.value(
                 "set_member", tenant_id=tenant, user_id=world.bob.id, role=None
             ),
+            "forecast_job": lambda tenant: me.value(
+                "forecast_job",
+                type="x",
+                tasks=Jsonb([{"kind": "work"}]),
+                options=Jsonb({"tenant_id": tenant}),
+            ),
+            "get_usage_status": lambda tenant: me.value("get_usage_status", tenant_id=uuid.UUID(tenant)),
+            "resolve_limits": lambda tenant: me.rows("resolve_limits", tenant_id=uuid.UUID(tenant)),
         }
         with acting(sql, world.ann):
             for name, start in starts.items():

@@ -63,6 +63,7 @@ begin
       when jsonb_typeof(t.input) not in ('object', 'null') then array['input', 'invalid_input', 'has an input that is not an object']
       when octet_length(t.input::text) > v_limit then array['input', 'too_large', format('has an input of %s bytes; the limit is %s', octet_length(t.input::text), v_limit)]
       when octet_length(t.input::text) > 128 and not _is_readable(t.input) then array['input', 'unreadable', 'has an input nested deeper than 64 levels, or with a number beyond 1e308']
+      when octet_length(t.input::text) > 8192 and _has_blob(t.input) then array['input', 'file_in_input', 'has a file in its input, as base64']
       when t.after is not null and t.input ? 'after' then array['input', 'invalid_input', 'comes after others: input.after is where their outputs go']
       when length(t.key) not between 1 and 255 then array['key', 'invalid_key', 'has a key that is not 1 to 255 characters']
       when length(t.idempotency_key) not between 1 and 255 then array['idempotency_key', 'invalid_key', 'has an idempotency key that is not 1 to 255 characters']
@@ -84,7 +85,8 @@ begin
     perform _refuse(case v_bad[2] when 'too_large' then 413 else 422 end, v_bad[2],
       format('task %s %s', v_index, v_bad[3]), jsonb_build_object('field', format('tasks[%s].%s', v_index, v_bad[1])),
       case v_bad[2] when 'unknown_kind' then 'Declare it with penstock.define_kind, or start a worker that has it.'
-        when 'too_large' then 'Keep files in object storage and pass their path.' end);
+        when 'too_large' then 'Keep files in object storage and pass their path.'
+        when 'file_in_input' then 'Upload it (penstock.begin_upload, POST /api/uploads), and pass its id or path.' end);
   end if;
 end
 $$;

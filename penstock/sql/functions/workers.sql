@@ -27,3 +27,14 @@ language sql stable security definer set search_path = penstock, pg_temp as $$
   from lanes l
 $$;
 comment on function penstock.backlog() is 'Per lane: what waits, what runs, and how old its next task is. What an autoscaler reads.';
+
+create or replace function penstock.drain_rates()
+returns table (kind text, provider text, per_second double precision)
+language sql stable security definer set search_path = penstock, pg_temp as $$
+  select l.kind, l.provider, coalesce(x.n / nullif(p.seconds, 0), 0)
+  from lanes l
+  cross join lateral (select count(*) as n from leases x where x.lane_id = l.id) as x
+  cross join lateral _pace_of(l.kind, l.provider) as p
+  where x.n > 0
+$$;
+comment on function penstock.drain_rates() is 'Per lane in which tasks run: about how many end in a second, by how long the last ones took.';

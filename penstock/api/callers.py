@@ -1,0 +1,139 @@
+"""Who is asking, and a transaction in which the database sees exactly that caller.
+
+A user's request runs on a login that cannot become more than a user; what a verified service credential asks
+runs on another login. So a mistake above this line cannot give a user the service's rights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any, Literal, LiteralString
+
+from fastapi import Request
+
+from penstock import db
+from penstock.api.tokens import Tokens
+from penstock.errors import PenstockError, Unauthenticated
+
+DatabaseRole = Literal["anon", "authenticated", "service_role"]
+
+_KEY = re.compile(r"psk_[0-9a-f]{64}")
+_LONGEST = 8192
+
+# One statement, and all of it ends with the transaction: nothing is left behind on the connection.
+_BECOME: LiteralString = """\
+select set_config('role', %s, true), set_config('request.jwt.claims', %s, true),
+  set_config('penstock.actor', %s, true), set_config('statement_timeout', %s, true),
+  set_config('transaction_read_only', %s, true)"""
+
+# What the login is or could become, that a user is not; and whether it can become what users are.
+_LOGIN: LiteralString = """\
+select exists (
+    select from pg_roles r where pg_has_role(session_user, r.oid, 'member') and (
+      r.rolsuper or r.rolbypassrls or r.rolcreaterole or r.rolreplication or r.rolname = 'service_role'
+      or r.rolname like 'pg\\_%%' or r.oid = (select nspowner from pg_namespace where nspname = 'penstock'))),
+  pg_has_role(session_user, 'anon', 'member') and pg_has_role(session_user, 'authenticated', 'member')"""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who is asking."""
+
+    role: DatabaseRole
+    """The database role the request runs under."""
+    claims: dict[str, Any]
+    """What becomes `request.jwt.claims`."""
+    is_worker: bool = False
+    """Whether this is a service credential for the worker verbs only."""
+
+    @property
+    def name(self) -> str:
+        """Who this is, for limits and logs."""
+        return f"{self.role}:{self.claims.get('sub', '')}"
+
+
+ANON = Caller("anon", {"role": "anon"})
+
+
+class Callers:
+    """Finds out who is asking, and acts as they may. One per application, at `app.state.callers`."""
+
+    def __init__(self, users: db.Pool, service: db.Pool, tokens: Tokens, *, seconds: float = 10) -> None:
+        self._users = users
+        self._service = service
+        self._tokens = tokens
+        self._milliseconds = str(round(seconds * 1000))
+
+    async def of(self, request: Request) -> Caller:
+        """Who sent this request; anon when it brings no credential. Raises Unauthenticated for a bad one."""
+        credential = _credential(request)
+        if credential is None:
+            return ANON
+        if len(credential) > _LONGEST:
+            raise Unauthenticated("the credential is too long")
+        if credential.startswith("psk_"):
+            return await self._of_key(credential)
+        claims = await self._tokens.verify(credential)
+        return Caller(claims["role"], claims)
+
+    @asynccontextmanager
+    async def acting(self, caller: Caller, *, read_only: bool = False) -> AsyncGenerator[db.Connection]:
+        """A transaction as this caller; commits at the end, rolls back on an exception."""
+        pool = self._service if caller.role == "service_role" else self._users
+        async with db.transaction(pool) as held:
+            # The audit log shows which of the service's keys it was; a user's name comes from the claims.
+            is_key = caller.role == "service_role" and "sub" in caller.claims
+            actor = f"service:{caller.claims['sub']}" if is_key else ""
+            settings = (caller.role, json.dumps(caller.claims), actor, self._milliseconds)
+            await db.rows(held, _BECOME, (*settings, "on" if read_only else "off"))
+            yield held
+
+    async def check(self) -> None:
+        """Raise Unavailable unless the database answers on both logins."""
+        for pool in (self._users, self._service):
+            await db.rows(pool, "select 1", ())
+
+    async def _of_key(self, secret: str) -> Caller:
+        if not _KEY.fullmatch(secret):
+            raise Unauthenticated("the API key is not valid")
+        found = await db.call(self._service, "use_key", p_digest=sha256(secret.encode()).digest())
+        if not found:
+            raise Unauthenticated("the API key is not valid")
+        key_id, role = str(found[0]["id"]), found[0]["role"]
+        if role in ("worker", "service"):
+            claims = {"role": "service_role", "sub": key_id}
+            return Caller("service_role", claims, is_worker=role == "worker")
+        return Caller("authenticated", {"role": "authenticated", "sub": key_id})
+
+
+def _credential(request: Request) -> str | None:
+    """What the request shows. A user's token beside an application's key is the user's request."""
+    header = request.headers.get("authorization")
+    if header is None:
+        return request.headers.get("apikey") or None
+    scheme, _, credential = header.partition(" ")
+    if scheme.lower() != "bearer" or not credential.strip():
+        raise Unauthenticated("the Authorization header is not a bearer token")
+    return credential.strip()
+
+
+async def check_login(users: db.Pool) -> None:
+    """Refuse to serve users on a login that could become more than a user, whatever is asked of it."""
+    [(is_more, is_user)] = await db.rows(users, _LOGIN, ())
+    if is_more:
+        raise PenstockError(
+            "the login of PENSTOCK_API_URL could become more than a user",
+            code="unsafe_login",
+            hint="create role penstock_api login noinherit in role anon, authenticated;",
+        )
+    if not is_user:
+        raise PenstockError(
+            "the login of PENSTOCK_API_URL cannot become anon and authenticated",
+            code="unsafe_login",
+            hint="grant anon, authenticated to penstock_api;",
+        )

@@ -1,0 +1,60 @@
+"""Dead letters over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import Path
+from pydantic import Field
+
+from penstock import dead_letters
+from penstock.api.jobs import Asked, Count
+from penstock.api.pages import FilterQuery, LimitQuery, NumberCursor, Page, page
+from penstock.api.routes import Held, router
+from penstock.types import DeadLetter
+
+routes = router("dead letters")
+
+
+class Which(Asked):
+    """Which dead letters: all that match every field given."""
+
+    ids: list[Annotated[int, Field(ge=1, lt=1 << 63)]] | None = Field(None, max_length=1000, examples=[[17]])
+    job_id: UUID | None = None
+    kind: str | None = None
+    error_code: str | None = None
+    reason: Literal["attempts", "time", "permanent", "worker_deaths"] | None = None
+    tenant_id: UUID | None = None
+    all: Literal[True] | None = Field(None, description="Needed when no other field is given.")
+
+    def filter(self) -> dict[str, Any]:
+        """As the functions take it."""
+        return self.model_dump(exclude_none=True)
+
+
+@routes.get("/dead-letters")
+async def list_dead_letters(
+    held: Held, filter: FilterQuery = "", cursor: NumberCursor = None, limit: LimitQuery = 50
+) -> Page[DeadLetter]:
+    """Dead letters, newest first. Fields to filter by: id, job, kind, code, reason, error, tenant, age."""
+    found = await dead_letters.list(held, filter=filter, before=cursor, limit=limit + 1)
+    return page(found, limit, lambda letter: letter.id)
+
+
+@routes.get("/dead-letters/{letter_id:int}")
+async def get_dead_letter(held: Held, letter_id: Annotated[int, Path(ge=1, lt=1 << 63)]) -> DeadLetter:
+    """One dead letter."""
+    return await dead_letters.get(held, letter_id=letter_id)
+
+
+@routes.post("/dead-letters/replay")
+async def replay_dead_letters(held: Held, which: Which) -> Count:
+    """Run dead-lettered tasks again, with fresh attempts; their jobs go on."""
+    return Count(count=await dead_letters.replay(held, filter=which.filter()))
+
+
+@routes.post("/dead-letters/discard")
+async def discard_dead_letters(held: Held, which: Which) -> Count:
+    """Forget dead letters; their tasks stay failed."""
+    return Count(count=await dead_letters.discard(held, filter=which.filter()))

@@ -1,0 +1,223 @@
+"""Live progress as server-sent events. One question to the database serves all watchers of a process: what is
+watched is asked for together, twice a second while somebody watches, and only changes are passed on."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Annotated, Any, LiteralString
+from uuid import UUID
+
+import structlog
+from fastapi import APIRouter, Header, Query, Request
+from fastapi.responses import StreamingResponse
+
+from penstock import db, jobs
+from penstock.api.callers import Caller, Callers
+from penstock.types import ENDED
+
+router = APIRouter(prefix="/api", tags=["events"])
+log = structlog.get_logger("penstock.api")
+
+TICK_SECONDS = 0.5
+KEEP_ALIVE_SECONDS = 15.0
+# Who lost the right to look is noticed within so long.
+CHECK_SECONDS = 60.0
+MOST_JOBS_OF_A_TENANT = 500
+_SERVICE = Caller("service_role", {})
+_OF_JOBS: LiteralString = """\
+select id, tenant_id, type, status, status_reason, percent, phase, total, succeeded, failed, canceled,
+  finished_at
+from penstock.job_list where id = any(%s)"""
+_OF_TENANTS: LiteralString = """\
+select id, tenant_id, type, status, status_reason, percent, phase, total, succeeded, failed, canceled,
+  finished_at
+from penstock.job_list
+where tenant_id = any(%s) and (
+  status in ('queued', 'running', 'paused') or finished_at > penstock._now() - interval '1 minute')
+order by id desc limit %s"""
+
+
+class Watcher:
+    """One open stream. It holds the latest word of each job, not all of them: a slow reader skips."""
+
+    def __init__(self, job_id: UUID | None, tenant_id: UUID | None) -> None:
+        self.job_id, self.tenant_id = job_id, tenant_id
+        self.seen: dict[UUID, str] = {}
+        self.news: dict[UUID, dict[str, Any]] = {}
+        self.has_news = asyncio.Event()
+
+    def tell(self, state: dict[str, Any]) -> None:
+        if self.seen.get(state["id"]) != state["version"]:
+            self.seen[state["id"]] = state["version"]
+            self.news[state["id"]] = state
+            self.has_news.set()
+
+
+class Hub:
+    """Asks the database for all watchers of this process."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self._watchers: set[Watcher] = set()
+        self._running: asyncio.Task[None] | None = None
+        self.questions = 0
+        """How often the database was asked."""
+
+    def add(self, watcher: Watcher) -> None:
+        self._watchers.add(watcher)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run(), name="events")
+
+    def remove(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._running
+
+    async def _run(self) -> None:
+        while self._watchers:
+            try:
+                await self._look()
+            except Exception as error:
+                # The database may be back in a moment; the streams stay open until then.
+                log.warning("events.look_failed", error=str(error))
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _look(self) -> None:
+        by_job: dict[UUID, list[Watcher]] = {}
+        by_tenant: dict[UUID, list[Watcher]] = {}
+        for watcher in self._watchers:
+            if watcher.job_id is not None:
+                by_job.setdefault(watcher.job_id, []).append(watcher)
+            elif watcher.tenant_id is not None:
+                by_tenant.setdefault(watcher.tenant_id, []).append(watcher)
+        async with self._callers.acting(_SERVICE, read_only=True) as connection:
+            found: list[dict[str, Any]] = []
+            if by_job:
+                self.questions += 1
+                found += await _rows(connection, _OF_JOBS, (list(by_job),))
+            if by_tenant:
+                self.questions += 1
+                limit = MOST_JOBS_OF_A_TENANT * len(by_tenant)
+                found += await _rows(connection, _OF_TENANTS, (list(by_tenant), limit))
+        for state in found:
+            for watcher in (*by_job.get(state["id"], ()), *by_tenant.get(state["tenant_id"], ())):
+                watcher.tell(state)
+
+
+async def _rows(
+    connection: db.Connection, query: LiteralString, params: tuple[Any, ...]
+) -> list[dict[str, Any]]:
+    cursor = await connection.execute(query, params)
+    return [_state(dict(row)) for row in await cursor.fetchall()]
+
+
+def _state(row: dict[str, Any]) -> dict[str, Any]:
+    text = json.dumps(row, default=str, sort_keys=True)
+    return {**row, "version": hashlib.sha256(text.encode()).hexdigest()[:16]}
+
+
+def hub_of(request: Request) -> Hub:
+    """The application's hub, made when it is first needed."""
+    hub: Hub | None = getattr(request.app.state, "hub", None)
+    if hub is None:
+        hub = request.app.state.hub = Hub(request.app.state.callers)
+    return hub
+
+
+@router.get("/jobs/{job_id}/events", response_class=StreamingResponse)
+async def job_events(
+    request: Request, job_id: UUID, last_event_id: Annotated[str | None, Header()] = None
+) -> StreamingResponse:
+    """The job's progress as it changes, until it ends. Resume with Last-Event-ID."""
+    callers: Callers = request.app.state.callers
+    caller = await callers.of(request)
+    await _check(callers, caller, job_id, None)
+    return _stream(request, callers, caller, Watcher(job_id, None), last_event_id)
+
+
+@router.get("/events", response_class=StreamingResponse)
+async def tenant_events(
+    request: Request,
+    tenant_id: Annotated[UUID, Query()],
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> StreamingResponse:
+    """Changes of all jobs of a tenant that have not ended long ago."""
+    callers: Callers = request.app.state.callers
+    caller = await callers.of(request)
+    await _check(callers, caller, None, tenant_id)
+    return _stream(request, callers, caller, Watcher(None, tenant_id), last_event_id)
+
+
+async def _check(callers: Callers, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
+    """Refuse whoever may not see this."""
+    async with callers.acting(caller, read_only=True) as connection:
+        if job_id is not None:
+            await jobs.get(connection, job_id=job_id)
+        else:
+            await db.call(connection, "get_usage_status", p_tenant_id=tenant_id)
+
+
+def _stream(
+    request: Request, callers: Callers, caller: Caller, watcher: Watcher, last_event_id: str | None
+) -> StreamingResponse:
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    lines = _lines(hub_of(request), callers, caller, watcher, last_event_id)
+    return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+
+
+async def _lines(
+    hub: Hub, callers: Callers, caller: Caller, watcher: Watcher, last_event_id: str | None
+) -> AsyncGenerator[str]:
+    if watcher.job_id is not None and last_event_id:
+        # What it had when the connection broke is not said again.
+        watcher.seen[watcher.job_id] = last_event_id[:64]
+    hub.add(watcher)
+    checked_at = asyncio.get_running_loop().time()
+    try:
+        yield "retry: 2000\n\n"
+        while True:
+            try:
+                await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
+            except TimeoutError:
+                yield ": still here\n\n"
+            if asyncio.get_running_loop().time() - checked_at > CHECK_SECONDS:
+                try:
+                    await _check(callers, caller, watcher.job_id, watcher.tenant_id)
+                except Exception:
+                    return
+                checked_at = asyncio.get_running_loop().time()
+            watcher.has_news.clear()
+            news, watcher.news = watcher.news, {}
+            for state in news.values():
+                yield _event(state)
+            if watcher.job_id is not None and any(state["status"] in ENDED for state in news.values()):
+                yield "event: end\ndata: {}\n\n"
+                return
+    finally:
+        hub.remove(watcher)
+
+
+def _event(state: dict[str, Any]) -> str:
+    done = state["succeeded"] + state["failed"] + state["canceled"]
+    body = {
+        "id": str(state["id"]),
+        "type": state["type"],
+        "status": state["status"],
+        "progress": {
+            "percent": state["percent"],
+            "phase": state["phase"],
+            "docsComplete": done,
+            "docsTotal": state["total"],
+            "failed": state["failed"],
+            "message": state["status_reason"],
+        },
+    }
+    return f"id: {state['version']}\nevent: progress\ndata: {json.dumps(body)}\n\n"

@@ -1,0 +1,78 @@
+"""Limits on ourselves: how much one request may bring, and how many requests one caller may send."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from fastapi import Request
+
+from penstock.errors import Invalid, Limited, TimedOut, TooLarge
+
+MOST_PER_PAGE = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one caller may ask of one process."""
+
+    body_bytes: int = 8 << 20
+    body_seconds: float = 20
+    """How long a request may take to arrive; no connection to the database is held meanwhile."""
+    statement_seconds: float = 10
+    per_second: float = 100
+    """Requests of one caller, on average."""
+    burst: float = 200
+    """Requests of one caller at once."""
+
+
+class Rate:
+    """A bucket for each caller. It holds `burst` requests, and `per_second` flow into it."""
+
+    MOST = 10_000
+    """Callers remembered; of more, the longest idle are forgotten, whose buckets are likely full."""
+
+    def __init__(self, per_second: float, burst: float) -> None:
+        self._per_second = per_second
+        self._burst = burst
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def take(self, name: str) -> None:
+        """Let one more request through, or raise Limited."""
+        now = time.monotonic()
+        left, at = self._buckets.pop(name, (self._burst, now))
+        left = min(self._burst, left + (now - at) * self._per_second)
+        self._buckets[name] = (max(left - 1, 0) if left >= 1 else left, now)
+        if len(self._buckets) > self.MOST:
+            self._buckets.popitem(last=False)
+        if left < 1:
+            seconds = (1 - left) / self._per_second
+            raise Limited("too many requests", details={"retry_after_seconds": round(seconds, 3)})
+
+
+async def read_body(request: Request, limits: Limits) -> bytes:
+    """What the request brings, unless it is too large or too slow."""
+    refusal = TooLarge(
+        f"a request has at most {limits.body_bytes} bytes",
+        hint="Keep files in object storage; add the tasks of a large job in several requests.",
+        details={"limit": limits.body_bytes},
+    )
+    length = request.headers.get("content-length", "0")
+    if not length.isdecimal():
+        raise Invalid("Content-Length is not a number")
+    if len(length) > 15 or int(length) > limits.body_bytes:
+        raise refusal
+    parts: list[bytes] = []
+    size = 0
+    try:
+        async with asyncio.timeout(limits.body_seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > limits.body_bytes:
+                    raise refusal
+                parts.append(part)
+    except TimeoutError as error:
+        raise TimedOut("the request did not arrive in time") from error
+    return b"".join(parts)

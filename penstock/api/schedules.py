@@ -1,0 +1,58 @@
+"""Schedules over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import Path, Response
+from pydantic import BaseModel, Field, StrictBool
+
+from penstock import schedules
+from penstock.api.jobs import Asked
+from penstock.api.pages import TenantQuery
+from penstock.api.routes import Held, router
+from penstock.types import Missed, Schedule
+
+routes = router("schedules")
+
+
+class ScheduleRequest(Asked):
+    """A job that starts by the clock."""
+
+    cron: str = Field(max_length=200, examples=["0 9 * * 1-5"])
+    timezone: str = Field("UTC", max_length=100)
+    job_type: str
+    tenant_id: UUID | None = None
+    params: dict[str, Any] = Field(default_factory=dict[str, Any])
+    tasks: list[dict[str, Any]] | None = None
+    options: dict[str, Any] = Field(default_factory=dict[str, Any])
+    missed: Missed = "once"
+    is_enabled: StrictBool = True
+
+
+class ScheduleMade(BaseModel):
+    """The schedule."""
+
+    id: UUID
+
+
+@routes.get("/schedules")
+async def list_schedules(held: Held, tenant_id: TenantQuery = None) -> list[Schedule]:
+    """Schedules by name."""
+    return await schedules.list(held, tenant_id=tenant_id)
+
+
+@routes.put("/schedules/{name}")
+async def set_schedule(
+    held: Held, name: Annotated[str, Path(min_length=1, max_length=200)], schedule: ScheduleRequest
+) -> ScheduleMade:
+    """Make the tenant's schedule of this name, or change it."""
+    return ScheduleMade(id=await schedules.set(held, name=name, **schedule.model_dump()))
+
+
+@routes.delete("/schedules/{schedule_id}", status_code=204)
+async def remove_schedule(held: Held, schedule_id: UUID) -> Response:
+    """Remove a schedule. The jobs it started stay."""
+    await schedules.remove(held, schedule_id=schedule_id)
+    return Response(status_code=204)

@@ -1,0 +1,86 @@
+"""`penstock keys`: what programs show to the HTTP API."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated
+from uuid import UUID
+
+import typer
+
+from penstock import db, keys
+from penstock.cli import output
+from penstock.cli.options import TenantOption, command, moment_of, tenant_id_of
+from penstock.cli.output import Column
+from penstock.errors import Invalid
+from penstock.types import ApiKey
+
+group = typer.Typer(help="Keys for programs that use the HTTP API.", no_args_is_help=True)
+
+
+class KeyRole(StrEnum):
+    """What a key may do: as a member of a tenant, or without one."""
+
+    owner = "owner"
+    admin = "admin"
+    member = "member"
+    viewer = "viewer"
+    worker = "worker"
+    service = "service"
+
+
+@command(group, "ls")
+async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
+    """List a tenant's keys; without a tenant those of workers and services."""
+    found = await keys.list(pool, tenant_id=await tenant_id_of(pool, tenant) if tenant else None)
+    columns = [
+        Column("ID", lambda key: str(key.id), is_wide=True, style="dim"),
+        Column("NAME", lambda key: key.name),
+        Column("KEY", lambda key: f"{key.prefix}…"),
+        Column("ROLE", lambda key: key.role or "none"),
+        Column("STATE", _state),
+        Column("USED", lambda key: output.age(key.last_used_at) if key.last_used_at else "never"),
+        Column("BY", lambda key: key.created_by, is_spare=True, style="dim"),
+    ]
+    output.rows(found, columns, empty="No keys.")
+
+
+def _state(key: ApiKey) -> str:
+    if key.revoked_at:
+        return "revoked"
+    return f"until {key.expires_at:%Y-%m-%d}" if key.expires_at else "active"
+
+
+@command(group, "create")
+async def create(
+    pool: db.Pool,
+    name: Annotated[str, typer.Argument(show_default=False, help="What it is for.")],
+    role: Annotated[KeyRole, typer.Option(help="A member's role, or worker or service without a tenant.")],
+    tenant: TenantOption = None,
+    expires: Annotated[str | None, typer.Option(metavar="TIME", help="Such as 2027-01-31.")] = None,
+) -> None:
+    """Make a key and print it. It is shown this once, and kept nowhere."""
+    made = await keys.create(
+        pool,
+        name=name,
+        role=role.value,
+        tenant_id=await tenant_id_of(pool, tenant) if tenant else None,
+        expires_at=moment_of(expires, "--expires"),
+    )
+    document = {"id": made.id, "tenant_id": made.tenant_id, "prefix": made.prefix, "secret": made.secret}
+    output.document(document, lambda: print(made.secret))
+
+
+@command(group, "revoke")
+async def revoke(
+    pool: db.Pool,
+    key: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+) -> None:
+    """End a key at once. Asks first."""
+    try:
+        key_id = UUID(key)
+    except ValueError:
+        raise Invalid(f"{key!r} is not the id of a key", code="usage", hint="penstock keys ls") from None
+    output.confirm(f"This is to end the key {key_id}. Continue?")
+    await keys.revoke(pool, key_id=key_id)
+    output.document({"id": key_id}, lambda: output.note("Revoked."))

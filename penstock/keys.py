@@ -1,0 +1,35 @@
+"""API keys: what programs show instead of a login."""
+
+from __future__ import annotations
+
+import builtins
+from datetime import datetime
+from uuid import UUID
+
+from penstock import db
+from penstock.types import ApiKey, KeyRole, NewKey
+
+
+async def create(
+    where: db.Pool | db.Connection,
+    *,
+    name: str,
+    role: KeyRole,
+    tenant_id: UUID | None = None,
+    expires_at: datetime | None = None,
+) -> NewKey:
+    """Make a key. Its secret is in this answer and nowhere else."""
+    [row] = await db.call(
+        where, "create_key", p_name=name, p_role=role, p_tenant_id=tenant_id, p_expires_at=expires_at
+    )
+    return NewKey(**row)
+
+
+async def list(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> builtins.list[ApiKey]:
+    """A tenant's keys, oldest first; for the service without a tenant those of workers and services."""
+    return [ApiKey(**row) for row in await db.call(where, "list_keys", p_tenant_id=tenant_id)]
+
+
+async def revoke(where: db.Pool | db.Connection, *, key_id: UUID) -> None:
+    """End a key at once."""
+    await db.call(where, "revoke_key", p_key_id=key_id)

@@ -1,0 +1,116 @@
+"""The whole application on the test's own database, and people who ask it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from penstock import api, server, testing
+from penstock.settings import Settings
+
+SECRET = "a secret of the tests, of more than 32 bytes"  # noqa: S105 it opens a test database
+ISSUER = "https://tests.example/auth/v1"
+
+
+def claims(sub: uuid.UUID | str | None, **others: Any) -> dict[str, Any]:
+    """What a user's token says; None leaves a claim out."""
+    now = int(time.time())
+    every = {
+        "iss": ISSUER,
+        "aud": "authenticated",
+        "role": "authenticated",
+        "sub": None if sub is None else str(sub),
+        "iat": now,
+        "exp": now + 600,
+        **others,
+    }
+    return {name: value for name, value in every.items() if value is not None}
+
+
+def token(sub: uuid.UUID | str | None, *, secret: str = SECRET, **others: Any) -> str:
+    """A user's token, as Supabase signs it with the project's secret."""
+    return jwt.encode(claims(sub, **others), secret, "HS256")
+
+
+def bearer(credential: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {credential}"}
+
+
+@dataclass
+class Person:
+    """A user with a personal tenant."""
+
+    id: uuid.UUID
+    tenant: uuid.UUID
+    name: str
+    headers: dict[str, str] = field(repr=False)
+
+
+class World:
+    """The application, and who uses it."""
+
+    def __init__(self, db: testing.Database, app: FastAPI, client: TestClient) -> None:
+        self.db = db
+        self.app = app
+        self.client = client
+
+    def join(self, name: str) -> Person:
+        """A new user, as the authentication service makes one."""
+        [row] = self.db.execute(
+            "insert into auth.users (email) values (%s) returning id", [f"{name}@example.org"]
+        )
+        [profile] = self.db.execute("select tenant_id from penstock.profiles where user_id = %s", [row["id"]])
+        return Person(row["id"], profile["tenant_id"], name, bearer(token(row["id"])))
+
+    def key(self, role: str, tenant: uuid.UUID | None = None, name: str = "test") -> str:
+        """A new API key."""
+        query = "select secret from penstock.create_key(%s, %s, %s)"
+        [row] = self.db.execute(query, [name, role, tenant])
+        return row["secret"]
+
+    def member(self, role: str, tenant: uuid.UUID) -> Person:
+        """A user in a tenant, with a key of this role."""
+        query = "select id, secret from penstock.create_key(%s, %s, %s)"
+        [row] = self.db.execute(query, [role, role, tenant])
+        return Person(row["id"], tenant, role, bearer(row["secret"]))
+
+    @property
+    def service(self) -> dict[str, str]:
+        """Headers of the service."""
+        now = int(time.time())
+        legacy = {"iss": "supabase", "role": "service_role", "iat": now, "exp": now + 600}
+        return bearer(jwt.encode(legacy, SECRET, "HS256"))
+
+    def kind(self, *names: str) -> None:
+        """Declare kinds of tasks."""
+        for name in names:
+            self.db.execute("select penstock.define_kind(%s)", [name])
+
+
+@pytest.fixture
+def api_settings(db: testing.Database, tmp_path: Path) -> Settings:
+    """The application's settings on the test's database."""
+    return Settings(
+        database_url=db.dsn,
+        api_url=server.ensure_login(db.dsn),
+        jwt_secret=SECRET,
+        jwt_issuer=ISSUER,
+        home=tmp_path,
+    )
+
+
+@pytest.fixture
+def world(db: testing.Database, api_settings: Settings) -> Iterator[World]:
+    """The running application."""
+    app = api.create(api_settings)
+    with TestClient(app, raise_server_exceptions=True) as client:
+        yield World(db, app, client)

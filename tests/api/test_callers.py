@@ -1,0 +1,598 @@
+"""Who is asking: tokens, keys, logins. A corpus of credentials that must not work, and the few that do."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.server
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import jwt
+import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from fastapi.testclient import TestClient
+from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+
+from penstock import api, db, server, testing
+from penstock.api import tokens
+from penstock.errors import PenstockError
+from penstock.settings import Settings
+from tests.api.conftest import SECRET, World, bearer, claims, token
+
+ANN = uuid.UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")
+
+
+def part(value: Any) -> str:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
+
+
+def forged(header: Any, body: Any, signature: bytes = b"") -> str:
+    return f"{part(header)}.{part(body)}.{part(signature)}"
+
+
+def signed(header: Any, body: Any, secret: bytes) -> str:
+    """An HS256 signature over whatever the header says."""
+    text = f"{part(header)}.{part(body)}"
+    return f"{text}.{part(hmac.new(secret, text.encode(), hashlib.sha256).digest())}"
+
+
+def corpus() -> dict[str, str]:
+    """Tokens that are not good, by what is wrong with them."""
+    good = token(ANN)
+    header, body, signature = good.split(".")
+    now = int(time.time())
+    found = {
+        "empty": ".",
+        "no parts": "gibberish",
+        "two parts": f"{header}.{body}",
+        "four parts": f"{good}.{signature}",
+        "no signature": f"{header}.{body}.",
+        "truncated": good[:-5],
+        "other body": f"{header}.{part(claims(uuid.uuid4()))}.{signature}",
+        "wrong secret": token(ANN, secret="another secret of more than 32 bytes, too"),
+        "empty secret": signed({"alg": "HS256", "typ": "JWT"}, claims(ANN), b""),
+        "huge": token(ANN, note="x" * 9000),
+        "not JSON": f"{part(b'{')}.{body}.{signature}",
+        "a list": forged([], []),
+        "deep": forged({"alg": "HS256"}, json.loads("[" * 200 + "]" * 200)),
+        "expired": token(ANN, exp=now - 60),
+        "no expiry": token(ANN, exp=None),
+        "expiry as text": token(ANN, exp="tomorrow"),
+        "expiry is infinite": signed({"alg": "HS256"}, {**claims(ANN), "exp": float("inf")}, SECRET.encode()),
+        "not yet valid": token(ANN, nbf=now + 600),
+        "issued in the future": token(ANN, iat=now + 600),
+        "other audience": token(ANN, aud="somebody else"),
+        "no audience": token(ANN, aud=None),
+        "audiences without ours": token(ANN, aud=["a", "b"]),
+        "audience as object": signed(
+            {"alg": "HS256"}, {**claims(ANN), "aud": {"authenticated": 1}}, SECRET.encode()
+        ),
+        "other issuer": token(ANN, iss="https://evil.example"),
+        "no issuer": token(ANN, iss=None),
+        "issuer of the project's keys": token(ANN, iss="supabase"),
+        "no user": token(None),
+        "empty user": token(""),
+        "user is no id": token("ann"),
+        "user is a number": signed({"alg": "HS256"}, {**claims(ANN), "sub": 1}, SECRET.encode()),
+        "user is SQL": token("' or true --"),
+        "no role": token(ANN, role=None),
+        "role postgres": token(ANN, role="postgres"),
+        "role penstock_api": token(ANN, role="penstock_api"),
+        "role is a list": token(ANN, role=["authenticated"]),
+        "role in other case": token(ANN, role="SERVICE_ROLE"),
+        "service with another audience": token(ANN, role="service_role", aud="else"),
+        "service from elsewhere": token(ANN, role="service_role", iss="https://evil.example", aud=None),
+        "HS384": jwt.encode(claims(ANN), SECRET + "more of it", "HS384"),
+        "crit": signed({"alg": "HS256", "crit": ["b64"], "b64": False}, claims(ANN), SECRET.encode()),
+        "jwk in the header": signed(
+            {"alg": "HS256", "jwk": {"kty": "oct", "k": part(b"mine")}}, claims(ANN), b"mine"
+        ),
+        "jku in the header": signed({"alg": "HS256", "jku": "http://127.0.0.1:1/"}, claims(ANN), b"mine"),
+        "kid is a path": signed({"alg": "HS256", "kid": "../../dev/null"}, claims(ANN), b""),
+        "kid is SQL": signed({"alg": "HS256", "kid": "' union select 'x"}, claims(ANN), b"x"),
+        "encrypted": f"{part({'alg': 'dir', 'enc': 'A128GCM'})}..{part(b'iv')}.{part(b'text')}.{part(b'tag')}",
+    }
+    for name in ("none", "None", "NONE", "nOnE", "", None, 0, [], "HS256 "):
+        found[f"algorithm {name!r}"] = forged({"alg": name, "typ": "JWT"}, claims(ANN))
+        found[f"algorithm {name!r}, signed"] = signed({"alg": name}, claims(ANN), SECRET.encode())
+    for name in ("ES256", "RS256", "PS256", "EdDSA", "ES512"):
+        found[f"{name} without keys"] = forged({"alg": name, "kid": "a"}, claims(ANN), b"\0" * 64)
+    return found
+
+
+CORPUS = corpus()
+
+
+class TestTokens:
+    """S21–S24: the algorithm belongs to the key, and every claim is checked."""
+
+    def test_none_of_the_corpus_gets_in(self, world: World) -> None:
+        assert len(CORPUS) >= 60
+        for name, bad in CORPUS.items():
+            for headers in (bearer(bad), {"apikey": bad}):
+                answer = world.client.get("/api/me", headers=headers)
+                assert answer.status_code == 401, (name, answer.text)
+                assert answer.headers["www-authenticate"] == "Bearer"
+                assert bad == "." or bad not in answer.text, name
+
+    def test_a_users_token_gets_in(self, world: World) -> None:
+        ann = world.join("ann")
+        answer = world.client.get("/api/me", headers=ann.headers)
+        assert answer.status_code == 200
+        assert answer.json()["id"] == str(ann.id)
+        assert [tenant["id"] for tenant in answer.json()["tenants"]] == [str(ann.tenant)]
+        several = bearer(token(ann.id, aud=["other", "authenticated"]))
+        assert world.client.get("/api/me", headers=several).status_code == 200
+
+    def test_a_users_token_beside_an_applications_key_is_the_users(self, world: World) -> None:
+        ann = world.join("ann")
+        service = world.service["Authorization"].removeprefix("Bearer ")
+        answer = world.client.get("/api/me", headers={**ann.headers, "apikey": service})
+        assert answer.json()["role"] == "authenticated"
+        assert world.client.get("/api/me", headers={"apikey": service}).json()["role"] == "service_role"
+
+    def test_a_little_clock_skew_is_forgiven(self, world: World) -> None:
+        now = int(time.time())
+        late = token(world.join("ann").id, exp=now - tokens.LEEWAY_SECONDS + 10, nbf=now + 10)
+        assert world.client.get("/api/me", headers=bearer(late)).status_code == 200
+
+    def test_who_is_nobody_gets_nothing(self, world: World) -> None:
+        now = int(time.time())
+        anon = jwt.encode({"iss": "supabase", "role": "anon", "exp": now + 600}, SECRET, "HS256")
+        for headers in ({}, {"apikey": anon}, bearer(anon)):
+            assert world.client.get("/api/jobs", headers=headers).status_code == 401
+
+    @pytest.mark.parametrize("header", ["Basic YTpi", "Bearer", "Bearer ", "token x", ""])
+    def test_other_schemes_are_refused(self, world: World, header: str) -> None:
+        answer = world.client.get("/api/me", headers={"Authorization": header})
+        assert answer.status_code == 401
+
+    def test_a_service_token_never_acts_as_a_user(self, world: World) -> None:
+        """The `sub` of a service token is nobody's id: it must not become the author of anything."""
+        ann = world.join("ann")
+        both = bearer(token(ann.id, role="service_role", aud=None))
+        assert world.client.get("/api/me", headers=both).json() == {
+            "role": "service_role",
+            "id": None,
+            "tenants": [],
+        }
+
+
+# Keys from a JWKS
+
+
+def public(key: Any, kid: str | None, **others: Any) -> dict[str, Any]:
+    algorithm: Any = ECAlgorithm if isinstance(key, ec.EllipticCurvePrivateKey) else RSAAlgorithm
+    document = json.loads(algorithm.to_jwk(key.public_key()))
+    document.pop("key_ops", None)
+    return {**document, **({"kid": kid} if kid else {}), **others}
+
+
+class KeyServer:
+    """Serves a key set on loopback, and counts who asks."""
+
+    def __init__(self) -> None:
+        self.keys: list[dict[str, Any]] = []
+        self.asked = 0
+        self.is_broken = False
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                outer.asked += 1
+                text = b"<html>" if outer.is_broken else json.dumps({"keys": outer.keys}).encode()
+                self.send_response(503 if outer.is_broken else 200)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_port}/jwks.json"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.fixture
+def key_server() -> Iterator[KeyServer]:
+    made = KeyServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def curve() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP256R1())
+
+
+class Turned:
+    """A monotonic clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def by_keys(
+    db: testing.Database, api_settings: Settings, key_server: KeyServer, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[World, Turned]]:
+    """The application with the key server and no secret, and the clock of its cache."""
+    turned = Turned()
+    monkeypatch.setattr(tokens, "time", turned)
+    app = api.create(replace(api_settings, jwt_secret=None, jwks_url=key_server.url))
+    with TestClient(app) as client:
+        yield World(db, app, client), turned
+
+
+class TestKeySets:
+    def ask(self, world: World, key: Any, kid: str | None, algorithm: str = "ES256", **others: Any) -> int:
+        bad = jwt.encode(claims(ANN, **others), key, algorithm, headers={"kid": kid} if kid else None)
+        return world.client.get("/api/me", headers=bearer(bad)).status_code
+
+    def test_es256_and_rs256_side_by_side(
+        self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
+    ) -> None:
+        world, _ = by_keys
+        long = rsa.generate_private_key(65537, 2048)
+        key_server.keys = [public(curve, "a", alg="ES256", use="sig"), public(long, "b", alg="RS256")]
+        assert self.ask(world, curve, "a") == 200
+        assert self.ask(world, long, "b", "RS256") == 200
+        assert self.ask(world, curve, "b") == 401
+        assert self.ask(world, long, "a", "RS256") == 401
+        assert self.ask(world, curve, None) == 401
+        assert self.ask(world, ec.generate_private_key(ec.SECP256R1()), "a") == 401
+        assert self.ask(world, long, "b", "PS256") == 401
+        assert key_server.asked == 1
+
+    def test_the_public_key_is_no_secret(
+        self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
+    ) -> None:
+        """Algorithm confusion: HS256 with what everybody can fetch."""
+        world, _ = by_keys
+        long = rsa.generate_private_key(65537, 2048)
+        key_server.keys = [
+            public(curve, "a"),
+            public(long, "b"),
+            {"kty": "oct", "kid": "c", "k": part(b"x" * 32)},
+        ]
+        for key in (curve, long):
+            for encoding in (serialization.Encoding.PEM, serialization.Encoding.DER):
+                material = key.public_key().public_bytes(
+                    encoding, serialization.PublicFormat.SubjectPublicKeyInfo
+                )
+                for kid in ("a", "b", "c"):
+                    bad = signed({"alg": "HS256", "kid": kid}, claims(ANN), material)
+                    assert world.client.get("/api/me", headers=bearer(bad)).status_code == 401
+        bad = signed({"alg": "HS256", "kid": "c"}, claims(ANN), b"x" * 32)
+        assert world.client.get("/api/me", headers=bearer(bad)).status_code == 401
+
+    def test_weak_and_foreign_keys_are_left_out(
+        self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
+    ) -> None:
+        world, _ = by_keys
+        other = ec.generate_private_key(ec.SECP384R1())
+        key_server.keys = [
+            public(other, "a"),
+            public(curve, "b", use="enc"),
+            public(curve, "c", alg="RS256"),
+            public(curve, None),
+            {"kty": "EC", "kid": "d", "crv": "P-256", "x": "AA", "y": "AA"},
+            {"kty": "EC"},
+            public(curve, "good"),
+        ]
+        assert self.ask(world, other, "a", "ES384") == 401
+        for kid in ("b", "c", "d"):
+            assert self.ask(world, curve, kid) == 401
+        assert self.ask(world, curve, "good") == 200
+
+    def test_a_zero_signature_is_none(
+        self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
+    ) -> None:
+        world, _ = by_keys
+        key_server.keys = [public(curve, "a")]
+        for signature in (b"", b"\0" * 64, b"\0" * 32 + b"\1" * 32):
+            bad = forged({"alg": "ES256", "kid": "a"}, claims(ANN), signature)
+            assert world.client.get("/api/me", headers=bearer(bad)).status_code == 401
+
+    def test_users_keys_do_not_make_a_service(
+        self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
+    ) -> None:
+        world, _ = by_keys
+        key_server.keys = [public(curve, "a")]
+        assert self.ask(world, curve, "a", role="service_role") == 401
+        assert self.ask(world, curve, "a", role="service_role", aud=None, iss="supabase") == 401
+
+    def test_rotation_is_noticed_and_made_up_ids_cause_no_storm(
+        self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
+    ) -> None:
+        world, turned = by_keys
+        key_server.keys = [public(curve, "old")]
+        assert self.ask(world, curve, "old") == 200
+        for _ in range(20):
+            assert self.ask(world, curve, uuid.uuid4().hex) == 401
+        assert key_server.asked == 1
+
+        fresh = ec.generate_private_key(ec.SECP256R1())
+        key_server.keys = [public(fresh, "new")]
+        turned.now += tokens.FLOOR_SECONDS + 1
+        assert self.ask(world, fresh, "new") == 200
+        assert self.ask(world, curve, "old") == 401
+        assert key_server.asked == 2
+
+    def test_a_revoked_key_is_gone_when_the_cache_is(
+        self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
+    ) -> None:
+        world, turned = by_keys
+        key_server.keys = [public(curve, "a")]
+        assert self.ask(world, curve, "a") == 200
+        key_server.keys = []
+        assert self.ask(world, curve, "a") == 200
+        turned.now += tokens.FRESH_SECONDS + 1
+        assert self.ask(world, curve, "a") == 401
+
+    def test_an_outage_of_the_key_server_is_bridged_for_a_while(
+        self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
+    ) -> None:
+        world, turned = by_keys
+        key_server.is_broken = True
+        assert self.ask(world, curve, "a") == 503
+        key_server.is_broken = False
+        key_server.keys = [public(curve, "a")]
+        turned.now += tokens.FLOOR_SECONDS + 1
+        assert self.ask(world, curve, "a") == 200
+        key_server.is_broken = True
+        turned.now += tokens.FRESH_SECONDS + 1
+        assert self.ask(world, curve, "a") == 200
+        turned.now += tokens.STALE_SECONDS
+        assert self.ask(world, curve, "a") == 503
+
+
+# API keys
+
+
+class TestKeys:
+    def test_a_key_is_a_member_with_its_role(self, world: World) -> None:
+        ann = world.join("ann")
+        for role in ("owner", "admin", "member", "viewer"):
+            key = world.key(role, ann.tenant)
+            for headers in (bearer(key), {"apikey": key}):
+                answer = world.client.get("/api/me", headers=headers)
+                assert answer.status_code == 200
+                assert [tenant["id"] for tenant in answer.json()["tenants"]] == [str(ann.tenant)]
+
+    def test_keys_that_are_none(self, world: World) -> None:
+        good = world.key("owner", world.join("ann").tenant)
+        bad = [
+            "psk_",
+            good[:-1],
+            good + "0",
+            good[:-1] + ("0" if good[-1] != "0" else "1"),
+            good.upper(),
+            good.replace("psk_", "psk-"),
+            "psk_" + "0" * 64,
+            "psk_" + "'" * 64,
+            "psk_" + good[4:12],
+            f"{good}, {good}",
+        ]
+        for key in bad:
+            answer = world.client.get("/api/me", headers=bearer(key))
+            assert answer.status_code == 401, key
+            assert key not in answer.text
+
+    def test_a_key_is_kept_as_a_digest_only(self, world: World) -> None:
+        """S25: who reads the database cannot use the keys in it."""
+        ann = world.join("ann")
+        answer = world.client.post(
+            "/api/keys",
+            json={"name": "import", "role": "member"},
+            headers={**ann.headers, "Idempotency-Key": "once"},
+        )
+        assert answer.status_code == 201
+        secret = answer.json()["secret"]
+        for row in world.db.execute(
+            "select c.relname as name from pg_class c where c.relnamespace = 'penstock'::regnamespace and c.relkind = 'r'"
+        ):
+            found = world.db.execute(f"select t::text as line from penstock.{row['name']} t")
+            assert not [line for line in found if secret in line["line"]], row["name"]
+        again = world.client.post(
+            "/api/keys",
+            json={"name": "import", "role": "member"},
+            headers={**ann.headers, "Idempotency-Key": "once"},
+        )
+        assert again.json() == {**answer.json(), "secret": None}
+        listed = world.client.get("/api/keys", headers=ann.headers).json()
+        assert [(key["name"], key["role"], secret.startswith(key["prefix"])) for key in listed] == [
+            ("import", "member", True)
+        ]
+        assert secret not in json.dumps(listed, default=str)
+
+    def test_a_revoked_key_ends_at_once(self, world: World) -> None:
+        ann = world.join("ann")
+        made = world.client.post(
+            "/api/keys", json={"name": "k", "role": "member"}, headers=ann.headers
+        ).json()
+        key = bearer(made["secret"])
+        assert world.client.get("/api/me", headers=key).status_code == 200
+        for _ in range(2):
+            assert world.client.delete(f"/api/keys/{made['id']}", headers=ann.headers).status_code == 204
+        assert world.client.get("/api/me", headers=key).status_code == 401
+        assert world.client.get("/api/keys", headers=ann.headers).json()[0]["revoked_at"]
+        members = world.client.get(f"/api/tenants/{ann.tenant}/members", headers=ann.headers).json()
+        assert [member["user_id"] for member in members["items"]] == [str(ann.id)]
+
+    def test_a_key_expires(self, world: World, clock: testing.Clock) -> None:
+        ann = world.join("ann")
+        soon = (clock.now().timestamp() + 3600).__trunc__()
+        made = world.client.post(
+            "/api/keys",
+            json={"name": "k", "role": "viewer", "expires_at": soon},
+            headers=ann.headers,
+        ).json()
+        assert world.client.get("/api/me", headers=bearer(made["secret"])).status_code == 200
+        clock.advance(hours=2)
+        assert world.client.get("/api/me", headers=bearer(made["secret"])).status_code == 401
+
+    def test_last_use_is_kept_to_the_minute(self, world: World, clock: testing.Clock) -> None:
+        clock.freeze()
+        key = world.key("service")
+        seen: list[Any] = []
+        for seconds in (0, 30, 40):
+            clock.advance(seconds=seconds)
+            assert world.client.get("/api/me", headers=bearer(key)).status_code == 200
+            seen += [
+                row["last_used_at"] for row in world.db.execute("select last_used_at from penstock.api_keys")
+            ]
+        assert seen[0] == seen[1] < seen[2]
+
+    def test_a_key_removed_from_its_tenant_is_worth_nothing(self, world: World) -> None:
+        ann = world.join("ann")
+        viewer = world.member("viewer", ann.tenant)
+        url = f"/api/tenants/{ann.tenant}/members/{viewer.id}"
+        assert world.client.delete(url, headers=ann.headers).status_code == 204
+        assert world.client.get("/api/me", headers=viewer.headers).status_code == 401
+
+    def test_another_tenant_cannot_draw_a_key_to_itself(self, world: World) -> None:
+        """Whoever knows a key's id can make it a member elsewhere; it still works where it belongs."""
+        world.kind("work")
+        ann, bob = world.join("ann"), world.join("bob")
+        key = world.member("member", ann.tenant)
+        answer = world.client.put(
+            f"/api/tenants/{bob.tenant}/members/{key.id}", json={"role": "member"}, headers=bob.headers
+        )
+        assert answer.status_code == 204
+        started = world.client.post(
+            "/api/jobs/start", json={"type": "t", "tasks": [{"kind": "work"}]}, headers=key.headers
+        ).json()
+        job = world.client.get(f"/api/jobs/{started['id']}", headers=ann.headers).json()
+        assert job["tenant_id"] == str(ann.tenant)
+
+    @pytest.mark.parametrize(
+        ("role", "may"),
+        [
+            ("viewer", []),
+            ("member", []),
+            ("admin", ["admin", "member", "viewer"]),
+            ("owner", ["owner", "admin", "member", "viewer"]),
+        ],
+    )
+    def test_nobody_makes_keys_above_their_own_role(self, world: World, role: str, may: list[str]) -> None:
+        ann = world.join("ann")
+        maker = world.member(role, ann.tenant)
+        made = [
+            wanted
+            for wanted in ("owner", "admin", "member", "viewer", "worker", "service")
+            if world.client.post(
+                "/api/keys", json={"name": "k", "role": wanted}, headers=maker.headers
+            ).status_code
+            == 201
+        ]
+        assert made == may
+
+    def test_an_admin_does_not_revoke_an_owner(self, world: World) -> None:
+        ann = world.join("ann")
+        owner = world.member("owner", ann.tenant)
+        admin = world.member("admin", ann.tenant)
+        assert world.client.delete(f"/api/keys/{owner.id}", headers=admin.headers).status_code == 403
+        assert world.client.delete(f"/api/keys/{admin.id}", headers=owner.headers).status_code == 204
+
+    def test_the_service_makes_keys_for_workers(self, world: World) -> None:
+        body = {"name": "w", "role": "worker"}
+        made = world.client.post("/api/keys", json=body, headers=world.service)
+        assert made.status_code == 201
+        answer = world.client.get("/api/jobs", headers=bearer(made.json()["secret"]))
+        assert (answer.status_code, answer.json()["code"]) == (403, "forbidden")
+        [listed] = world.client.get("/api/keys", headers=world.service).json()
+        assert listed["role"] == "worker"
+        wrong = {"name": "w", "role": "worker", "tenant_id": str(world.join("ann").tenant)}
+        assert world.client.post("/api/keys", json=wrong, headers=world.service).status_code == 422
+
+
+# The login
+
+
+class TestLogin:
+    @pytest.mark.parametrize(
+        "change",
+        [
+            "grant service_role to {role}",
+            "alter role {role} bypassrls",
+            "alter role {role} superuser",
+            "alter role {role} createrole",
+            "grant postgres to {role}",
+            "revoke anon from {role}",
+        ],
+    )
+    def test_a_login_that_is_more_or_less_than_a_user_is_refused(
+        self, db: testing.Database, api_settings: Settings, change: str
+    ) -> None:
+        """S13: whoever got hold of the API's login would have no more than users have."""
+        role = f"penstock_login_{uuid.uuid4().hex[:8]}"
+        db.execute(f"create role {role} login noinherit in role anon, authenticated")
+        try:
+            db.execute(change.format(role=role))
+            assert api_settings.api_url
+            found = replace(api_settings, api_url=api_settings.api_url.replace(server.LOGIN, role))
+            with pytest.raises(PenstockError) as refusal, TestClient(api.create(found)):
+                pass
+            assert refusal.value.code == "unsafe_login"
+        finally:
+            db.execute(f"drop role {role}")
+
+    def test_the_databases_own_login_is_refused(self, db: testing.Database, api_settings: Settings) -> None:
+        found = replace(api_settings, api_url=db.dsn)
+        with pytest.raises(PenstockError) as refusal, TestClient(api.create(found)):
+            pass
+        assert refusal.value.code == "unsafe_login"
+
+    async def test_the_login_cannot_become_the_service(self, api_settings: Settings) -> None:
+        assert api_settings.api_url
+        async with db.pool(api_settings.api_url, max_size=1) as pool:
+            for role in ("service_role", "postgres"):
+                with pytest.raises(PenstockError):
+                    await db.rows(pool, "select set_config('role', %s, false)", (role,))
+
+    def test_nothing_is_left_on_the_connection(self, world: World) -> None:
+        """S19: after a request the pooled connection is nobody's."""
+        ann = world.join("ann")
+        assert world.client.get("/api/jobs", headers=ann.headers).status_code == 200
+        callers = world.app.state.callers
+
+        async def look() -> list[Any]:
+            return [
+                await db.rows(
+                    pool,
+                    "select current_setting('role'), current_setting('request.jwt.claims', true), current_setting('statement_timeout')",
+                    (),
+                )
+                for pool in (callers._users, callers._service)
+            ]
+
+        portal: Callable[..., Any] = world.client.portal.call  # pyright: ignore[reportOptionalMemberAccess]
+        for [(role, found, timeout)] in portal(look):
+            assert (role, found or "", timeout) == ("none", "", "0")
+
+
+def test_issuer_and_audience_are_as_configured(db: testing.Database, api_settings: Settings) -> None:
+    found = replace(api_settings, jwt_audience="ours")
+    with TestClient(api.create(found)) as client:
+        assert client.get("/api/me", headers=bearer(token(ANN, aud="ours"))).status_code == 200
+        assert client.get("/api/me", headers=bearer(token(ANN))).status_code == 401

@@ -1,0 +1,172 @@
+"""Live progress over a real connection: what changes is told, once, to whoever may see it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from fastapi import FastAPI
+
+from penstock import api, testing
+from penstock.settings import Settings
+
+from .conftest import Person, World
+
+
+@dataclass
+class Served:
+    url: str
+    app: FastAPI
+
+
+@pytest.fixture
+def served(api_settings: Settings) -> Iterator[Served]:
+    """The application behind a socket: a test client would wait for a stream's end."""
+    app = api.create(api_settings)
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", app)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listening.close()
+
+
+class Stream:
+    """What a browser's EventSource would hear."""
+
+    def __init__(self, response: httpx.Response) -> None:
+        self._lines = response.aiter_lines()
+
+    async def next(self) -> dict[str, Any]:
+        """The next event, with its id and data."""
+        event: dict[str, Any] = {}
+        async with asyncio.timeout(10):
+            async for line in self._lines:
+                if not line and "data" in event:
+                    return event
+                name, _, value = line.partition(": ")
+                if name == "data":
+                    event["data"] = json.loads(value)
+                elif name in ("id", "event"):
+                    event[name] = value
+        raise EOFError
+
+
+@asynccontextmanager
+async def watching(served: Served, path: str, person: Person, **headers: str) -> AsyncGenerator[Stream]:
+    async with (
+        httpx.AsyncClient(base_url=served.url, timeout=10) as client,
+        client.stream("GET", path, headers={**person.headers, **headers}) as response,
+    ):
+        assert response.status_code == 200
+        assert response.headers["content-type"].startswith("text/event-stream")
+        yield Stream(response)
+
+
+def start(world: World, person: Person, count: int) -> str:
+    world.kind("work")
+    tasks = json.dumps([{"kind": "work"}] * count)
+    options = json.dumps({"tenant_id": str(person.tenant)})
+    [row] = world.db.execute("select penstock.start_job('report', '{}', %s, %s) as id", [tasks, options])
+    return str(row["id"])
+
+
+def do_one(db: testing.Database) -> None:
+    [task] = db.execute("select id, lease from penstock.claim_tasks('w', 1)")
+    db.execute("select penstock.complete_task(%s, 'w', null, %s)", [task["id"], task["lease"]])
+
+
+async def test_tells_each_change_until_the_end(world: World, served: Served) -> None:
+    """R1.1: a stream gives the same live."""
+    ann = world.join("ann")
+    job = start(world, ann, 2)
+    async with watching(served, f"/api/jobs/{job}/events", ann) as stream:
+        first = await stream.next()
+        assert first["event"] == "progress" and first["data"]["status"] == "queued"
+        assert first["data"]["progress"]["docsTotal"] == 2
+        do_one(world.db)
+        second = await stream.next()
+        assert (second["data"]["status"], second["data"]["progress"]["docsComplete"]) == ("running", 1)
+        do_one(world.db)
+        last = await stream.next()
+        assert (last["data"]["status"], last["data"]["progress"]["percent"]) == ("completed", 100)
+        assert (await stream.next())["event"] == "end"
+        with pytest.raises(EOFError):
+            await stream.next()
+
+
+async def test_resumes_where_it_was(world: World, served: Served) -> None:
+    ann = world.join("ann")
+    job = start(world, ann, 2)
+    async with watching(served, f"/api/jobs/{job}/events", ann) as stream:
+        first = await stream.next()
+    do_one(world.db)
+    async with watching(served, f"/api/jobs/{job}/events", ann, **{"Last-Event-ID": first["id"]}) as stream:
+        second = await stream.next()
+        assert second["data"]["progress"]["docsComplete"] == 1
+    async with watching(served, f"/api/jobs/{job}/events", ann, **{"Last-Event-ID": second["id"]}) as stream:
+        do_one(world.db)
+        third = await stream.next()
+        assert third["data"]["status"] == "completed", "what it had is not told again"
+
+
+async def test_a_tenants_jobs(world: World, served: Served) -> None:
+    ann, bob = world.join("ann"), world.join("bob")
+    mine, others = start(world, ann, 1), start(world, bob, 1)
+    async with watching(served, f"/api/events?tenant_id={ann.tenant}", ann) as stream:
+        assert (await stream.next())["data"]["id"] == mine
+        new = start(world, ann, 1)
+        assert (await stream.next())["data"]["id"] == new != others
+
+
+@pytest.mark.parametrize("what", ["foreign", "anonymous", "unknown", "foreign tenant"])
+async def test_is_refused_to_others(world: World, served: Served, what: str) -> None:
+    """R0.9: not a byte of another tenant's job."""
+    ann, bob = world.join("ann"), world.join("bob")
+    job = start(world, ann, 1)
+    headers = {} if what == "anonymous" else bob.headers
+    path = {
+        "unknown": "/api/jobs/00000000-0000-0000-0000-000000000000/events",
+        "foreign tenant": f"/api/events?tenant_id={ann.tenant}",
+    }.get(what, f"/api/jobs/{job}/events")
+    async with httpx.AsyncClient(base_url=served.url) as client:
+        answer = await client.get(path, headers=headers)
+    assert answer.status_code in (401, 403, 404)
+    assert str(ann.tenant) not in answer.text
+
+
+async def test_many_watchers_are_one_question(world: World, served: Served) -> None:
+    """Thousands of watchers cost the database almost nothing: the questions do not grow with them."""
+    ann = world.join("ann")
+    jobs = [start(world, ann, 1) for _ in range(3)]
+    async with httpx.AsyncClient(
+        base_url=served.url, timeout=20, limits=httpx.Limits(max_connections=100)
+    ) as client:
+
+        async def watch(job: str) -> None:
+            async with client.stream("GET", f"/api/jobs/{job}/events", headers=ann.headers) as response:
+                stream = Stream(response)
+                while (await stream.next())["event"] != "end":
+                    pass
+
+        watchers = [asyncio.create_task(watch(jobs[n % 3])) for n in range(60)]
+        await asyncio.sleep(1.2)
+        asked = served.app.state.hub.questions
+        assert asked <= 6
+        for _ in jobs:
+            do_one(world.db)
+        await asyncio.gather(*watchers)
+    assert served.app.state.hub.questions <= asked + 8

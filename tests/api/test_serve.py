@@ -1,0 +1,125 @@
+"""`penstock serve`, and the settings of the API."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from penstock import server, settings, testing
+from penstock.cli import answer
+from penstock.errors import Invalid
+from penstock.settings import Settings
+from tests.conftest import Eventually
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])  # noqa: S104 nothing is bound
+def test_a_public_address_needs_a_way_to_check_tokens(host: str) -> None:
+    with pytest.raises(Invalid) as refusal:
+        server.check_address(Settings(), host)
+    assert refusal.value.code == "unsafe_address"
+    server.check_address(Settings(jwt_secret="x" * 32), host)
+    server.check_address(Settings(jwks_url="https://example.org/keys"), host)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_does_not(host: str) -> None:
+    server.check_address(Settings(), host)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"PENSTOCK_JWT_SECRET": "short"},
+        {"PENSTOCK_JWKS_URL": "http://example.org/keys", "PENSTOCK_JWT_ISSUER": "x"},
+        {"PENSTOCK_JWKS_URL": "file:///etc/passwd", "PENSTOCK_JWT_ISSUER": "x"},
+        {"PENSTOCK_JWKS_URL": "http://127.0.0.1.example.org/keys", "PENSTOCK_JWT_ISSUER": "x"},
+        {"PENSTOCK_JWKS_URL": "https://example.org/keys"},
+    ],
+)
+def test_settings_that_are_not_safe_are_refused(environment: dict[str, str]) -> None:
+    with pytest.raises(Invalid):
+        settings.read(environment)
+
+
+def test_settings_that_are() -> None:
+    found = settings.read(
+        {
+            "PENSTOCK_API_URL": "postgresql://penstock_api@db/x",
+            "PENSTOCK_JWT_SECRET": "s" * 32,
+            "PENSTOCK_JWKS_URL": "https://example.org/keys",
+            "PENSTOCK_JWT_ISSUER": "https://example.org",
+        }
+    )
+    assert (found.jwt_audience, found.jwks_url) == ("authenticated", "https://example.org/keys")
+    assert "ssss" not in repr(found)
+
+
+def test_a_given_database_needs_a_given_login(db: testing.Database) -> None:
+    with pytest.raises(Invalid) as refusal:
+        server.with_logins(Settings(database_url=db.dsn), is_embedded=False)
+    assert refusal.value.code == "no_api_login"
+
+
+def test_it_serves_until_it_is_told_to_stop(
+    db: testing.Database, tmp_path: Path, eventually: Eventually
+) -> None:
+    """The whole command: starts, answers with a key from the command line, and ends at SIGTERM."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "DATABASE_URL": db.dsn, "PENSTOCK_API_URL": server.ensure_login(db.dsn)}
+    command = [sys.executable, "-m", "penstock"]
+    made = subprocess.run(
+        [*command, "keys", "create", "test", "--role", "service"],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    log = tmp_path / "log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            [*command, "-o", "json", "serve", "--port", str(port)], env=environment, stderr=out
+        )
+    try:
+        headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
+
+        def asked() -> Any:
+            try:
+                return httpx.get(f"http://127.0.0.1:{port}/api/me", headers=headers).json()
+            except httpx.TransportError:
+                assert process.poll() is None, log.read_text()
+                return None
+
+        assert eventually(asked, "an answer")["role"] == "service_role"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) in (0, -signal.SIGTERM), log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+    assert '"route": "/api/me"' in log.read_text()
+    assert made.stdout.strip() not in log.read_text()
+
+
+def test_keys_on_the_command_line(
+    db: testing.Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", db.dsn)
+    settings.settings.cache_clear()
+    db.execute("select penstock.create_tenant('acme')")
+    assert answer(["keys", "create", "import", "--role", "member", "--tenant", "acme"]) == 0
+    secret = capsys.readouterr().out.strip()
+    assert secret.startswith("psk_")
+    assert answer(["keys", "ls", "--tenant", "acme", "-o", "json"]) == 0
+    listed = capsys.readouterr().out
+    assert secret[:12] in listed and secret not in listed
+    [row] = db.execute("select id from penstock.api_keys")
+    assert answer(["keys", "revoke", str(row["id"]), "--yes"]) == 0
+    assert db.execute("select revoked_at is not null as gone from penstock.api_keys") == [{"gone": True}]
+    assert answer(["keys", "revoke", "nonsense", "--yes"]) == 2
+    settings.settings.cache_clear()
