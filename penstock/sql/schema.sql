@@ -2802,7 +2802,7 @@ function penstock.set_meter(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6d4018d7de6002214306939e9d722aeb
+  body: sha256 fef11f5b40380bfc27391a07c439bc67
   comment: Makes or changes a meter: period (day, month, total), mode (observe, enforce), comment.
   grant to service_role: execute
 

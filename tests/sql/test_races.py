@@ -593,7 +593,7 @@ def test_a_storm_of_every_verb_leaves_everything_in_order(
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_a_long_storm(sessions: Sessions, clock: Clock, seed: int) -> None:
     """R1.2, R1.5: the same, longer and with other dice."""
     storm = Storm(sessions, clock, seed=1000 + seed)

@@ -623,7 +623,7 @@ create or replace function penstock.set_meter(p_name text, p_values jsonb defaul
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   perform _check_fields(p_values, array['period', 'mode', 'comment'], 'meter');
-  if exists (select from meters where name = p_name and period <> p_values ->> 'period') and exists (select from accounts where meter = p_name) then
+  if exists (select from meters where name = p_name and period <> p_values ->> 'period' and p_values ->> 'period' in ('day', 'month', 'total')) and exists (select from accounts where meter = p_name) then
     -- What is set aside ends in the period it began in, and usage is added up by it.
     perform _refuse(409, 'meter_in_use', format('%s have been counted: their period stays as it is', p_name), '{"field": "period"}', 'Make another meter.');
   end if;

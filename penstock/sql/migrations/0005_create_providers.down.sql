@@ -3,7 +3,7 @@ update penstock.lanes l set provider = left(coalesce(provider, ''), 180) || '#' 
   select from penstock.lanes o where o.kind = l.kind and o.provider is not distinct from l.provider and o.id < l.id);
 alter table penstock.lanes drop constraint lanes_key, drop column tenant_id, drop column endpoint_id, drop column is_gated;
 alter table penstock.lanes add constraint lanes_kind_provider_key unique nulls not distinct (kind, provider);
-drop index penstock.leases_gated, penstock.parked_waits;
+drop index penstock.leases_gated, penstock.parked_waits, penstock.lanes_provider;
 drop function if exists penstock.claim_tasks(text, integer, text[], integer);
 drop function if exists penstock._lane(text, text, uuid, boolean);
 alter table penstock.leases drop column is_gated cascade, drop column usage cascade;
