@@ -1957,7 +1957,7 @@ function penstock._reroute()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7624b6897efc81064a6ba3d186a337e5
+  body: sha256 2f73221251c31b1710fcdb977332806c
   comment: Sends tasks that asked for features elsewhere when their lane has closed.
 
 function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)

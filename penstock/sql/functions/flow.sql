@@ -154,12 +154,15 @@ declare
   v_row ready;
 begin
   for v_task in
-    select r.ctid, r.task_id, r.job_id, r.tenant_id, t.route, t.units, l.kind, l.provider from lanes l
-    join endpoints e on e.name = l.provider and e.tenant_id is not distinct from l.tenant_id
-    join endpoint_states s on s.endpoint_id = e.id
+    -- Closed lanes first, whatever the plan: what is locked in others would be missed by a claim.
+    with closed as materialized (
+      select l.id, l.kind, l.provider from lanes l join endpoints e on e.id = l.endpoint_id join endpoint_states s on s.endpoint_id = e.id
+      where l.is_gated and (e.status <> 'active' or s.closed_until > _now() + interval '30 seconds')
+    )
+    select r.ctid, r.task_id, r.job_id, r.tenant_id, t.route, t.units, l.kind, l.provider from closed l
     cross join lateral (select x.ctid, x.task_id, x.job_id, x.tenant_id from ready x where x.lane_id = l.id order by x.vtime limit 500 for update skip locked) as r
     join tasks t on t.job_id = r.job_id and t.id = r.task_id
-    where l.is_gated and (e.status <> 'active' or s.closed_until > _now() + interval '30 seconds') and t.route is not null and t.route <> 'null'
+    where t.route is not null
   loop
     v_chosen := _chosen(v_task.route - 'chosen', v_task.tenant_id, v_task.units);
     continue when v_chosen ->> 'provider' = v_task.provider or v_chosen ->> 'reason' like '%although it is closed now';
