@@ -38,12 +38,12 @@ PROMISES = [
     ),
     ("wire_used", "of that provider's capacity used", "≥ 0.95"),
     ("wire_leaked", "places lost to the kills", "0"),
-    ("quota_over", "instants over the limit: 64 callers, 10,000 times the last unit, kills", "0"),
+    ("quota_over", "instants over the limit: 64 callers for the last unit, again and again, kills", "0"),
     ("quota_leaked", "holds left behind", "0"),
     ("quota_drift", "units of difference between accounts and ledger", "0"),
     ("forecast_cost", "of 50 forecast jobs, cost inside the stated range", "≥ 0.9"),
     ("forecast_finish", "of 50 forecast jobs, finish within 15 %", "≥ 0.8"),
-    ("rollup_all", "milliseconds for costs by provider and day over 10,000,000 lines", "< 50"),
+    ("rollup_all", "milliseconds for costs by provider and day, over the lines named below", "< 50"),
 ]
 
 WHERE_A_PEER_WINS = [
