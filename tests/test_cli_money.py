@@ -347,7 +347,7 @@ def test_prices(penstock: Run, tenant: UUID) -> None:
         ("set", NAME, "smell", "1"): (2, "unknown_meter"),
         ("set", NAME, "images", "dear"): (2, "usage"),
         ("set", NAME, "images", "1", "--per", "7"): (2, "invalid_price"),
-        ("set", NAME, "images", "1", "--currency", "XXX"): (2, "unknown_currency"),
+        ("set", NAME, "images", "1", "--currency", "ZZZ"): (2, "unknown_currency"),
         ("set", NAME, "images", "1", "--from", "soon"): (2, "usage"),
         ("set", NAME, "input_tokens", "1", "--variant", "batch", "--from", "2026-01-01"): (6, "price_exists"),
         ("rate", "USD", "1"): (2, "unknown_currency"),
