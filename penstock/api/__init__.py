@@ -60,7 +60,11 @@ def create(
             if app is not None:
                 await app.declare(service)
             made.state.callers = Callers(users, service, Tokens(chosen), seconds=most.statement_seconds)
-            yield
+            try:
+                yield
+            finally:
+                if hasattr(made.state, "hub"):
+                    await made.state.hub.close()
 
     made = FastAPI(
         title="penstock",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Annotated, Any, LiteralString
@@ -17,6 +18,7 @@ from fastapi.responses import StreamingResponse
 
 from penstock import db, jobs
 from penstock.api.callers import Caller, Callers
+from penstock.api.routes import admitted
 from penstock.types import ENDED
 
 router = APIRouter(prefix="/api", tags=["events"])
@@ -138,7 +140,7 @@ async def job_events(
 ) -> StreamingResponse:
     """The job's progress as it changes, until it ends. Resume with Last-Event-ID."""
     callers: Callers = request.app.state.callers
-    caller = await callers.of(request)
+    caller = await admitted(request, callers)
     await _check(callers, caller, job_id, None)
     return _stream(request, callers, caller, Watcher(job_id, None), last_event_id)
 
@@ -151,7 +153,7 @@ async def tenant_events(
 ) -> StreamingResponse:
     """Changes of all jobs of a tenant that have not ended long ago."""
     callers: Callers = request.app.state.callers
-    caller = await callers.of(request)
+    caller = await admitted(request, callers)
     await _check(callers, caller, None, tenant_id)
     return _stream(request, callers, caller, Watcher(None, tenant_id), last_event_id)
 
@@ -188,6 +190,8 @@ async def _lines(
                 await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
             except TimeoutError:
                 yield ": still here\n\n"
+            if caller.claims.get("exp", time.time()) < time.time():
+                return
             if asyncio.get_running_loop().time() - checked_at > CHECK_SECONDS:
                 try:
                     await _check(callers, caller, watcher.job_id, watcher.tenant_id)

@@ -97,19 +97,7 @@ class Route(APIRoute):
         return answer
 
     async def _caller(self, request: Request, callers: Callers) -> Caller:
-        rate: Rate = request.app.state.rate
-        try:
-            caller = await callers.of(request)
-        except Unauthenticated:
-            rate.take(f"nobody:{request.client.host if request.client else ''}")
-            raise
-        if caller.role == "anon":
-            rate.take(f"nobody:{request.client.host if request.client else ''}")
-            raise Unauthenticated
-        rate.take(caller.name)
-        request.state.caller = caller
-        if caller.is_worker:
-            raise Forbidden("a worker's key is for the worker's verbs only")
+        caller = await admitted(request, callers)
         if self.is_for_service and caller.role != "service_role":
             raise Forbidden("this is for the service")
         return caller
@@ -137,6 +125,24 @@ class Route(APIRoute):
             held, "end_request", p_key=key, p_status=response.status_code, p_answer=db.Json(content)
         )
         return response
+
+
+async def admitted(request: Request, callers: Callers) -> Caller:
+    """Who is asking, if they may ask anything here, and now."""
+    rate: Rate = request.app.state.rate
+    try:
+        caller = await callers.of(request)
+    except Unauthenticated:
+        rate.take(f"nobody:{request.client.host if request.client else ''}")
+        raise
+    if caller.role == "anon":
+        rate.take(f"nobody:{request.client.host if request.client else ''}")
+        raise Unauthenticated
+    rate.take(caller.name)
+    request.state.caller = caller
+    if caller.is_worker:
+        raise Forbidden("a worker's key is for the worker's verbs only")
+    return caller
 
 
 class ServiceRoute(Route):

@@ -2372,9 +2372,9 @@ function penstock.due_schedules()
 function penstock.end_request(text, integer, jsonb)
   arguments: p_key text, p_status integer, p_answer jsonb
   returns: void
-  attributes: sql, volatile, security definer, parallel unsafe
+  attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f8a0f3b5023a12e0071a090e90844f28
+  body: sha256 32ce557770afb0e5cfa4f676c734ca7b
   comment: Keeps the answer to a request, in the transaction that began it.
   grant to authenticated: execute
   grant to service_role: execute

@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -17,9 +18,10 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock import api, testing
+from penstock.api import events
 from penstock.settings import Settings
 
-from .conftest import Person, World
+from .conftest import Person, World, bearer, token
 
 
 @dataclass
@@ -132,12 +134,12 @@ async def test_a_tenants_jobs(world: World, served: Served) -> None:
         assert (await stream.next())["data"]["id"] == new != others
 
 
-@pytest.mark.parametrize("what", ["foreign", "anonymous", "unknown", "foreign tenant"])
+@pytest.mark.parametrize("what", ["foreign", "anonymous", "unknown", "foreign tenant", "worker"])
 async def test_is_refused_to_others(world: World, served: Served, what: str) -> None:
     """R0.9: not a byte of another tenant's job."""
     ann, bob = world.join("ann"), world.join("bob")
     job = start(world, ann, 1)
-    headers = {} if what == "anonymous" else bob.headers
+    headers = {"anonymous": {}, "worker": bearer(world.key("worker"))}.get(what, bob.headers)
     path = {
         "unknown": "/api/jobs/00000000-0000-0000-0000-000000000000/events",
         "foreign tenant": f"/api/events?tenant_id={ann.tenant}",
@@ -146,6 +148,18 @@ async def test_is_refused_to_others(world: World, served: Served, what: str) -> 
         answer = await client.get(path, headers=headers)
     assert answer.status_code in (401, 403, 404)
     assert str(ann.tenant) not in answer.text
+
+
+async def test_ends_with_the_token(world: World, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever would be refused now is not told any more."""
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.2)
+    ann = world.join("ann")
+    job = start(world, ann, 2)
+    ann.headers.update(bearer(token(ann.id, exp=int(time.time()) + 2)))
+    async with watching(served, f"/api/jobs/{job}/events", ann) as stream:
+        assert (await stream.next())["event"] == "progress"
+        with pytest.raises(EOFError):
+            await stream.next()
 
 
 async def test_many_watchers_are_one_question(world: World, served: Served) -> None:

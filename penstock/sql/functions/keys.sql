@@ -150,8 +150,15 @@ comment on function penstock.begin_request(text, bytea) is
   'Notes that the caller sends this request; null if it is the first time, else the answer that was given. Answers are kept for a day.';
 
 create or replace function penstock.end_request(p_key text, p_status integer, p_answer jsonb)
-returns void language sql security definer set search_path = penstock, pg_temp as $$
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  -- Users can call this too: it keeps answers, not files.
+  if p_status is null or p_status not between 200 and 599 then
+    perform _refuse(422, 'invalid_status', 'a status is 200 to 599', '{"field": "p_status"}');
+  end if;
+  perform _check_document(p_answer, 'p_answer', 100000);
   update requests set status = p_status, answer = p_answer
-  where actor = _actor() and key = p_key and status is null
+  where actor = _actor() and key = p_key and status is null;
+end
 $$;
 comment on function penstock.end_request(text, integer, jsonb) is 'Keeps the answer to a request, in the transaction that began it.';

@@ -1,0 +1,59 @@
+"""Requests that are sent twice: what is kept of them, and whose it is."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+from psycopg.types.json import Jsonb
+
+from .conftest import Contract
+
+DIGEST = hashlib.sha256(b"body").digest()
+
+
+def begin(sql: Contract, key: str = "k", digest: bytes = DIGEST) -> Any:
+    return sql.value("begin_request", key=key, digest=digest)
+
+
+def end(sql: Contract, answer: Any, status: Any = 200, key: str = "k") -> None:
+    sql.value("end_request", key=key, status=status, answer=Jsonb(answer))
+
+
+def test_the_second_time_has_the_first_answer(sql: Contract) -> None:
+    assert begin(sql) is None
+    end(sql, {"n": 1}, 201)
+    end(sql, {"n": 2}, 200)
+    assert begin(sql) == {"status": 201, "answer": {"n": 1}}
+    with sql.refused(409, "idempotency_key_reused"):
+        begin(sql, digest=hashlib.sha256(b"other").digest())
+
+
+def test_another_callers_key_is_another_key(sql: Contract) -> None:
+    begin(sql)
+    end(sql, {"n": 1})
+    sql.execute("select set_config('penstock.actor', 'somebody else', true)")
+    assert begin(sql) is None
+    end(sql, {"n": 2})
+    sql.execute("select set_config('penstock.actor', '', true)")
+    assert begin(sql)["answer"] == {"n": 1}
+
+
+@pytest.mark.parametrize("status", [None, 0, 199, 600])
+def test_a_status_is_one(sql: Contract, status: Any) -> None:
+    begin(sql)
+    with sql.refused(422, "invalid_status"):
+        end(sql, {}, status)
+
+
+def test_it_keeps_answers_and_not_files(sql: Contract) -> None:
+    begin(sql)
+    with sql.refused(413, "too_large"):
+        end(sql, {"x": "x" * 100_000})
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    with sql.refused(422, "unreadable"):
+        end(sql, deep)
+    end(sql, {"x": "x" * 90_000})
