@@ -1564,7 +1564,7 @@ function penstock._finish_of(uuid, jsonb)
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cca9770c9d996373bd6598c349feef6a
+  body: sha256 e1885b93a76d112565454c02b0aa3b68
   comment: When groups of tasks will have ended: step by step, what the workers, the windows and the places let through. Null: never, as things are.
 
 function penstock._forecast(uuid, jsonb)
@@ -1769,7 +1769,7 @@ function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with t
   returns: timestamp with time zone
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2ac512df5fa102edc0565a5cfc775d6c
+  body: sha256 9072ea308a216f71e5b23a8d1a65c3e1
   comment: When a call of this size fits into the windows.
 
 function penstock._ordinal(bigint)
@@ -1787,6 +1787,14 @@ function penstock._others(bigint[], bigint[], penstock.leases[])
   settings: search_path=penstock, pg_temp
   body: sha256 df3849258e9be9ac491cafc292304e06
   comment: What is left of a batch without those taken.
+
+function penstock._pace(double precision, timestamp with time zone, timestamp with time zone)
+  arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
+  returns: double precision
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 a08d75b865a51eb505953ba86e8c1943
+  comment: What share of its limits an endpoint uses: a refusal lowers it, ten minutes bring it back.
+  grant to service_role: execute
 
 function penstock._pace_of(text, text)
   arguments: p_kind text, p_provider text, OUT seconds double precision, OUT spread double precision, OUT samples integer
@@ -1879,7 +1887,7 @@ function penstock._prune_providers()
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 aa68cdc1bba77730d444066b30d71aa8
+  body: sha256 aa74a3eb1efaef6870d524c330bcb6ec
   comment: Forgets what no window holds any more.
 
 function penstock._queue(penstock.ready[], boolean)
@@ -1997,7 +2005,7 @@ function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamp 
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 f6a16aeaa2eaf4c5acb28f278d5285b8
+  body: sha256 25e8f8646047cf8f5e0969b27cb16681
   comment: What is left of an endpoint's limits now (null: no limit), and the most it ever has.
 
 function penstock._set_aside(tid[], text, text, timestamp with time zone)
@@ -2035,8 +2043,16 @@ function penstock._size(jsonb, bigint)
   arguments: p_units jsonb, p_default_tokens bigint
   returns: TABLE(requests bigint, tokens bigint)
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 075da46613ff95309df120b616c544bb
+  body: sha256 f84e976b54b4e0d4101c5f652ec9a423
   comment: What of a provider's limits a call takes.
+
+function penstock._slot_ends(smallint, bigint)
+  arguments: p_width smallint, p_slot bigint
+  returns: double precision
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 1c916af58322c56f1affa53388798101
+  comment: Until when (in seconds since 1970) what was admitted in a slot counts.
+  grant to service_role: execute
 
 function penstock._spend(penstock.endpoints, timestamp with time zone, bigint, bigint)
   arguments: p_endpoint penstock.endpoints, p_at timestamp with time zone, p_requests bigint, p_tokens bigint
@@ -2670,7 +2686,7 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8012b79a67addde06e2351d833efe654
+  body: sha256 9157de410ee470a67a44314255ced4f1
   comment: What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
   grant to service_role: execute
 

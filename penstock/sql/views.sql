@@ -87,7 +87,7 @@ select
     + (select count(*) from penstock.calls c where c.endpoint_id = e.id and c.expires_at > penstock._now())::integer as running,
   (select count(*) from penstock.lanes l join penstock.ready r on r.lane_id = l.id
    where l.endpoint_id = e.id) as waiting,
-  round(least(1, s.pace + extract(epoch from penstock._now() - s.paced_at) / 600)::numeric, 2) as pace,
+  round(penstock._pace(s.pace, s.paced_at, penstock._now())::numeric, 2) as pace,
   s.refusals, s.refused_at, e.default_tokens, e.backpressure_threshold, e.backpressure_delay_seconds, e.depth_limit, e.features, e.changed_at
 from penstock.endpoints e
 join penstock.endpoint_states s on s.endpoint_id = e.id
@@ -97,7 +97,7 @@ cross join lateral (
     coalesce(sum(x.requests) filter (where x.width = 60), 0)::bigint as requests_hour,
     coalesce(sum(x.tokens) filter (where x.width = 60), 0)::bigint as tokens_hour
   from penstock.spent x where x.endpoint_id = e.id
-    and case x.width when 1 then x.slot / 4.0 + 60.75 else x.slot * 60 + 3661 end > extract(epoch from penstock._now())) as w;
+    and penstock._slot_ends(x.width, x.slot) > extract(epoch from penstock._now())) as w;
 comment on view penstock.provider_list is 'Provider endpoints: limits, what of them is in use in the present windows, and whether they take work.';
 
 create or replace view penstock.usage_days with (security_invoker = true) as

@@ -259,8 +259,8 @@ begin
       end loop;
     end if;
     for v_at, v_free, v_some in
-      select least(v_ring - 1, greatest(1, ceil((s.slot / 4.0 + 60.75 - extract(epoch from v_now)) / v_step)))::integer, sum(s.requests)::double precision, sum(s.tokens)::double precision
-      from spent s where s.endpoint_id = (_endpoint(v_names[i], p_tenant_id)).id and s.width = 1 and s.slot / 4.0 + 60.75 > extract(epoch from v_now) group by 1
+      select least(v_ring - 1, greatest(1, ceil((_slot_ends(s.width, s.slot) - extract(epoch from v_now)) / v_step)))::integer, sum(s.requests)::double precision, sum(s.tokens)::double precision
+      from spent s where s.endpoint_id = (_endpoint(v_names[i], p_tenant_id)).id and s.width = 1 and _slot_ends(s.width, s.slot) > extract(epoch from v_now) group by 1
     loop
       v_place := v_at * v_m + i;
       v_request_back[v_place] := v_request_back[v_place] + v_free;

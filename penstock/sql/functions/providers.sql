@@ -85,13 +85,26 @@ comment on function penstock.open_provider(text, uuid) is 'Opens a lane that a p
 
 create or replace function penstock._size(p_units jsonb, p_default_tokens bigint)
 returns table (requests bigint, tokens bigint) language sql immutable as $$
-  -- Names no table and sets no path, so that it is inlined.
   select coalesce((p_units -> 'requests')::bigint, 1),
     coalesce(ceil((p_units -> 'tokens')::numeric)::bigint,
       ceil((p_units -> 'input_tokens')::numeric + coalesce((p_units -> 'output_tokens')::numeric, 0))::bigint,
       ceil((p_units -> 'output_tokens')::numeric)::bigint, p_default_tokens)
 $$;
 comment on function penstock._size(jsonb, bigint) is 'What of a provider''s limits a call takes.';
+
+create or replace function penstock._slot_ends(p_width smallint, p_slot bigint)
+returns double precision language sql immutable as $$
+  -- Like _size and _pace it names no table and sets no path, so that it is inlined.
+  select case p_width when 1 then p_slot * 0.25::double precision + 60.75 else p_slot * 60::double precision + 3661 end
+$$;
+comment on function penstock._slot_ends(smallint, bigint) is 'Until when (in seconds since 1970) what was admitted in a slot counts.';
+
+create or replace function penstock._pace(p_pace double precision, p_paced_at timestamptz, p_now timestamptz)
+returns double precision language sql immutable as $$
+  select least(1, p_pace + extract(epoch from p_now - p_paced_at)::double precision / 600)
+$$;
+comment on function penstock._pace(double precision, timestamptz, timestamptz) is
+  'What share of its limits an endpoint uses: a refusal lowers it, ten minutes bring it back.';
 
 create or replace function penstock._places(p_endpoint penstock.endpoints, p_now timestamptz)
 returns bigint language sql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
@@ -108,15 +121,16 @@ create or replace function penstock._room(p_endpoint penstock.endpoints, p_state
   out requests bigint, out tokens bigint, out places bigint, out most_requests bigint, out most_tokens bigint)
 language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
-  v_pace double precision := least(1, p_state.pace + extract(epoch from p_now - p_state.paced_at) / 600);
+  v_pace double precision := _pace(p_state.pace, p_state.paced_at, p_now);
   v_epoch double precision := extract(epoch from p_now);
   v_minute record;
   v_hour record;
   v_requests bigint := least(p_endpoint.requests_per_minute, p_state.requests_limit);
   v_tokens bigint := least(p_endpoint.tokens_per_minute, p_state.tokens_limit);
 begin
+  -- As _slot_ends has it, in the words of the index.
   select coalesce(sum(s.requests), 0) as requests, coalesce(sum(s.tokens), 0) as tokens into v_minute
-  from spent s where s.endpoint_id = p_endpoint.id and s.width = 1 and s.slot > 4 * (v_epoch - 60.75);
+  from spent s where s.endpoint_id = p_endpoint.id and s.width = 1 and s.slot > floor(4 * (v_epoch - 60.75))::bigint;
   -- Also not more than the provider says: what never fits must not stand in the line for ever.
   most_requests := least(v_requests, p_endpoint.requests_per_hour);
   most_tokens := least(v_tokens, p_endpoint.tokens_per_hour);
@@ -125,7 +139,7 @@ begin
   tokens := floor(v_tokens * v_pace) - v_minute.tokens;
   if p_endpoint.requests_per_hour is not null or p_endpoint.tokens_per_hour is not null then
     select coalesce(sum(s.requests), 0) as requests, coalesce(sum(s.tokens), 0) as tokens into v_hour
-    from spent s where s.endpoint_id = p_endpoint.id and s.width = 60 and s.slot * 60 + 3661 > v_epoch;
+    from spent s where s.endpoint_id = p_endpoint.id and s.width = 60 and _slot_ends(s.width, s.slot) > v_epoch;
     requests := least(requests, p_endpoint.requests_per_hour - v_hour.requests);
     tokens := least(tokens, p_endpoint.tokens_per_hour - v_hour.tokens);
   end if;
@@ -183,12 +197,12 @@ begin
     v_tokens := 0;
     -- Latest first: the slot with which it is too much has to pass.
     for v_slot in
-      select s.slot, s.requests, s.tokens from spent s where s.endpoint_id = p_endpoint.id and s.width = v_width order by s.slot desc
+      select _slot_ends(s.width, s.slot) as ends, s.requests, s.tokens from spent s where s.endpoint_id = p_endpoint.id and s.width = v_width order by s.slot desc
     loop
       v_requests := v_requests + v_slot.requests;
       v_tokens := v_tokens + v_slot.tokens;
       if v_requests > v_most_requests or v_tokens > v_most_tokens then
-        v_at := greatest(v_at, to_timestamp(case v_width when 1 then v_slot.slot / 4.0 + 60.75 else v_slot.slot * 60 + 3661 end));
+        v_at := greatest(v_at, to_timestamp(v_slot.ends));
         exit;
       end if;
     end loop;
@@ -319,7 +333,7 @@ begin
   end if;
   if v_told.status = 429 or v_told.status >= 500 and v_told.retry_after is not null or v_told.status = 529 then
     -- Those who were refused with the same wave say it once.
-    v_pace := least(1, v_state.pace + extract(epoch from v_now - v_state.paced_at) / 600);
+    v_pace := _pace(v_state.pace, v_state.paced_at, v_now);
     if v_state.paced_at < v_now - interval '1 second' then
       v_pace := greatest(0.1, 0.8 * v_pace);
     end if;
@@ -405,7 +419,7 @@ create or replace function penstock._prune_providers()
 returns void language sql set search_path = penstock, pg_temp as $$
   -- What somebody has in hand is left for the next time.
   delete from spent where ctid = any (array(
-    select ctid from spent where case width when 1 then slot / 4.0 + 90 else slot * 60 + 3800 end < extract(epoch from _now()) for update skip locked));
+    select ctid from spent where _slot_ends(width, slot) + 30 < extract(epoch from _now()) for update skip locked));
   delete from calls where ctid = any (array(select ctid from calls where expires_at < _now() - interval '1 hour' for update skip locked))
 $$;
 comment on function penstock._prune_providers() is 'Forgets what no window holds any more.';
