@@ -1302,7 +1302,7 @@ function penstock._admit(text[], integer, uuid[], timestamp with time zone, bool
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7c64e323f966cd609100f6ed1732d60f
+  body: sha256 9534eda55d781e49c6ae6020dc69734f
   comment: Chooses what may be claimed from gated lanes: in order, within each provider's windows and concurrency, within quotas and budgets. Counts what it chose.
 
 function penstock._artifact_path(text, text, text, text)
@@ -1846,9 +1846,9 @@ function penstock._period(text, timestamp with time zone)
 function penstock._places(penstock.endpoints, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
   returns: bigint
-  attributes: sql, stable, security invoker, parallel unsafe
+  attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 441a5e9279c68d8a141e20aef3934515
+  body: sha256 7d4c1d79f41d996d5030bd83ec0e20ec
   comment: How many more calls an endpoint takes at once (null: no limit).
 
 function penstock._prefer(tid[])
@@ -1903,7 +1903,7 @@ function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 4ba8fadca8d212250370b1b5b02ba24c
+  body: sha256 ae9992d3e935dba6b2f4b539cccc941b
   comment: Writes down what attempts used and what it costs, takes it from their holds, and says what to book.
 
 function penstock._refusals(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)

@@ -385,6 +385,7 @@ declare
   v_busy integer;
   v_has_state boolean := false;
   v_chosen integer[] := '{}';
+  v_closed integer[];
   v_reserved record;
   v_is_limited boolean;
   v_unused record;
@@ -395,14 +396,13 @@ begin
   amounts := '{}';
   is_more := false;
   has_booked := false;
+  v_closed := array(select s.endpoint_id from endpoint_states s where s.open_at > p_now or s.closed_until > p_now);
   for v_lane in
     -- In any order, and looked at one by one until there is enough.
     select l.* from (
       select x.id, x.provider, x.endpoint_id, case when x.swept_at < p_now - interval '1 second' then 0 else x.read_from end as read_from
       from penstock.lanes x
-      left join endpoint_states s on s.endpoint_id = x.endpoint_id
-      where x.is_gated and (p_kinds is null or x.kind = any (p_kinds))
-        and (x.endpoint_id is null or s.open_at <= p_now and s.closed_until <= p_now)
+      where x.is_gated and (p_kinds is null or x.kind = any (p_kinds)) and (x.endpoint_id is null or x.endpoint_id <> all (v_closed))
       order by random() offset 0) as l
     where exists (select from ready r where r.lane_id = l.id and r.vtime >= l.read_from)
   loop
@@ -450,12 +450,13 @@ begin
       continue;
     end if;
     -- Most often there is room for all of them.
-    select v_line as tids, coalesce(sum(s.requests), 0)::bigint as requests, coalesce(sum(s.tokens), 0)::bigint as tokens,
+    select v_line as tids, coalesce(sum(u.n * s.requests), 0)::bigint as requests, coalesce(sum(u.n * s.tokens), 0)::bigint as tokens,
       null::bigint as next_requests, null::bigint as next_tokens, null::tid[] as huge
-    into v_fit from ready r
-    cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
-    cross join lateral _size(t.units, v_endpoint.default_tokens) as s
-    where r.ctid = any (v_line);
+    into v_fit from (
+      -- Many are alike.
+      select t.units, count(*) as n from ready r join tasks t on t.job_id = r.job_id and t.id = r.task_id
+      where r.ctid = any (v_line) group by t.units) as u
+    cross join lateral _size(u.units, v_endpoint.default_tokens) as s;
     if v_fit.requests > v_room.requests or v_fit.tokens > v_room.tokens then
       -- In their order, as far as they fit. What is too large for any window is set aside.
       with sized as (

@@ -107,13 +107,18 @@ comment on function penstock._pace(double precision, timestamptz, timestamptz) i
   'What share of its limits an endpoint uses: a refusal lowers it, ten minutes bring it back.';
 
 create or replace function penstock._places(p_endpoint penstock.endpoints, p_now timestamptz)
-returns bigint language sql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+returns bigint language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+begin
+  if p_endpoint.concurrency is null then
+    return null;
+  end if;
   -- Live leases and live calls are the count: there is nothing that could leak.
-  select case when p_endpoint.concurrency is not null then greatest(0, p_endpoint.concurrency
+  return greatest(0, p_endpoint.concurrency
     - (select coalesce(sum(x.n), 0) from lanes l
        cross join lateral (select count(*) as n from leases y where y.lane_id = l.id and y.is_gated offset 0) as x
        where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id)
-    - (select count(*) from calls c where c.endpoint_id = p_endpoint.id and c.expires_at > p_now)) end
+    - (select count(*) from calls c where c.endpoint_id = p_endpoint.id and c.expires_at > p_now));
+end
 $$;
 comment on function penstock._places(penstock.endpoints, timestamptz) is 'How many more calls an endpoint takes at once (null: no limit).';
 

@@ -370,9 +370,13 @@ begin
     from given g cross join lateral jsonb_each_text(g.units) as u group by 1, 2, 3
   ), added as (
     insert into usage_sums (tenant_id, action, day, meter, amount) select s.tenant_id, s.kind, v_day, s.meter, s.amount from summed s
+  ), alike as materialized (
+    -- Most of a batch are: each price is looked up once.
+    select d.provider, d.tenant_id, d.units, p.* from (
+      select distinct g.provider, (g.held).tenant_id, g.units from given g where g.provider is not null) as d
+    cross join lateral _priced(d.provider, d.tenant_id, d.units, p_variant, v_now) as p
   ), priced as materialized (
-    select g.held, g.provider, p.* from given g cross join lateral _priced(g.provider, (g.held).tenant_id, g.units, p_variant, v_now) as p
-    where g.provider is not null
+    select g.held, a.* from given g join alike a on a.provider = g.provider and a.tenant_id = (g.held).tenant_id and a.units = g.units
   ), charged as (
     insert into cost_entries (at, tenant_id, job_id, task_id, lease, provider, cost_type, meter, variant, unit_count, amount, currency, base_amount, price_id, started_at, ended_at)
     select v_now, (p.held).tenant_id, (p.held).job_id, (p.held).task_id, (p.held).lease, p.provider, p.cost_type, p.meter, p_variant, p.unit_count,
@@ -381,7 +385,7 @@ begin
   ), met as materialized (
     select h.*, given_units || case when c.cost is null then '{}' else jsonb_build_object('cost', c.cost) end as given_units
     from (select (g.held).task_id, (g.held).lease, g.units as given_units from given g) as g
-    left join lateral (select sum(p.base_amount) as cost from priced p where (p.held).task_id = g.task_id) as c on true
+    left join (select (p.held).task_id, sum(p.base_amount) as cost from priced p group by 1) as c on c.task_id = g.task_id
     cross join lateral (select x as hold from holds x where x.task_id = g.task_id and x.lease = g.lease and x.status = 'held' for update) as h
   ), taken as (
     update holds h set spent = _sum_units(h.spent, m.given_units) from met m where h.id = (m.hold).id
