@@ -9,6 +9,7 @@ and one's own writes, into one transaction, pass the connection that `transactio
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import math
 import random
@@ -102,6 +103,14 @@ def connect(dsn: str, *, name: str = "penstock", wait_seconds: float = 30) -> Sy
                 raise Unavailable(f"The database cannot be reached: {error}") from error
         time.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 2, 5)
+
+
+def place(dsn: str) -> str | None:
+    """The machine that the database is on, if that is another one than this."""
+    with connect(dsn, wait_seconds=0) as held:
+        address, host = held.info.hostaddr, held.info.host
+    # Without an address it is a socket in the file system.
+    return None if not address or ipaddress.ip_address(address).is_loopback else host or address
 
 
 @asynccontextmanager

@@ -1,16 +1,25 @@
-"""`penstock serve`: the API on a socket, with a login of its own for users' requests."""
+"""`penstock serve` and `dev`: the API on a socket, with a login of its own for users' requests."""
 
 from __future__ import annotations
 
-import ipaddress
+import asyncio
+import multiprocessing
+import signal
+import socket
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
+import psycopg
 import uvicorn
 from psycopg.conninfo import make_conninfo
 
 from penstock import api, db
+from penstock.api.development import Development, is_loopback
 from penstock.app import App
-from penstock.errors import Invalid
+from penstock.errors import Conflict, Invalid, PenstockError
 from penstock.settings import Settings
 
 LOGIN = "penstock_api"
@@ -38,21 +47,20 @@ def ensure_login(dsn: str) -> str:
     return make_conninfo(dsn, user=LOGIN, password=None)
 
 
+_HOW: dict[str, Any] = {
+    # The API logs requests itself, without what may be secret in them.
+    "access_log": False,
+    "log_config": None,
+    "server_header": False,
+    "timeout_keep_alive": 30,
+    "h11_max_incomplete_event_size": 32 << 10,
+}
+
+
 def run(settings: Settings, *, host: str, port: int, app: App | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C; what is being answered then is answered first."""
     check_address(settings, host)
-    uvicorn.run(
-        api.create(settings, app),
-        host=host,
-        port=port,
-        # The API logs requests itself, without what may be secret in them.
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_keep_alive=30,
-        timeout_graceful_shutdown=20,
-        h11_max_incomplete_event_size=32 << 10,
-    )
+    uvicorn.run(api.create(settings, app), host=host, port=port, timeout_graceful_shutdown=20, **_HOW)
 
 
 def check_address(settings: Settings, host: str) -> None:
@@ -66,22 +74,91 @@ def check_address(settings: Settings, host: str) -> None:
     )
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address. A name other than localhost might be any."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def with_logins(settings: Settings, *, is_embedded: bool) -> Settings:
     """The settings with the login for users: the one given, or on the embedded server one that is made."""
     if is_embedded and settings.database_url:
         return replace(settings, api_url=ensure_login(settings.database_url))
     if not settings.api_url:
-        raise Invalid(
-            "PENSTOCK_API_URL is missing: the login that serves users' requests",
-            code="no_api_login",
-            hint="create role penstock_api login noinherit password '…' in role anon, authenticated;",
-        )
+        raise _no_login()
     return settings
+
+
+def _no_login() -> Invalid:
+    return Invalid(
+        "PENSTOCK_API_URL is missing: the login that serves users' requests",
+        code="no_api_login",
+        hint="create role penstock_api login noinherit password '…' in role anon, authenticated;",
+    )
+
+
+# For development
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket on an address that only this machine reaches; any other is refused."""
+    refusal = Invalid(
+        f"{host} can be reached by others, and `penstock dev` lets whoever started it in without a password",
+        code="unsafe_address",
+        hint="Leave --host out. `penstock serve` is for others.",
+    )
+    if not is_loopback(host):
+        raise refusal
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        listening = socket.create_server((host, port), family=family)
+    except OSError as error:
+        raise Conflict(
+            f"{host}:{port} cannot be used: {error.strerror}",
+            code="address_in_use",
+            hint="Something else may listen there: choose another --port, or 0 for any.",
+        ) from error
+    # What localhost is called elsewhere is the resolver's word.
+    if not is_loopback(listening.getsockname()[0]):
+        listening.close()
+        raise refusal
+    return listening
+
+
+def with_development_login(settings: Settings) -> Settings:
+    """The settings with a login for users: the one given, or one that is made, where that can log in."""
+    if settings.api_url or not settings.database_url:
+        return settings
+    try:
+        made = ensure_login(settings.database_url)
+        db.connect(made, name="penstock dev", wait_seconds=0).close()
+    except (PenstockError, psycopg.Error) as error:
+        # It has no password: where one is asked for, or roles cannot be made, somebody has to do it.
+        raise _no_login() from error
+    return replace(settings, api_url=made)
+
+
+def run_beside(
+    settings: Settings, listening: socket.socket, *, developer: Development, app: App | None = None
+) -> None:
+    """Serve for development in a process of its own, until its parent ends it or itself."""
+    made = api.create(settings, app, developer=developer)
+    # No proxy's word is taken for where a request comes from: there is none.
+    how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **_HOW)
+    _Beside(how).run([listening])
+
+
+class _Beside(uvicorn.Server):
+    """A server whose parent hears of Ctrl-C, and passes it on in its own time."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._end)
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            loop.add_reader(parent.sentinel, self._end_alone, parent.sentinel)
+        yield
+
+    def _end(self) -> None:
+        self.should_exit = True
+
+    def _end_alone(self, sentinel: int) -> None:
+        asyncio.get_running_loop().remove_reader(sentinel)
+        print("penstock dev has died: the API ends, too.", file=sys.stderr, flush=True)
+        self._end()

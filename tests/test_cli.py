@@ -716,7 +716,7 @@ def test_dev_runs_until_it_is_stopped(
 ) -> None:
     (tmp_path / "some_app.py").write_text(APP)
     for arguments in ((), ("some_app:app",)):
-        process = spawn("dev", *arguments)
+        process = spawn("dev", *arguments, "--port", 0)
         assert process.stderr is not None
         lines: list[str] = []
         while not lines or not ("worker.started" in lines[-1] or "name your app" in lines[-1]):

@@ -15,6 +15,7 @@ from penstock import db
 from penstock.api import (
     artifacts,
     dead_letters,
+    development,
     events,
     jobs,
     money,
@@ -26,6 +27,7 @@ from penstock.api import (
     tenants,
 )
 from penstock.api.callers import Callers, check_login
+from penstock.api.development import Development
 from penstock.api.limits import Limits, Rate
 from penstock.api.tokens import Tokens
 from penstock.app import App
@@ -39,11 +41,16 @@ _EXPOSED = ("ETag", "Content-Range", "Idempotency-Replayed", "Location", "Retry-
 
 
 def create(
-    settings: Settings | None = None, app: App | None = None, *, limits: Limits | None = None
+    settings: Settings | None = None,
+    app: App | None = None,
+    *,
+    limits: Limits | None = None,
+    developer: Development | None = None,
 ) -> FastAPI:
     """The application. Its connections open when it starts, and close when it ends.
 
-    With an `app`, jobs can be started by their type and params alone.
+    With an `app`, jobs can be started by their type and params alone. With a `developer` it has a login for
+    one, and answers only this machine.
     """
     chosen = settings or settings_of_process()
     most = limits or Limits()
@@ -59,7 +66,9 @@ def create(
             await check_login(users)
             if app is not None:
                 await app.declare(service)
-            made.state.callers = Callers(users, service, Tokens(chosen), seconds=most.statement_seconds)
+            made.state.callers = Callers(
+                users, service, Tokens(chosen), sessions, seconds=most.statement_seconds
+            )
             try:
                 yield
             finally:
@@ -91,6 +100,7 @@ def create(
             expose_headers=_EXPOSED,
             max_age=600,
         )
+    sessions = development.add_to(made, developer) if developer else None
     observe.add_to(made)
     for routes in (
         jobs.start_routes,

@@ -17,6 +17,7 @@ from typing import Any, Literal, LiteralString
 from fastapi import Request
 
 from penstock import db
+from penstock.api.sessions import Sessions
 from penstock.api.tokens import Tokens
 from penstock.errors import PenstockError, Unauthenticated
 
@@ -63,17 +64,27 @@ ANON = Caller("anon", {"role": "anon"})
 class Callers:
     """Finds out who is asking, and acts as they may. One per application, at `app.state.callers`."""
 
-    def __init__(self, users: db.Pool, service: db.Pool, tokens: Tokens, *, seconds: float = 10) -> None:
+    def __init__(
+        self,
+        users: db.Pool,
+        service: db.Pool,
+        tokens: Tokens,
+        sessions: Sessions | None = None,
+        *,
+        seconds: float = 10,
+    ) -> None:
         self._users = users
         self._service = service
         self._tokens = tokens
+        self._sessions = sessions
         self._milliseconds = str(round(seconds * 1000))
 
     async def of(self, request: Request) -> Caller:
         """Who sent this request; anon when it brings no credential. Raises Unauthenticated for a bad one."""
         credential = _credential(request)
         if credential is None:
-            return ANON
+            session = self._sessions.claims(request) if self._sessions else None
+            return Caller(session["role"], session) if session else ANON
         if len(credential) > _LONGEST:
             raise Unauthenticated("the credential is too long")
         if credential.startswith("psk_"):

@@ -195,7 +195,7 @@ def _tagged(request: Request, response: Response) -> Response:
     if response.status_code != 200:
         return response
     tag = response.headers.get("etag") or tag_of(bytes(response.body))
-    headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Authorization, apikey"}
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache", "Vary": "Authorization, apikey, Cookie"}
     known = [each.strip().removeprefix("W/") for each in request.headers.get("if-none-match", "").split(",")]
     if tag in known or known == ["*"]:
         return Response(status_code=304, headers=headers)

@@ -17,6 +17,7 @@ from penstock.cli import (
     artifacts,
     costs,
     dead_letters,
+    dev,
     jobs,
     keys,
     limits,
@@ -48,6 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.add_to(app)
+dev.add_to(app)
 serve.add_to(app)
 simulate.add_to(app)
 app.add_typer(jobs.group, name="jobs", rich_help_panel="Look and act")

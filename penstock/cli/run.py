@@ -1,17 +1,15 @@
-"""`penstock demo`, `dev`, `worker`, `migrate` and `doctor`: what sets it up and keeps it going."""
+"""`penstock demo`, `worker`, `migrate` and `doctor`: what sets it up and keeps it going."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-import penstock
 from penstock import db, embedded, migrate
 from penstock.cli import output
 from penstock.cli.options import Output, chosen, command, dsn
@@ -34,7 +32,6 @@ def add_to(app: typer.Typer) -> None:
     """Add these commands to the program."""
     for name, function in (
         ("demo", demo),
-        ("dev", dev),
         ("worker", worker),
         ("migrate", migrate_command),
         ("doctor", doctor),
@@ -53,39 +50,6 @@ def demo() -> int:
     migrate.migrate(address)
     log_to_stderr(logging.WARNING)
     return demo.run(address, output.is_terminal())
-
-
-def dev(
-    path: Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="Such as mysite.jobs:app.")] = None,
-    concurrency: ConcurrencyOption = 10,
-) -> int:
-    """Start all that development needs: a database, brought up to date, and a worker for your app.
-
-    Without an app it is the database alone, until Ctrl-C.
-    """
-    address = dsn(make=True)
-    applied = migrate.migrate(address)
-    is_embedded = not (chosen().database or settings().database_url)
-    output.note(f"penstock {penstock.__version__}, development", "bold")
-    output.note(f"  Database  {_place(is_embedded)}")
-    if is_embedded:
-        output.note(f"            psql {embedded.of(settings().home).dsn(embedded.DATABASE)!r}", "dim")
-    output.note(f"  Schema    {f'{len(applied)} migrations applied' if applied else 'up to date'}")
-    if path is None:
-        return _wait_for_signal()
-    return _work(path, address, concurrency=concurrency)
-
-
-def _place(is_embedded: bool) -> str:
-    return f"embedded PostgreSQL in {settings().home}" if is_embedded else "as given"
-
-
-def _wait_for_signal() -> int:
-    stopping = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, stopping)
-    output.note("  Worker    none: name your app, as in `penstock dev mysite.jobs:app`")
-    signal.sigwait(stopping)
-    return 0
 
 
 def worker(

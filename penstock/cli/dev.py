@@ -1,0 +1,200 @@
+"""`penstock dev`: a database, the API with a login for you, and a worker, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from multiprocessing.process import BaseProcess
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+import penstock
+from penstock import db, embedded, keys, migrate, tenants
+from penstock.cli import output
+from penstock.cli.options import Options, choosing, chosen, command, dsn
+from penstock.cli.run import ConcurrencyOption, log_to_stderr
+from penstock.errors import PenstockError
+from penstock.settings import Settings, settings
+from penstock.types import NewKey
+
+if TYPE_CHECKING:
+    from penstock.api.development import Development
+    from penstock.app import App
+    from penstock.worker import Worker
+
+KEY = "penstock dev"
+"""What the developer's keys are called."""
+KEY_LIFE = timedelta(days=1)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the program."""
+    command(app, "dev", rich_help_panel="Run")(dev)
+
+
+def dev(
+    path: Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="Such as mysite.jobs:app.")] = None,
+    host: Annotated[str, typer.Option(help="An address that only this machine reaches.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 8080,
+    concurrency: ConcurrencyOption = 10,
+) -> int:
+    """Start all that development needs: a database, the API with a login for you, a worker for your app.
+
+    Only this machine can use it. Without an app there is no worker. Ctrl-C ends it all.
+    """
+    # Not at the top: no other command needs a web server and a worker.
+    from penstock import server
+    from penstock.app import load
+
+    app = load(path) if path else None
+    with server.bind(host, port) as listening:
+        given = chosen().database or settings().database_url
+        if given and (place := db.place(given)):
+            output.confirm(
+                f"This database is on {place}. It is to be migrated, and whoever is on this machine may get "
+                "to what is in it. Continue?"
+            )
+        address = dsn(make=True)
+        applied = migrate.migrate(address)
+        found = server.with_development_login(replace(settings(), database_url=address))
+        output.note(f"penstock {penstock.__version__}, development", "bold")
+        output.note(f"  Database  {'as given' if given else f'embedded PostgreSQL in {settings().home}'}")
+        if not given:
+            output.note(f"            psql {embedded.of(settings().home).dsn(embedded.DATABASE)!r}", "dim")
+        output.note(f"  Schema    {f'{len(applied)} migrations applied' if applied else 'up to date'}")
+        log_to_stderr(logging.INFO)
+        return asyncio.run(_develop(found, listening, path, app, concurrency))
+
+
+async def _develop(
+    found: Settings, listening: socket.socket, path: str | None, app: App | None, concurrency: int
+) -> int:
+    from penstock.api.development import Development
+    from penstock.worker import Worker
+
+    address = found.database_url or ""
+    host, port = listening.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    async with (
+        db.pool(address, name="penstock dev", max_size=1, wait_seconds=5) as pool,
+        _key(pool, app) as key,
+    ):
+        developer = Development(key.id, f"penstock_dev_{port}")
+        api = _start(_serve, chosen(), found, listening, path, developer)
+        listening.close()
+        login = f"{url}/dev/login?token={developer.token}"
+        output.document(
+            {"url": url, "login": login, "key": key.secret}, lambda: _tell(url, login, key.secret or "")
+        )
+        sys.stdout.flush()
+        output.note(f"  Worker    {path or 'none: name your app, as in `penstock dev mysite.jobs:app`'}")
+        worker = Worker(app, dsn=address, concurrency=concurrency) if app else None
+        code = await _until_one_ends(api, worker)
+        if app:
+            await app.aclose()
+    if worker and not worker.is_clean:
+        # Python would wait for a thread that never ends.
+        logging.shutdown()
+        os._exit(code)
+    return code
+
+
+def _tell(url: str, login: str, secret: str) -> None:
+    output.note(f"  API       {url}")
+    output.note(f"  Browser   {login}")
+    output.note(f"  Shell     export PENSTOCK_URL={url} PENSTOCK_KEY={secret}")
+    output.note('            curl "$PENSTOCK_URL/api/me" -H "Authorization: Bearer $PENSTOCK_KEY"')
+
+
+@asynccontextmanager
+async def _key(pool: db.Pool, app: App | None) -> AsyncGenerator[NewKey]:
+    """A key of an owner of the app's tenant, which ends with us; and a day later if we could not end it."""
+    tenant = app.tenant if app else "default"
+    tenant_id = await tenants.ensure(pool, name=tenant) if isinstance(tenant, str) else tenant
+    now = datetime.now(UTC)
+    for old in await keys.list(pool, tenant_id=tenant_id):
+        if old.name == KEY and not old.revoked_at and old.expires_at and old.expires_at < now:
+            await keys.revoke(pool, key_id=old.id)
+    key = await keys.create(pool, name=KEY, role="owner", tenant_id=tenant_id, expires_at=now + KEY_LIFE)
+    try:
+        yield key
+    finally:
+        with suppress(PenstockError):
+            await keys.revoke(pool, key_id=key.id)
+
+
+# Two processes that live and die together: the API, and this one with the worker
+
+
+def _start(target: Callable[..., None], *arguments: object) -> BaseProcess:
+    process = multiprocessing.get_context("spawn").Process(
+        target=target, args=arguments, name="penstock api", daemon=True
+    )
+    # It starts deaf to Ctrl-C, which a terminal sends to both: we tell it.
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return process
+
+
+def _serve(
+    options: Options, found: Settings, listening: socket.socket, path: str | None, developer: Development
+) -> None:
+    from penstock import server
+    from penstock.app import load
+
+    with choosing(output=options.output, no_color=options.no_color):
+        log_to_stderr(logging.INFO)
+        server.run_beside(found, listening, developer=developer, app=load(path) if path else None)
+
+
+async def _until_one_ends(api: BaseProcess, worker: Worker | None) -> int:
+    """Work and serve until Ctrl-C, or until one of the two breaks down, which ends the other."""
+    loop = asyncio.get_running_loop()
+    stopping, api_ended = asyncio.Event(), asyncio.Event()
+
+    def stop() -> None:
+        if not stopping.is_set():
+            output.note("Stopping: what runs may end first. Ctrl-C again does not wait for it.")
+        stopping.set()
+        if worker:
+            worker.stop()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    loop.add_reader(api.sentinel, lambda: loop.remove_reader(api.sentinel) and api_ended.set())
+    working = asyncio.create_task(worker.run() if worker else stopping.wait())
+    serving = asyncio.create_task(api_ended.wait())
+    await asyncio.wait((working, serving), return_when=asyncio.FIRST_COMPLETED)
+    is_asked = stopping.is_set()
+    if not is_asked:
+        what = f"The API ended by itself ({_how(api)})" if serving.done() else "The worker broke down"
+        output.note(f"{what}: everything ends.", "bold red")
+        stop()
+    await asyncio.wait((working,))
+    api.terminate()
+    await asyncio.wait((serving,), timeout=10)
+    api.kill()
+    await serving
+    # Whatever broke the worker is told as any command's error is.
+    working.result()
+    output.note("The API and the worker have ended." if worker else "The API has ended.")
+    return 0 if is_asked else 1
+
+
+def _how(process: BaseProcess) -> str:
+    process.join()
+    code = process.exitcode or 0
+    return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,368 @@
+"""`penstock dev`: everything at once for whoever is on this machine, and nothing for anybody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+from fastapi import Response
+from fastapi.testclient import TestClient
+
+from penstock import api, cli, server, testing
+from penstock.api import sessions
+from penstock.api.development import Development
+from penstock.errors import Invalid
+from penstock.settings import Settings
+from tests.conftest import Eventually
+
+APP = """\
+from penstock import App
+app = App()
+
+@app.task
+async def double(n: int) -> int:
+    return 2 * n
+
+@app.job
+def sums(numbers: list[int]) -> None:
+    for n in numbers:
+        double.step(n)
+"""
+JOB = {"type": "sums", "params": {"numbers": [1, 2, 3]}}
+
+
+@dataclass
+class Running:
+    """`penstock dev` in a process of its own, and what it says."""
+
+    process: subprocess.Popen[str]
+    said: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._reading = threading.Thread(target=self._read)
+        self._reading.start()
+
+    def _read(self) -> None:
+        assert self.process.stderr
+        with self.process.stderr as lines:
+            self.said.extend(lines)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.said)
+
+    def word(self, pattern: str, eventually: Eventually) -> str:
+        """What it printed, once it did."""
+        found = eventually(lambda: re.search(pattern, self.text) or self._is_over(pattern), pattern)
+        return found[1]
+
+    def _is_over(self, pattern: str) -> None:
+        assert self.process.poll() is None or re.search(pattern, self.text), self.text
+
+    def ended(self) -> int:
+        code = self.process.wait(30)
+        self._reading.join(10)
+        return code
+
+    @property
+    def api_process(self) -> int:
+        """The API's process, below the one we started."""
+        for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split():
+            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+        raise AssertionError("there is none")
+
+
+@pytest.fixture
+def dev(db: testing.Database, tmp_path: Path) -> Iterator[Callable[..., Running]]:
+    """Starts it on the test's database."""
+    started: list[Running] = []
+    (tmp_path / "some_app.py").write_text(APP)
+
+    def start(*arguments: str, **environment: str) -> Running:
+        command = [sys.executable, "-m", "penstock", "dev", *arguments, "--port", "0", "--database", db.dsn]
+        process = subprocess.Popen(
+            command,
+            env={
+                **os.environ,
+                "PENSTOCK_HOME": str(tmp_path / "home"),
+                "PENSTOCK_ALLOW_UNSAFE": "1",
+                **environment,
+            },
+            cwd=tmp_path,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            process_group=0,
+        )
+        started.append(Running(process))
+        return started[-1]
+
+    yield start
+    for running in started:
+        with suppress(ProcessLookupError):
+            os.killpg(running.process.pid, signal.SIGKILL)
+        running.ended()
+
+
+def test_a_program_and_a_browser_can_use_it_at_once(
+    db: testing.Database, dev: Callable[..., Running], eventually: Eventually
+) -> None:
+    """The printed key starts a job, which finishes; the printed link logs a browser in; Ctrl-C ends it all."""
+    running = dev("some_app:app")
+    url = running.word(r"export PENSTOCK_URL=(\S+) PENSTOCK_KEY=", eventually)
+    key = running.word(r"PENSTOCK_KEY=(psk_\w+)", eventually)
+    link = running.word(r"(http\S+/dev/login\?token=\S+)", eventually)
+    bearer = {"Authorization": f"Bearer {key}"}
+    with httpx.Client(base_url=url, timeout=30) as client:
+        started = client.post("/api/jobs/start", json=JOB, headers=bearer)
+        assert started.status_code == 201, started.text
+        path = f"/api/jobs/{started.json()['id']}"
+        eventually(lambda: client.get(path, headers=bearer).json()["status"] == "completed", "the job's end")
+
+        assert client.get("/api/me").status_code == 401
+        assert client.get(link[:-1]).status_code == 401
+        assert "set-cookie" not in client.get("/dev/login").headers
+        answer = client.get(link)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/api/me")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Max-Age=28800" in cookie
+
+        me = client.get("/api/me").json()
+        assert me == client.get("/api/me", headers=bearer).json()
+        assert [tenant["name"] for tenant in me["tenants"]] == ["default"]
+        own = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
+        assert client.post("/api/jobs/start", json=JOB, headers=own).status_code == 201
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert running.ended() == 0
+    assert "The API and the worker have ended." in running.text
+    assert "Traceback" not in running.text
+    [kept] = db.execute("select revoked_at is not null as is_over from penstock.api_keys")
+    assert kept["is_over"], "the key ends with it"
+    said, _, log = running.text.partition("worker.started")
+    for secret in (key, link.partition("=")[2]):
+        assert secret in said and secret not in log
+
+
+@pytest.mark.parametrize("victim", ["api", "worker", "both"])
+def test_if_one_breaks_down_all_of_it_ends(
+    dev: Callable[..., Running], eventually: Eventually, victim: str
+) -> None:
+    # The test's database has fsync off, on which a worker does not start by itself.
+    unsafe = {"PENSTOCK_ALLOW_UNSAFE": "" if victim == "worker" else "1"}
+    running = dev("some_app:app", **unsafe)
+    url = running.word(r"export PENSTOCK_URL=(\S+)", eventually)
+    if victim == "worker":
+        assert running.ended() == 1
+        assert "The worker broke down: everything ends." in running.text
+        assert "would lose acknowledged work" in running.text
+    else:
+        assert httpx.get(f"{url}/healthz", timeout=30).status_code == 200
+        child = running.api_process
+        os.kill(child if victim == "api" else running.process.pid, signal.SIGKILL)
+        assert running.ended() == (1 if victim == "api" else -signal.SIGKILL)
+        assert ("The API ended by itself (by SIGKILL)" in running.text) == (victim == "api")
+        assert ("penstock dev has died" in running.text) == (victim == "both")
+
+    def is_gone() -> bool:
+        try:
+            httpx.get(f"{url}/healthz")
+        except httpx.TransportError:
+            return True
+        return False
+
+    eventually(is_gone, "nobody listens any more")
+
+
+# What is refused
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])  # noqa: S104 nothing is bound
+def test_a_public_address_is_refused(
+    db: testing.Database, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    for command in ("dev", "serve"):
+        assert cli.answer([command, "--host", host, "--port", "0", "--database", db.dsn, "-o", "json"]) == 2
+        assert '"code": "unsafe_address"' in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken() -> None:
+    with server.bind("127.0.0.1", 0) as taken, pytest.raises(Exception, match="already in use") as refusal:
+        server.bind("127.0.0.1", taken.getsockname()[1])
+    assert getattr(refusal.value, "code", None) == "address_in_use"
+
+
+async def test_a_database_elsewhere_is_asked_about(
+    db: testing.Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.77", 9))
+        except OSError:
+            pytest.skip("this machine has no address but loopback")
+        host = probe.getsockname()[0]
+    found = re.search(r"@127\.0\.0\.1:(\d+)/", db.tcp_dsn)
+    assert found
+
+    ended: list[asyncio.Task[Any]] = []
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        to_reader, to_writer = await asyncio.open_connection("127.0.0.1", int(found[1]))
+
+        async def copy(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+            while data := await source.read(65536):
+                target.write(data)
+            target.close()
+            await target.wait_closed()
+
+        both = (asyncio.create_task(copy(reader, to_writer)), asyncio.create_task(copy(to_reader, writer)))
+        ended.extend(both)
+
+    async with await asyncio.start_server(pass_on, host, 0) as forwarding:
+        port = forwarding.sockets[0].getsockname()[1]
+        dsn = db.tcp_dsn.replace(found[0], f"@{host}:{port}/")
+        command = ["dev", "--port", "0", "--database", dsn, "-o", "json"]
+        assert await asyncio.to_thread(cli.answer, command) == 2
+        await asyncio.wait(ended)
+    said = capsys.readouterr().err
+    assert "confirmation_missing" in said and f"This database is on {host}" in said
+
+
+@pytest.fixture
+def developer() -> Development:
+    return Development(uuid4(), "penstock_dev_1")
+
+
+@pytest.fixture
+def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iterator[TestClient]:
+    """A browser that is logged in, in this process."""
+    found = Settings(database_url=db.dsn, api_url=server.ensure_login(db.dsn), home=tmp_path)
+    [row] = db.execute("select penstock.ensure_tenant('default') as id")
+    db.execute("select penstock.set_member(%s, %s, 'owner')", [row["id"], developer.user_id])
+    db.execute("select penstock.define_kind('work')")
+    app = api.create(found, developer=developer)
+    with TestClient(app, base_url="http://localhost:1", client=("127.0.0.1", 9)) as made:
+        assert made.get("/dev/login", params={"token": developer.token}).status_code == 200
+        yield made
+
+
+def test_only_pages_of_its_own_may_change_something(client: TestClient) -> None:
+    """Browsers send cookies by themselves: also for a page of another site, or another port of this host."""
+    job = {"type": "report", "tasks": [{"kind": "work"}]}
+    good: list[dict[str, str]] = [
+        {"Origin": "http://localhost:1"},
+        {"Sec-Fetch-Site": "same-origin"},
+        {"Origin": "http://localhost:1", "Sec-Fetch-Site": "same-origin"},
+    ]
+    bad: list[dict[str, str]] = [
+        {},
+        {"Origin": "null"},
+        {"Origin": "http://localhost:2"},
+        {"Origin": "https://localhost:1"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "http://localhost:1.evil.example"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Sec-Fetch-Site": "none"},
+        {"Origin": "http://localhost:1", "Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://evil.example", "Sec-Fetch-Site": "same-origin"},
+    ]
+    for headers in good:
+        assert client.post("/api/jobs/start", json=job, headers=headers).status_code == 201, headers
+    for headers in bad:
+        for method, path in (
+            ("POST", "/api/jobs/start"),
+            ("DELETE", f"/api/keys/{uuid4()}"),
+            ("POST", "/rest/v1/rpc/start_job"),
+        ):
+            answer = client.request(method, path, json=job, headers=headers)
+            assert answer.status_code == 403, (headers, answer.text)
+        assert client.get("/api/jobs", headers=headers).status_code == 200
+    jobs = client.get("/api/jobs").json()["items"]
+    assert len(jobs) == len(good)
+
+
+def test_only_this_machine_is_answered(client: TestClient, developer: Development) -> None:
+    """Another name may lead here (DNS rebinding), and a proxy speaks for somebody else."""
+    login = f"/dev/login?token={developer.token}"
+    for name in ("localhost", "LOCALHOST:1", "127.0.0.1", "127.1.2.3:80", "[::1]:8080", "[::1]"):
+        assert client.get("/api/me", headers={"Host": name}).status_code == 200, name
+    refused = [
+        *({"Host": name} for name in (
+            "evil.example", "evil.example:1", "localhost.evil.example", "127.0.0.1.evil.example", "localhost.",
+            "192.0.2.2:8080", "0.0.0.0",  # noqa: S104 it is a name
+            "[::]:1", "[2001:db8::1]", "", "localhost@evil.example",
+        )),
+        *({name: "127.0.0.1"} for name in (
+            "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "Forwarded", "Via", "X-Real-IP",
+        )),
+    ]  # fmt: skip
+    for headers in refused:
+        for path in ("/api/me", login, "/healthz", "/rest/v1/job_list"):
+            answer = client.get(path, headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (403, "not_local"), headers
+            assert "set-cookie" not in answer.headers
+    strange: Any = client.app
+    with TestClient(strange, base_url="http://localhost:1", client=("192.0.2.9", 9)) as elsewhere:
+        assert elsewhere.get(login).status_code == 403
+
+
+def test_sessions_that_are_none(
+    client: TestClient, developer: Development, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = client.cookies[developer.cookie]
+    claims = {"role": "service_role", "sub": str(uuid4())}
+
+    def cookie() -> str:
+        response = Response()
+        sessions.Sessions(developer.cookie).begin(response, claims)
+        found = re.search(r"=([^;]+);", response.headers["set-cookie"])
+        assert found
+        return found[1]
+
+    client.cookies.clear()
+    bad = ["", "x", good[:-2], good.rpartition(".")[0] + ".", cookie(), f"{good}.{good}"]
+    for value in bad:
+        for path in ("/api/me", "/rest/v1/job_list"):
+            assert client.get(path, headers={"Cookie": f"{developer.cookie}={value}"}).status_code == 401
+    monkeypatch.setattr(sessions, "SECONDS", -60)
+    late = client.get("/dev/login", params={"token": developer.token}, follow_redirects=False)
+    value = re.findall(r"=([^;]+);", late.headers["set-cookie"])[0]
+    assert client.get("/api/me", headers={"Cookie": f"{developer.cookie}={value}"}).status_code == 401
+
+
+def test_no_other_server_takes_a_cookie(
+    client: TestClient, db: testing.Database, tmp_path: Path, developer: Development
+) -> None:
+    """The login and its sessions are there for development only."""
+    value = client.cookies[developer.cookie]
+    found = Settings(database_url=db.dsn, api_url=server.ensure_login(db.dsn), home=tmp_path)
+    with TestClient(api.create(found), base_url="http://localhost:1") as public:
+        headers = {"Cookie": f"{developer.cookie}={value}"}
+        assert client.get("/api/me", headers=headers).status_code == 200
+        assert public.get("/api/me", headers=headers).status_code == 401
+        assert public.get("/dev/login", params={"token": developer.token}).status_code == 404
+
+
+def test_a_login_that_cannot_be_made_is_asked_for(db: testing.Database) -> None:
+    """Over TCP the server wants a password, which a login that we make has not."""
+    with pytest.raises(Invalid) as refusal:
+        server.with_development_login(Settings(database_url=db.tcp_dsn))
+    assert refusal.value.code == "no_api_login"
+    given = Settings(database_url=db.tcp_dsn, api_url="postgresql://penstock_api@db/x")
+    assert server.with_development_login(given) == given
