@@ -136,28 +136,14 @@ def document(value: Any, show: Callable[[], None]) -> None:
 
 def _csv(found: Sequence[Any]) -> None:
     """All fields of each row; what is a list or an object in itself stands there as JSON."""
+    # Not at the top: no other output needs the formats of files.
+    from penstock.sources.writers import cell
+
     lines: list[dict[str, Any]] = [row if isinstance(row, dict) else {"value": row} for row in found]
     names = list(dict.fromkeys(name for line in lines for name in line))
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerows([names] if names else [])
-    writer.writerows([_sheet_cell(line.get(name)) for name in names] for line in lines)
-
-
-def _sheet_cell(value: Any) -> Any:
-    if isinstance(value, dict | list | bool):
-        return json.dumps(value, ensure_ascii=False)
-    # A spreadsheet takes such a text for a formula, and runs what a stranger wrote.
-    if (
-        isinstance(value, str)
-        and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        and not _is_number(value)
-    ):
-        return f"'{value}"
-    return value
-
-
-def _is_number(text: str) -> bool:
-    return re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", text) is not None
+    writer.writerows([cell(line.get(name)) for name in names] for line in lines)
 
 
 def plain(value: Any) -> Any:
