@@ -1,6 +1,7 @@
 """`python -m bench`: Penstock beside its peers and beside PostgreSQL itself, in one run on one server.
 
-Writes bench/results/latest.json and prints tables. `--quick` uses smaller sizes; `--only PART` runs one part.
+Writes bench/results/latest.json and prints tables. `--quick` uses smaller sizes; `--only PART` runs one part and
+replaces its figures.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import platform
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import cast
@@ -65,7 +67,7 @@ def main() -> None:
         def show(part: str, made: Callable[[], list[Figure]]) -> None:
             if part in parts:
                 print(f"\n## {part}", flush=True)
-                found = made()
+                found = [replace(figure, part=part) for figure in made()]
                 figures.extend(found)
                 if part != "peers":
                     for figure in found:
@@ -97,7 +99,7 @@ def main() -> None:
         show("forecast", lambda: flow.forecasts(new(), size(50, 10)))
         show("rollup", lambda: flow.rollup(new(), size(10_000_000, 1_000_000)))
         show("wire", lambda: flow.wire(new(), size(600, 60)))
-    save(figures, arguments.json)
+    save(figures, arguments.json, parts)
 
 
 def side_by_side(
@@ -154,8 +156,10 @@ def install_peers() -> None:
     marker.write_text(wanted)
 
 
-def save(figures: list[Figure], path: Path) -> None:
+def save(figures: list[Figure], path: Path, parts: Sequence[str]) -> None:
+    """Write the figures of these parts; those of the others stay as they were measured before."""
     path.parent.mkdir(exist_ok=True)
+    before = json.loads(path.read_text()) if path.exists() else []
     limits = {figure.name: figure.value for figure in figures if figure.name.startswith("limit_")}
     rows = []
     for figure in figures:
@@ -165,7 +169,9 @@ def save(figures: list[Figure], path: Path) -> None:
             else None
         )
         rows.append({**figure.as_dict(), "ratio_to_limit": round(figure.value / bound, 3) if bound else None})
-    path.write_text(json.dumps(rows, indent=1) + "\n")
+    kept = [row for row in before if row["part"] in PARTS and row["part"] not in parts]
+    kept = sorted([*kept, *rows], key=lambda row: PARTS.index(row["part"]))
+    path.write_text(json.dumps(kept, indent=1) + "\n")
     for row in rows:
         if row["ratio_to_limit"] and str(row["system"]).startswith("penstock"):
             print(f"  {row['name']}: {row['ratio_to_limit']:.0%} of pgbench with the same statements")

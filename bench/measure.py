@@ -65,6 +65,7 @@ class Figure:
     system: str
     value: float
     unit: str
+    part: str = ""
 
     def as_dict(self) -> dict[str, str | float]:
         return asdict(self)
