@@ -1,7 +1,7 @@
 """`python -m bench`: Penstock beside its peers and beside PostgreSQL itself, in one run on one server.
 
-Writes bench/results/latest.json and prints tables. `--quick` uses smaller sizes; `--only PART` runs one part and
-replaces its figures.
+Writes bench/results/latest.json and prints tables. `--quick` uses smaller sizes; `--only PART` runs one part
+and replaces its figures.
 """
 
 from __future__ import annotations
