@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test check format bench bench-quick schema docs clean
+.PHONY: help setup system-packages demo test fuzz check format bench bench-quick schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ demo: setup ## Start the embedded database, a worker and a sample job, and watch
 
 test: setup system-packages ## Run the tests: on the embedded PostgreSQL, the SQL contract on PostgreSQL 15 as well
 	PENSTOCK_TEST_PG=$${PENSTOCK_TEST_PG:-contract} $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} $(ARGS)
+
+fuzz: setup ## Try the HTTP API against its description for some minutes, with a seed that is printed
+	PENSTOCK_FUZZ=$${PENSTOCK_FUZZ:-100} $(BIN)/pytest -q -rP tests/api/test_schema.py $(ARGS)
 
 check: setup ## Check format, lint, types, import layers, and that schema.sql is up to date
 	$(BIN)/ruff format --check

@@ -155,7 +155,7 @@ TABLE: tuple[Row, ...] = (
                                                         "58")),
     Row(NotMigrated,     "not_migrated",     500,   1, ("3F000", "42703", "42883", "42P01")),
     Row(JobFailed,       "job_failed",       500,   3),
-    Row(TimedOut,        "timed_out",        504, 124),
+    Row(TimedOut,        "timed_out",        408, 124),
     Row(PenstockError,   "error",            500,   1),
 )
 # fmt: on

@@ -29,6 +29,7 @@ from penstock.api import (
 from penstock.api.callers import Callers, check_login
 from penstock.api.development import Development
 from penstock.api.limits import Limits, Rate
+from penstock.api.routes import PROBLEM_SCHEMA
 from penstock.api.tokens import Tokens
 from penstock.app import App
 from penstock.errors import Invalid
@@ -121,14 +122,16 @@ def create(
 
 
 def _describe(made: FastAPI) -> None:
-    """Say in the description how callers show who they are."""
+    """Say in the description how callers show who they are, and what a refusal looks like."""
 
     def openapi() -> dict[str, Any]:
         if made.openapi_schema is None:
             document = get_openapi(
                 title=made.title, version=made.version, summary=made.summary, routes=made.routes
             )
-            document.setdefault("components", {})["securitySchemes"] = {
+            components = document.setdefault("components", {})
+            components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
+            components["securitySchemes"] = {
                 "bearer": {"type": "http", "scheme": "bearer", "description": "A user's JWT, or an API key."},
                 "apikey": {"type": "apiKey", "in": "header", "name": "apikey"},
             }

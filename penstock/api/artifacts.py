@@ -14,13 +14,14 @@ from uuid import UUID
 from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse, StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from penstock import artifacts, content, jobs
 from penstock import storage as storages
 from penstock.api.callers import Caller, Callers
+from penstock.api.fields import NUMERIC, Asked
 from penstock.api.limits import Limits
-from penstock.api.pages import LimitQuery, Page, UuidCursor, page
+from penstock.api.pages import LARGEST, LimitQuery, Page, UuidCursor, page
 from penstock.api.routes import PROBLEMS, Held, Route, StartRoute
 from penstock.api.routes import router as routes_for
 from penstock.errors import Conflict, Invalid, LeaseLost, NotFound, TimedOut, TooLarge
@@ -58,14 +59,14 @@ class ArtifactAnswer(BaseModel):
     url: str = Field(description="Signed: whoever has it can read the file until it expires.")
 
 
-class UploadRequest(BaseModel):
+class UploadRequest(Asked):
     """A file to upload."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(max_length=1000, examples=["scan.pdf"])
     content_type: str = Field(max_length=200, examples=["application/pdf"])
-    bytes: int = Field(ge=0, lt=1 << 53, examples=[48213], description="Its size. More is refused.")
+    bytes: Annotated[
+        int, Field(ge=0, le=LARGEST, examples=[48213], description="Its size. More is refused."), NUMERIC
+    ]
     tenant_id: UUID | None = None
 
 
@@ -232,9 +233,7 @@ async def finish_upload(request: Request, artifact_id: ArtifactId) -> ArtifactAn
 
 # The local folder's signed URLs. Who has one needs no other credential, and can do this one thing.
 
-files = APIRouter(
-    tags=["artifacts"], responses={status: PROBLEMS[status] for status in (403, 404, 413, 422, 503)}
-)
+files = APIRouter(tags=["artifacts"], responses={status: PROBLEMS[status] for status in (403, 404, 422, 503)})
 _OPEN: dict[str, Any] = {"security": []}
 _PARTS: dict[int | str, dict[str, Any]] = {
     206: {"description": "The part that was asked for."},
@@ -247,7 +246,7 @@ _PARTS: dict[int | str, dict[str, Any]] = {
 @files.put(
     "/storage/{path:path}",
     status_code=204,
-    responses={504: {"description": "It came too slowly."}},
+    responses={status: PROBLEMS[status] for status in (408, 413)},
     openapi_extra=_OPEN,
 )
 async def put_file(request: Request, path: str) -> None:

@@ -9,8 +9,9 @@ from fastapi import Path
 from pydantic import Field
 
 from penstock import dead_letters
-from penstock.api.jobs import Asked, Count
-from penstock.api.pages import FilterQuery, LimitQuery, NumberCursor, Page, page
+from penstock.api.fields import NUMERIC, Asked
+from penstock.api.jobs import Count
+from penstock.api.pages import LARGEST, LimitQuery, NumberCursor, Page, filter_query, page
 from penstock.api.routes import Held, router
 from penstock.types import DeadLetter
 
@@ -20,7 +21,9 @@ routes = router("dead letters")
 class Which(Asked):
     """Which dead letters: all that match every field given."""
 
-    ids: list[Annotated[int, Field(ge=1, lt=1 << 63)]] | None = Field(None, max_length=1000, examples=[[17]])
+    ids: list[Annotated[int, Field(ge=1, le=LARGEST), NUMERIC]] | None = Field(
+        None, max_length=1000, examples=[[17]]
+    )
     job_id: UUID | None = None
     kind: str | None = None
     error_code: str | None = None
@@ -35,7 +38,10 @@ class Which(Asked):
 
 @routes.get("/dead-letters")
 async def list_dead_letters(
-    held: Held, filter: FilterQuery = "", cursor: NumberCursor = None, limit: LimitQuery = 50
+    held: Held,
+    filter: Annotated[str, filter_query("kind:render reason:attempts age:<1d")] = "",
+    cursor: NumberCursor = None,
+    limit: LimitQuery = 50,
 ) -> Page[DeadLetter]:
     """Dead letters, newest first. Fields to filter by: id, job, kind, code, reason, error, tenant, age."""
     found = await dead_letters.list(held, filter=filter, before=cursor, limit=limit + 1)
@@ -43,7 +49,7 @@ async def list_dead_letters(
 
 
 @routes.get("/dead-letters/{letter_id:int}")
-async def get_dead_letter(held: Held, letter_id: Annotated[int, Path(ge=1, lt=1 << 63)]) -> DeadLetter:
+async def get_dead_letter(held: Held, letter_id: Annotated[int, Path(ge=1, le=LARGEST)]) -> DeadLetter:
     """One dead letter."""
     return await dead_letters.get(held, letter_id=letter_id)
 

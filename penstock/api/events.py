@@ -18,10 +18,10 @@ from fastapi.responses import StreamingResponse
 
 from penstock import db, jobs
 from penstock.api.callers import Caller, Callers
-from penstock.api.routes import admitted
+from penstock.api.routes import PROBLEMS, admitted
 from penstock.types import ENDED
 
-router = APIRouter(prefix="/api", tags=["events"])
+router = APIRouter(prefix="/api", tags=["events"], responses=PROBLEMS)
 log = structlog.get_logger("penstock.api")
 
 TICK_SECONDS = 0.5
@@ -41,6 +41,12 @@ from penstock.job_list
 where tenant_id = any(%s) and (
   status in ('queued', 'running', 'paused') or finished_at > penstock._now() - interval '1 minute')
 order by id desc limit %s"""
+
+
+class EventStream(StreamingResponse):
+    """Events as a browser's EventSource reads them."""
+
+    media_type = "text/event-stream"
 
 
 class Watcher:
@@ -134,10 +140,10 @@ def hub_of(request: Request) -> Hub:
     return hub
 
 
-@router.get("/jobs/{job_id}/events", response_class=StreamingResponse)
+@router.get("/jobs/{job_id:uuid}/events", response_class=EventStream)
 async def job_events(
     request: Request, job_id: UUID, last_event_id: Annotated[str | None, Header()] = None
-) -> StreamingResponse:
+) -> EventStream:
     """The job's progress as it changes, until it ends. Resume with Last-Event-ID."""
     callers: Callers = request.app.state.callers
     caller = await admitted(request, callers)
@@ -145,12 +151,12 @@ async def job_events(
     return _stream(request, callers, caller, Watcher(job_id, None), last_event_id)
 
 
-@router.get("/events", response_class=StreamingResponse)
+@router.get("/events", response_class=EventStream)
 async def tenant_events(
     request: Request,
     tenant_id: Annotated[UUID, Query()],
     last_event_id: Annotated[str | None, Header()] = None,
-) -> StreamingResponse:
+) -> EventStream:
     """Changes of all jobs of a tenant that have not ended long ago."""
     callers: Callers = request.app.state.callers
     caller = await admitted(request, callers)
@@ -169,10 +175,10 @@ async def _check(callers: Callers, caller: Caller, job_id: UUID | None, tenant_i
 
 def _stream(
     request: Request, callers: Callers, caller: Caller, watcher: Watcher, last_event_id: str | None
-) -> StreamingResponse:
+) -> EventStream:
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     lines = _lines(hub_of(request), callers, caller, watcher, last_event_id)
-    return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+    return EventStream(lines, headers=headers)
 
 
 async def _lines(

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from datetime import datetime
-from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, Required
 from uuid import UUID
 
 from fastapi import Body, Header, Path, Query, Request, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat
+from typing_extensions import TypedDict
 
 from penstock import artifacts, costs, jobs
 from penstock.api.artifacts import ArtifactAnswer, linked
+from penstock.api.fields import NUMERIC, Asked, Instant, Money
 from penstock.api.limits import MOST_PER_PAGE
-from penstock.api.pages import FilterQuery, LimitQuery, NumberCursor, Page, TenantQuery, UuidCursor, page
+from penstock.api.pages import (
+    LARGEST,
+    LimitQuery,
+    NumberCursor,
+    Page,
+    TenantQuery,
+    UuidCursor,
+    filter_query,
+    page,
+)
 from penstock.api.routes import Held, StartRoute, router, tag_of
 from penstock.app import App
 from penstock.errors import Invalid, NotFound
@@ -35,13 +45,30 @@ from penstock.types import (
 routes = router("jobs")
 start_routes = router("jobs", StartRoute)
 
-TaskId = Annotated[int, Path(ge=1, lt=1 << 63)]
+TaskId = Annotated[int, Path(ge=1, le=LARGEST)]
 
 
-class Asked(BaseModel):
-    """A body of which every field is known."""
+class TaskRequest(TypedDict, total=False):
+    """A task. Here its types are checked; the rules are `start_job`'s, and so are the words for them."""
 
-    model_config = ConfigDict(extra="forbid")
+    __pydantic_config__ = ConfigDict(  # pyright: ignore[reportGeneralTypeIssues]
+        extra="allow", json_schema_extra={"additionalProperties": False}
+    )
+
+    kind: Required[str]
+    key: str | None
+    input: dict[str, Any] | None
+    after: list[str] | None
+    after_failure: Literal["cancel", "run"] | None
+    phase: str | None
+    provider: str | None
+    units: dict[str, Any] | None
+    priority: Annotated[int, Field(ge=0, le=10), NUMERIC] | None
+    run_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None
+    max_attempts: Annotated[int, Field(ge=1, le=100), NUMERIC] | None
+    timeout_seconds: StrictFloat | None
+    idempotency_key: str | None
+    route: dict[str, Any] | None
 
 
 class JobRequest(Asked):
@@ -49,20 +76,20 @@ class JobRequest(Asked):
 
     type: str = Field(examples=["report"])
     params: dict[str, Any] = Field(default_factory=dict[str, Any])
-    tasks: list[dict[str, Any]] | None = Field(
+    tasks: list[TaskRequest] | None = Field(
         None,
-        description="What `start_job` takes: kind, key, input, after and so on. Left out, they are those "
-        "that the app draws for this type, if the API was started with one.",
+        description="Left out, they are those that the app draws for this type, if the API was started with "
+        "one.",
         examples=[[{"kind": "text", "key": "a"}, {"kind": "pdf", "after": ["a"]}]],
     )
     tenant_id: UUID | None = None
-    priority: StrictInt | None = None
-    run_at: AwareDatetime | None = None
+    priority: Annotated[int, Field(ge=0, le=10), NUMERIC] | None = None
+    run_at: Instant | None = None
     delay_seconds: StrictFloat | None = None
     on_failure: OnFailure | None = None
     on_limit: OnLimit | None = None
     paused: StrictBool | None = None
-    budget: Decimal | None = None
+    budget: Money | None = None
 
     def arguments(self, app: App | None) -> dict[str, Any]:
         """What `jobs.start` and `jobs.forecast` take."""
@@ -154,13 +181,13 @@ class Reason(Asked):
 class Budget(Asked):
     """What a job may cost, in the base currency; null: anything."""
 
-    amount: Decimal | None = Field(ge=0, le=10**12, examples=["12.50"])
+    amount: Money | None
 
 
 class Tasks(Asked):
     """Tasks to add to a job."""
 
-    tasks: list[dict[str, Any]] = Field(min_length=1, examples=[[{"kind": "text"}]])
+    tasks: list[TaskRequest] = Field(min_length=1, examples=[[{"kind": "text"}]])
 
 
 class TaskIds(BaseModel):
@@ -193,7 +220,7 @@ async def forecast_job(request: Request, held: Held, job: JobRequest) -> Forecas
 @routes.get("/jobs")
 async def list_jobs(
     held: Held,
-    filter: FilterQuery = "",
+    filter: Annotated[str, filter_query("status:failed type:publish age:<1d")] = "",
     tenant_id: TenantQuery = None,
     cursor: UuidCursor = None,
     limit: LimitQuery = 50,
@@ -297,7 +324,7 @@ async def explain_task(held: Held, job_id: UUID, task_id: TaskId) -> Explanation
 
 @routes.get("/jobs/{job_id:uuid}/attempts")
 async def list_attempts(
-    held: Held, job_id: UUID, task_id: Annotated[int | None, Query(ge=1, lt=1 << 63)] = None
+    held: Held, job_id: UUID, task_id: Annotated[int | None, Query(ge=1, le=LARGEST)] = None
 ) -> list[Attempt]:
     """The attempts at its tasks, or at one of them, that did not succeed."""
     await jobs.get(held, job_id=job_id)

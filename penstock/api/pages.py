@@ -14,18 +14,17 @@ from penstock.api.limits import MOST_PER_PAGE
 T = TypeVar("T")
 
 LimitQuery = Annotated[int, Query(ge=1, le=MOST_PER_PAGE, description="How many there are on a page.")]
-FilterQuery = Annotated[
-    str,
-    Query(
-        max_length=2000,
-        description="Terms such as `status:failed type:publish age:<1d`; all must hold.",
-        examples=["status:failed age:<1d"],
-    ),
-]
 TenantQuery = Annotated[UUID | None, Query(description="Of this tenant only.")]
-# Ids are positive and have 63 bits; what is larger is no place in any list.
-NumberCursor = Annotated[int | None, Query(ge=0, lt=1 << 63, description="`next` of the page before.")]
+LARGEST = (1 << 53) - 1
+"""What counts up never gets there, and what is larger is another number to most readers of JSON."""
+NumberCursor = Annotated[int | None, Query(ge=0, le=LARGEST, description="`next` of the page before.")]
 UuidCursor = Annotated[UUID | None, Query(description="`next` of the page before.")]
+
+
+def filter_query(example: str) -> Any:
+    """A filter, of a list for which this is one."""
+    text = f"Terms such as `{example}`; all must hold."
+    return Query(max_length=2000, description=text, examples=[example])
 
 
 class Page(BaseModel, Generic[T]):

@@ -9,7 +9,7 @@ from fastapi import Query, Response
 from pydantic import BaseModel, Field, StrictFloat
 
 from penstock import providers, workers
-from penstock.api.jobs import Asked
+from penstock.api.fields import NUMERIC, Asked
 from penstock.api.pages import LimitQuery, NumberCursor, Page, page
 from penstock.api.routes import Held, ServiceRoute, router
 from penstock.types import Lane, Provider, ProviderEvent, Worker
@@ -19,8 +19,7 @@ routes = router("operations", ServiceRoute)
 # Not a part of the path: a name has a slash in it.
 Name = Annotated[str, Query(min_length=1, max_length=200, examples=["openai/gpt-5"])]
 OfTenant = Annotated[UUID | None, Query(description="A tenant's own endpoint; left out: the one for all.")]
-# Strict: a limit that is `false` by mistake must not become 0.
-Amount = Annotated[int, Field(strict=True, ge=0, le=2_000_000_000)]
+Amount = Annotated[int, Field(ge=0, le=2_000_000_000), NUMERIC]
 
 
 class ProviderRequest(Asked):

@@ -26,6 +26,7 @@ _REFUSALS: dict[int, str] = {
     401: "Nobody is logged in, or the credential is not good.",
     403: "The caller's role does not allow it.",
     404: "It is not there, or not the caller's.",
+    408: "The request came too slowly.",
     409: "It does not fit the present state, or the idempotency key was used for another request.",
     413: "The request is too large.",
     422: "The request is not valid.",
@@ -33,6 +34,8 @@ _REFUSALS: dict[int, str] = {
     503: "The database cannot answer now. Try again with the same idempotency key.",
 }
 PROBLEM_SCHEMA: dict[str, Any] = {
+    "title": "Problem",
+    "description": "Why a request was refused (RFC 9457).",
     "type": "object",
     "required": ["type", "title", "status", "detail", "code"],
     "properties": {
@@ -43,6 +46,15 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "code": {"type": "string", "description": "What exactly was wrong; stable."},
         "hint": {"type": "string", "description": "What to do about it."},
         "field": {"type": "string", "description": "Which part of the request it is about."},
+        "errors": {
+            "type": "array",
+            "description": "All parts that are not well formed, the first of them above.",
+            "items": {
+                "type": "object",
+                "required": ["field", "message"],
+                "properties": {"field": {"type": "string"}, "message": {"type": "string"}},
+            },
+        },
         "request_id": {"type": "string"},
     },
 }
@@ -51,7 +63,7 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
         "description": text,
         "content": {
             "application/problem+json": {
-                "schema": PROBLEM_SCHEMA,
+                "schema": {"$ref": "#/components/schemas/Problem"},
                 "example": {
                     "type": "about:blank",
                     "title": text,
@@ -66,6 +78,30 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
 }
 
 
+# What every route takes beside its own, and gives: for the description.
+_CONDITIONAL: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "If-None-Match",
+            "in": "header",
+            "description": "The `ETag` of an earlier answer: what has not changed is not sent again.",
+            "schema": {"type": "string"},
+        }
+    ],
+    "responses": {"304": {"description": "It is what the caller has."}},
+}
+_IDEMPOTENT: dict[str, Any] = {
+    "parameters": [
+        {
+            "name": "Idempotency-Key",
+            "in": "header",
+            "description": "The same request again with the same key gets the same answer, for a day.",
+            "schema": {"type": "string", "minLength": 1, "maxLength": 255},
+        }
+    ]
+}
+
+
 class Route(APIRoute):
     """A route of the API."""
 
@@ -75,6 +111,13 @@ class Route(APIRoute):
     """Whether the route hands the idempotency key to a function that keeps it itself."""
     hidden: tuple[str, ...] = ()
     """Fields of the answer that are not kept for a second time."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        if self.methods == {"GET"}:
+            self.openapi_extra = _CONDITIONAL
+        elif not self.is_key_passed_on:
+            self.openapi_extra = _IDEMPOTENT
 
     def get_route_handler(self) -> Handler:
         handle = super().get_route_handler()

@@ -5,16 +5,20 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Path, Response
+from fastapi import Query, Response
 from pydantic import BaseModel, Field, StrictBool
 
 from penstock import schedules
-from penstock.api.jobs import Asked
+from penstock.api.fields import Asked
+from penstock.api.jobs import TaskRequest
 from penstock.api.pages import TenantQuery
 from penstock.api.routes import Held, router
 from penstock.types import Missed, Schedule
 
 routes = router("schedules")
+
+# Not a part of the path: it may have a slash in it.
+Name = Annotated[str, Query(min_length=1, max_length=200, examples=["nightly"])]
 
 
 class ScheduleRequest(Asked):
@@ -25,7 +29,7 @@ class ScheduleRequest(Asked):
     job_type: str
     tenant_id: UUID | None = None
     params: dict[str, Any] = Field(default_factory=dict[str, Any])
-    tasks: list[dict[str, Any]] | None = None
+    tasks: list[TaskRequest] | None = None
     options: dict[str, Any] = Field(default_factory=dict[str, Any])
     missed: Missed = "once"
     is_enabled: StrictBool = True
@@ -43,10 +47,8 @@ async def list_schedules(held: Held, tenant_id: TenantQuery = None) -> list[Sche
     return await schedules.list(held, tenant_id=tenant_id)
 
 
-@routes.put("/schedules/{name}")
-async def set_schedule(
-    held: Held, name: Annotated[str, Path(min_length=1, max_length=200)], schedule: ScheduleRequest
-) -> ScheduleMade:
+@routes.put("/schedules")
+async def set_schedule(held: Held, name: Name, schedule: ScheduleRequest) -> ScheduleMade:
     """Make the tenant's schedule of this name, or change it."""
     return ScheduleMade(id=await schedules.set(held, name=name, **schedule.model_dump()))
 

@@ -6,11 +6,11 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Path, Request, Response
-from pydantic import AwareDatetime, BaseModel, Field
+from pydantic import BaseModel, Field
 
 from penstock import keys, tenants
 from penstock.api.callers import Caller
-from penstock.api.jobs import Asked
+from penstock.api.fields import Asked, Instant
 from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
 from penstock.api.routes import Held, SecretRoute, router
 from penstock.types import ApiKey, KeyRole, Member, NewKey, Role, Tenant
@@ -41,7 +41,7 @@ class KeyRequest(Asked):
     name: str = Field(min_length=1, max_length=200, examples=["nightly import"])
     role: KeyRole
     tenant_id: UUID | None = None
-    expires_at: AwareDatetime | None = None
+    expires_at: Instant | None = None
 
 
 @routes.get("/me")

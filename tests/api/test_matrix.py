@@ -81,7 +81,7 @@ ROWS: dict[str, Row] = {
     "POST /api/dead-letters/replay": Row("viewer", 200, body=LETTERS),
     "POST /api/dead-letters/discard": Row("viewer", 200, body=LETTERS),
     "GET /api/schedules": Row("viewer", 200, OF_TENANT),
-    "PUT /api/schedules/{name}": Row("member", 403, body=SCHEDULE),
+    "PUT /api/schedules": Row("member", 403, "?name=nightly", body=SCHEDULE),
     "DELETE /api/schedules/{schedule_id}": Row("member", 404),
     "GET /api/usage": Row("viewer", 403, OF_TENANT),
     "GET /api/usage/days": Row("viewer", 200, OF_TENANT),

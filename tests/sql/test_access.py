@@ -338,7 +338,9 @@ class TestCatalogue:
             for path in paths:
                 assert path.endswith(", pg_temp"), function["name"]
             # These two name everything they use, run with their caller's rights, and are inlined.
-            assert paths or function["name"] in ("_now", "_setting", "_size", "_slot_ends", "_pace"), function["name"]
+            assert paths or function["name"] in ("_now", "_setting", "_size", "_slot_ends", "_pace"), (
+                function["name"]
+            )
 
     def test_every_table_has_row_security(self, sql: Contract) -> None:
         relations = sql.execute(RELATIONS)

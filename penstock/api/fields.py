@@ -1,0 +1,60 @@
+"""What bodies are made of."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+from typing import Annotated, Any
+
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+_AMOUNT = r"^[0-9]{1,12}(\.[0-9]{1,20})?$"
+_MOST = 10**12
+_INSTANT = r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)"
+
+
+class Asked(BaseModel):
+    """A body of which every field is known."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool | str):
+        raise ValueError("Input should be a number")
+    return value
+
+
+def _instant(value: Any) -> Any:
+    if not isinstance(value, str) or not re.fullmatch(_INSTANT, value):
+        raise ValueError("Input should be a time with its zone, such as 2026-01-31T09:00:00Z")
+    return value
+
+
+def _amount(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, str) and not re.fullmatch(_AMOUNT, value)):
+        raise ValueError("Input should be an amount such as 12.50")
+    return value
+
+
+NUMERIC = BeforeValidator(_number)
+"""For whole numbers, after their bounds: `false` by mistake is not 0, but 3.0 is 3 to whoever writes JSON."""
+
+Instant = Annotated[AwareDatetime, BeforeValidator(_instant)]
+"""A moment, as RFC 3339 writes it. A bare number could be of seconds, of milliseconds, or a mistake."""
+
+Money = Annotated[
+    Decimal,
+    Field(ge=0, le=_MOST),
+    BeforeValidator(_amount),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "string", "pattern": _AMOUNT},
+                {"type": "number", "minimum": 0, "maximum": _MOST},
+            ],
+            "examples": ["12.50"],
+        }
+    ),
+]
+"""An amount in the base currency: a text, which is exact, or a number."""
