@@ -33,6 +33,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
+from pathlib import Path
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
 from uuid import UUID
 
@@ -289,10 +290,19 @@ class App:
     Without `database_url` and `DATABASE_URL` an embedded PostgreSQL is used. Jobs started without a tenant
     belong to the tenant called `tenant`, which is made when it is missing. Connections are opened when first
     needed; `async with app:` or `aclose()` closes those of the running event loop, `with app:` or `close()`
-    those that code which is not async used.
+    those that code which is not async used. `sql` is a folder with SQL of the app's own, for `schema`.
     """
 
-    def __init__(self, *, database_url: str | None = None, tenant: str | UUID = "default") -> None:
+    def __init__(
+        self,
+        *,
+        database_url: str | None = None,
+        tenant: str | UUID = "default",
+        schema: str | None = None,
+        sql: Path | None = None,
+    ) -> None:
+        if (schema is None) != (sql is None):
+            raise Invalid("an app's own SQL has both a folder and a schema", details={"field": "sql"})
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.job_types: dict[str, JobType[...]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
@@ -300,6 +310,8 @@ class App:
         """How `Context.save` keeps a file, if not in `storage`: given context, name, data and type, returns
         its description."""
         self.tenant = tenant
+        self.own: migrate.Own | None = None if schema is None or sql is None else migrate.Own(schema, sql)
+        """The SQL that it brings."""
         self._database_url = database_url
         self._storage: storages.Storage | None = None
         self.forget()
@@ -527,8 +539,16 @@ class App:
                 self._database_url = settings().database_url
             if self._database_url is None:
                 self._database_url = embedded.dsn(settings().home)
-                migrate.migrate(self._database_url)
+                self.migrate(self._database_url)
             return self._database_url
+
+    def migrate(self, dsn: str, contract: bool = False) -> list[str]:
+        """Bring a database to this version of Penstock, and to the app's own SQL. Returns what ran."""
+        done = migrate.migrate(dsn, contract)
+        if self.own is not None:
+            ran = migrate.migrate(dsn, contract, folder=self.own.folder, schema=self.own.schema)
+            done += [f"{self.own.schema}/{name}" for name in ran]
+        return done
 
     def use(self, dsn: str) -> None:
         """Use this database from now on. Connections to another one are to be closed before."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from decimal import Decimal, InvalidOperation
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 from uuid import UUID
 
 import structlog
@@ -15,6 +15,7 @@ import structlog
 from penstock import artifacts, signals, tasks
 from penstock.errors import Invalid
 
+P = ParamSpec("P")
 R = TypeVar("R")
 _YEAR = 366 * 86400
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -184,6 +185,18 @@ class Context:
         """`asave` from a handler in a thread."""
         return self._hooks.block(self._hooks.save(self, name, data, content_type))
 
+    async def acompute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a plain function of a module in one of the worker's processes: it may take a core, or crash.
+
+        A crash there fails this attempt and nothing else; stopping the task kills it. It gets no context:
+        what it writes into a folder, the handler can save. Arguments and result must bear being pickled.
+        """
+        return await self._hooks.compute(function, args, kwargs)
+
+    def compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`acompute` from a handler in a thread."""
+        return self._hooks.block(self._hooks.compute(function, args, kwargs))
+
     @classmethod
     def fake(cls, **values: Any) -> Context:
         """A context for calling a handler in a plain test."""
@@ -223,6 +236,10 @@ class Hooks:
 
     async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
         """Pass on a provider's signal."""
+
+    async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run a function in a process."""
+        return function(*args, **kwargs)
 
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         """Run in the worker's loop from a thread, and wait."""

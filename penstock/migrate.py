@@ -12,6 +12,9 @@ an advisory lock that ends with it, so two processes may migrate at once, also t
 
 `sql/schema.sql` is the declared contract: a picture of a fresh install, made by `make schema` and compared
 with the live database by `check`.
+
+An app brings SQL of its own in a folder like this one, for a schema of its own: `folder` and `schema`. It is
+applied, recorded and taken back in the same way, and must answer the questions of `sql/breaches.sql` first.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import psycopg
 from psycopg.rows import tuple_row
@@ -31,10 +34,14 @@ from psycopg.rows import tuple_row
 from penstock.errors import Conflict, Invalid, NotMigrated, Unavailable
 
 SQL = Path(__file__).parent / "sql"
+PENSTOCK = "penstock"
+"""The schema that this folder is for."""
 
 _Result = TypeVar("_Result")
 _Connection = psycopg.Connection[tuple[Any, ...]]
 
+_SCHEMA = re.compile(r"(?!pg_)[a-z][a-z0-9_]{0,62}")
+_TAKEN = {"auth", "extensions", "information_schema", "public", "storage"}
 _NAME = re.compile(r"(?P<number>\d{4})_[a-z][a-z0-9_]*\.sql")
 _LOCK_KEY = int.from_bytes(hashlib.sha256(b"penstock.migrate").digest()[:8], signed=True)
 _ATTEMPTS = 40
@@ -42,7 +49,11 @@ _PART = " / "  # between an object and a part of it
 # Somebody holds a lock we need, a deadlock, or another database of the same server touching the same role.
 _PASSING = {"55P03", "40P01", "XX000"}
 
-_PROLOGUE = f"""\
+_MAJOR = "current_setting('server_version_num')::integer / 10000"
+
+
+def _prologue(schema: str) -> str:
+    return f"""\
 set local lock_timeout = '2s';
 do $$ begin perform pg_advisory_xact_lock({_LOCK_KEY}); end $$;
 set local search_path = pg_catalog, pg_temp;
@@ -50,42 +61,56 @@ set local check_function_bodies = off;
 set local client_min_messages = warning;
 do $$
 begin
-  if to_regnamespace('penstock') is null then
-    create schema penstock;
+  if to_regnamespace('{schema}') is null then
+    create schema {schema};
   end if;
-  if to_regclass('penstock.migrations') is null then
-    create table penstock.migrations (
+  if to_regclass('{schema}.migrations') is null then
+    create table {schema}.migrations (
       name text primary key,
       sha256 text not null,
       details jsonb not null default '{{}}',
       applied_at timestamptz not null default clock_timestamp()
     );
-    comment on table penstock.migrations is
+    comment on table {schema}.migrations is
       'The files of sql/ that were applied. Written by migrate only.';
-    alter table penstock.migrations enable row level security;
-    revoke all on penstock.migrations from public;
+    alter table {schema}.migrations enable row level security;
+    revoke all on {schema}.migrations from public;
   end if;
 end
 $$;
 """
 
-# How this server prints the views just made. Versions print differently, so the picture cannot say it.
-_VIEWS = """\
+
+def _views(schema: str) -> str:
+    """How this server prints the views just made. Versions print differently: the picture cannot say it."""
+    return f"""\
 select coalesce(jsonb_object_agg(c.oid::regclass::text,
-  encode(sha256(convert_to(pg_get_viewdef(c.oid), 'UTF8')), 'hex')), '{}')
+  encode(sha256(convert_to(pg_get_viewdef(c.oid), 'UTF8')), 'hex')), '{{}}')
 from pg_class c
-where c.relnamespace = to_regnamespace('penstock') and c.relkind in ('v', 'm')"""
-_MAJOR = "current_setting('server_version_num')::integer / 10000"
-_RECORD_VIEWS = f"""\
-update penstock.migrations set details = jsonb_build_object('server', {_MAJOR}, 'views', ({_VIEWS}))
+where c.relnamespace = to_regnamespace('{schema}') and c.relkind in ('v', 'm')"""
+
+
+def _record_views(schema: str) -> str:
+    return f"""\
+update {schema}.migrations set details = jsonb_build_object('server', {_MAJOR}, 'views', ({_views(schema)}))
 where name = 'views.sql';
 """
-_RECORDED_VIEWS = f"""\
-select details -> 'views' from penstock.migrations
+
+
+def _recorded_views(schema: str) -> str:
+    return f"""\
+select details -> 'views' from {schema}.migrations
 where name = 'views.sql' and (details ->> 'server')::integer = {_MAJOR}"""
 
 
 # What there is to apply
+
+
+class Own(NamedTuple):
+    """The SQL that an app brings: a folder, and the schema it is for."""
+
+    schema: str
+    folder: Path
 
 
 @dataclass(frozen=True)
@@ -108,8 +133,9 @@ class File:
 
 @dataclass(frozen=True)
 class Source:
-    """The folder sql/, read."""
+    """The folder sql/, read, and the schema it is for."""
 
+    schema: str
     migrations: tuple[File, ...]
     downs: Mapping[int, File]
     code: tuple[File, ...]
@@ -118,8 +144,12 @@ class Source:
         return [m for m in self.migrations if m.name not in applied and (contract or not m.is_contract)]
 
 
-def read(folder: Path = SQL) -> Source:
+def read(folder: Path = SQL, schema: str = PENSTOCK) -> Source:
     """Read the folder, refusing names and first lines that do not follow the rules."""
+    if not _SCHEMA.fullmatch(schema) or schema in _TAKEN:
+        raise Invalid(f"{schema!r} is not the name of a schema of one's own", hint="Such as video_ideas.")
+    if not folder.is_dir():
+        raise Invalid(f"there is no folder {folder}")
     downs = {
         int(path.name[:4]): _file(path, path.name) for path in (folder / "migrations").glob("*.down.sql")
     }
@@ -135,7 +165,7 @@ def read(folder: Path = SQL) -> Source:
             )
     functions = [_file(p, f"functions/{p.name}") for p in sorted((folder / "functions").glob("*.sql"))]
     last = [_file(folder / name, name) for name in ("views.sql", "grants.sql") if (folder / name).exists()]
-    return Source(tuple(migrations), downs, (*functions, *last))
+    return Source(schema, tuple(migrations), downs, (*functions, *last))
 
 
 def _file(path: Path, name: str) -> File:
@@ -155,15 +185,15 @@ def _migration(path: Path) -> File:
 # Forward
 
 
-def migrate(dsn: str, contract: bool = False, *, folder: Path = SQL) -> list[str]:
+def migrate(dsn: str, contract: bool = False, *, folder: Path = SQL, schema: str = PENSTOCK) -> list[str]:
     """Bring the database to this version. Returns the names of the migrations it ran.
 
     Safe to repeat and to run from several processes at once. Contract migrations wait for `contract=True`.
     """
-    source = read(folder)
+    source = read(folder, schema)
     done: list[str] = []
     with _connect(dsn) as connection:
-        everything = contract or _patiently(lambda: _is_fresh(connection))
+        everything = contract or _patiently(lambda: _is_fresh(connection, schema))
         while alone := _patiently(lambda: _advance(connection, source, everything, done)):
             _patiently(lambda file=alone: _run_alone(dsn, connection, source, file, done))
     return done
@@ -174,13 +204,13 @@ def _advance(connection: _Connection, source: Source, everything: bool, done: li
     ran: list[str] = []
     alone = None
     with connection.transaction():
-        connection.execute(_PROLOGUE.encode())
+        connection.execute(_prologue(source.schema).encode())
         for file in source.pending(_applied(connection, source), contract=everything):
             if not file.is_transactional:
                 alone = file
                 break
             _run(connection, file)
-            connection.execute(_record(file).encode())
+            connection.execute(_record(source.schema, file).encode())
             ran.append(file.name)
         else:
             _apply_code(connection, source)
@@ -192,32 +222,44 @@ def _run_alone(dsn: str, connection: _Connection, source: Source, file: File, do
     # A second connection keeps the lock. Its transaction is idle and has no snapshot, so no index build waits
     # for it.
     with _connect(dsn) as guard, guard.transaction():
-        guard.execute(_PROLOGUE.encode())
+        guard.execute(_prologue(source.schema).encode())
         if file.name not in _applied(guard, source):
             _run(connection, file)
-            connection.execute(_record(file).encode())
+            connection.execute(_record(source.schema, file).encode())
             done.append(file.name)
 
 
 def _apply_code(connection: _Connection, source: Source) -> None:
     for file in source.code:
         _run(connection, file)
-        connection.execute(_record(file).encode())
-    connection.execute(_forget_code(source.code).encode())
-    connection.execute(_RECORD_VIEWS.encode())
+        connection.execute(_record(source.schema, file).encode())
+    connection.execute(_forget_code(source.schema, source.code).encode())
+    connection.execute(_record_views(source.schema).encode())
+    # What is in sql/ itself is in its picture, and in tests.
+    if source.schema != PENSTOCK and (found := breaches(connection, source.schema)):
+        raise NotMigrated(
+            f"What schema {source.schema} gives away: {'; '.join(found)}.",
+            code="unsafe_schema",
+            hint="Nothing of it was applied. See docs/sdk.md, SQL of your own.",
+        )
 
 
-def _is_fresh(connection: _Connection) -> bool:
-    if _value(connection, "select to_regclass('penstock.migrations') is null"):
+def breaches(connection: psycopg.Connection[Any], schema: str = PENSTOCK) -> list[str]:
+    """What in a schema could be read, written or called by whoever should not, one line each."""
+    with connection.cursor(row_factory=tuple_row) as cursor:
+        query = (SQL / "breaches.sql").read_bytes()
+        return [line for (line,) in cursor.execute(query, {"schema": schema}).fetchall()]
+
+
+def _is_fresh(connection: _Connection, schema: str) -> bool:
+    if _value(connection, f"select to_regclass('{schema}.migrations') is null"):
         return True
-    return bool(_value(connection, "select not exists (select from penstock.migrations)"))
+    return bool(_value(connection, f"select not exists (select from {schema}.migrations)"))
 
 
 def _applied(connection: _Connection, source: Source) -> dict[str, str]:
     """Name and hash of what was applied. Refuses a migration that was changed afterwards."""
-    applied: dict[str, str] = dict(
-        connection.execute("select name, sha256 from penstock.migrations").fetchall()
-    )
+    applied: dict[str, str] = dict(_rows(connection, f"select name, sha256 from {source.schema}.migrations"))
     for file in source.migrations:
         if applied.get(file.name, file.sha256) != file.sha256:
             raise Conflict(
@@ -228,43 +270,43 @@ def _applied(connection: _Connection, source: Source) -> dict[str, str]:
     return applied
 
 
-def _record(file: File) -> str:
+def _record(schema: str, file: File) -> str:
     return (
-        f"insert into penstock.migrations (name, sha256) values ('{file.name}', '{file.sha256}')\n"
+        f"insert into {schema}.migrations (name, sha256) values ('{file.name}', '{file.sha256}')\n"
         "on conflict (name) do update set sha256 = excluded.sha256, applied_at = default;\n"
     )
 
 
-def _forget_code(kept: Iterable[File]) -> str:
+def _forget_code(schema: str, kept: Iterable[File]) -> str:
     names = ", ".join(f"'{file.name}'" for file in kept)
     others = f"name !~ '^[0-9]{{4}}_' and not name = any (array[{names}]::text[])"
-    return f"delete from penstock.migrations where {others};\n"
+    return f"delete from {schema}.migrations where {others};\n"
 
 
 # On paper
 
 
-def script(contract: bool = False, *, folder: Path = SQL) -> str:
+def script(contract: bool = False, *, folder: Path = SQL, schema: str = PENSTOCK) -> str:
     """What `migrate` would run, for psql. It fits a fresh database and one of any earlier version."""
-    source = read(folder)
+    source = read(folder, schema)
     parts = [
-        "-- The schema of penstock, for psql: for a fresh database, or for one of an earlier version.\n"
+        f"-- The schema of {schema}, for psql: for a fresh database, or for one of an earlier version.\n"
         "\\set ON_ERROR_STOP on\n",
-        "begin;\n" + _PROLOGUE,
-        "select not exists (select from penstock.migrations) as penstock_fresh \\gset\n",
+        "begin;\n" + _prologue(schema),
+        f"select not exists (select from {schema}.migrations) as penstock_fresh \\gset\n",
         _refuse_changed(source),
     ]
     for file in source.migrations:
-        body = f"-- {file.name}\n{file.text.rstrip()}\n{_record(file)}"
+        body = f"-- {file.name}\n{file.text.rstrip()}\n{_record(schema, file)}"
         if not file.is_transactional:
-            body = f"commit;\n{body}begin;\n{_PROLOGUE}"
+            body = f"commit;\n{body}begin;\n{_prologue(schema)}"
         wanted = " and :'penstock_fresh'" if file.is_contract and not contract else ""
         parts.append(
-            f"select not exists (select from penstock.migrations where name = '{file.name}'){wanted}"
+            f"select not exists (select from {schema}.migrations where name = '{file.name}'){wanted}"
             f" as penstock_pending \\gset\n\\if :penstock_pending\n{body}\\endif\n"
         )
-    parts += [f"-- {file.name}\n{file.text.rstrip()}\n{_record(file)}" for file in source.code]
-    parts.append(_forget_code(source.code) + _RECORD_VIEWS + "commit;\n")
+    parts += [f"-- {file.name}\n{file.text.rstrip()}\n{_record(schema, file)}" for file in source.code]
+    parts.append(_forget_code(schema, source.code) + _record_views(schema) + "commit;\n")
     return "\n".join(parts)
 
 
@@ -275,7 +317,7 @@ do $$
 declare
   v_name text;
 begin
-  select m.name into v_name from penstock.migrations m join (values
+  select m.name into v_name from {source.schema}.migrations m join (values
     {rows or "(null, null)"}
   ) f (name, sha256) on f.name = m.name and f.sha256 <> m.sha256 order by m.name limit 1;
   if found then
@@ -289,35 +331,36 @@ $$;
 # Back
 
 
-def rollback(dsn: str, to: int, *, folder: Path = SQL) -> list[str]:
-    """Undo the migrations after number `to`, newest first; 0 leaves nothing of schema penstock.
+def rollback(dsn: str, to: int, *, folder: Path = SQL, schema: str = PENSTOCK) -> list[str]:
+    """Undo the migrations after number `to`, newest first; 0 leaves nothing of the schema.
 
     Functions and views go in any case: they belong to this version. `migrate` of the version to which one
     returns brings its own. Returns the names of the migrations undone.
     """
-    source = read(folder)
+    source = read(folder, schema)
     with _connect(dsn) as connection:
         return _patiently(lambda: _go_back(connection, source, to))
 
 
 def _go_back(connection: _Connection, source: Source, to: int) -> list[str]:
+    schema = source.schema
     with connection.transaction():
-        if _is_fresh(connection):
+        if _is_fresh(connection, schema):
             return []
-        connection.execute(_PROLOGUE.encode())
+        connection.execute(_prologue(schema).encode())
         undone = _undone(_applied(connection, source), source, to)
         for statement in _drop_code(source):
             connection.execute(statement.encode())
         for name in undone:
             _run(connection, source.downs[int(name[:4])])
             # The first migration's way back takes the whole schema along.
-            if _value(connection, "select to_regclass('penstock.migrations') is not null"):
-                connection.execute("delete from penstock.migrations where name = %s", [name])
+            if _value(connection, f"select to_regclass('{schema}.migrations') is not null"):
+                connection.execute(f"delete from {schema}.migrations where name = %s".encode(), [name])
         if to == 0:
-            connection.execute("drop table if exists penstock.migrations")
-            connection.execute("drop schema if exists penstock")
+            connection.execute(f"drop table if exists {schema}.migrations".encode())
+            connection.execute(f"drop schema if exists {schema}".encode())
         else:
-            connection.execute(_forget_code([]).encode())
+            connection.execute(_forget_code(schema, []).encode())
     return undone
 
 
@@ -334,7 +377,8 @@ def _undone(applied: Mapping[str, str], source: Source, to: int) -> list[str]:
 def _drop_code(source: Source) -> list[str]:
     """Drop what the code files make. Whatever hangs on it (a trigger, a policy) is made by them as well."""
     made = re.compile(
-        r"^create(?: or replace)? (?P<kind>function|procedure|view) (?P<name>penstock\.\w+)", re.M | re.I
+        rf"^create(?: or replace)? (?P<kind>function|procedure|view) (?P<name>{source.schema}\.\w+)",
+        re.M | re.I,
     )
     found = {(m["kind"].lower(), m["name"]) for file in source.code for m in made.finditer(file.text)}
     return [f"drop {kind} if exists {name} cascade" for kind, name in sorted(found, reverse=True)]
@@ -382,17 +426,21 @@ def parse(text: str) -> dict[str, str]:
     return found
 
 
-def check(connection: psycopg.Connection[Any], *, folder: Path = SQL) -> list[str]:
-    """Every difference between the live database and the declared contract, one sentence each."""
-    declared = parse((folder / "schema.sql").read_text(encoding="utf-8"))
-    live = picture(connection)
-    if not live:
-        return ["schema penstock: missing (run `penstock migrate`)"]
-    return [
-        *_unapplied(connection, read(folder)),
-        *_differences(declared, live),
-        *_rewritten_views(connection),
-    ]
+def check(connection: psycopg.Connection[Any], *, folder: Path = SQL, schema: str = PENSTOCK) -> list[str]:
+    """Every difference between the live database and the declared contract, one sentence each.
+
+    An app's schema has no picture: its files, its views and what it gives away are looked at.
+    """
+    if schema == PENSTOCK:
+        declared, live = parse((folder / "schema.sql").read_text(encoding="utf-8")), picture(connection)
+        found = _differences(declared, live) if live else None
+    else:
+        is_there = _value(connection, f"select to_regnamespace('{schema}') is not null")
+        found = breaches(connection, schema) if is_there else None
+    if found is None:
+        how = "penstock migrate" if schema == PENSTOCK else "penstock migrate MODULE:APP"
+        return [f"schema {schema}: missing (run `{how}`)"]
+    return [*_unapplied(connection, read(folder, schema)), *found, *_rewritten_views(connection, schema)]
 
 
 def _differences(declared: Mapping[str, str], live: Mapping[str, str]) -> list[str]:
@@ -414,9 +462,9 @@ def _differences(declared: Mapping[str, str], live: Mapping[str, str]) -> list[s
 
 
 def _unapplied(connection: psycopg.Connection[Any], source: Source) -> list[str]:
-    if not _may_read_records(connection):
+    if not _may_read_records(connection, source.schema):
         return []
-    applied: dict[str, str] = dict(_rows(connection, "select name, sha256 from penstock.migrations"))
+    applied: dict[str, str] = dict(_rows(connection, f"select name, sha256 from {source.schema}.migrations"))
     found: list[str] = []
     for file in (*source.migrations, *source.code):
         if file.name not in applied:
@@ -430,19 +478,23 @@ def _unapplied(connection: psycopg.Connection[Any], source: Source) -> list[str]
     ]
 
 
-def missing(applied: Iterable[str], *, folder: Path = SQL) -> list[str]:
+def missing(applied: Iterable[str], *, folder: Path = SQL, schema: str = PENSTOCK) -> list[str]:
     """The expand migrations of this version that a database lacks: without them its code cannot run."""
     done = set(applied)
-    return [file.name for file in read(folder).migrations if not file.is_contract and file.name not in done]
+    return [
+        file.name
+        for file in read(folder, schema).migrations
+        if not file.is_contract and file.name not in done
+    ]
 
 
-def _rewritten_views(connection: psycopg.Connection[Any]) -> list[str]:
+def _rewritten_views(connection: psycopg.Connection[Any], schema: str) -> list[str]:
     """Views that were defined anew since they were made by migrate."""
-    if not _may_read_records(connection):
+    if not _may_read_records(connection, schema):
         return []
     with connection.transaction():
         connection.execute("set local search_path = pg_catalog, pg_temp")
-        before, now = _value(connection, _RECORDED_VIEWS), _value(connection, _VIEWS)
+        before, now = _value(connection, _recorded_views(schema)), _value(connection, _views(schema))
     return [
         f"view {name}: was defined anew"
         for name in sorted(before or {})
@@ -450,13 +502,13 @@ def _rewritten_views(connection: psycopg.Connection[Any]) -> list[str]:
     ]
 
 
-def _may_read_records(connection: psycopg.Connection[Any]) -> bool:
-    if _value(connection, "select to_regclass('penstock.migrations')") is None:
+def _may_read_records(connection: psycopg.Connection[Any], schema: str) -> bool:
+    if _value(connection, f"select to_regclass('{schema}.migrations')") is None:
         return False
     # Row security would show a reader without a policy an empty table.
     query = (
-        "select has_table_privilege('penstock.migrations', 'select')"
-        " and not row_security_active('penstock.migrations')"
+        f"select has_table_privilege('{schema}.migrations', 'select')"
+        f" and not row_security_active('{schema}.migrations')"
     )
     return bool(_value(connection, query))
 

@@ -104,6 +104,26 @@ def test_processes_answer_or_die_and_the_worker_goes_on(
     assert [task["waiting_for"] for task in tasks(db) if task["job_id"] == later.id] == ["not now"]
 
 
+def test_a_handler_has_a_function_run_in_a_process(
+    workload: Any, drain: testing.Drain, db: testing.Database
+) -> None:
+    """R1.7: what crashes there fails the attempt, with the same words, and the worker goes on."""
+    ways = {
+        "exit": ("process_died", "exit code 3"),
+        "error": ("handler_error", "left right"),
+        "fail": ("refused", "no"),
+        "lambda": ("bad_output", "cannot be sent back"),
+    }
+    started = {how: workload.compute.start(how) for how in ways}
+    good = workload.compute.start("")
+    drain(workload.app, concurrency=2)
+    found = good.result(timeout=5)
+    assert found["pid"] != found["own"] == os.getpid()
+    for how, (code, message) in ways.items():
+        [error] = db.execute("select * from penstock.attempts where job_id = %s", [started[how].id])
+        assert error["error_code"] == code and message in error["error_message"], error
+
+
 def test_each_way_has_its_timeout(
     app: App, workload: Any, drain: testing.Drain, db: testing.Database, tmp_path: Path
 ) -> None:

@@ -117,6 +117,17 @@ def sleep(path: str, seconds: float) -> None:
     time.sleep(seconds)
 
 
+@app.task(max_attempts=1)
+async def compute(ctx: Context, how: str) -> dict[str, int]:
+    """The same in a function that is no task: the handler goes on with what it returns."""
+    pid = await ctx.acompute(ended, how) if how else await ctx.acompute(os.getpid)
+    return {"pid": pid, "own": os.getpid()}
+
+
+def ended(how: str) -> Any:
+    return crash.function(how)
+
+
 class Odd(Exception):
     """An exception that pickle cannot bring back."""
 

@@ -65,7 +65,7 @@ def dev(
                 "to what is in it. Continue?"
             )
         address = dsn(make=True)
-        applied = migrate.migrate(address)
+        applied = app.migrate(address) if app else migrate.migrate(address)
         found = server.with_development_login(replace(settings(), database_url=address))
         output.note(f"penstock {penstock.__version__}, development", "bold")
         output.note(f"  Database  {'as given' if given else f'embedded PostgreSQL in {settings().home}'}")

@@ -18,6 +18,7 @@ from penstock.errors import NotMigrated
 from penstock.settings import settings
 
 if TYPE_CHECKING:
+    from penstock.app import App
     from penstock.doctor import Check
 
 AppArgument = Annotated[
@@ -117,6 +118,12 @@ def log_to_stderr(level: int) -> None:
 
 
 def migrate_command(
+    path: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="MODULE:APP", show_default=False, help="Also the SQL that this app brings, if it does."
+        ),
+    ] = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL for psql instead of running it.")] = False,
     check: Annotated[
         bool,
@@ -130,23 +137,32 @@ def migrate_command(
     rollback_to: Annotated[
         int | None,
         typer.Option(
-            min=0, metavar="N", help="Undo the migrations after number N; 0 removes all. Asks first."
+            min=0,
+            metavar="N",
+            help="Undo the migrations after number N; 0 removes all. With an app, its own. Asks first.",
         ),
     ] = None,
 ) -> int:
     """Bring the database to this version's schema. Safe to repeat, and from several machines at once."""
+    app = _loaded(path)
+    own = app.own if app else None
     if sql:
         print(migrate.script(contract), end="")
+        if own:
+            print(migrate.script(contract, folder=own.folder, schema=own.schema), end="")
         return 0
     if check:
-        return _check(dsn())
+        return _check(dsn(), own)
     if rollback_to is not None:
-        output.confirm(
-            f"This is to undo every migration after number {rollback_to}, with the data in it. Continue?"
+        whose = f"every migration of schema {own.schema}" if own else "every migration"
+        output.confirm(f"This is to undo {whose} after number {rollback_to}, with the data in it. Continue?")
+        done = (
+            migrate.rollback(dsn(), rollback_to, folder=own.folder, schema=own.schema)
+            if own
+            else migrate.rollback(dsn(), rollback_to)
         )
-        done = migrate.rollback(dsn(), rollback_to)
     else:
-        done = _migrate(dsn(make=True), contract)
+        done = _migrate(dsn(make=True), contract, app)
     output.rows(
         done,
         [Column("MIGRATION", str)],
@@ -155,17 +171,26 @@ def migrate_command(
     return 0
 
 
-def _migrate(address: str, contract: bool) -> list[str]:
+def _loaded(path: str | None) -> App | None:
+    # Not at the top: migrate must work where the app's own packages are missing.
+    from penstock.app import load
+
+    return load(path) if path else None
+
+
+def _migrate(address: str, contract: bool, app: App | None) -> list[str]:
     try:
-        return migrate.migrate(address, contract)
+        return app.migrate(address, contract) if app else migrate.migrate(address, contract)
     except NotMigrated as error:
         error.hint = error.hint or "What failed was undone. The schema's owner may run it again."
         raise
 
 
-def _check(address: str) -> int:
+def _check(address: str, own: migrate.Own | None) -> int:
     with db.connect(address, name="penstock migrate", wait_seconds=0) as connection:
         found = migrate.check(connection)
+        if own:
+            found += migrate.check(connection, folder=own.folder, schema=own.schema)
     output.rows(found, [Column("DIFFERENCE", str)], empty="The schema is as declared.")
     return 1 if found else 0
 

@@ -147,6 +147,13 @@ class Worker:
         applied = [name for (name,) in await db.rows(pool, "select name from penstock.migrations", ())]
         if missing := migrate.missing(applied):
             raise NotMigrated(f"the database lacks {', '.join(missing)}", hint="Run `penstock migrate`.")
+        own = self.app.own
+        if own is not None and not await db.rows(
+            pool, "select from pg_namespace where nspname = %s", (own.schema,)
+        ):
+            raise NotMigrated(
+                f"the database lacks the app's schema {own.schema}", hint="Run `penstock migrate MODULE:APP`."
+            )
 
     def _description(self) -> dict[str, Any]:
         return {

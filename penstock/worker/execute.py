@@ -313,6 +313,9 @@ class Execute(Hooks):
                 p_tenant_id=ctx.tenant_id,
             )
 
+    async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        return await self._processes.compute(function, args, kwargs)
+
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         if threading.get_ident() == self._loop_thread:
             work.close()

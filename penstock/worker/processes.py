@@ -11,13 +11,17 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from penstock.app import Task
 from penstock.context import Fail, Reschedule
 from penstock.worker import outcome
 
 START_SECONDS = 60
+_Arguments = dict[str, Any] | tuple[tuple[Any, ...], dict[str, Any]]
+"""Those of a task by name; those of a plain function by place and by name."""
+_Question = tuple[str, str, _Arguments | None]
+"""Module, name and arguments; without them it is only imported."""
 _context = multiprocessing.get_context("spawn")
 
 
@@ -31,10 +35,21 @@ class Processes:
         self._threads = ThreadPoolExecutor(limit, thread_name_prefix="penstock process")
 
     async def call(self, function: Callable[..., Any], values: dict[str, Any], limit: float | None) -> Any:
-        """Run `function(**values)` in a process; gives the output as JSON text. Cancelling kills it.
+        """Run a task's `function(**values)` in a process; gives the output as JSON text. Cancelling kills it.
 
         The limit is the handler's own: starting a process and importing what it needs is not its fault.
         """
+        return await self._call(function, values, limit)
+
+    async def compute(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run a plain function in a process; gives what it returns. Cancelling kills it."""
+        if "<" in function.__qualname__:
+            raise Fail(f"a process finds {function.__qualname__} by name: put it at its module's level")
+        return await self._call(function, (args, kwargs), None)
+
+    async def _call(self, function: Callable[..., Any], arguments: _Arguments, limit: float | None) -> Any:
         process = self._free.pop() if self._free else _Process()
         self._busy.add(process)
         # By name: what was decorated is not what pickle would find there.
@@ -45,18 +60,18 @@ class Processes:
                     await self._ask(process, (*name, None))
                 process.known.add(name)
             async with outcome.limited(limit):
-                word, *rest = await self._ask(process, (*name, values))
+                word, *rest = await self._ask(process, (*name, arguments))
         except BaseException:
             process.kill()
             raise
         finally:
             self._busy.discard(process)
         self._free.append(process)
-        if word == "output":
+        if word == "answer":
             return rest[0]
         raise Reschedule(*rest) if word == "reschedule" else outcome.HandlerFailed(rest[0])
 
-    async def _ask(self, process: _Process, what: tuple[str, str, dict[str, Any] | None]) -> tuple[Any, ...]:
+    async def _ask(self, process: _Process, what: _Question) -> tuple[Any, ...]:
         loop = asyncio.get_running_loop()
         answer, error = await asyncio.shield(
             loop.run_in_executor(self._threads, outcome.caught, process.ask, what)
@@ -84,7 +99,7 @@ class _Process:
         self.known: set[tuple[str, str]] = set()
         """The handlers it has imported."""
 
-    def ask(self, what: tuple[str, str, dict[str, Any] | None]) -> tuple[Any, ...]:
+    def ask(self, what: _Question) -> tuple[Any, ...]:
         pipe = self._started()
         try:
             pipe.send(what)
@@ -122,23 +137,35 @@ def _serve(pipe: Connection) -> None:
         signal.signal(number, signal.SIG_IGN)
     while True:
         try:
-            module, name, values = pipe.recv()
+            question = pipe.recv()
         except EOFError:
             return
-        pipe.send(_answer(module, name, values))
+        answer = _answer(*question)
+        try:
+            pipe.send(answer)
+        except (pickle.PicklingError, TypeError, AttributeError) as error:
+            pipe.send(
+                (
+                    "failed",
+                    outcome.describe(Fail(f"the result cannot be sent back: {error}", code="bad_output")),
+                )
+            )
 
 
-def _answer(module: str, name: str, values: dict[str, Any] | None) -> tuple[Any, ...]:
+def _answer(module: str, name: str, arguments: _Arguments | None) -> tuple[Any, ...]:
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-        task: Any = found
+        if arguments is None:
+            return ("ready",)
+        if isinstance(arguments, tuple):
+            args, kwargs = arguments
+            return "answer", found(*args, **kwargs)
         if not isinstance(found, Task):
             raise TypeError(f"{module}.{name} is not a task: give it the name of its function")
-        if values is None:
-            return ("ready",)
-        return "output", outcome.output(task, task.function(**values))
+        task = cast("Task[Any, Any]", found)
+        return "answer", outcome.output(task, task.function(**arguments))
     except Reschedule as word:
         return "reschedule", word.delay, word.reason
     except Exception as error:
