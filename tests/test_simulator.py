@@ -824,7 +824,7 @@ async def test_it_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     try:
         assert process.stdout
         words = (await asyncio.to_thread(process.stdout.readline)).split()
-        assert words[0::2] == ["OpenAI:", "Anthropic:"]
+        assert words[0::2] == ["OpenAI:", "Anthropic:", "Sheets:"]
         async with openai.AsyncOpenAI(base_url=words[1], api_key="any", max_retries=0) as client:
             await client.chat.completions.create(model=GPT, messages=MESSAGES)
             with pytest.raises(openai.RateLimitError):
@@ -847,6 +847,8 @@ async def test_it_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
         ["--limits", "/nowhere.json"],
         ["--limits", "/nowhere.json", "--rpm", "1"],
         ["--speed", "0"],
+        ["--sheet", "/nowhere.csv"],
+        ["--sheets-faults", "529=0.5"],
     ],
     ids=" ".join,
 )

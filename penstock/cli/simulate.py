@@ -43,8 +43,19 @@ def simulate(
     quota_exhausted_after: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="No key can pay for more requests than these.")
     ] = None,
+    sheet: Annotated[
+        list[Path] | None,
+        typer.Option(metavar="FILE", show_default=False, help="A CSV file as a spreadsheet with its name."),
+    ] = None,
+    sheets_faults: Annotated[
+        str, typer.Option(metavar="FAULT=SHARE,…", help="Of the Sheets server: 429=0.1,500=0.01,timeout=0.01")
+    ] = "",
+    credentials: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Write a service account for Sheets there."),
+    ] = None,
 ) -> int:
-    """Simulate OpenAI and Anthropic on this machine, with their limits, until stopped."""
+    """Simulate OpenAI, Anthropic and Google Sheets on this machine, with their limits, until stopped."""
     how = {
         "host": host,
         "port": port,
@@ -54,8 +65,9 @@ def simulate(
         "seed": seed,
         "faults": _faults(faults),
         "quota_exhausted_after": quota_exhausted_after,
+        "sheets": {"faults": _faults(sheets_faults), "latency": _latency(latency)},
     }
-    asyncio.run(_serve(how))
+    asyncio.run(_serve(how, sheet or [], credentials))
     return 0
 
 
@@ -89,7 +101,23 @@ def _faults(text: str) -> dict[str, float]:
         raise Invalid(f"{text!r} are no faults.", hint="Write 429=0.01,timeout=0.002.") from error
 
 
-async def _serve(how: dict[str, Any]) -> None:
+def _lines(path: Path) -> list[str]:
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            return list(file)
+    except (OSError, ValueError) as error:
+        raise Invalid(f"The sheet in {path} cannot be read: {error}") from error
+
+
+def _keep(path: Path, account: dict[str, Any]) -> None:
+    try:
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(account))
+    except OSError as error:
+        raise Invalid(f"The service account cannot be written to {path}: {error}") from error
+
+
+async def _serve(how: dict[str, Any], sheets: list[Path], credentials: Path | None) -> None:
     # Not at the top: no other command needs a web server.
     from penstock import simulator
 
@@ -97,9 +125,14 @@ async def _serve(how: dict[str, Any]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with simulator.serve(**how) as running:
+        for path in sheets:
+            running.sheets.load(path.stem, _lines(path))
+        if credentials is not None:
+            _keep(credentials, running.sheets.service_account())
         urls = {
             "openai_url": running.openai_url,
             "anthropic_url": running.anthropic_url,
+            "sheets_url": running.sheets_url,
             "control_url": running.control_url,
         }
         output.document(urls, lambda: print(_line(urls)))
@@ -108,4 +141,4 @@ async def _serve(how: dict[str, Any]) -> None:
 
 
 def _line(urls: dict[str, str]) -> str:
-    return f"OpenAI: {urls['openai_url']}  Anthropic: {urls['anthropic_url']}"
+    return f"OpenAI: {urls['openai_url']}  Anthropic: {urls['anthropic_url']}  Sheets: {urls['sheets_url']}"

@@ -1,5 +1,5 @@
-"""A provider to test against: it speaks enough of the OpenAI and Anthropic APIs for their own clients, keeps
-limits as they do, and records who exceeds them.
+"""A provider to test against: it speaks enough of the OpenAI, Anthropic and Google Sheets APIs for their
+clients, keeps limits as they do, and records who exceeds them.
 
     async with simulator.serve(limits=Limits(rpm=60, tpm=10_000)) as sim:
         client = openai.AsyncOpenAI(base_url=sim.openai_url, api_key="any")
@@ -14,6 +14,19 @@ from __future__ import annotations
 from penstock.simulator.config import Config, Fault
 from penstock.simulator.limits import AccountStats, Limits
 from penstock.simulator.server import serve
+from penstock.simulator.sheets import SheetsConfig, SheetsServer, SheetsStats
 from penstock.simulator.simulator import Simulator, Stats, Violation
 
-__all__ = ["AccountStats", "Config", "Fault", "Limits", "Simulator", "Stats", "Violation", "serve"]
+__all__ = [
+    "AccountStats",
+    "Config",
+    "Fault",
+    "Limits",
+    "SheetsConfig",
+    "SheetsServer",
+    "SheetsStats",
+    "Simulator",
+    "Stats",
+    "Violation",
+    "serve",
+]

@@ -12,6 +12,7 @@ from penstock.simulator.anthropic import Anthropic
 from penstock.simulator.limits import Limits
 from penstock.simulator.openai import OpenAI
 from penstock.simulator.provider import Provider, Reason
+from penstock.simulator.sheets import SheetsConfig
 
 PROVIDERS: tuple[Provider, ...] = (OpenAI(), Anthropic())
 
@@ -39,6 +40,8 @@ class Config(BaseModel):
     """No key has any money left."""
     quota_exhausted_after: int | None = Field(default=None, ge=0)
     """So many requests each key can pay for, with each provider."""
+    sheets: SheetsConfig = SheetsConfig()
+    """Of the Sheets server, which has limits, faults and latency of its own."""
 
     @field_validator("limits", mode="before")
     @classmethod

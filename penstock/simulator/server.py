@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import ipaddress
 import json
 import math
@@ -17,10 +18,12 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Invalid, PenstockError
+from penstock.simulator import tokens
 from penstock.simulator.anthropic import count_tokens
 from penstock.simulator.config import FAULTS, PROVIDERS, Fault, read
 from penstock.simulator.limits import HOUR, Account, Amount, Limits
 from penstock.simulator.provider import Ask, Problem, Provider, Reply, document
+from penstock.simulator.sheets import API, SheetsConfig
 from penstock.simulator.simulator import Clock, Simulator, Slot
 
 MOST_BYTES = 32 * 1024 * 1024
@@ -46,14 +49,15 @@ async def serve(
     faults: Mapping[Fault, float] | None = None,
     latency: tuple[float, float] = (0, 0),
     quota_exhausted_after: int | None = None,
+    sheets: SheetsConfig | Mapping[str, Any] | None = None,
     seed: int = 0,
     speed: float = 1,
     clock: Clock | None = None,
 ) -> AsyncGenerator[Simulator]:
     """Run a simulator in this event loop, for as long as the block lasts. Port 0 is any that is free.
 
-    `limits` are for all models, or by `provider/model`, `provider` or `default`. `clock` gives the time in
-    seconds, for tests that turn it by hand.
+    `limits` are for all models, or by `provider/model`, `provider` or `default`. `sheets` is how the Sheets
+    server behaves. `clock` gives the time in seconds, for tests that turn it by hand.
     """
     if not 0 < speed <= _FASTEST:
         raise Invalid(f"The speed is more than 0 and at most {_FASTEST:,}, and not {speed:g}.")
@@ -63,6 +67,7 @@ async def serve(
             "faults": faults or {},
             "latency": latency,
             "quota_exhausted_after": quota_exhausted_after,
+            "sheets": sheets or {},
         }
     )
     simulator = Simulator(config, seed=seed, speed=speed, clock=clock)
@@ -131,6 +136,8 @@ class _Server:
         with suppress(_Gone):
             if exchange.path.startswith(_CONTROL):
                 await exchange.control()
+            elif exchange.path == tokens.PATH or exchange.path.startswith(API):
+                await exchange.keep_sheets()
             else:
                 await exchange.provide()
 
@@ -284,6 +291,16 @@ class _Exchange:
         response.headers[provider.request_id] = self._request_id
         await self._answer(response)
 
+    # Sheets
+
+    async def keep_sheets(self) -> None:
+        """Answer as Google Sheets does."""
+        body = await self._body()
+        query = QueryParams(self.scope["query_string"]).multi_items()
+        answer = self.simulator.sheets.respond(self.method, self.path, query, self.headers, body)
+        await self._sleep(answer.seconds)
+        await self._answer(_json(answer.document, answer.status))
+
     # Control
 
     async def control(self) -> None:
@@ -305,12 +322,26 @@ class _Exchange:
                 if fields is None:
                     raise Invalid("The body must be a JSON object.")
                 return _json(self.simulator.configure(**fields).model_dump())
+            case "POST", "service-account":
+                return _json(self.simulator.sheets.service_account())
+            case "GET", path if path.startswith("sheets/"):
+                return self._sheet(path.removeprefix("sheets/"))
+            case "POST", path if path.startswith("sheets/"):
+                id = path.removeprefix("sheets/")
+                self.simulator.sheets.load(id, io.StringIO(body.decode("utf-8-sig"), newline=""))
+                return self._sheet(id)
             case "POST", "reset":
                 self.simulator.reset()
                 return _json(self.simulator.stats())
             case _:
                 message = f"There is no {self.method} {self.path}."
                 return _json({"error": {"message": message}}, 404)
+
+    def _sheet(self, id: str) -> Response:
+        if id not in self.simulator.sheets.spreadsheets:
+            return _json({"error": {"message": f"There is no spreadsheet {id}."}}, 404)
+        wanted = QueryParams(self.scope["query_string"]).get("range", "A:ZZ")
+        return _json({"id": id, "values": self.simulator.sheets.values(id, wanted)})
 
     def _seconds(self) -> float | None:
         given = QueryParams(self.scope["query_string"]).get("seconds")

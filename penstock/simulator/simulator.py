@@ -8,9 +8,11 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, TypedDict
 
+from penstock.simulator import tokens
 from penstock.simulator.config import FAULTS, Config, Fault, read
 from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Refusal
 from penstock.simulator.provider import Problem, Provider, Reply
+from penstock.simulator.sheets import SheetsServer, SheetsStats
 
 Clock = Callable[[], float]
 
@@ -40,6 +42,7 @@ class Stats(TypedDict):
     violation_count: int
     violations: list[Violation]
     accounts: list[AccountStats]
+    sheets: SheetsStats
 
 
 def running_clock(speed: float) -> Clock:
@@ -74,8 +77,20 @@ class Simulator:
         self.seed = seed
         self.speed = speed
         self.clock = clock or running_clock(speed)
-        self.url = ""
+        self._url = ""
+        self.sheets = SheetsServer(lambda: self.config.sheets, self.clock, seed)
+        """The Sheets server: what is in it, and who may use it."""
         self.reset()
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return self._url
+
+    @url.setter
+    def url(self, value: str) -> None:
+        self._url = value
+        self.sheets.tokens.url = f"{value}{tokens.PATH}"
 
     @property
     def openai_url(self) -> str:
@@ -86,6 +101,16 @@ class Simulator:
     def anthropic_url(self) -> str:
         """The `base_url` of an Anthropic client."""
         return self.url
+
+    @property
+    def sheets_url(self) -> str:
+        """The `base_url` of a Sheets client."""
+        return self.url
+
+    @property
+    def token_url(self) -> str:
+        """Where a Sheets client gets its tokens."""
+        return self.sheets.tokens.url
 
     @property
     def control_url(self) -> str:
@@ -104,6 +129,7 @@ class Simulator:
         self._paid: Counter[tuple[str, str]] = Counter()
         # One each, so that another latency does not move the faults.
         self._fault_chance, self._latency_chance = random.Random(self.seed), random.Random(self.seed)
+        self.sheets.reset()
 
     def configure(self, /, **changes: Any) -> Config:
         """Change some of the config from now on."""
@@ -128,6 +154,7 @@ class Simulator:
                 account.stats(now, None if seconds is None else min(seconds, HOUR))
                 for account in self.accounts.values()
             ],
+            "sheets": self.sheets.stats(),
         }
 
     # What the server asks

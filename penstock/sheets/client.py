@@ -1,0 +1,282 @@
+"""The API v4 over HTTP: each method is one request, and each refusal an error that says what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+
+from penstock.errors import (
+    Forbidden,
+    Invalid,
+    Limited,
+    NotFound,
+    PenstockError,
+    TimedOut,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+)
+from penstock.sheets.account import TOKEN_URL, Account, safe_url, tls
+from penstock.sheets.cells import LARGEST_REQUEST, Block, Part, request
+from penstock.sources.a1 import Range, parse
+
+BASE_URL = "https://sheets.googleapis.com"
+LONGEST_SECONDS = 180.0
+"""Google gives up on a request after so long."""
+
+_LARGEST_ANSWER = 64 << 20
+_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_URL_ID = re.compile(r"/spreadsheets/(?:u/\d+/)?d/([A-Za-z0-9_-]+)")
+_GID = re.compile(r"[#&?]gid=(\d+)")
+_FIELDS = "spreadsheetId,properties.title,sheets.properties(sheetId,title,sheetType,gridProperties)"
+_LIMITED = {"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "RATE_LIMIT_EXCEEDED"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """A sheet of a spreadsheet, with its size."""
+
+    id: int
+    title: str
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Spreadsheet:
+    """A spreadsheet and its sheets."""
+
+    id: str
+    title: str
+    tabs: tuple[Tab, ...]
+
+    def tab(self, title: str | None = None, gid: int | None = None) -> Tab:
+        """The sheet of this title or id; the first, if neither is said."""
+        for tab in self.tabs:
+            if (title is None or tab.title == title) and (gid is None or tab.id == gid):
+                return tab
+        raise Invalid(
+            f"there is no sheet {gid if title is None else title!r} in {self.title!r}",
+            code="unknown_sheet",
+            hint=f"There are: {', '.join(tab.title for tab in self.tabs)}.",
+        )
+
+    def area(self, range: str | None = None, gid: int | None = None) -> Range:
+        """A range with all its ends, within the sheet's size; a whole sheet, if none is said."""
+        wanted = parse(range) if range else Range()
+        tab = self.tab(wanted.sheet, gid if wanted.sheet is None else None)
+        top, left = wanted.top or 1, wanted.left or 1
+        if top > tab.rows or left > tab.columns:
+            raise Invalid(f"{range} is outside of the sheet {tab.title!r}", code="invalid_range")
+        bottom, right = (
+            min(wanted.bottom or tab.rows, tab.rows),
+            min(wanted.right or tab.columns, tab.columns),
+        )
+        return Range(tab.title, top, left, bottom, right)
+
+
+def spreadsheet_id(text: str) -> tuple[str, int | None]:
+    """The id of a spreadsheet from its address or id, and the sheet that the address shows, if it says so."""
+    found = _URL_ID.search(text)
+    if found and found[1] != "e":
+        gid = _GID.search(text)
+        return found[1], int(gid[1]) if gid else None
+    if found is None and _ID.fullmatch(text):
+        return text, None
+    raise Invalid(
+        f"{text[:200]!r} is not a spreadsheet",
+        code="invalid_spreadsheet",
+        hint="Copy its address from the browser: https://docs.google.com/spreadsheets/d/… (and not the one "
+        "under which it is published).",
+    )
+
+
+class Sheets:
+    """A way to Google Sheets for one account.
+
+    `credentials` are the path or the contents of a service account's file or of a user's (`authorized_user`),
+    or `{"token": "ya29.…"}`.
+    """
+
+    def __init__(
+        self,
+        credentials: str | Path | Mapping[str, Any],
+        *,
+        base_url: str = BASE_URL,
+        token_url: str = TOKEN_URL,
+    ) -> None:
+        self._base_url = safe_url(base_url)
+        self._account = Account(credentials, token_url)
+
+    def __repr__(self) -> str:
+        return f"<Sheets {self.account or self.id}>"
+
+    @property
+    def account(self) -> str | None:
+        """The e-mail address of a service account, with which sheets are shared."""
+        return self._account.name
+
+    @property
+    def id(self) -> str:
+        """Which account this is, in a form that tells nothing about it."""
+        return self._account.id
+
+    async def describe(self, spreadsheet: str) -> Spreadsheet:
+        """What a spreadsheet is called, and its sheets. A read."""
+        found = await self._call("GET", _path(spreadsheet), params=[("fields", _FIELDS)])
+        tabs = [_tab(sheet.get("properties", {})) for sheet in found.get("sheets", [])]
+        title = str(found.get("properties", {}).get("title", ""))
+        return Spreadsheet(str(found.get("spreadsheetId")), title, tuple(tab for tab in tabs if tab))
+
+    async def get(self, spreadsheet: str, ranges: Sequence[Range]) -> list[list[list[Any]]]:
+        """The values of each range, row by row; dates as they are shown. A read.
+
+        Empty cells at the end of a row, and empty rows at the end, are not there.
+        """
+        params = [("ranges", str(area)) for area in ranges]
+        params += [("valueRenderOption", "UNFORMATTED_VALUE"), ("dateTimeRenderOption", "FORMATTED_STRING")]
+        found = await self._call("GET", f"{_path(spreadsheet)}/values:batchGet", params=params)
+        return [part.get("values", []) for part in found.get("valueRanges", [])]
+
+    async def write(self, spreadsheet: str, blocks: Sequence[Block]) -> int:
+        """Write all of the blocks, in order, or none; the number of cells. A write."""
+        if not blocks:
+            return 0
+        body = request(blocks)
+        if len(body) > LARGEST_REQUEST:
+            raise TooLarge(f"the request has {len(body):,} bytes, and Google takes {LARGEST_REQUEST:,}")
+        found = await self._call("POST", f"{_path(spreadsheet)}/values:batchUpdate", body=body)
+        return int(found.get("totalUpdatedCells", 0))
+
+    async def add_columns(self, spreadsheet: str, tab: Tab, number: int) -> None:
+        """Make a sheet wider. A write. (Repeated it makes it wider still: look first.)"""
+        change = {"appendDimension": {"sheetId": tab.id, "dimension": "COLUMNS", "length": number}}
+        body = json.dumps({"requests": [change]}).encode()
+        await self._call("POST", f"{_path(spreadsheet)}:batchUpdate", body=body)
+
+    async def rows(self, spreadsheet: str, range: str | None = None) -> AsyncIterator[tuple[int, list[Any]]]:
+        """Number and cells of all rows of a range, in as few reads as Google's sizes allow."""
+        id, gid = spreadsheet_id(spreadsheet)
+        part = Part((await self.describe(id)).area(range, gid))
+        while (area := part.next) is not None:
+            [values] = await self.get(id, [area])
+            for number, cells in enumerate(values, area.top or 1):
+                yield number, cells
+            part = part.after(values)
+
+    async def _call(
+        self, method: str, path: str, *, params: Sequence[tuple[str, str]] = (), body: bytes | None = None
+    ) -> dict[str, Any]:
+        token = await self._token()
+        status, headers, content = await self._exchange(method, path, params, body, token)
+        if status == 401 and self._account.can_renew:
+            # It was valid a moment ago: taken back, or a clock is wrong.
+            token = await self._token(stale=token)
+            status, headers, content = await self._exchange(method, path, params, body, token)
+        answer = _document(content)
+        if status == 200:
+            return answer
+        raise self._refusal(status, headers, answer)
+
+    async def _token(self, stale: str | None = None) -> str:
+        if stale is None and self._account.is_ready:
+            return self._account.token()
+        return await asyncio.to_thread(self._account.token, stale)
+
+    async def _exchange(
+        self, method: str, path: str, params: Sequence[tuple[str, str]], body: bytes | None, token: str
+    ) -> tuple[int, dict[str, str], bytes]:
+        headers = {"authorization": f"Bearer {token}", "accept": "application/json"}
+        if body is not None:
+            headers["content-type"] = "application/json"
+        timeout = httpx.Timeout(30, read=LONGEST_SECONDS + 10)
+        url = f"{self._base_url}{path}"
+        try:
+            # A client for each call: calls are few, and nothing is left open in any event loop.
+            async with (
+                httpx.AsyncClient(verify=tls(), timeout=timeout, follow_redirects=False) as client,
+                client.stream(method, url, params=list(params), content=body, headers=headers) as response,
+            ):
+                content = bytearray()
+                async for block in response.aiter_bytes():
+                    content += block
+                    if len(content) > _LARGEST_ANSWER:
+                        raise TooLarge("Google's answer is too large", hint="Read a smaller range.")
+                return response.status_code, dict(response.headers), bytes(content)
+        except httpx.TimeoutException:
+            raise TimedOut("Google Sheets has not answered in time", code="sheets_timeout") from None
+        except httpx.HTTPError as error:
+            # Without the cause, which holds the request and with it the token.
+            words = f"Google Sheets cannot be reached: {type(error).__name__}"
+            raise Unavailable(words, code="sheets_unavailable") from None
+
+    def _refusal(self, status: int, headers: Mapping[str, str], answer: dict[str, Any]) -> PenstockError:
+        """What an answer means that is not what was asked for."""
+        found = answer.get("error")
+        problem = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+        said = f"Google Sheets: {str(problem.get('message') or f'status {status}')[:300]}"
+        details: list[Any] = [*(problem.get("errors") or []), *(problem.get("details") or [])]
+        if status == 429 or (status == 403 and any(detail.get("reason") in _LIMITED for detail in details)):
+            # A quota may also answer 403; whoever keeps the budgets knows 429.
+            return _answered(429, headers, Limited(said, code="sheets_limited"))
+        share = f"Share it with {self.account}." if self.account else "Ask its owner to share it."
+        match status:
+            case 400:
+                return Invalid(said, code="sheets_invalid")
+            case 401:
+                return Unauthenticated(said, code="sheets_login")
+            case 403:
+                return Forbidden(said, code="sheet_forbidden", hint=share)
+            case 404:
+                words = "there is no such spreadsheet, or it is not shared"
+                return NotFound(words, code="sheet_missing", hint=share)
+            case 413:
+                return TooLarge(said)
+            case 408 | 504:
+                return TimedOut(said, code="sheets_timeout")
+            case _ if 300 <= status < 400:
+                words = "Google Sheets names another address, and is not followed there"
+                return Unavailable(words, code="sheets_unavailable")
+            case _:
+                return _answered(status, headers, Unavailable(said, code="sheets_unavailable"))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Status and headers of an answer, without the request and its token."""
+
+    status_code: int
+    headers: dict[str, str]
+
+
+def _answered(status: int, headers: Mapping[str, str], error: PenstockError) -> PenstockError:
+    # As clients of HTTP have it: the worker reads a provider's signals there.
+    cast("Any", error).response = Answer(status, dict(headers))
+    return error
+
+
+def _tab(properties: dict[str, Any]) -> Tab | None:
+    grid: dict[str, int] = properties.get("gridProperties") or {}
+    if properties.get("sheetType", "GRID") != "GRID" or not grid:
+        return None
+    id, title = int(properties.get("sheetId", 0)), str(properties.get("title"))
+    return Tab(id, title, grid.get("rowCount", 0), grid.get("columnCount", 0))
+
+
+def _path(spreadsheet: str) -> str:
+    return f"/v4/spreadsheets/{spreadsheet_id(spreadsheet)[0]}"
+
+
+def _document(content: bytes) -> dict[str, Any]:
+    try:
+        found: Any = json.loads(content)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
