@@ -18,6 +18,7 @@ import time
 from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from decimal import Decimal
+from functools import lru_cache
 from typing import Any, LiteralString, TypeAlias, cast
 
 import psycopg
@@ -133,7 +134,7 @@ async def connection(where: Pool | Connection) -> AsyncGenerator[Connection]:
 
 async def call(where: Pool | Connection, function: str, **arguments: Any) -> list[Row]:
     """Call `penstock.<function>` with named arguments; returns its rows."""
-    statement = _statement(function, arguments)
+    statement = _statement(function, tuple(arguments))
     with _translated(arguments):
         async with connection(where) as held, held.cursor(row_factory=dict_row) as cursor:
             await cursor.execute(statement, _adapted(arguments))
@@ -158,7 +159,7 @@ async def value(where: Pool | Connection, function: str, **arguments: Any) -> An
 
 async def document(where: Pool | Connection, function: str, **arguments: Any) -> Any:
     """Call a function that returns a document in which there are amounts: its fractions become Decimals."""
-    text = sql.SQL("select ({})::text").format(_call(function, arguments))
+    text = sql.SQL("select ({})::text").format(_call(function, tuple(arguments)))
     with _translated(arguments):
         async with connection(where) as held, held.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(text, _adapted(arguments))
@@ -185,7 +186,7 @@ def _dump(value: Any) -> str:
 def call_sync(held: SyncConnection, function: str, **arguments: Any) -> list[Row]:
     """`call` on a connection from `connect`."""
     with _translated(arguments), held.cursor(row_factory=dict_row) as cursor:
-        return cursor.execute(_statement(function, arguments), _adapted(arguments)).fetchall()
+        return cursor.execute(_statement(function, tuple(arguments)), _adapted(arguments)).fetchall()
 
 
 def rows_sync(
@@ -223,19 +224,19 @@ async def _is_pooled(held: Connection) -> bool:
     return row is None or row["pid"] != held.info.backend_pid
 
 
-def _statement(function: str, arguments: Row) -> sql.Composed:
-    return sql.SQL("select * from {}").format(_call(function, arguments))
+@lru_cache(1000)
+def _statement(function: str, names: tuple[str, ...]) -> bytes:
+    """The call as text. Putting it together takes as long as a round trip, so it is kept."""
+    return sql.SQL("select * from {}").format(_call(function, names)).as_bytes()
 
 
-def _call(function: str, arguments: Row) -> sql.Composed:
-    for name in (function, *arguments):
+def _call(function: str, names: tuple[str, ...]) -> sql.Composed:
+    for name in (function, *names):
         if not _NAME.fullmatch(name):
             raise ValueError(f"{name!r} is not the name of an SQL function or argument")
     return sql.SQL("{}({})").format(
         sql.Identifier("penstock", function),
-        sql.SQL(", ").join(
-            sql.SQL("{} => {}").format(sql.Identifier(n), sql.Placeholder(n)) for n in arguments
-        ),
+        sql.SQL(", ").join(sql.SQL("{} => {}").format(sql.Identifier(n), sql.Placeholder(n)) for n in names),
     )
 
 

@@ -47,7 +47,7 @@ def ensure_login(dsn: str) -> str:
     return make_conninfo(dsn, user=LOGIN, password=None)
 
 
-_HOW: dict[str, Any] = {
+HOW: dict[str, Any] = {
     # The API logs requests itself, without what may be secret in them.
     "access_log": False,
     "log_config": None,
@@ -60,7 +60,7 @@ _HOW: dict[str, Any] = {
 def run(settings: Settings, *, host: str, port: int, app: App | None = None) -> None:
     """Serve until SIGTERM or Ctrl-C; what is being answered then is answered first."""
     check_address(settings, host)
-    uvicorn.run(api.create(settings, app), host=host, port=port, timeout_graceful_shutdown=20, **_HOW)
+    uvicorn.run(api.create(settings, app), host=host, port=port, timeout_graceful_shutdown=20, **HOW)
 
 
 def check_address(settings: Settings, host: str) -> None:
@@ -138,7 +138,7 @@ def run_beside(
     """Serve for development in a process of its own, until its parent ends it or itself."""
     made = api.create(settings, app, developer=developer)
     # No proxy's word is taken for where a request comes from: there is none.
-    how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **_HOW)
+    how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **HOW)
     _Beside(how).run([listening])
 
 

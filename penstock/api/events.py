@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -196,7 +197,7 @@ async def _lines(
                 await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
             except TimeoutError:
                 yield ": still here\n\n"
-            if caller.claims.get("exp", time.time()) < time.time():
+            if caller.claims.get("exp", math.inf) < time.time():
                 return
             if asyncio.get_running_loop().time() - checked_at > CHECK_SECONDS:
                 try:

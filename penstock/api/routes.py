@@ -211,7 +211,8 @@ def router(tag: str, route: type[Route] = Route) -> APIRouter:
     return APIRouter(prefix="/api", tags=[tag], route_class=route, responses=PROBLEMS)
 
 
-def _held(request: Request) -> db.Connection:
+# Async, though it awaits nothing: FastAPI would call it in a thread.
+async def _held(request: Request) -> db.Connection:
     return request.state.held
 
 

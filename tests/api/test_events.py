@@ -110,6 +110,16 @@ async def test_tells_each_change_until_the_end(world: World, served: Served) -> 
             await stream.next()
 
 
+async def test_a_key_watches_as_long_as_it_likes(world: World, served: Served) -> None:
+    """A key says nothing of its own end, which is no reason to end the stream."""
+    ann = world.join("ann")
+    job = start(world, ann, 1)
+    async with watching(served, f"/api/jobs/{job}/events", world.member("viewer", ann.tenant)) as stream:
+        assert (await stream.next())["data"]["status"] == "queued"
+        do_one(world.db)
+        assert (await stream.next())["data"]["status"] == "completed"
+
+
 async def test_resumes_where_it_was(world: World, served: Served) -> None:
     ann = world.join("ann")
     job = start(world, ann, 2)
