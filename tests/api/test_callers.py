@@ -440,6 +440,13 @@ class TestKeys:
         members = world.client.get(f"/api/tenants/{ann.tenant}/members", headers=ann.headers).json()
         assert [member["user_id"] for member in members["items"]] == [str(ann.id)]
 
+    def test_so_does_one_of_the_service_which_is_no_member(self, world: World) -> None:
+        made = world.client.post("/api/keys", json={"name": "w", "role": "service"}, headers=world.service).json()
+        key = bearer(made["secret"])
+        assert world.client.get("/api/me", headers=key).status_code == 200
+        assert world.client.delete(f"/api/keys/{made['id']}", headers=world.service).status_code == 204
+        assert world.client.get("/api/me", headers=key).status_code == 401
+
     def test_a_key_expires(self, world: World, clock: testing.Clock) -> None:
         ann = world.join("ann")
         soon = (clock.now() + timedelta(hours=1)).isoformat()

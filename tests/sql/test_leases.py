@@ -165,6 +165,7 @@ class TestFence:
         new = sql.claim_one()
         assert new["id"] == old["id"]
         assert new["lease"] > old["lease"]
+        clock.advance(seconds=1)
         self.refuse(sql, write, old, "w1", "lease_lost")
         assert sql.complete(new)
 
