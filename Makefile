@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test fuzz check format bench bench-quick schema docs clean
+.PHONY: help setup system-packages demo test fuzz check format bench bench-quick seeded schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench: setup ## Measure everything, beside its peers (long)
 
 bench-quick: setup ## Measure everything briefly
 	$(BIN)/python -m bench --quick --json bench/results/quick.json
+
+seeded: setup ## Plant known bugs and holes, one by one, and see that the tests catch each
+	$(BIN)/python scripts/seeded.py $(ARGS)
 
 schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 	$(BIN)/python scripts/schema.py

@@ -1,6 +1,7 @@
-"""Tests of the tests: plants each bug and hole of tests/seeded.toml in a copy, and asks the named test to fail.
+"""Tests of the tests: plants each bug and hole of tests/seeded.toml in a copy; the named test has to fail.
 
-`python scripts/seeded.py` runs all of them and prints how many were caught; a name or a part of one runs those.
+`python scripts/seeded.py` runs them all and says how many were caught. Words choose those with one in
+their name.
 """
 
 from __future__ import annotations

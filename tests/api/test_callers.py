@@ -441,7 +441,9 @@ class TestKeys:
         assert [member["user_id"] for member in members["items"]] == [str(ann.id)]
 
     def test_so_does_one_of_the_service_which_is_no_member(self, world: World) -> None:
-        made = world.client.post("/api/keys", json={"name": "w", "role": "service"}, headers=world.service).json()
+        made = world.client.post(
+            "/api/keys", json={"name": "w", "role": "service"}, headers=world.service
+        ).json()
         key = bearer(made["secret"])
         assert world.client.get("/api/me", headers=key).status_code == 200
         assert world.client.delete(f"/api/keys/{made['id']}", headers=world.service).status_code == 204

@@ -165,7 +165,6 @@ class TestFence:
         new = sql.claim_one()
         assert new["id"] == old["id"]
         assert new["lease"] > old["lease"]
-        clock.advance(seconds=1)
         self.refuse(sql, write, old, "w1", "lease_lost")
         assert sql.complete(new)
 
@@ -312,6 +311,19 @@ class TestHeartbeat:
         }
         expires = sql.one("select expires_at from penstock.leases where task_id = %s", tasks[kept]["id"])
         assert expires == clock.now() + timedelta(seconds=600)
+
+    def test_an_old_lease_extends_nothing(self, sql: Contract, clock: Clock) -> None:
+        """R1.2: also not the same worker's newer lease of the task."""
+        sql.start()
+        old = sql.claim_one()
+        clock.advance(seconds=31)
+        sql.reclaim()
+        new = sql.claim_one()
+        before = sql.snapshot()
+        beat = Jsonb([{"id": old["id"], "lease": old["lease"]}])
+        [gone] = sql.rows("heartbeat_tasks", worker_id="w1", leases=beat, lease_seconds=600)
+        assert (gone["id"], gone["lease"], gone["code"]) == (new["id"], old["lease"], "lease_lost")
+        assert sql.snapshot() == before
 
     def test_an_empty_beat_is_no_error(self, sql: Contract) -> None:
         assert sql.rows("heartbeat_tasks", worker_id="w1", leases=Jsonb([])) == []

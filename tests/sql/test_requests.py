@@ -36,6 +36,7 @@ def test_another_callers_key_is_another_key(sql: Contract) -> None:
     sql.execute("select set_config('penstock.actor', 'somebody else', true)")
     assert begin(sql) is None
     end(sql, {"n": 2})
+    assert begin(sql)["answer"] == {"n": 2}
     sql.execute("select set_config('penstock.actor', '', true)")
     assert begin(sql)["answer"] == {"n": 1}
 
