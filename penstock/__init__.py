@@ -9,6 +9,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from penstock.app import App, Started
+    from penstock.bulk_type import BulkRow, Change, RowError
     from penstock.context import Context, Fail, Reschedule, Retry
     from penstock.errors import (
         Conflict,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 # Imported when first asked for: the command line must not load a whole worker to print a help text.
 _HOMES = {
     "penstock.app": ("App", "Started"),
+    "penstock.bulk_type": ("BulkRow", "Change", "RowError"),
     "penstock.context": ("Context", "Fail", "Reschedule", "Retry"),
     "penstock.errors": (
         "Conflict",
@@ -47,6 +49,8 @@ _HOMES = {
 
 __all__ = [
     "App",
+    "BulkRow",
+    "Change",
     "Conflict",
     "Context",
     "Fail",
@@ -60,6 +64,7 @@ __all__ = [
     "PenstockError",
     "Reschedule",
     "Retry",
+    "RowError",
     "Started",
     "TimedOut",
     "Unavailable",

@@ -27,9 +27,8 @@ import inspect
 import logging
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -39,10 +38,11 @@ from uuid import UUID
 
 import pydantic
 
-from penstock import artifacts, db, embedded, jobs, kinds, migrate, schedules, tasks, tenants
+from penstock import artifacts, bulks, db, embedded, jobs, kinds, migrate, schedules, tasks, tenants
 from penstock import storage as storages
+from penstock.bulk_type import BulkType
 from penstock.context import Context, Fail, Reschedule, Retry, seconds
-from penstock.drawing import Drawn, Graph, Options
+from penstock.drawing import Drawn, Graph, Options, current, drawing
 from penstock.errors import Invalid, JobFailed, PenstockError, TimedOut
 from penstock.settings import settings
 from penstock.signature import Signature, Step, decode, encode
@@ -50,9 +50,9 @@ from penstock.types import Forecast, Job
 
 P = ParamSpec("P")
 R = TypeVar("R")
+RowModel = TypeVar("RowModel", bound=pydantic.BaseModel)
 Mode = Literal["async", "thread", "process"]
 Artifacts = Callable[[Context, str, Any, str], Coroutine[Any, Any, dict[str, Any]]]
-_graph: ContextVar[Graph | None] = ContextVar("penstock_graph", default=None)
 
 # --- tasks and job types -----------------------------------------------------------------------------------
 
@@ -80,9 +80,9 @@ class Task(Generic[P, R]):
     def options(self, **changes: Any) -> Task[P, R]:
         """The same task with other options.
 
-        Of its job, with `start`: tenant_id, idempotency_key, delay, on_failure, paused, budget, on_limit. Of
-        either: priority, run_at. Of the task: key, phase, provider or route, units, after, after_failure,
-        max_attempts, timeout.
+        Of its job, with `start`: tenant_id, idempotency_key, delay, on_failure, paused, budget, on_limit,
+        stop_after. Of either: priority, run_at. Of the task: key, phase, provider or route, units, after,
+        after_failure, max_attempts, timeout, confirm.
         """
         other = cast("Task[P, R]", object.__new__(Task))
         other.__dict__.update(self.__dict__)
@@ -95,7 +95,7 @@ class Task(Generic[P, R]):
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """This task as a step of the job whose body is running."""
-        graph = _graph.get()
+        graph = current.get()
         if graph is None:
             raise Invalid(f"{self.kind}.step() outside of a job's body", hint="start() runs it by itself.")
         values = self.signature.bind(args, kwargs)
@@ -147,7 +147,7 @@ class JobType(Generic[P]):
     def options(self, **changes: Any) -> JobType[P]:
         """The same with other options of its jobs.
 
-        tenant_id, idempotency_key, priority, run_at, delay, on_failure, paused, budget, on_limit.
+        tenant_id, idempotency_key, priority, run_at, delay, on_failure, paused, budget, on_limit, stop_after.
         """
         other: JobType[P] = object.__new__(JobType)
         other.__dict__.update(self.__dict__)
@@ -181,11 +181,8 @@ class JobType(Generic[P]):
         """The job's params, the tasks its body asks for, and what it returned."""
         params, _ = self.signature.encode(values)
         graph = Graph()
-        token = _graph.set(graph)
-        try:
+        with drawing(graph):
             returned = self.function(**self.signature.check(values))
-        finally:
-            _graph.reset(token)
         if not graph.tasks:
             raise Invalid(f"the body of {self.name} asked for no step", code="no_tasks")
         result = Step(graph.tasks[-1]["key"]) if returned is None else returned
@@ -305,6 +302,7 @@ class App:
             raise Invalid("an app's own SQL has both a folder and a schema", details={"field": "sql"})
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.job_types: dict[str, JobType[...]] = {}
+        self.bulks: dict[str, BulkType[Any]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
         self.artifacts: Artifacts | None = None
         """How `Context.save` keeps a file, if not in `storage`: given context, name, data and type, returns
@@ -421,13 +419,46 @@ class App:
 
         def add(function: Callable[..., Any]) -> JobType[...]:
             kind = JobType[...](self, function, name or function.__name__, phases or {}, on_failure)
-            if kind.name in self.job_types:
+            if kind.name in self.job_types or kind.name in self.bulks:
                 raise Invalid(f"there are two job types called {kind.name!r}")
             self.job_types[kind.name] = kind
             self._is_declared = False
             return kind
 
         return add if function is None else add(function)
+
+    def bulk(
+        self,
+        *,
+        row: type[RowModel],
+        name: str | None = None,
+        key: Sequence[str] = (),
+        batch: int | None = None,
+        group_by: str | None = None,
+        exclusive: bool = False,
+        phases: dict[str, float] | None = None,
+        on_failure: str = "continue",
+    ) -> Callable[[Callable[..., Any]], BulkType[RowModel]]:
+        """Make a function that draws the graph of a row, or of a batch, a type of bulk job.
+
+        `row` is the pydantic model that every row must fit. `key`: the columns that name a row; without them
+        its number does. `batch`: so many rows at most go into one graph, and `group_by` keeps those together
+        that have the same value there. `exclusive`: a tenant has one such job at a time.
+        """
+
+        def add(function: Callable[..., Any]) -> BulkType[RowModel]:
+            chosen = name or function.__name__
+            if chosen in self.bulks or chosen in self.job_types:
+                raise Invalid(f"there are two job types called {chosen!r}")
+            kind = BulkType(
+                self, function, chosen, row=row, key=key, batch=batch, group_by=group_by,
+                is_exclusive=exclusive, phases=phases or {}, on_failure=on_failure,
+            )  # fmt: skip
+            self.bulks[chosen] = kind
+            self._is_declared = False
+            return kind
+
+        return add
 
     def schedule(
         self,
@@ -474,7 +505,7 @@ class App:
     async def astart(self, type: str, drawn: Drawn, options: Options) -> Started[Any]:
         """Start a job that was drawn."""
         async with self.connections() as where:
-            chosen = await self._ready(where, options)
+            chosen = await self.ready(where, options)
             start = jobs.start if options.using is None else jobs.start_in
             held = where if options.using is None else options.using
             job_id = await start(held, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
@@ -492,18 +523,22 @@ class App:
     async def aforecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:
         """What a job that was drawn would cost, use and take."""
         async with self.connections() as where:
-            chosen = await self._ready(where, options)
+            chosen = await self.ready(where, options)
             return await jobs.forecast(where, type=type, tasks=drawn.tasks, **chosen)
 
     def forecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:
         """`aforecast` for code that is not async."""
         return self.block(self.aforecast(type, drawn, options))
 
+    def started(self, job_id: UUID) -> Started[Any]:
+        """A job by its id. Its result is nothing: its tasks have theirs."""
+        return Started(job_id, self, Drawn({}, [], None))
+
     async def _ready_elsewhere(self, options: Options) -> jobs.JobOptions:
         async with self.connections() as where:
-            return await self._ready(where, options)
+            return await self.ready(where, options)
 
-    async def _ready(self, where: db.Pool, options: Options) -> jobs.JobOptions:
+    async def ready(self, where: db.Pool, options: Options) -> jobs.JobOptions:
         """Make sure that kinds and tenant are there, whatever becomes of the caller's transaction."""
         await self.declare(where)
         chosen = options.for_job()
@@ -516,9 +551,11 @@ class App:
         if self._is_declared:
             return
         await kinds.define(where, kinds=[task.settings for task in self.tasks.values()])
-        for kind in self.job_types.values():
+        for kind in (*self.job_types.values(), *self.bulks.values()):
             phases = [{"name": name, "weight": weight} for name, weight in kind.phases.items()]
             await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
+        for kind in self.bulks.values():
+            await bulks.define_type(where, name=kind.name, **kind.declared())
         for schedule in self.schedules.values():
             arguments: dict[str, Any] = {"tenant_id": await self.tenant_id(where), **schedule}
             await schedules.set(where, **arguments)

@@ -9,16 +9,18 @@ and one's own writes, into one transaction, pass the connection that `transactio
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import json
 import math
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import lru_cache
+from itertools import islice
 from typing import Any, LiteralString, TypeAlias, cast
 
 import psycopg
@@ -37,6 +39,7 @@ Pool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Row]]
 Json = Jsonb
 """Marks an argument as a JSON document. A dict is one anyway; a list is an SQL array unless marked."""
 
+_PART_BYTES = 8_000_000
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _CONNECTION: dict[str, Any] = {
     "autocommit": True,
@@ -165,6 +168,56 @@ async def document(where: Pool | Connection, function: str, **arguments: Any) ->
             await cursor.execute(text, _adapted(arguments))
             [(found,)] = await cursor.fetchall()
     return json.loads(found, parse_float=Decimal)
+
+
+async def send_in_parts(
+    items: Iterable[Any],
+    send: Callable[[Json], Coroutine[Any, Any, Any]],
+    *,
+    most: int,
+    dumps: Callable[[Any], str] = json.dumps,
+) -> int:
+    """Send items as JSON arrays of at most so many, or of a few megabytes; returns how many parts it were.
+
+    While the database takes one part, the next is read.
+    """
+    sending: asyncio.Task[Any] | None = None
+    count = 0
+    try:
+        async for part in _parts(items, most, dumps):
+            if sending is not None:
+                await sending
+            sending = asyncio.create_task(send(part))
+            count += 1
+        if sending is not None:
+            await sending
+    finally:
+        # Whatever went wrong, nothing is under way when the transaction ends.
+        if sending is not None and not sending.done():
+            await asyncio.wait([sending])
+    return count
+
+
+async def _parts(items: Iterable[Any], most: int, dumps: Callable[[Any], str]) -> AsyncGenerator[Json]:
+    """Each item is serialised once."""
+    stream = iter(items)
+    part: list[Any] = []
+    texts: list[str] = []
+    while some := list(islice(stream, min(100, most - len(part)))):
+        part += some
+        texts.append(dumps(some)[1:-1])
+        # So that what is being sent meanwhile goes on.
+        await asyncio.sleep(0)
+        if len(part) >= most or sum(map(len, texts)) >= _PART_BYTES:
+            yield _joined(part, texts)
+            part, texts = [], []
+    if part:
+        yield _joined(part, texts)
+
+
+def _joined(part: list[Any], texts: list[str]) -> Json:
+    # The items themselves go along so that a refusal can name the field.
+    return Json(part, dumps=lambda _: f"[{','.join(texts)}]")
 
 
 def exact(document: Any) -> Json:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -27,6 +29,9 @@ class Options:
     paused: bool | None = None
     budget: Decimal | int | None = None
     on_limit: str | None = None
+    stop_after: int | str | None = None
+    preview: bool | None = None
+    skip_done: bool | None = None
     using: Any = None
     # of a job or a step
     priority: int | None = None
@@ -41,6 +46,7 @@ class Options:
     after_failure: str | None = None
     max_attempts: int | None = None
     timeout: float | None = None
+    confirm: bool | None = None
 
     def changed(self, changes: dict[str, Any]) -> Options:
         """The same with other values."""
@@ -67,11 +73,12 @@ class Options:
             "paused": self.paused,
             "budget": self.budget,
             "on_limit": cast("Any", self.on_limit),
+            "stop_after": self.stop_after,
         }
 
     def for_task(self) -> dict[str, Any]:
         """As fields of an element of p_tasks."""
-        names = ("key", "phase", "provider", "route", "units", "after_failure", "max_attempts")
+        names = ("key", "phase", "provider", "route", "units", "after_failure", "max_attempts", "confirm")
         chosen = {name: getattr(self, name) for name in names} | {"timeout_seconds": self.timeout}
         return {name: value for name, value in chosen.items() if value is not None}
 
@@ -79,6 +86,7 @@ class Options:
         """As fields of an element of p_tasks that is one of several."""
         self._refuse("an option of a job, not of a step", "tenant_id", "delay", "on_failure", "paused")
         self._refuse("an option of a job, not of a step", "idempotency_key", "using", "budget", "on_limit")
+        self._refuse("an option of a job, not of a step", "stop_after", "preview", "skip_done")
         chosen = self.for_task()
         if self.priority is not None:
             chosen["priority"] = self.priority
@@ -94,6 +102,7 @@ class Options:
             "on_failure": self.on_failure,
             "budget": None if self.budget is None else format(exact(self.budget, "budget"), "f"),
             "on_limit": self.on_limit,
+            "stop_after": self.stop_after,
         }
         return {name: value for name, value in chosen.items() if value is not None}
 
@@ -106,8 +115,9 @@ class Options:
 class Graph:
     """The tasks a job's body asks for, in an order where parents come first."""
 
-    def __init__(self) -> None:
+    def __init__(self, prefix: str = "") -> None:
         self.tasks: list[dict[str, Any]] = []
+        self._prefix = prefix
         self._counts: dict[str, int] = {}
 
     def add(
@@ -128,10 +138,25 @@ class Graph:
         if "key" not in spec:
             self._counts[kind] = self._counts.get(kind, 0) + 1
             spec["key"] = f"{kind}-{self._counts[kind]}"
+        spec["key"] = f"{self._prefix}{spec['key']}"
         if parents:
             spec["after"] = list(dict.fromkeys(parents))
         self.tasks.append(spec)
         return Step(spec["key"])
+
+
+current: ContextVar[Graph | None] = ContextVar("penstock_graph", default=None)
+"""The graph that a body is drawing."""
+
+
+@contextmanager
+def drawing(graph: Graph) -> Generator[None]:
+    """Let steps be added to this graph."""
+    token = current.set(graph)
+    try:
+        yield
+    finally:
+        current.reset(token)
 
 
 @dataclass(frozen=True, slots=True)

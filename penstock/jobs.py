@@ -7,9 +7,9 @@ import builtins
 import json
 import sys
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from itertools import islice
+from functools import partial
 from typing import Any, LiteralString, TypeAlias, Unpack
 from uuid import UUID
 
@@ -27,7 +27,7 @@ from penstock.types import (
     Progress,
     Task,
     TaskStatus,
-    exact,
+    given,
 )
 
 TaskSpec: TypeAlias = Mapping[str, Any]
@@ -41,7 +41,6 @@ FIELDS: Mapping[str, filters.Field] = {
     "age": filters.age("created_at"),
 }
 
-_CHUNK_BYTES = 8_000_000
 _PATIENCE_SECONDS = 30
 
 _JOBS: LiteralString = """\
@@ -83,7 +82,7 @@ async def start(
         p_type=type,
         p_params=dict(params or {}),
         p_tasks=db.Json(builtins.list(tasks)),
-        p_options=_options(options),
+        p_options=given(options),
     )
 
 
@@ -93,16 +92,20 @@ async def forecast(
     type: str,
     params: Mapping[str, Any] | None = None,
     tasks: Iterable[TaskSpec],
+    times: float = 1,
     **options: Unpack[JobOptions],
 ) -> Forecast:
-    """What `start` with the same arguments would cost, use and take under the present limits."""
+    """What `start` with the same arguments would cost, use and take under the present limits.
+
+    `times`: the tasks are a sample, and there are so many times as many.
+    """
     del params  # decides nothing here: it is taken so that the arguments are the same
     document = await db.document(
         where,
         "forecast_job",
         p_type=type,
         p_tasks=db.Json(builtins.list(tasks)),
-        p_options=_options(options),
+        p_options=given(options) | ({"times": times} if times != 1 else {}),
     )
     return Forecast.read(document)
 
@@ -122,29 +125,14 @@ async def start_many(
     An idempotency key that was used before gives its job and reads no task; give a `digest` of them in the
     options if another set of tasks under the same key shall be refused.
     """
-    chosen = _options(options)
+    chosen = given(options)
     async with db.transaction(where) as held:
         [opened] = await db.call(held, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
         if opened["is_new"]:
-            await _add_all(held, opened["job_id"], _chunks(tasks, chunk))
+            send = partial(db.call, held, "add_tasks", p_job_id=opened["job_id"])
+            if not await db.send_in_parts(tasks, lambda part: send(p_tasks=part), most=chunk):
+                raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
         return opened["job_id"]
-
-
-async def _add_all(held: db.Connection, job_id: UUID, parts: AsyncGenerator[db.Json]) -> None:
-    """Send part after part. While the database takes one, the next is read."""
-    sending: asyncio.Task[Any] | None = None
-    try:
-        async for part in parts:
-            if sending is not None:
-                await sending
-            sending = asyncio.create_task(db.call(held, "add_tasks", p_job_id=job_id, p_tasks=part))
-        if sending is None:
-            raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
-        await sending
-    finally:
-        # Whatever went wrong, nothing is under way when the transaction ends.
-        if sending is not None and not sending.done():
-            await asyncio.wait([sending])
 
 
 async def start_in(
@@ -159,7 +147,7 @@ async def start_in(
     if not _is_sqlalchemy(using):
         return await start(using, type=type, params=params, tasks=tasks, **options)
     with _translated():
-        found = await using.execute(_text(), _texts(type, params, tasks, _options(options)))
+        found = await using.execute(_text(), _texts(type, params, tasks, given(options)))
         return UUID(str(found.scalar_one()))
 
 
@@ -174,7 +162,7 @@ def start_sync(
     """`start_in` without async."""
     if _is_sqlalchemy(using):
         with _translated():
-            found = using.execute(_text(), _texts(type, params, tasks, _options(options)))
+            found = using.execute(_text(), _texts(type, params, tasks, given(options)))
             return UUID(str(found.scalar_one()))
     [row] = db.call_sync(
         using,
@@ -182,7 +170,7 @@ def start_sync(
         p_type=type,
         p_params=dict(params or {}),
         p_tasks=db.Json(builtins.list(tasks)),
-        p_options=_options(options),
+        p_options=given(options),
     )
     return row["start_job"]
 
@@ -324,49 +312,17 @@ async def cancel(where: db.Pool | db.Connection, *, job_id: UUID, reason: str | 
     return await db.value(where, "cancel_job", p_job_id=job_id, p_reason=reason)
 
 
+async def confirm(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
+    """Let the tasks run that wait for a confirmation. Returns how many they are."""
+    return await db.value(where, "confirm_job", p_job_id=job_id)
+
+
 async def retry(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
     """Run the failed tasks again, and what was canceled because of them. Returns how many had failed."""
     return await db.value(where, "retry_job", p_job_id=job_id)
 
 
 # What start and list need
-
-
-def _options(options: JobOptions) -> dict[str, Any]:
-    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    if (run_at := chosen.get("run_at")) is not None:
-        if run_at.tzinfo is None:
-            raise Invalid(
-                "run_at has no time zone", code="invalid_options", details={"field": "options.run_at"}
-            )
-        chosen["run_at"] = run_at.isoformat()
-    if "budget" in chosen:
-        chosen["budget"] = format(exact(chosen["budget"], "options.budget"), "f")
-    if "tenant_id" in chosen:
-        chosen["tenant_id"] = str(chosen["tenant_id"])
-    return chosen
-
-
-async def _chunks(tasks: Iterable[TaskSpec], most: int) -> AsyncGenerator[db.Json]:
-    """The tasks in JSON arrays of at most so many, or of a few megabytes. Each task is serialised once."""
-    stream = iter(tasks)
-    part: builtins.list[TaskSpec] = []
-    texts: builtins.list[str] = []
-    while some := builtins.list(islice(stream, min(100, most - len(part)))):
-        part += some
-        texts.append(json.dumps(some)[1:-1])
-        # So that what is being sent meanwhile goes on.
-        await asyncio.sleep(0)
-        if len(part) >= most or sum(map(len, texts)) >= _CHUNK_BYTES:
-            yield _joined(part, texts)
-            part, texts = [], []
-    if part:
-        yield _joined(part, texts)
-
-
-def _joined(part: builtins.list[TaskSpec], texts: builtins.list[str]) -> db.Json:
-    # The tasks themselves go along so that a refusal can name the field.
-    return db.Json(part, dumps=lambda _: f"[{','.join(texts)}]")
 
 
 def _equal(**wanted: Any) -> builtins.list[filters.Condition]:

@@ -80,12 +80,13 @@ def decode(value: Any, outputs: dict[str, Any]) -> Any:
 class Signature:
     """A function's parameters and return type; read once."""
 
-    def __init__(self, function: Callable[..., Any], *, is_handler: bool) -> None:
+    def __init__(self, function: Callable[..., Any], *, is_handler: bool, without: str | None = None) -> None:
         self._name = function.__name__
         hints = _hints(function)
         parameters = list(inspect.signature(function).parameters.values())
         self.takes_context = bool(parameters) and hints.get(parameters[0].name) is Context
         parameters = parameters[1:] if self.takes_context else parameters
+        parameters = [p for p in parameters if p.name != without]
         for p in parameters:
             if p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY):
                 raise Invalid(

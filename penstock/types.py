@@ -14,7 +14,7 @@ from penstock.errors import Invalid
 JobStatus: TypeAlias = Literal["queued", "running", "paused", "completed", "failed", "canceled"]
 TaskStatus: TypeAlias = Literal["blocked", "queued", "running", "waiting", "succeeded", "failed", "canceled"]
 OnFailure: TypeAlias = Literal["continue", "stop"]
-OnLimit: TypeAlias = Literal["hold", "refuse"]
+OnLimit: TypeAlias = Literal["hold", "refuse", "pause"]
 Missed: TypeAlias = Literal["skip", "once", "all"]
 Role: TypeAlias = Literal["owner", "admin", "member", "viewer"]
 KeyRole: TypeAlias = Literal["owner", "admin", "member", "viewer", "worker", "service"]
@@ -42,9 +42,39 @@ class JobOptions(TypedDict, total=False):
     budget: Amount | None
     """What it may cost, in the base currency. It pauses before it costs more."""
     on_limit: OnLimit | None
-    """What becomes of a task for which the tenant's quota has no room: it is held back, or fails."""
+    """What becomes of a task for which the tenant's quota has no room: it is held back, or fails, or the job
+    pauses."""
+    stop_after: int | str | None
+    """Pause after so many failed tasks, or after a part of them, such as "5%"."""
     digest: str | None
     """Stands for the tasks where they are not at hand when the key is looked up: see `jobs.start_many`."""
+
+
+class BulkOptions(JobOptions, total=False):
+    """How a bulk job is started, apart from its rows."""
+
+    preview: bool | None
+    """Load the first batch, and wait for a confirmation before anything is applied or more is loaded."""
+    skip_done: bool | None
+    """Leave out rows whose key succeeded in an earlier job of the same type and source."""
+    key: list[str] | None
+    """The columns that make a row's key, in place of the type's."""
+
+
+def given(options: JobOptions) -> dict[str, Any]:
+    """Options as the database takes them, without those that are not given."""
+    chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if (run_at := chosen.get("run_at")) is not None:
+        if run_at.tzinfo is None:
+            raise Invalid(
+                "run_at has no time zone", code="invalid_options", details={"field": "options.run_at"}
+            )
+        chosen["run_at"] = run_at.isoformat()
+    if "budget" in chosen:
+        chosen["budget"] = format(exact(chosen["budget"], "options.budget"), "f")
+    if "tenant_id" in chosen:
+        chosen["tenant_id"] = str(chosen["tenant_id"])
+    return chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +193,135 @@ class Attempt:
     error_message: str | None
     error_details: Any
     retry_in_seconds: float | None
+
+
+RowState: TypeAlias = Literal[
+    "waiting", "queued", "running", "succeeded", "failed", "canceled", "refused", "skipped"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RowCounts:
+    """How many rows a bulk job has, and what became of them before they had tasks."""
+
+    total: int
+    loaded: int
+    refused: int
+    skipped: int
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Rows that were refused, or tasks that failed, for one reason."""
+
+    code: str
+    message: str | None
+    count: int
+    kind: str | None = None
+    """Of tasks: their kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """What tasks of a job wait for, other than their turn."""
+
+    waits_for: str
+    reason: str
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """A job whose tasks are made from rows."""
+
+    job: Job
+    source: dict[str, Any]
+    key: list[str] | None
+    batch: int | None
+    group_by: str | None
+    preview: bool
+    skip_done: bool
+    confirmed_at: datetime | None
+    rows: RowCounts
+    to_confirm: int
+    """How many tasks wait for a confirmation."""
+    cost: Decimal
+    budget: Decimal | None
+    applied: int
+    undone: int
+    waits: tuple[Wait, ...]
+    problems: tuple[Cause, ...]
+    failures: tuple[Cause, ...]
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Bulk:
+        """From the document of get_bulk."""
+        job = document["job"]
+        values = _known(cls, document | document["changes"])
+        values["job"] = Job.read(job)
+        values |= {name: None if job[name] is None else Decimal(job[name]) for name in ("cost", "budget")}
+        values["confirmed_at"] = values["confirmed_at"] and datetime.fromisoformat(values["confirmed_at"])
+        values["rows"] = RowCounts(**values["rows"])
+        values["waits"] = tuple(Wait(**wait) for wait in values["waits"])
+        values["problems"] = tuple(Cause(c["code"], c["message"], c["rows"]) for c in values["problems"])
+        values["failures"] = tuple(
+            Cause(c["code"], c["message"], c["tasks"], c["kind"]) for c in values["failures"]
+        )
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class BulkSummary:
+    """A bulk job in a list."""
+
+    id: UUID
+    tenant_id: UUID
+    type: str
+    status: JobStatus
+    status_reason: str | None
+    created_by: str
+    created_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    source: dict[str, Any]
+    total: int
+    loaded: int
+    refused: int
+    skipped: int
+    percent: int
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """A row, and what became of it."""
+
+    number: int
+    key: str
+    state: RowState
+    data: dict[str, Any]
+    output: Any
+    error_code: str | None
+    error_message: str | None
+    problem: dict[str, Any] | None
+    retries: int
+    cost: Decimal
+    started_at: datetime | None
+    finished_at: datetime | None
+    changes: int
+    undone: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowsAdded:
+    """What became of rows that were sent."""
+
+    added: int
+    refused: int
+    known: int
+    """Their numbers were there already."""
+    moved: int
+    """Of these, with another key: the source has changed above its end."""
 
 
 @dataclass(frozen=True, slots=True)

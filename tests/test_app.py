@@ -68,13 +68,26 @@ def only_task(db: testing.Database, job: penstock.Started[Any]) -> dict[str, Any
 def test_the_public_names() -> None:
     """What `from penstock import …` gives is a promise: a change of this list is a change for everybody."""
     assert penstock.__all__ == [
-        *("App", "Conflict", "Context", "Fail", "Forbidden", "Invalid", "Job", "JobFailed", "LeaseLost"),
         *(
+            "App",
+            "BulkRow",
+            "Change",
+            "Conflict",
+            "Context",
+            "Fail",
+            "Forbidden",
+            "Invalid",
+            "Job",
+            "JobFailed",
+        ),
+        *(
+            "LeaseLost",
             "Limited",
             "NotFound",
             "PenstockError",
             "Reschedule",
             "Retry",
+            "RowError",
             "Started",
             "TimedOut",
             "Unavailable",

@@ -16,13 +16,16 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.job_list, penstock.task_list, penstock.dead_letter_list,
   penstock.meters, penstock.plans, penstock.endpoints, penstock.prices, penstock.exchange_rates, penstock.tenant_limits, penstock.allowances,
   penstock.accounts, penstock.holds, penstock.usage_events, penstock.usage_sums, penstock.cost_entries, penstock.cost_sums,
-  penstock.usage_days, penstock.cost_days, penstock.job_costs, penstock.price_list, penstock.rate_comparison, penstock.artifacts to authenticated;
+  penstock.usage_days, penstock.cost_days, penstock.job_costs, penstock.price_list, penstock.rate_comparison, penstock.artifacts,
+  penstock.bulks, penstock.bulk_rows, penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
   penstock.open_job(text, jsonb, jsonb), penstock.start_job(text, jsonb, jsonb, jsonb),
   penstock.add_tasks(uuid, jsonb, bigint, text, bigint), penstock.get_job(uuid),
   penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text), penstock.retry_job(uuid),
+  penstock.confirm_job(uuid), penstock.open_bulk(text, jsonb, jsonb, jsonb), penstock.add_bulk_rows(uuid, jsonb, boolean), penstock.get_bulk(uuid),
+  penstock.undo_bulk(uuid, jsonb), penstock._bulk_row_state(penstock.bulk_rows), penstock._row_cost(penstock.bulk_rows),
   penstock.replay_dead_letters(jsonb), penstock.discard_dead_letters(jsonb),
   penstock.set_member(uuid, uuid, text),
   penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid),
@@ -45,7 +48,10 @@ grant execute on function
   penstock.reschedule_task(bigint, double precision, text, bigint, text),
   penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text),
   penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.backlog(),
-  penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text),
+  penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),
+  penstock.take_bulk_rows(bigint, text, bigint, integer), penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint),
+  penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[]), penstock.record_changes(bigint, text, bigint, jsonb), penstock.undo_changes(bigint, text, bigint),
+  penstock.bulk_rows_to_write(uuid, integer), penstock.mark_rows_written(uuid, bigint[], text[]),
   penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
   penstock.create_tenant(text, double precision), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb),
   penstock.set_provider(text, jsonb, uuid), penstock.open_provider(text, uuid), penstock.report_provider(text, jsonb, uuid), penstock.report_limited(bigint, text, bigint, jsonb),
@@ -74,12 +80,13 @@ begin
     'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'mixed', 'edges', 'ready',
     'parked', 'leases', 'chores', 'workers', 'migrations', 'endpoints', 'endpoint_states', 'spent', 'calls', 'provider_events',
     'meters', 'plans', 'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'exchange_rates', 'prices',
-    'cost_entries', 'cost_sums', 'api_keys', 'requests', 'artifacts'] loop
+    'cost_entries', 'cost_sums', 'api_keys', 'requests', 'artifacts', 'bulks', 'bulk_rows', 'bulk_changes'] loop
     execute format('drop policy if exists service_reads on penstock.%I', v_table);
     execute format('create policy service_reads on penstock.%I for select to service_role using (true)', v_table);
   end loop;
   foreach v_table in array array['members', 'jobs', 'phases', 'tasks', 'results', 'attempts', 'dead_letters', 'schedules', 'audit_log',
-    'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'cost_entries', 'cost_sums', 'artifacts'] loop
+    'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'cost_entries', 'cost_sums', 'artifacts',
+    'bulks', 'bulk_rows', 'bulk_changes'] loop
     execute format('drop policy if exists members_read on penstock.%I', v_table);
     execute format('create policy members_read on penstock.%I for select to authenticated
       using (tenant_id in (select penstock.my_tenants()))', v_table);

@@ -36,6 +36,7 @@ type penstock.task_spec
   column timeout_seconds: real
   column idempotency_key: text
   column route: jsonb
+  column confirm: boolean
 
 sequence penstock.lease_numbers
   definition: bigint start 1 increment 10000 minimum 1 maximum 9223372036854775807 cache 1
@@ -205,6 +206,91 @@ table penstock.audit_log
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.bulk_changes
+  comment: What was applied for a row, value by value, and whether it was undone.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column tenant_id: uuid not null
+  column job_id: uuid not null
+  column row_number: bigint not null
+  column name: text not null
+  column before: jsonb
+  column after: jsonb
+  column applied_at: timestamp with time zone not null
+  column undone_at: timestamp with time zone
+  constraint bulk_changes_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
+  constraint bulk_changes_pkey: PRIMARY KEY (id)
+  index bulk_changes_row: CREATE INDEX bulk_changes_row ON penstock.bulk_changes USING btree (job_id, row_number, id)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.bulk_rows
+  comment: A row as it was read. Its state is that of the tasks it made: see bulk_row_list.
+  row security: enabled
+  column job_id: uuid not null
+  column number: bigint not null
+  column tenant_id: uuid not null
+  column key: text
+  column group_key: text
+  column data: jsonb not null
+  column problem: jsonb
+  column first_id: bigint
+  column result_id: bigint
+  column last_id: bigint
+  column batch_size: integer
+  column written: text
+  comment on column number: As a person sees it in the source.
+  comment on column key: The chosen columns; null: its number is its key.
+  comment on column problem: Why it makes no task: {"code", "message", "column"}; done_before: an earlier job did it.
+  comment on column first_id: The first of its tasks; all up to last_id are its own, or its batch's.
+  comment on column result_id: The task whose output is its result.
+  comment on column written: The state that was last written back to the source.
+  constraint bulk_rows_check: CHECK ((((first_id IS NULL) = (last_id IS NULL)) AND ((first_id IS NULL) = (result_id IS NULL))))
+  constraint bulk_rows_check1: CHECK (((problem IS NULL) OR (first_id IS NULL)))
+  constraint bulk_rows_number_check: CHECK ((number >= 0))
+  constraint bulk_rows_pkey: PRIMARY KEY (job_id, number)
+  index bulk_rows_key: CREATE UNIQUE INDEX bulk_rows_key ON penstock.bulk_rows USING btree (job_id, key) WHERE (key IS NOT NULL)
+  index bulk_rows_problem: CREATE INDEX bulk_rows_problem ON penstock.bulk_rows USING btree (job_id, number) WHERE (problem IS NOT NULL)
+  index bulk_rows_waiting: CREATE INDEX bulk_rows_waiting ON penstock.bulk_rows USING btree (job_id, group_key, number) WHERE ((first_id IS NULL) AND (problem IS NULL))
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.bulks
+  comment: Jobs whose tasks are made from rows. The counts move once per part.
+  row security: enabled
+  options: fillfactor=50
+  column job_id: uuid not null
+  column tenant_id: uuid not null
+  column type: text not null
+  column source: jsonb not null default '{}'::jsonb
+  column source_id: text
+  column key: text[]
+  column group_by: text
+  column batch: integer
+  column is_exclusive: boolean not null default false
+  column preview: boolean not null default false
+  column skip_done: boolean not null default false
+  column loader: bigint
+  column total: integer not null default 0
+  column loaded: integer not null default 0
+  column refused: integer not null default 0
+  column skipped: integer not null default 0
+  comment on column source_id: What stays the same when the source is read again.
+  comment on column loader: The last task that was made to load its rows.
+  constraint bulks_batch_check: CHECK (((batch >= 1) AND (batch <= 10000)))
+  constraint bulks_check: CHECK ((((loaded + refused) + skipped) <= total))
+  constraint bulks_pkey: PRIMARY KEY (job_id)
+  constraint bulks_source_check: CHECK ((jsonb_typeof(source) = 'object'::text))
+  index bulks_source: CREATE INDEX bulks_source ON penstock.bulks USING btree (tenant_id, type, source_id)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.calls
   comment: Capacity taken outside a claim with acquire_api_capacity; a call that is never released expires.
   row security: enabled
@@ -265,6 +351,7 @@ table penstock.cost_entries
   index cost_entries_corrects: CREATE INDEX cost_entries_corrects ON penstock.cost_entries USING btree (corrects) WHERE (corrects IS NOT NULL)
   index cost_entries_job: CREATE INDEX cost_entries_job ON penstock.cost_entries USING btree (job_id, id) WHERE (job_id IS NOT NULL)
   index cost_entries_key: CREATE UNIQUE INDEX cost_entries_key ON penstock.cost_entries USING btree (tenant_id, key) WHERE (key IS NOT NULL)
+  index cost_entries_task: CREATE INDEX cost_entries_task ON penstock.cost_entries USING btree (job_id, task_id) WHERE (task_id IS NOT NULL)
   index cost_entries_tenant: CREATE INDEX cost_entries_tenant ON penstock.cost_entries USING btree (tenant_id, id)
   trigger cost_entries_kept: CREATE TRIGGER cost_entries_kept BEFORE DELETE OR UPDATE ON penstock.cost_entries FOR EACH STATEMENT EXECUTE FUNCTION penstock._keep_ledger()
   trigger cost_entries_sums: CREATE TRIGGER cost_entries_sums AFTER INSERT ON penstock.cost_entries REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION penstock._add_up_costs()
@@ -447,6 +534,9 @@ table penstock.job_types
   column name: text not null
   column phases: jsonb not null default '[]'::jsonb
   column on_failure: text not null default 'continue'::text
+  column bulk: jsonb
+  comment on column bulk: How its rows are taken: key, group_by, batch, is_exclusive. Null: its jobs have no rows.
+  constraint job_types_bulk_check: CHECK ((jsonb_typeof(bulk) = 'object'::text))
   constraint job_types_name_check: CHECK ((name ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$'::text))
   constraint job_types_on_failure_check: CHECK ((on_failure = ANY (ARRAY['continue'::text, 'stop'::text])))
   constraint job_types_pkey: PRIMARY KEY (name)
@@ -473,20 +563,29 @@ table penstock.jobs
   column finished_at: timestamp with time zone
   column budget: numeric
   column on_limit: text not null default 'hold'::text
+  column confirmed_at: timestamp with time zone
+  column stop_after: text
+  column forgiven: integer not null default 0
   comment on column budget: What it may cost, in the base currency. It pauses before it costs more.
-  comment on column on_limit: What becomes of a task for which the tenant's quota has no room: it is held back, or fails.
+  comment on column on_limit: What becomes of a task for which the tenant's quota has no room: it is held back, or fails, or the job pauses.
+  comment on column confirmed_at: Tasks made until then need no further confirmation.
+  comment on column stop_after: It pauses after so many failed tasks, or after so many percent of its largest phase.
+  comment on column forgiven: Failures that a resume took note of: stop_after counts from there.
   constraint jobs_budget_check: CHECK ((budget >= (0)::numeric))
   constraint jobs_check: CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['completed'::text, 'failed'::text, 'canceled'::text]))))
+  constraint jobs_forgiven_check: CHECK ((forgiven >= 0))
   constraint jobs_idempotency_key_check: CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 255)))
   constraint jobs_on_failure_check: CHECK ((on_failure = ANY (ARRAY['continue'::text, 'stop'::text])))
-  constraint jobs_on_limit_check: CHECK ((on_limit = ANY (ARRAY['hold'::text, 'refuse'::text])))
+  constraint jobs_on_limit_check: CHECK ((on_limit = ANY (ARRAY['hold'::text, 'refuse'::text, 'pause'::text])))
   constraint jobs_pkey: PRIMARY KEY (id)
   constraint jobs_priority_check: CHECK (((priority >= 0) AND (priority <= 10)))
   constraint jobs_status_check: CHECK ((status = ANY (ARRAY['queued'::text, 'running'::text, 'paused'::text, 'completed'::text, 'failed'::text, 'canceled'::text])))
+  constraint jobs_stop_after_check: CHECK ((stop_after ~ '^([1-9][0-9]{0,8}|(100|[1-9]?[0-9](\.[0-9]{1,3})?)%)$'::text))
   constraint jobs_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
   constraint jobs_type_check: CHECK (((length(type) >= 1) AND (length(type) <= 200)))
   index jobs_budget: CREATE INDEX jobs_budget ON penstock.jobs USING btree (tenant_id, id) WHERE ((budget IS NOT NULL) AND (finished_at IS NULL))
   index jobs_idempotency: CREATE UNIQUE INDEX jobs_idempotency ON penstock.jobs USING btree (tenant_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
+  index jobs_pausing: CREATE INDEX jobs_pausing ON penstock.jobs USING btree (tenant_id, id) WHERE ((on_limit = 'pause'::text) AND (finished_at IS NULL))
   index jobs_status: CREATE INDEX jobs_status ON penstock.jobs USING btree (status, id)
   index jobs_tenant: CREATE INDEX jobs_tenant ON penstock.jobs USING btree (tenant_id, id)
   index jobs_tenant_status: CREATE INDEX jobs_tenant_status ON penstock.jobs USING btree (tenant_id, status, id)
@@ -647,7 +746,7 @@ table penstock.parked
   column until: timestamp with time zone not null
   column reason: text not null
   column waits_for: text
-  comment on column waits_for: The meter whose quota has no room for it; budget, limit or price.
+  comment on column waits_for: The meter whose quota has no room for it; budget, limit or price; confirm.
   constraint parked_pending_check: CHECK ((pending >= 0))
   constraint parked_pkey: PRIMARY KEY (job_id, task_id)
   index parked_due: CREATE INDEX parked_due ON penstock.parked USING btree (until) WHERE ((pending = 0) AND (until < 'infinity'::timestamp with time zone))
@@ -910,7 +1009,9 @@ table penstock.tasks
   column input: jsonb not null
   column units: jsonb
   column route: jsonb
+  column confirm: boolean not null default false
   comment on column route: What it asked of a provider instead of naming one, and what was chosen for which reason.
+  comment on column confirm: It does not run before its job was confirmed.
   constraint tasks_max_attempts_check: CHECK (((max_attempts >= 1) AND (max_attempts <= 100)))
   constraint tasks_pkey: PRIMARY KEY (job_id, id)
   constraint tasks_timeout_seconds_check: CHECK ((timeout_seconds > (0)::double precision))
@@ -1019,6 +1120,60 @@ table penstock.workers
   constraint workers_pkey: PRIMARY KEY (id)
   constraint workers_state_check: CHECK ((state = ANY (ARRAY['running'::text, 'draining'::text, 'stopped'::text])))
   policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+view penstock.bulk_list
+  comment: Bulk jobs with their source and how many rows they took.
+  options: security_invoker=true
+  column id: uuid
+  column tenant_id: uuid
+  column type: text
+  column status: text
+  column status_reason: text
+  column created_by: text
+  column created_at: timestamp with time zone
+  column started_at: timestamp with time zone
+  column finished_at: timestamp with time zone
+  column source: jsonb
+  column source_id: text
+  column total: integer
+  column loaded: integer
+  column refused: integer
+  column skipped: integer
+  column preview: boolean
+  column percent: integer
+  reads penstock.bulks: job_id, loaded, preview, refused, skipped, source, source_id, total
+  reads penstock.job_list: id, percent
+  reads penstock.jobs: created_at, created_by, finished_at, id, started_at, status, status_reason, tenant_id, type
+  grant to authenticated: select
+  grant to service_role: select
+
+view penstock.bulk_row_list
+  comment: The rows of bulk jobs, each with its state, result, error, retries and cost.
+  options: security_invoker=true
+  column job_id: uuid
+  column tenant_id: uuid
+  column number: bigint
+  column key: text
+  column state: text
+  column data: jsonb
+  column output: jsonb
+  column error_code: text
+  column error_message: text
+  column problem: jsonb
+  column retries: integer
+  column cost: numeric
+  column started_at: timestamp with time zone
+  column finished_at: timestamp with time zone
+  column first_id: bigint
+  column result_id: bigint
+  column last_id: bigint
+  column written: text
+  column changes: integer
+  column undone: integer
+  reads penstock.bulk_changes: job_id, row_number, undone_at
+  reads penstock.bulk_rows: data, first_id, job_id, key, last_id, number, problem, result_id, tenant_id, written
+  grant to authenticated: select
   grant to service_role: select
 
 view penstock.cost_days
@@ -1271,7 +1426,7 @@ function penstock._add_edges(uuid, penstock.task_spec[], bigint[])
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 b8cfa66f42647940fca8f47ec54e070a
+  body: sha256 2b6e4d453f3456fc8ccd861ca5f85d61
   comment: Writes the graph of new tasks and returns the parents that were there before.
 
 function penstock._add_phases(penstock.jobs, penstock.task_spec[])
@@ -1279,7 +1434,7 @@ function penstock._add_phases(penstock.jobs, penstock.task_spec[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0e8ee457a900d36d9c1ec4eed2243a5e
+  body: sha256 a5330ef29c75028cf4e0af3a6c40aa92
   comment: A declared type has its phases; otherwise they are made as tasks name them, a kind's name standing in for none.
 
 function penstock._add_tasks(uuid, jsonb)
@@ -1287,7 +1442,7 @@ function penstock._add_tasks(uuid, jsonb)
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4109f90a9e460043c9087c676602cb8b
+  body: sha256 24da9598ffcc27f2aaaf8b7b703959bb
   comment: Checks, writes and queues new tasks of a job.
 
 function penstock._add_up_costs()
@@ -1354,12 +1509,22 @@ function penstock._book(penstock.booking[])
   body: sha256 f22bbbedadcf8f8298aa19c7982751af
   comment: Moves accounts, in one lock order.
 
+function penstock._bulk_row_state(penstock.bulk_rows)
+  arguments: p_row penstock.bulk_rows
+  returns: TABLE(state text, output jsonb, error_code text, error_message text, retries integer, started_at timestamp with time zone, finished_at timestamp with time zone)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 960e17c6b384c6d088738d62d53ac6bb
+  comment: Where a row stands: the state, result and error of the tasks it made, for whoever may see it. The only place where this is decided.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock._bury(penstock.leases[], text[], text[], text[])
   arguments: p_leases penstock.leases[], p_reasons text[], p_codes text[], p_messages text[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 70bd990982df01ee1377f7ef68815d6b
+  body: sha256 d7ec28de42d1767b4ce7e100e45de24f
   comment: Ends tasks as failed for good, with their letters, and everything that follows.
 
 function penstock._caller_tenant(uuid)
@@ -1415,7 +1580,7 @@ function penstock._check_demands(penstock.jobs, penstock.task_spec[])
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 68dbf4b86f6f563bc623b5dacf6ba915
+  body: sha256 98e3aa28aee61355ded67af066f6f92d
   comment: Refuses tasks whose provider or units are not right or whose queue is full. Returns by how many seconds to delay those of which provider.
 
 function penstock._check_document(jsonb, text, integer)
@@ -1447,7 +1612,7 @@ function penstock._check_tasks(penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5d18cb2ef139827a669cef0bf92df2bd
+  body: sha256 90a0304dbb56c64627cd8e0dc61f75ae
   comment: Refuses the first task that is not right, by its place and field.
 
 function penstock._check_units(jsonb, text)
@@ -1463,7 +1628,7 @@ function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 615fcb7425a5a1d97a16876ddaba72c6
+  body: sha256 0adaa0bfa9f8320a06ba158064272b8d
   comment: Gives tasks that ask for features the provider they are to use.
 
 function penstock._chosen(jsonb, uuid, jsonb)
@@ -1572,7 +1737,7 @@ function penstock._forecast(uuid, jsonb)
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 04831993876c3acf6f567e092b883ee1
+  body: sha256 9faa5d47ab2102aa6488c5dbcb323fd9
   comment: Cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", "after": [group numbers]}].
 
 function penstock._free_unclaimed(bigint[], jsonb[], timestamp with time zone)
@@ -1683,6 +1848,14 @@ function penstock._lane(text, text, uuid, boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 0e73339f2bc0a9431f2fcfacb4b2d850
   comment: The lane of a kind and a provider endpoint, made when first asked for.
+
+function penstock._leased_bulk(bigint, text, bigint)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint
+  returns: penstock.bulks
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9c3a155c8fef11158bf0e1eb2f46e6ad
+  comment: The bulk of a task whose live lease this is, locked.
 
 function penstock._limits(uuid, timestamp with time zone)
   arguments: p_tenant_id uuid, p_at timestamp with time zone
@@ -1817,7 +1990,7 @@ function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[
   returns: penstock.ready[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8b49802c26155bbae32ba6116931b983
+  body: sha256 91e32777d3d1441a7c914492644d6800
   comment: Sets aside the new tasks that may not run yet and returns the others.
 
 function penstock._parse_tasks(jsonb)
@@ -1825,15 +1998,15 @@ function penstock._parse_tasks(jsonb)
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0bdf912eb77996879e00434fefe41b38
+  body: sha256 2a8eabd7e9fdc513fc58414144bc49bc
   comment: Reads p_tasks: its shape, its size, no unknown field.
 
 function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ad46626c9403b1e2fbec7fc3986398e5
-  comment: Pauses jobs whose budget has no room for any of their tasks.
+  body: sha256 2e735c980d684179e0b11b3f5fac1283
+  comment: Pauses jobs whose budget has no room for any of their tasks, and those that pause for want of quota.
 
 function penstock._period(text, timestamp with time zone)
   arguments: p_meter text, p_at timestamp with time zone, OUT starts date, OUT resets_at timestamp with time zone
@@ -1934,8 +2107,16 @@ function penstock._replay(bigint[])
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 12c01d0275e5273ae84d392eca04a9c1
+  body: sha256 eb786155a489cefbbbb1d65e7351c27a
   comment: Queues dead-lettered tasks again, with fresh attempts, and reopens their jobs.
+
+function penstock._require_alone(uuid)
+  arguments: p_job_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a08f1f58ce394ebb9742ceef67d90bc3
+  comment: Refuses a second live job of a type of which a tenant has one at a time.
 
 function penstock._require_lease(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint
@@ -1973,7 +2154,7 @@ function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 fcf8fb3c91f32375470218bfe1da3176
+  body: sha256 a0ae9718d3b92b445c6571e3d40bf8c4
   comment: Of tasks that are about to be claimed: sets aside what their tenants' quotas and their jobs' budgets have room for, and takes the others out of the line. Names those that were counted in a window for nothing.
 
 function penstock._retry_parked(text, integer[], timestamp with time zone)
@@ -1997,7 +2178,7 @@ function penstock._revive_children(uuid, bigint[])
   returns: penstock.phase_delta[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 50dfe2dd9c44a4a45f9ca87bbdb3679f
+  body: sha256 7619e2705c6ec0bf17e45e8605bfb0c5
   comment: Brings back what was canceled because these tasks had failed.
 
 function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamp with time zone)
@@ -2007,6 +2188,40 @@ function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamp 
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 25e8f8646047cf8f5e0969b27cb16681
   comment: What is left of an endpoint's limits now (null: no limit), and the most it ever has.
+
+function penstock._row_cost(penstock.bulk_rows)
+  arguments: p_row penstock.bulk_rows
+  returns: numeric
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8e27946075cce7488946afd1588ac71b
+  comment: What a row has cost so far, in the base currency.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock._row_fault(jsonb)
+  arguments: p_row jsonb
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 664e046fd0c9622d0964fbf008519cc6
+  comment: What is wrong with how a caller gives a row, if anything.
+
+function penstock._row_key(jsonb, text[])
+  arguments: p_data jsonb, p_columns text[]
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bceefb972ef07ef8821265fcc7314892
+  comment: A row's key from the columns that make it.
+
+function penstock._row_problem(jsonb, integer)
+  arguments: p_row jsonb, p_limit integer
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fefc798fd7445c6749877973469f8b21
+  comment: Why a row cannot be taken, if it cannot.
 
 function penstock._set_aside(tid[], text, text, timestamp with time zone)
   arguments: p_tids tid[], p_reason text, p_waits_for text, p_until timestamp with time zone
@@ -2184,6 +2399,16 @@ function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
   comment: Lets a tenant use more of a meter: an override until p_expires_on (that day included), or a purchase. The same p_key counts once.
   grant to service_role: execute
 
+function penstock.add_bulk_rows(uuid, jsonb, boolean)
+  arguments: p_job_id uuid, p_rows jsonb, p_load boolean DEFAULT true
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
+  body: sha256 b70f80c14c2d5602354255383e815867
+  comment: Takes rows [{"number", "data", "problem"}] of a bulk job as they are. A number that is there already is left out, unless its row was refused; a key that is there already makes a refused row. With p_load they are loaded from now on. Returns how many were added, refused, known, and known by another key (moved).
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   arguments: p_job_id uuid, p_tasks jsonb, p_task_id bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text, p_lease bigint DEFAULT NULL::bigint
   returns: bigint[]
@@ -2229,6 +2454,15 @@ function penstock.begin_upload(text, text, bigint, jsonb)
   body: sha256 515a5fa73b144d9a80c974d733de1448
   comment: Makes the record of a file that a client is about to upload, sets its size aside, and says where it goes at first. Options: tenant_id, idempotency_key. take_upload and finish_artifact follow.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.bulk_rows_to_write(uuid, integer)
+  arguments: p_job_id uuid, p_max integer DEFAULT 1000
+  returns: TABLE(number bigint, key text, data jsonb, state text, output jsonb, error_code text, error_message text, cost numeric, finished_at timestamp with time zone)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4b9c24865c68ff5678f67d7f8f788eb0
+  comment: Rows that have ended and whose state was not written back to the source yet.
   grant to service_role: execute
 
 function penstock.cancel_job(uuid, text)
@@ -2285,6 +2519,16 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   comment: Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.
   grant to service_role: execute
 
+function penstock.confirm_job(uuid)
+  arguments: p_job_id uuid
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c65c7701e08225ba073de46ea7cb9631
+  comment: Lets the tasks run that wait for a confirmation, and returns how many they are. Once confirmed, a second call changes nothing.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.create_key(text, text, uuid, timestamp with time zone)
   arguments: p_name text, p_role text, p_tenant_id uuid DEFAULT NULL::uuid, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text)
@@ -2302,6 +2546,15 @@ function penstock.create_tenant(text, double precision)
   settings: search_path=penstock, pg_temp
   body: sha256 1b77ff29fab0b1dbe6a276126773929a
   comment: Makes a tenant.
+  grant to service_role: execute
+
+function penstock.define_bulk_type(text, jsonb)
+  arguments: p_name text, p_values jsonb DEFAULT '{}'::jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 571023926aab034fe6c1ace126060e22
+  comment: Says that jobs of a type are made from rows: key (the columns that make a row's key), batch (rows packed into one graph), group_by (a column whose groups are kept together), is_exclusive (one such job at a time in a tenant).
   grant to service_role: execute
 
 function penstock.define_job_type(text, jsonb, text)
@@ -2409,7 +2662,7 @@ function penstock.explain_task(uuid, bigint)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0df0a46560518663bb423f27075ac066
+  body: sha256 6477f6fad3837ad8cd301f2765b3bbe7
   comment: Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2465,8 +2718,8 @@ function penstock.forecast_job(text, jsonb, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3725a567db19456d78fb276f6e4e4059
-  comment: What start_job with the same arguments would cost (low, expected, high), use of the quotas, and take until its end under the present limits, backlog and history. Changes nothing.
+  body: sha256 f7bb886cfec65ecb45d1074d1a7fc7df
+  comment: What start_job with the same arguments would cost (low, expected, high), use of the quotas, and take until its end under the present limits, backlog and history. With the option times the tasks are a sample, and there are so many times as many. Changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2477,6 +2730,25 @@ function penstock.forget_artifacts(uuid[])
   settings: search_path=penstock, pg_temp
   body: sha256 92b5577fea435af1b4a1200bcaa5c8e2
   comment: Removes the records of files that were removed.
+  grant to service_role: execute
+
+function penstock.get_bulk(uuid)
+  arguments: p_job_id uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d16716c63bd270cdc84881f16a131170
+  comment: A bulk job: the job as get_job has it, its source, how many rows it has and loaded, refused or skipped, what waits for what, problems and failures by cause, and what was applied and undone.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[])
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_job_id uuid, p_numbers bigint[]
+  returns: TABLE(number bigint, key text, data jsonb)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 3c024a67cb0778dd178a23ba472689d7
+  comment: Rows of a bulk job by their numbers, for a running task of the same tenant.
   grant to service_role: execute
 
 function penstock.get_job(uuid)
@@ -2527,6 +2799,24 @@ function penstock.list_keys(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_rows jsonb, p_next_id bigint DEFAULT NULL::bigint
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 4a319648ac0a9f34d3bf6121cb110748
+  comment: What became of rows that were taken, in the same transaction: [{"number", "problem"}] or [{"number", "first_id", "result_id", "last_id", "batch_size"}]; and the task that loads the next ones.
+  grant to service_role: execute
+
+function penstock.mark_rows_written(uuid, bigint[], text[])
+  arguments: p_job_id uuid, p_numbers bigint[], p_states text[]
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 2e3c5566a7f28d8ee2b1df010a91bc57
+  comment: Notes which states of rows were written back to the source.
+  grant to service_role: execute
+
 function penstock.my_tenants()
   returns: SETOF uuid
   attributes: sql, stable, security definer, parallel unsafe
@@ -2552,13 +2842,23 @@ function penstock.on_new_user()
   body: sha256 8f3ee288716e2ac82f4b913a6d839b15
   comment: A new user gets a profile and a personal tenant.
 
+function penstock.open_bulk(text, jsonb, jsonb, jsonb)
+  arguments: p_type text, p_source jsonb DEFAULT '{}'::jsonb, p_options jsonb DEFAULT '{}'::jsonb, p_params jsonb DEFAULT '{}'::jsonb
+  returns: TABLE(job_id uuid, is_new boolean)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7fb647e1368300daa6e2c33c5e83f123
+  comment: Makes a bulk job without rows, or finds the one its idempotency key names; add_bulk_rows fills it. The source says where its rows are from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.open_job(text, jsonb, jsonb)
   arguments: p_type text, p_params jsonb DEFAULT '{}'::jsonb, p_options jsonb DEFAULT '{}'::jsonb
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e6d8e8c8897c4a32c19bcd299ce6fe51
-  comment: Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest, budget (in the base currency), on_limit (hold, refuse).
+  body: sha256 3ac70915c5370f61a41192b00c87482d
+  comment: Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a part such as 5%).
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2595,7 +2895,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5402dc5f8b15367b1bb0ac85b4ccef2c
+  body: sha256 4b3eaead49a1db16bc2d6fd6300c11f9
   comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.
   grant to service_role: execute
 
@@ -2605,6 +2905,15 @@ function penstock.reclaim_stale_tasks()
   settings: search_path=penstock, pg_temp
   body: sha256 696ea0edb88c5712ca0f693595eda254
   comment: Takes back tasks whose lease ran out: queued again at once, or dead-lettered when their worker died too often.
+  grant to service_role: execute
+
+function penstock.record_changes(bigint, text, bigint, jsonb)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_changes jsonb
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3f22d7aa15da33807142efc85d903082
+  comment: What a running task applied for rows of its job: [{"number", "name", "before", "after"}], in the transaction that applied it.
   grant to service_role: execute
 
 function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb)
@@ -2750,7 +3059,7 @@ function penstock.resume_job(uuid)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4e75fcd0a68d4112fd1d98106da59e71
+  body: sha256 bdb9c7ade85cffee93725cc6f2c1973c
   comment: Takes a paused job up again: the first tasks at once, a large rest by upkeep.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2896,6 +3205,15 @@ function penstock.start_job(text, jsonb, jsonb, jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.take_bulk_rows(bigint, text, bigint, integer)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_max integer DEFAULT 1000
+  returns: TABLE(number bigint, key text, group_key text, data jsonb)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 327b4b0eca1778d802300578ac884a75
+  comment: The next rows of a bulk job that are not loaded, for the task that loads them, which has the job's rows for itself until its transaction ends.
+  grant to service_role: execute
+
 function penstock.take_upload(uuid)
   arguments: p_artifact_id uuid
   returns: TABLE(tenant_id uuid, name text, incoming text, path text, content_type text, bytes bigint, lease bigint)
@@ -2904,6 +3222,25 @@ function penstock.take_upload(uuid)
   body: sha256 049f445c715a46997bfc5a324e2d4971
   comment: Says where an upload is, and where its checked copy goes. finish_artifact with this lease ends it.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.undo_bulk(uuid, jsonb)
+  arguments: p_job_id uuid, p_filter jsonb DEFAULT '{}'::jsonb
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 050d3af28aeb3735d5762847f83ed37f
+  comment: Starts a job that undoes what was applied and is not undone: of all rows, or of {"rows": [numbers], "names": [values]}. Returns its id. What is applied later stays.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.undo_changes(bigint, text, bigint)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint
+  returns: TABLE(id bigint, row_number bigint, name text, before jsonb, after jsonb)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bc4019eea4f81df9ff25e51184bfe7a3
+  comment: The changes that a running undo task is to undo, newest first, marked as undone: the task undoes them in the same transaction.
   grant to service_role: execute
 
 function penstock.upkeep()

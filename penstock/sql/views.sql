@@ -137,3 +137,17 @@ select t.tenant_id, l.provider, r.outcome, count(*) as tasks, avg(extract(epoch 
 from penstock.results r join penstock.tasks t on t.job_id = r.job_id and t.id = r.task_id join penstock.lanes l on l.id = t.lane_id
 where l.provider is not null group by t.tenant_id, l.provider, r.outcome;
 comment on view penstock.provider_outcomes is 'How tasks ended at each provider, and how long they took.';
+
+create or replace view penstock.bulk_list with (security_invoker = true) as
+select j.id, j.tenant_id, j.type, j.status, j.status_reason, j.created_by, j.created_at, j.started_at, j.finished_at,
+  b.source, b.source_id, b.total, b.loaded, b.refused, b.skipped, b.preview, l.percent
+from penstock.bulks b join penstock.jobs j on j.id = b.job_id join penstock.job_list l on l.id = b.job_id;
+comment on view penstock.bulk_list is 'Bulk jobs with their source and how many rows they took.';
+
+create or replace view penstock.bulk_row_list with (security_invoker = true) as
+select b.job_id, b.tenant_id, b.number, coalesce(b.key, b.number::text) as key, s.state, b.data, s.output, s.error_code, s.error_message,
+  b.problem, s.retries, penstock._row_cost(b) as cost, s.started_at, s.finished_at, b.first_id, b.result_id, b.last_id, b.written,
+  (select count(*) from penstock.bulk_changes c where c.job_id = b.job_id and c.row_number = b.number)::integer as changes,
+  (select count(c.undone_at) from penstock.bulk_changes c where c.job_id = b.job_id and c.row_number = b.number)::integer as undone
+from penstock.bulk_rows b cross join lateral penstock._bulk_row_state(b) as s;
+comment on view penstock.bulk_row_list is 'The rows of bulk jobs, each with its state, result, error, retries and cost.';

@@ -36,7 +36,7 @@ class Fetch:
             if room <= 0:
                 await desk.changed(1.0)
                 continue
-            upkept = self._upkeep.count
+            upkept, is_idle = self._upkeep.count, not desk.held
             try:
                 claims = await tasks.claim(
                     desk.pool,
@@ -45,7 +45,8 @@ class Fetch:
                     kinds=desk.kinds,
                     lease_seconds=desk.lease_seconds,
                 )
-                if self._stop_when_idle and not claims and not desk.held:
+                # What ended while we asked may have added more than the answer knows of.
+                if self._stop_when_idle and is_idle and not claims:
                     await self._upkeep.once()
                     if self._upkeep.count == upkept:
                         return

@@ -160,7 +160,21 @@ def populate(sql: Contract, clock: Clock, person: Person) -> None:
     own.do_chores()
     jobs["queued"] = own.start(graph(a="", b="a"), params={"note": secret})
     person.schedule = schedule(own, clock, f"{secret} schedule", tenant_id=str(person.tenant))
+    bulk(own, person, secret)
     spend(own, person, secret)
+
+
+def bulk(own: Contract, person: Person, secret: str) -> None:
+    """Rows, and a change that was applied for one of them."""
+    own.value("define_kind", name="sheet.load")
+    own.value("define_job_type", name="sheet")
+    own.value("define_bulk_type", name="sheet")
+    tenant = {"tenant_id": str(person.tenant)}
+    (opened,) = own.rows("open_bulk", type="sheet", source=Jsonb({"name": secret}), options=Jsonb(tenant))
+    own.value("add_bulk_rows", job_id=opened["job_id"], rows=Jsonb([{"number": 2, "data": {"note": secret}}]))
+    (task,) = own.claim(1, kinds=["sheet.load"])
+    by = {"task_id": task["id"], "worker_id": "w1", "lease": task["lease"]}
+    own.value("record_changes", **by, changes=Jsonb([{"number": 2, "name": "note", "after": secret}]))
 
 
 def spend(own: Contract, person: Person, secret: str) -> None:
@@ -186,7 +200,9 @@ def world(sql: Contract, clock: Clock) -> World:
     made = World(join(sql, "ann"), join(sql, "bob"))
     for person in (made.ann, made.bob):
         populate(sql, clock, person)
-        jobs = sql.execute("select id, status from penstock.jobs where tenant_id = %s", person.tenant)
+        jobs = sql.execute(
+            "select id, status from penstock.jobs where tenant_id = %s and type = 'report'", person.tenant
+        )
         assert {row["status"]: row["id"] for row in jobs} == person.jobs
     return made
 
@@ -661,7 +677,9 @@ class TestMembers:
     ) -> None:
         sql.value("set_member", tenant_id=world.bob.tenant, user_id=world.ann.id, role="member")
         with acting(sql, world.ann):
-            assert {row["id"] for row in sql.execute("select id from penstock.jobs")} == {
+            assert {
+                row["id"] for row in sql.execute("select id from penstock.jobs where type = 'report'")
+            } == {
                 *world.ann.jobs.values(),
                 *world.bob.jobs.values(),
             }

@@ -296,6 +296,15 @@ begin
     perform pause_job(v_job.id, format('budget: %s of %s %s spent, and the next task does not fit', trim_scale(v_job.used), trim_scale(v_job.budget),
       (_setting('base_currency')) #>> '{}'));
   end loop;
+  for v_job in
+    select j.id, x.reason from jobs j cross join lateral (
+      select p.reason from meters m cross join lateral (
+        select y.reason from parked y where y.tenant_id = j.tenant_id and y.waits_for = m.name and y.job_id = j.id limit 1) as p limit 1) as x
+    where j.on_limit = 'pause' and j.finished_at is null and j.status in ('queued', 'running')
+    for no key update of j skip locked
+  loop
+    perform pause_job(v_job.id, v_job.reason);
+  end loop;
 end
 $$;
-comment on function penstock._pause_spent_jobs() is 'Pauses jobs whose budget has no room for any of their tasks.';
+comment on function penstock._pause_spent_jobs() is 'Pauses jobs whose budget has no room for any of their tasks, and those that pause for want of quota.';

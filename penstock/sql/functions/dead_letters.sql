@@ -30,14 +30,20 @@ begin
     end if;
   end loop;
   perform _move_progress(v_deltas);
-  -- A job that stops at its first failure.
+  -- A job that stops at its first failure, or pauses after some.
   for v_job in
-    select j.id, j.tenant_id from jobs j
-    where j.id = any (array(select distinct job_id from unnest(p_leases))) and j.on_failure = 'stop' order by j.id for no key update
+    select j.id, j.tenant_id, j.on_failure from jobs j
+    where j.id = any (array(select distinct job_id from unnest(p_leases))) and (j.on_failure = 'stop' or j.stop_after is not null)
+    order by j.id for no key update
   loop
-    if (select status from jobs where id = v_job.id) in ('queued', 'running', 'paused') then
+    if v_job.on_failure = 'stop' and (select status from jobs where id = v_job.id) in ('queued', 'running', 'paused') then
       perform _stop_job(v_job.id, v_job.tenant_id, 'failed', 'a task failed and the job stops at the first failure');
     end if;
+    perform pause_job(j.id, format('%s tasks failed, and it stops after %s', c.failed, j.stop_after))
+    from jobs j cross join lateral (
+      select sum(p.failed) as failed, max(p.total) as largest from phases p where p.job_id = j.id) as c
+    where j.id = v_job.id and j.status in ('queued', 'running') and c.failed - j.forgiven >= case
+      when right(j.stop_after, 1) = '%' then greatest(1, ceil(rtrim(j.stop_after, '%')::numeric / 100 * c.largest)) else j.stop_after::numeric end;
   end loop;
   perform _queue(v_freed, false);
 end
@@ -70,13 +76,14 @@ begin
     with gone as (
       delete from results where job_id = p_job_id and task_id = any (v_wave) returning *
     ), kept as (
-      insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, has_parents, has_children, pending, until, reason)
+      insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, has_parents, has_children, pending, until, reason, waits_for)
       select t.id, t.job_id, t.tenant_id, t.lane_id, t.priority, t.phase, true,
         exists (select from edges e where e.job_id = p_job_id and e.parent_id = t.id),
         (select count(*) from edges e where e.job_id = p_job_id and e.child_id = t.id and not exists (
           select from results x where x.job_id = p_job_id and x.task_id = e.parent_id and x.outcome = 'succeeded')),
-        '-infinity', 'after'
-      from gone g join tasks t on t.job_id = g.job_id and t.id = g.task_id
+        case when c.is_open then 'infinity' else '-infinity' end::timestamptz, case when c.is_open then 'confirmation' else 'after' end, case when c.is_open then 'confirm' end
+      from gone g join tasks t on t.job_id = g.job_id and t.id = g.task_id join jobs j on j.id = t.job_id
+      cross join lateral (select t.confirm and coalesce(t.created_at > j.confirmed_at, true) as is_open) as c
     )
     select array_agg(row(p_job_id, c.phase, 0, 0, -c.n)::phase_delta) into v_some
     from (select phase, count(*)::integer as n from gone group by phase) as c;
@@ -151,7 +158,9 @@ begin
     select array_agg(row(v_job_id, c.phase, 0, -c.n, 0)::phase_delta) into v_deltas
     from (select phase, count(*)::integer as n from unnest(v_rows) group by phase) as c;
     perform _move_progress(v_deltas || _revive_children(v_job_id, v_ids));
+    update jobs set forgiven = greatest(0, forgiven - cardinality(v_ids)) where id = v_job_id and forgiven > 0;
     if v_job.status = 'failed' then
+      perform _require_alone(v_job_id);
       update jobs set status = 'running', status_reason = null, finished_at = null where id = v_job_id;
       insert into chores (job_id, tenant_id, verb, created_at) values (v_job_id, v_job.tenant_id, 'unpark', _now())
       on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;

@@ -17,7 +17,7 @@ declare
 begin
   select x.n - 1, x.key into v_index, v_name from (
     select s.n, u.key, u.value from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
-      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
     cross join lateral jsonb_each(case jsonb_typeof(s.units) when 'object' then s.units else '{}' end) as u) as x
   where x.key = 'cost' or not exists (select from meters m where m.name = x.key)
     or case jsonb_typeof(x.value) when 'number' then x.value::numeric not between 0 and 1000000000000 else true end limit 1;
@@ -27,7 +27,7 @@ begin
   for v_group in
     select s.provider, count(*) as n, min(s.n) - 1 as first, max(z.requests) as requests, max(z.tokens) as tokens
     from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
-      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
     cross join lateral _size(s.units, 0) as z
     where s.provider is not null group by s.provider
   loop
@@ -112,7 +112,7 @@ declare
   v_route jsonb;
 begin
   select s.n - 1, s.route into v_index, v_route from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
-      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
   where s.route is not null and s.route <> 'null' and case jsonb_typeof(s.route) when 'object' then
       s.route - array['features', 'providers', 'prefer'] <> '{}' or coalesce(s.route ->> 'prefer', 'cheapest') not in ('cheapest', 'fastest', 'listed')
       or jsonb_typeof(coalesce(s.route -> 'features', '[]')) <> 'array' or jsonb_typeof(coalesce(s.route -> 'providers', '[]')) <> 'array'
@@ -134,7 +134,7 @@ begin
     ) as c on c.route = (s.spec).route and c.units is not distinct from (s.spec).units
     order by s.n);
   select s.n - 1 into v_index from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
-      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
   where s.route is not null and s.route <> 'null' and s.provider is null limit 1;
   if found then
     perform _refuse(422, 'no_provider', format('no provider can do what task %s asks for', v_index), jsonb_build_object('field', format('tasks[%s].route', v_index)));
@@ -324,6 +324,8 @@ begin
         perform _set_aside(array[v_task.tid], 'quota: ' || v_short, 'refused', 'infinity');
         is_refused := true;
       elsif v_short is not null then
+        -- Whether it waits, or the whole job pauses, is seen to by upkeep.
+        is_refused := is_refused or v_task.on_limit = 'pause';
         perform _set_aside(array[v_task.tid], format('quota: %s, %s left of %s', v_short, greatest(0, trim_scale((v_left ->> (v_task.tenant_id || ':' || v_short))::numeric)),
           v_limits #>> array[v_task.tenant_id::text, v_short, 'limit']), v_short, (v_limits #>> array[v_task.tenant_id::text, v_short, 'resets_at'])::timestamptz);
       else

@@ -60,6 +60,9 @@ begin
   elsif v_job.status = 'paused' then
     v_waits_for := 'job';
     v_reason := 'the job is paused' || coalesce(': ' || v_job.status_reason, '');
+  elsif v_parked.waits_for = 'confirm' then
+    v_waits_for := 'confirm';
+    v_reason := format('confirmation: `penstock bulk confirm %s`', p_job_id);
   elsif v_parked.waits_for is not null then
     v_waits_for := v_parked.waits_for;
     v_reason := v_parked.reason;
@@ -382,6 +385,7 @@ declare
   v_least numeric := 0;
   v_most numeric := 0;
   v_variance numeric := 0;
+  v_doubt numeric := 0;
   v_low numeric;
   v_high numeric;
   v_cv double precision := 0;
@@ -398,6 +402,7 @@ begin
       'thrift', case when v_thrift.samples >= 3 then least(1, v_thrift.mean) else 1 end));
     if v_group ->> 'cost' is not null then
       v_most := v_most + (v_group ->> 'cost')::numeric;
+      v_doubt := v_doubt + power(coalesce((v_group ->> 'doubt')::numeric, 0), 2);
       if v_thrift.samples >= 3 then
         v_cost := v_cost + (v_group ->> 'cost')::numeric * v_thrift.mean;
         -- What is not known well: each task's own scatter, and the mean's.
@@ -410,9 +415,9 @@ begin
       v_unpriced := v_unpriced || (v_group ->> 'provider');
     end if;
   end loop;
-  v_low := greatest(0, v_cost + v_least - 2.2 * sqrt(v_variance) - 0.02 * v_cost);
+  v_low := greatest(0, v_cost + v_least - 2.2 * sqrt(v_variance + v_doubt) - 0.02 * v_cost);
   -- A task may cost less than its estimate, not more.
-  v_high := greatest(v_cost, least(v_most, v_cost + 2.2 * sqrt(v_variance) + 0.02 * v_cost));
+  v_high := greatest(v_cost, least(v_most + 2.2 * sqrt(v_doubt), v_cost + 2.2 * sqrt(v_variance + v_doubt) + 0.02 * v_cost));
   v_finish := _finish_of(p_tenant_id, v_groups);
   v_is_known := v_is_known and v_finish.seconds is not null;
   return jsonb_build_object(
@@ -440,6 +445,7 @@ returns jsonb language plpgsql security definer set search_path = penstock, pg_t
 declare
   v_tenant_id uuid;
   v_budget numeric;
+  v_times numeric;
   v_job jobs;
   v_specs task_spec[] := _parse_tasks(p_tasks);
   v_groups jsonb;
@@ -452,8 +458,12 @@ begin
     if v_budget = 'NaN' or v_budget < 0 then
       raise invalid_parameter_value using message = 'a budget is 0 or more';
     end if;
+    v_times := coalesce((p_options ->> 'times')::numeric, 1);
+    if v_times = 'NaN' or v_times not between 1 and 1000000000 then
+      raise invalid_parameter_value using message = 'times is 1 or more';
+    end if;
   exception when data_exception then
-    perform _refuse(422, 'invalid_options', 'tenant_id or budget is not right: ' || left(sqlerrm, 200), '{"field": "options"}');
+    perform _refuse(422, 'invalid_options', 'tenant_id, budget or times is not right: ' || left(sqlerrm, 200), '{"field": "options"}');
   end;
   v_tenant_id := _caller_tenant(v_tenant_id);
   v_job.tenant_id := v_tenant_id;
@@ -465,12 +475,14 @@ begin
     select s.*, dense_rank() over (order by s.kind, s.provider) as g
     from unnest(v_specs) as s
   ), grouped as (
-    select s.g, s.kind, s.provider, count(*) as n, sum(_estimated_cost(s.provider, v_tenant_id, s.units)) as cost
-    from spec s group by s.g, s.kind, s.provider
+    select s.g, s.kind, s.provider, count(*) as n, sum(s.cost) as cost, stddev_samp(s.cost) as spread
+    from (select t.*, _estimated_cost(t.provider, v_tenant_id, t.units) as cost from spec t) as s group by s.g, s.kind, s.provider
   )
-  select jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider, 'count', x.n, 'cost', x.cost,
+  select jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider, 'count', round(x.n * v_times), 'cost', x.cost * v_times,
+      -- Of a sample the sum is not certain.
+      'doubt', case when v_times > 1 then coalesce(x.spread, 0) / sqrt(x.n) * x.n * v_times else 0 end,
       'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
-        select u.key, sum(u.value::numeric) as amount from spec s cross join lateral jsonb_each_text(
+        select u.key, sum(u.value::numeric) * v_times as amount from spec s cross join lateral jsonb_each_text(
           _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (select z.tokens from _size(s.units, (_endpoint(s.provider, v_tenant_id)).default_tokens) as z)) else '{}' end) as u
         where s.g = x.g group by u.key) as u),
       'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from spec c cross join lateral unnest(c.after) as a(key) join spec p on p.key = a.key where c.g = x.g and p.g <> x.g)) order by x.g)
@@ -484,7 +496,7 @@ begin
 end
 $$;
 comment on function penstock.forecast_job(text, jsonb, jsonb) is
-  'What start_job with the same arguments would cost (low, expected, high), use of the quotas, and take until its end under the present limits, backlog and history. Changes nothing.';
+  'What start_job with the same arguments would cost (low, expected, high), use of the quotas, and take until its end under the present limits, backlog and history. With the option times the tasks are a sample, and there are so many times as many. Changes nothing.';
 
 create or replace function penstock.forecast(p_job_id uuid)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$

@@ -60,7 +60,7 @@ begin
   end if;
   perform _check_document(coalesce(p_params, '{}'), 'params', (_setting('max_input_bytes'))::integer);
   select k into v_unknown from jsonb_object_keys(v_options) as k
-  where k not in ('tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds', 'on_failure', 'paused', 'digest', 'budget', 'on_limit');
+  where k not in ('tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds', 'on_failure', 'paused', 'digest', 'budget', 'on_limit', 'stop_after');
   if found then
     perform _refuse(422, 'unknown_field', format('options has an unknown field %L', left(v_unknown, 100)),
       jsonb_build_object('field', 'options.' || left(v_unknown, 100)));
@@ -104,17 +104,22 @@ begin
     perform _refuse(422, 'invalid_options', 'on_failure is continue or stop', '{"field": "options.on_failure"}');
   end if;
   v_job.on_limit := coalesce(v_options ->> 'on_limit', 'hold');
-  if v_job.on_limit not in ('hold', 'refuse') then
-    perform _refuse(422, 'invalid_options', 'on_limit is hold or refuse', '{"field": "options.on_limit"}');
+  if v_job.on_limit not in ('hold', 'refuse', 'pause') then
+    perform _refuse(422, 'invalid_options', 'on_limit is hold, refuse or pause', '{"field": "options.on_limit"}');
+  end if;
+  v_job.stop_after := v_options ->> 'stop_after';
+  if v_job.stop_after !~ '^([1-9][0-9]{0,8}|(100|[1-9]?[0-9](\.[0-9]{1,3})?)%)$' then
+    perform _refuse(422, 'invalid_options', 'stop_after is a number of failures, such as 20, or a part, such as 5%', '{"field": "options.stop_after"}');
   end if;
   -- The key stands for what was asked: everything but the key itself, with the caller's digest for the tasks.
   v_digest := sha256(convert_to(
     p_type || E'\n' || coalesce(p_params, '{}')::text || E'\n' || (v_options - 'idempotency_key')::text, 'utf8'));
 
   insert into jobs (tenant_id, type, params, status, priority, on_failure, idempotency_key, request_digest,
-                    created_by, created_at, run_at, budget, on_limit)
+                    created_by, created_at, run_at, budget, on_limit, stop_after)
   values (v_tenant_id, p_type, coalesce(p_params, '{}'), case when v_paused then 'paused' else 'queued' end, v_priority,
-          v_job.on_failure, v_options ->> 'idempotency_key', v_digest, _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit)
+          v_job.on_failure, v_options ->> 'idempotency_key', v_digest, _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit,
+          v_job.stop_after)
   on conflict (tenant_id, idempotency_key) where idempotency_key is not null do nothing
   returning * into v_job;
 
@@ -140,7 +145,7 @@ begin
 end
 $$;
 comment on function penstock.open_job(text, jsonb, jsonb) is
-  'Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest, budget (in the base currency), on_limit (hold, refuse).';
+  'Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a part such as 5%).';
 
 create or replace function penstock.start_job(
   p_type text, p_params jsonb default '{}', p_tasks jsonb default '[]', p_options jsonb default '{}')
@@ -313,7 +318,16 @@ begin
     perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
   end if;
   v_status := case when v_job.started_at is null then 'queued' else 'running' end;
-  update jobs set status = v_status, status_reason = null where id = p_job_id;
+  update jobs set status = v_status, status_reason = null,
+    -- Who goes on after failures has seen them.
+    forgiven = case when stop_after is null then 0 else (select coalesce(sum(p.failed), 0) from phases p where p.job_id = p_job_id) end
+  where id = p_job_id;
+  if v_job.on_limit = 'pause' then
+    -- To be told to go on is to try again what there was no room for.
+    update parked set reason = 'paused', waits_for = null, until = 'infinity' where ctid = any (array(
+      select p.ctid from parked p join meters m on m.name = p.waits_for
+      where p.tenant_id = v_job.tenant_id and p.job_id = p_job_id for update of p skip locked));
+  end if;
   insert into chores (job_id, tenant_id, verb, created_at) values (p_job_id, v_job.tenant_id, 'unpark', _now())
   on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;
   perform _do_chore(p_job_id, 1000);
@@ -322,6 +336,57 @@ begin
 end
 $$;
 comment on function penstock.resume_job(uuid) is 'Takes a paused job up again: the first tasks at once, a large rest by upkeep.';
+
+create or replace function penstock.confirm_job(p_job_id uuid)
+returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
+  v_tasks bigint[];
+  v_rows ready[];
+begin
+  -- Parked tasks before the job, as everybody does; what comes to wait meanwhile is seen under the job's lock.
+  for v_try in 1 .. 50 loop
+    begin
+      v_tasks := array(
+        select p.task_id from parked p where p.tenant_id = v_job.tenant_id and p.waits_for = 'confirm' and p.job_id = p_job_id
+        order by p.task_id for update);
+      select * into v_job from jobs where id = p_job_id for no key update;
+      exit when not exists (
+        select from parked p where p.tenant_id = v_job.tenant_id and p.waits_for = 'confirm' and p.job_id = p_job_id and p.task_id <> all (v_tasks));
+      raise exception using errcode = 'PS001';
+    exception when sqlstate 'PS001' then
+      v_tasks := null;
+    end;
+  end loop;
+  if v_tasks is null then
+    raise exception using errcode = 'serialization_failure', message = 'the tasks are changing hands: try again';
+  end if;
+  if v_job.finished_at is not null then
+    perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
+  end if;
+  if v_tasks = '{}' then
+    if v_job.confirmed_at is null then
+      perform _refuse(409, 'nothing_to_confirm', 'nothing of the job waits for a confirmation', '{}', 'A preview may still be running: look again when it has ended.');
+    end if;
+    return 0;
+  end if;
+  update jobs set confirmed_at = _now() where id = p_job_id;
+  update parked set waits_for = null, reason = case when pending > 0 then 'after' else 'time' end,
+    until = coalesce(v_job.run_at, '-infinity')
+  where job_id = p_job_id and task_id = any (v_tasks);
+  -- Also those of a paused job: the claim sets them aside.
+  with gone as (
+    delete from parked where job_id = p_job_id and task_id = any (v_tasks) and pending = 0 and until <= _now() returning *
+  )
+  select array_agg(row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
+    has_parents, has_children)::ready order by task_id) into v_rows from gone;
+  perform _audit(v_job.tenant_id, 'job.confirmed', p_job_id, 'job:' || p_job_id, jsonb_build_object('tasks', cardinality(v_tasks)));
+  perform _queue(v_rows, false);
+  return cardinality(v_tasks);
+end
+$$;
+comment on function penstock.confirm_job(uuid) is
+  'Lets the tasks run that wait for a confirmation, and returns how many they are. Once confirmed, a second call changes nothing.';
 
 create or replace function penstock.cancel_job(p_job_id uuid, p_reason text default null)
 returns text language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -498,6 +563,14 @@ begin
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
     exit when v_left <= 0;
+    delete from bulk_changes where ctid = any (array(select ctid from bulk_changes where job_id = v_job_id limit v_left));
+    get diagnostics v_count = row_count;
+    v_left := v_left - v_count;
+    exit when v_left <= 0;
+    delete from bulk_rows where ctid = any (array(select ctid from bulk_rows where job_id = v_job_id limit v_left));
+    get diagnostics v_count = row_count;
+    v_left := v_left - v_count;
+    exit when v_left <= 0;
     -- A large pause or cancel may not have been worked off yet: then the job waits for the next time.
     continue when exists (select from chores where job_id = v_job_id) or exists (select from leases where job_id = v_job_id);
     delete from edges where job_id = v_job_id;
@@ -505,6 +578,7 @@ begin
     delete from parked where job_id = v_job_id;
     delete from phases where job_id = v_job_id;
     delete from accounts where job_id = v_job_id;
+    delete from bulks where job_id = v_job_id;
     delete from jobs where id = v_job_id;
     v_left := v_left - 1;
     exit when v_left <= 0;

@@ -4,7 +4,7 @@ create or replace function penstock._parse_tasks(p_tasks jsonb)
 returns penstock.task_spec[] language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   c_fields constant text[] := array['kind', 'key', 'input', 'after', 'after_failure', 'phase', 'provider', 'units',
-    'priority', 'run_at', 'max_attempts', 'timeout_seconds', 'idempotency_key', 'route'];
+    'priority', 'run_at', 'max_attempts', 'timeout_seconds', 'idempotency_key', 'route', 'confirm'];
   v_limit integer := (_setting('max_tasks_per_call'))::integer;
   v_index integer;
   v_task jsonb;
@@ -35,7 +35,7 @@ exception when data_exception then
   for v_index, v_field, v_task in
     select e.n - 1, k, jsonb_build_object(k, e.task -> k)
     from jsonb_array_elements(p_tasks) with ordinality as e(task, n) cross join jsonb_object_keys(e.task) as k
-    where k in ('after', 'priority', 'run_at', 'max_attempts', 'timeout_seconds') order by e.n
+    where k in ('after', 'priority', 'run_at', 'max_attempts', 'timeout_seconds', 'confirm') order by e.n
   loop
     begin
       perform jsonb_populate_record(null::task_spec, v_task);
@@ -73,12 +73,13 @@ begin
       when t.max_attempts not between 1 and 100 then array['max_attempts', 'invalid_attempts', 'has max_attempts that is not 1 to 100']
       when not (t.timeout_seconds > 0 and t.timeout_seconds <= 31622400) then array['timeout_seconds', 'invalid_timeout', 'has a timeout that is not more than 0 and at most a year']
       when not isfinite(t.run_at) then array['run_at', 'invalid_run_at', 'has a run_at that never comes']
+      when t.confirm and t.run_at is not null then array['confirm', 'invalid_task', 'waits for a confirmation or for a time, not for both']
       when t.after_failure not in ('cancel', 'run') then array['after_failure', 'invalid_task', 'has after_failure that is not cancel or run']
       when jsonb_typeof(t.units) not in ('object', 'null') or octet_length(t.units::text) > 10000 then array['units', 'invalid_units', 'has units that are not a small object']
       when t.provider is not null and t.route is not null and t.route <> 'null' then array['route', 'invalid_route', 'names a provider and a route: one of them decides']
       end as bad
     from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units, priority,
-      run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+      run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
     left join kinds k on k.name = t.kind
   ) as x where x.bad is not null limit 1;
   if v_bad is not null then
@@ -157,7 +158,7 @@ begin
     from (
       select coalesce(t.phase, t.kind) as name, min(t.n) as n
       from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units, priority,
-        run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+        run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
       group by coalesce(t.phase, t.kind)
     ) as s
     where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name);
@@ -212,7 +213,7 @@ declare
 begin
   with spec as materialized (
     select t.key, t.after, t.n from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase,
-      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
   ), wanted as materialized (
     select distinct c.n, a.key from spec c cross join lateral unnest(c.after) as a(key)
   )
@@ -227,7 +228,7 @@ begin
 
   with wanted as materialized (
     select distinct c.n, a.key from unnest(p_specs) with ordinality as c(kind, key, input, after, after_failure, phase,
-      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
     cross join lateral unnest(c.after) as a(key)
   ), added as (
     insert into edges (job_id, parent_id, child_id)
@@ -309,6 +310,7 @@ declare
   v_has_routes boolean;
   v_has_demands boolean;
   v_is_timed boolean;
+  v_is_confirmed boolean;
   v_parents bigint[];
   v_ended bigint[];
   v_rows ready[];
@@ -319,15 +321,15 @@ begin
   perform _check_tasks(v_specs);
   select * into strict v_job from jobs where id = p_job_id;
   select bool_or(s.idempotency_key is not null), bool_or(s.key is not null or s.after is not null), bool_or(s.after is not null),
-    bool_or(s.route is not null), bool_or(s.provider is not null or s.units is not null or s.route is not null), bool_or(s.run_at > v_now)
-  into v_is_repeatable, v_has_keys, v_has_graph, v_has_routes, v_has_demands, v_is_timed from unnest(v_specs) as s;
+    bool_or(s.route is not null), bool_or(s.provider is not null or s.units is not null or s.route is not null), bool_or(s.run_at > v_now), bool_or(s.confirm)
+  into v_is_repeatable, v_has_keys, v_has_graph, v_has_routes, v_has_demands, v_is_timed, v_is_confirmed from unnest(v_specs) as s;
   if v_is_repeatable then
     -- A repeated key is the same task: it is left out.
     v_specs := array(
       select v_specs[x.n] from (
         select s.n, s.idempotency_key, row_number() over (partition by s.idempotency_key order by s.n) as nth
         from unnest(v_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider, units,
-          priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)) as x
+          priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)) as x
       where x.idempotency_key is null or (x.nth = 1 and not exists (
         select from tasks t where t.job_id = p_job_id and t.idempotency_key = x.idempotency_key))
       order by x.n);
@@ -350,7 +352,7 @@ begin
 
   with spec as (
     select * from unnest(v_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units,
-      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, n)
+      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
   ), route as materialized (
     select s.kind, s.provider, s.phase, s.is_gated, _lane(s.kind, s.provider, v_job.tenant_id, s.is_gated) as lane_id, p.position
     -- In one order: two who make the same lanes wait for each other one way only.
@@ -360,10 +362,10 @@ begin
       order by (x.name = coalesce(s.phase, s.kind)) desc, x.position limit 1) as p
   ), made as (
     insert into tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, max_attempts, run_after_failure,
-      timeout_seconds, kind, key, idempotency_key, input, units, route)
+      timeout_seconds, kind, key, idempotency_key, input, units, route, confirm)
     select p_job_id, v_ids[t.n], v_job.tenant_id, v_now, r.lane_id, r.position, coalesce(t.priority, v_job.priority),
       t.max_attempts, coalesce(t.after_failure = 'run', false), t.timeout_seconds, t.kind, t.key, t.idempotency_key,
-      case when jsonb_typeof(t.input) = 'object' then t.input else '{}' end, t.units, t.route
+      case when jsonb_typeof(t.input) = 'object' then t.input else '{}' end, t.units, t.route, coalesce(t.confirm, false)
     from spec t
     join route r on r.kind = t.kind and coalesce(r.provider, '') = coalesce(t.provider, '')
       and coalesce(r.phase, '') = coalesce(t.phase, '') and r.is_gated = (t.provider is not null or t.units is not null)
@@ -387,7 +389,7 @@ begin
         greatest(s.run_at, v_now + make_interval(secs => (0.5 + random()) * (v_pressed ->> s.provider)::double precision))) else '{}' end)
       from unnest(v_specs) as s);
   end if;
-  if v_has_graph or v_job.status = 'paused' or v_job.run_at > v_now or v_is_timed or v_pressed <> '{}' then
+  if v_has_graph or v_job.status = 'paused' or v_job.run_at > v_now or v_is_timed or v_is_confirmed or v_pressed <> '{}' then
     v_rows := _park_new(v_job, v_specs, v_rows);
   end if;
   if cardinality(v_ended) > 0 then
@@ -409,19 +411,20 @@ begin
   with placed as (
     select (u.r).*, (select count(*) from edges e where e.job_id = p_job.id and e.child_id = (u.r).task_id) as parents,
       exists (select from edges e where e.job_id = p_job.id and e.parent_id = (u.r).task_id) as children,
-      greatest(p_job.run_at, (p_specs[u.n]).run_at) as due, u.n
+      greatest(p_job.run_at, (p_specs[u.n]).run_at) as due, coalesce((p_specs[u.n]).confirm, false) as confirm, u.n
     from (select r, row_number() over () as n from unnest(p_rows) as r) as u
   ), kept as (
-    insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, has_parents, has_children, pending, until, reason)
+    insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, has_parents, has_children, pending, until, reason, waits_for)
     select task_id, job_id, tenant_id, lane_id, priority, phase, parents > 0, children, parents,
-      case when parents = 0 and p_job.status = 'paused' and coalesce(due, v_now) <= v_now then 'infinity' else coalesce(due, '-infinity') end,
-      case when parents > 0 then 'after' when due > v_now then 'time' else 'paused' end
-    from placed where parents > 0 or due > v_now or p_job.status = 'paused'
+      case when confirm then 'infinity' when parents = 0 and p_job.status = 'paused' and coalesce(due, v_now) <= v_now then 'infinity' else coalesce(due, '-infinity') end,
+      case when confirm then 'confirmation' when parents > 0 then 'after' when due > v_now then 'time' else 'paused' end,
+      case when confirm then 'confirm' end
+    from placed where parents > 0 or due > v_now or p_job.status = 'paused' or confirm
     returning task_id
   )
   select array_agg(row(p.task_id, 0, p.job_id, p.tenant_id, p.lane_id, p.priority, p.phase, 0, 0, false, p.children)::ready
     order by p.task_id) into v_rows
-  from placed p where not (p.parents > 0 or coalesce(p.due > v_now, false) or p_job.status = 'paused');
+  from placed p where not (p.parents > 0 or coalesce(p.due > v_now, false) or p_job.status = 'paused' or p.confirm);
   -- Upkeep sleeps for seconds: what is due before that is announced.
   perform pg_notify('penstock', 'chores') where exists (
     select from parked where job_id = p_job.id and pending = 0 and until > v_now and until < v_now + interval '5 seconds');

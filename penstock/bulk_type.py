@@ -1,0 +1,596 @@
+"""Types of bulk job: how rows are checked and packed, what tasks they make, how results are applied.
+
+    class Idea(BaseModel):
+        title: str
+        seconds: int = 5
+
+    @app.bulk(row=Idea, key=["title"])
+    def ideas(row: Idea):
+        return render.step(write.step(row.title), row.seconds)
+
+    job = ideas.options(budget=5).start("ideas.csv")
+
+The body draws the graph of one row, or of one batch; the output of the step it returns is the row's result.
+It runs in a worker, which loads the rows part by part: each part in one transaction with the tasks it makes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Generic, Protocol, TypeVar, cast
+from uuid import UUID
+
+import pydantic
+import pydantic_core
+
+from penstock import bulks, db, jobs
+from penstock.bulks import By, Taken
+from penstock.context import Context, Fail, Reschedule
+from penstock.drawing import Graph, Options, drawing
+from penstock.errors import Invalid, Limited, PenstockError
+from penstock.signature import Signature, Step, key_of
+from penstock.types import Forecast, JobOptions
+
+T = TypeVar("T", bound=pydantic.BaseModel)
+PREVIEW = 5
+"""So many rows are shown before a confirmation where rows are not packed."""
+PART = 1000
+"""So many rows are loaded in one transaction."""
+SAMPLE = 1000
+"""So many rows are drawn for a forecast."""
+_REFUSALS = 20
+_NONE = object()
+_PARAMS = "select params from penstock.jobs where id = %s"
+
+
+class Host(Protocol):
+    """What a type asks of its app."""
+
+    @property
+    def task(self) -> Any: ...
+    @property
+    def block(self) -> Any: ...
+    def connections(self) -> AbstractAsyncContextManager[db.Pool]: ...
+    async def ready(self, where: db.Pool, options: Options) -> JobOptions: ...
+    def started(self, job_id: UUID) -> Any: ...
+
+
+class BulkRow(pydantic.BaseModel, Generic[T]):
+    """A row with its name: what a batch is made of, and what is applied."""
+
+    number: int
+    key: str
+    data: T
+
+
+class Change(pydantic.BaseModel):
+    """A value that an apply handler changed: what it was and what it is now."""
+
+    name: str = pydantic.Field(min_length=1, max_length=200)
+    before: Any = None
+    after: Any = None
+
+
+class RowError(pydantic.BaseModel):
+    """In a batch's output, in place of a row's value: this row is set aside, the others go on."""
+
+    message: str
+    code: str = "row_failed"
+
+    @pydantic.model_serializer
+    def _write(self) -> dict[str, Any]:
+        return {"$error": {"code": self.code, "message": self.message}}
+
+
+@dataclass(frozen=True, slots=True)
+class RowProblem:
+    """Why a row is refused."""
+
+    line: int
+    column: str | None
+    code: str
+    message: str
+
+
+@dataclass(slots=True)
+class Check:
+    """What is in a source, and every row that would be refused."""
+
+    rows: int = 0
+    good: int = 0
+    problems: list[RowProblem] = field(default_factory=list[RowProblem])
+
+    @property
+    def is_good(self) -> bool:
+        """Whether no row would be refused."""
+        return not self.problems
+
+
+@dataclass(slots=True)
+class _Numbered:
+    number: int
+    data: Mapping[str, Any]
+    problem: Any = None
+
+
+class BulkType(Generic[T]):
+    """A function that draws the graph of a row, or of a batch of rows."""
+
+    def __init__(
+        self, app: Host, function: Callable[..., Any], name: str, *, row: type[T], key: Sequence[str],
+        batch: int | None, group_by: str | None, is_exclusive: bool, phases: dict[str, float],
+        on_failure: str,
+    ) -> None:  # fmt: skip
+        if inspect.iscoroutinefunction(function):
+            raise Invalid(f"{name}: a bulk job's body is a plain function", hint="It only draws the graph.")
+        if group_by is not None and batch is None:
+            raise Invalid(f"{name}: group_by is for batches", hint="Say batch=25, for example.")
+        names = {info.alias or field for field, info in row.model_fields.items()}
+        for column in (*key, *([group_by] if group_by else [])):
+            if column not in names and row.model_config.get("extra") != "allow":
+                raise Invalid(f"{name}: {row.__name__} has no column {column!r}")
+        self.app, self.function, self.name, self.row = app, function, name, row
+        self.key, self.batch, self.group_by = list(key), batch, group_by
+        self.is_exclusive, self.phases, self.on_failure = is_exclusive, phases, on_failure
+        self.chosen = Options()
+        parameters = list(inspect.signature(function).parameters)
+        if not parameters:
+            raise Invalid(f"{name}: a bulk job's body takes a row, or rows")
+        self._first = parameters[0]
+        self._signature = Signature(function, is_handler=False, without=self._first)
+        self._apply: Callable[..., Awaitable[Sequence[Change] | None]] | None = None
+        self._undo: Callable[..., Awaitable[None]] | None = None
+        self.__doc__, self.__name__ = function.__doc__, function.__name__
+        app.task(kind=f"{name}.load", transactional=True, max_attempts=10, backoff=1)(self._load)
+
+    def __repr__(self) -> str:
+        return f"<bulk type {self.name}>"
+
+    def declared(self) -> dict[str, Any]:
+        """As `define_bulk_type` takes it."""
+        return {
+            "key": self.key or None,
+            "batch": self.batch,
+            "group_by": self.group_by,
+            "is_exclusive": self.is_exclusive or None,
+        }
+
+    # --- what else it can do ---
+
+    def apply(self, function: Callable[..., Awaitable[Sequence[Change] | None]]) -> Any:
+        """Say how a row's result is applied: `async def apply(ctx, connection, row, result) -> list[Change]`.
+
+        What it writes through the connection and the task's completion are one commit.
+        """
+        if self._apply is not None:
+            raise Invalid(f"{self.name} has two apply handlers")
+        self._apply = function
+        self.app.task(kind=f"{self.name}.apply", transactional=True)(self._apply_rows)
+        return function
+
+    def undo(self, function: Callable[..., Awaitable[None]]) -> Any:
+        """Say how a change is undone: `async def undo(ctx, connection, row, change)`."""
+        if self._undo is not None:
+            raise Invalid(f"{self.name} has two undo handlers")
+        self._undo = function
+        self.app.task(kind=f"{self.name}.undo", transactional=True)(self._undo_row)
+        return function
+
+    # --- what callers do ---
+
+    def options(self, **changes: Any) -> BulkType[T]:
+        """The same with other options of its jobs.
+
+        Those of a job, and preview, skip_done.
+        """
+        other = cast("BulkType[T]", object.__new__(BulkType))
+        other.__dict__.update(self.__dict__)
+        other.chosen = self.chosen.changed(changes)
+        for name in (*other.chosen.for_task(), *(["using"] if other.chosen.using is not None else [])):
+            raise Invalid(f"{name} is not an option of a bulk job", details={"field": name})
+        return other
+
+    async def astart(self, source: Any, **params: Any) -> Any:
+        """Start a job of a source's rows: an opened source, or any iterable of dicts."""
+        encoded, _ = self._signature.encode(params)
+        rows = _rows(source)
+        async with self.app.connections() as where:
+            options = await self.app.ready(where, self.chosen)
+            job_id = await bulks.start(
+                where, type=self.name, rows=rows, source=_description(source), params=encoded,
+                preview=self.chosen.preview, skip_done=self.chosen.skip_done, **options,
+            )  # fmt: skip
+        return self.app.started(job_id)
+
+    def start(self, source: Any, **params: Any) -> Any:
+        """`astart` for code that is not async."""
+        return self.app.block(self.astart(source, **params))
+
+    def check(self, source: Any) -> Check:
+        """Every row that would be refused, with its line, column and reason. Needs no database."""
+        found = Check()
+        for problems in self.checked(source):
+            found.rows += 1
+            found.good += not problems
+            found.problems += problems
+        return found
+
+    def checked(self, source: Any) -> Iterator[list[RowProblem]]:
+        """For each row, what is wrong with it."""
+        keys: dict[int, int] = {}
+        for row in _rows(source):
+            if row.problem is not None:
+                yield [_said(row.number, row.problem)]
+                continue
+            _, problems = self._validated(row.number, row.data)
+            if self.key:
+                key = _key(row.data, self.key)
+                # A hash is enough, and a tenth of the memory.
+                first = None if key is None else keys.setdefault(hash(key), row.number)
+                if key is None:
+                    text = f"it has no key: {', '.join(self.key)} is empty"
+                    problems.append(RowProblem(row.number, self.key[0], "no_key", text))
+                elif first != row.number:
+                    text = f"row {first} has the same key"
+                    problems.append(RowProblem(row.number, self.key[0], "duplicate_key", text))
+            yield problems
+
+    async def aforecast(self, source: Any, **params: Any) -> Forecast:
+        """What a job of these rows would cost, use and take. Of many rows some are drawn. Starts nothing."""
+        encoded, _ = self._signature.encode(params)
+        values = self._signature.check(encoded)
+        packs = _Sample(SAMPLE if self.batch is None else -(-SAMPLE // self.batch))
+        taken: list[BulkRow[T]] = []
+        for row in _rows(source):
+            model, problems = (None, [None]) if row.problem else self._validated(row.number, row.data)
+            if model is None or problems:
+                continue
+            key = (_key(row.data, self.key) if self.key else None) or str(row.number)
+            taken.append(BulkRow[Any](number=row.number, key=key, data=model))
+            if len(taken) >= (self.batch or 1):
+                packs.add(taken)
+                taken = []
+        if taken:
+            packs.add(taken)
+        specs = [spec for pack in packs.kept for spec in self._draw(pack, values, is_preview=False).tasks]
+        async with self.app.connections() as where:
+            options = await self.app.ready(where, self.chosen)
+            if not specs:
+                raise Invalid("there is no row to forecast", code="no_rows")
+            times = packs.count / len(packs.kept)
+            return await jobs.forecast(where, type=self.name, tasks=specs, times=times, **options)
+
+    def forecast(self, source: Any, **params: Any) -> Forecast:
+        """`aforecast` for code that is not async."""
+        return self.app.block(self.aforecast(source, **params))
+
+    # --- rows ---
+
+    def _validated(self, number: int, data: Mapping[str, Any]) -> tuple[T | None, list[RowProblem]]:
+        try:
+            return self.row.model_validate(data), []
+        except pydantic.ValidationError as error:
+            return None, [
+                RowProblem(
+                    number,
+                    ".".join(map(str, each["loc"])) or None,
+                    "missing" if each["type"] == "missing" else "bad_value",
+                    each["msg"],
+                )
+                for each in error.errors(include_url=False, include_input=False, include_context=False)
+            ]
+
+    def _draw(self, rows: Sequence[BulkRow[T]], values: dict[str, Any], *, is_preview: bool) -> _Drawing:
+        """The tasks of a row, or of a batch."""
+        graph = Graph(f"{rows[0].number}/")
+        with drawing(graph):
+            given = rows[0].data if self.batch is None else list(rows)
+            returned = self.function(**{self._first: given}, **values)
+        if not graph.tasks:
+            raise Invalid(f"the body of {self.name} asked for no step", code="no_tasks")
+        if returned is not None and not isinstance(returned, Step):
+            raise Invalid(
+                f"the body of {self.name} returns the step whose output is the result", code="no_result"
+            )
+        result = graph.tasks[-1]["key"] if returned is None else key_of(returned)
+        tasks = graph.tasks
+        if not any(result in task.get("after", ()) for task in tasks):
+            # With the result it is through, whatever was drawn later.
+            tasks.sort(key=lambda task: task["key"] == result)
+        if self._apply is not None:
+            tasks.append({
+                "kind": f"{self.name}.apply", "key": f"{rows[0].number}/apply", "after": [result],
+                "input": {"numbers": [row.number for row in rows], "result": {"$from": result}},
+                "confirm": is_preview,
+            })  # fmt: skip
+        place = next(n for n, task in enumerate(tasks) if task["key"] == result)
+        if not self.phases:
+            tasks[-1].setdefault("phase", "rows" if self.batch is None else "batches")
+        if len(tasks) == 1:
+            # Nothing comes after it: it needs no name, and the database nothing to check.
+            del tasks[0]["key"]
+        return _Drawing([row.number for row in rows], tasks, place, None if self.batch is None else len(rows))
+
+    def _packed(self, taken: Sequence[Taken], is_more: bool, following: Taken | None) -> list[list[Taken]]:
+        if self.batch is None:
+            return [[row] for row in taken]
+        return pack(
+            taken, self.batch, is_grouped=self.group_by is not None, is_more=is_more, following=following
+        )
+
+    # --- what the worker does ---
+
+    async def _load(self, ctx: Context, is_preview: bool = False) -> dict[str, int]:
+        """Load the next rows."""
+        held, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
+        [(params,)] = await db.rows(held, _PARAMS, (ctx.job_id,))
+        values = self._signature.check(params)
+        size = (self.batch or PREVIEW) if is_preview else max(PART, self.batch or 0)
+        counts = {"rows": 0, "refused": 0}
+        while True:
+            taken = await bulks.take_rows(held, by, limit=size + 1)
+            following = taken.pop() if len(taken) > size else None
+            packs = self._packed(taken, following is not None, following)
+            if is_preview and self.batch is not None:
+                packs = packs[:1]
+            is_more = following is not None or sum(map(len, packs)) < len(taken)
+            drawings, problems = self._drawings(packs, values, is_preview)
+            next_load = {"kind": f"{self.name}.load", "confirm": is_preview} if is_more else None
+            next_id = await self._add(ctx, drawings, problems, next_load, is_preview=is_preview)
+            marks = [*problems, *(mark for each in drawings for mark in each.marks())]
+            if marks:
+                await bulks.mark_rows(held, by, rows=marks, next_id=next_id)
+            counts["rows"] += len(marks) - len(problems)
+            counts["refused"] += len(problems)
+            if drawings or not is_more:
+                return counts
+
+    def _drawings(
+        self, packs: Sequence[Sequence[Taken]], values: dict[str, Any], is_preview: bool
+    ) -> tuple[list[_Drawing], list[dict[str, Any]]]:
+        drawings: list[_Drawing] = []
+        refused: list[dict[str, Any]] = []
+        for taken in packs:
+            rows: list[BulkRow[T]] = []
+            for row in taken:
+                model, problems = self._validated(row.number, row.data)
+                if model is None:
+                    refused.append({"number": row.number, "problem": _stored(problems)})
+                else:
+                    rows.append(BulkRow[Any].model_construct(number=row.number, key=row.key, data=model))
+            if not rows:
+                continue
+            try:
+                drawings.append(self._draw(rows, values, is_preview=is_preview))
+            except Exception as error:
+                # What a body cannot draw is no reason for the other rows to wait.
+                code = error.code if isinstance(error, PenstockError) else "not_drawn"
+                text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
+                refused += [_refusal(row.number, code, text) for row in rows]
+        return drawings, refused
+
+    async def _add(
+        self,
+        ctx: Context,
+        drawings: list[_Drawing],
+        problems: list[dict[str, Any]],
+        next_load: dict[str, Any] | None,
+        *,
+        is_preview: bool,
+    ) -> int | None:
+        """Add the tasks of these drawings. Those that the database refuses are taken out."""
+        for _ in range(_REFUSALS):
+            if not drawings and is_preview:
+                # The first rows were all refused: there is nothing to show yet, and the next ones are tried.
+                return None
+            specs = [task for each in drawings for task in each.tasks]
+            if next_load is not None:
+                specs.append(next_load)
+            if not specs:
+                return None
+            try:
+                async with db.transaction(ctx.connection):
+                    ids = await ctx.aadd_tasks(specs)
+            except Limited as error:
+                raise Reschedule(error.retry_after or 5, f"the queue is full: {error.message}") from error
+            except Invalid as error:
+                refused = _refused(drawings, error)
+                if refused is None:
+                    raise Fail(error.message, code=error.code, details=error.details) from error
+                drawings.remove(refused)
+                problems += [_refusal(number, error.code, error.message) for number in refused.numbers]
+                continue
+            start = 0
+            for each in drawings:
+                each.ids = ids[start : start + len(each.tasks)]
+                start += len(each.tasks)
+            return ids[-1] if next_load is not None else None
+        raise Fail(
+            f"the database refused the tasks of {_REFUSALS} rows, and so perhaps of all", code="not_drawn"
+        )
+
+    async def _apply_rows(
+        self, ctx: Context, numbers: list[int], result: Any = None
+    ) -> dict[str, Any] | None:
+        """Apply the result of a row, or of each row of a batch."""
+        assert self._apply is not None
+        held, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
+        errors: dict[str, Any] = {}
+        for row in await self._rows_of(ctx, ctx.job_id, numbers):
+            value = result if self.batch is None else _value(result, row.key)
+            if value is _NONE:
+                continue
+            try:
+                async with db.transaction(held):
+                    changes = await self._apply(ctx, held, row, value) or []
+                    marks = [change.model_dump(mode="json") | {"number": row.number} for change in changes]
+                    if marks:
+                        await bulks.record_changes(held, by, changes=marks)
+            except Exception as error:
+                # A batch goes on without a row that cannot be applied, once that is certain.
+                if self.batch is None or not (isinstance(error, Fail) or ctx.attempt >= ctx.max_attempts):
+                    raise
+                code = str(getattr(error, "code", None) or "not_applied")
+                errors[row.key] = RowError(message=str(error) or type(error).__name__, code=code).model_dump()
+        return errors or None
+
+    async def _undo_row(self, ctx: Context, job_id: UUID, number: int, names: list[str] | None = None) -> int:
+        """Undo what was applied for a row."""
+        assert self._undo is not None
+        held = cast("db.Connection", ctx.connection)
+        changes = await bulks.changes_to_undo(held, By(ctx.task_id, ctx.worker_id, ctx.lease))
+        [row] = await self._rows_of(ctx, job_id, [number])
+        for change in changes:
+            given = Change(name=change["name"], before=change["before"], after=change["after"])
+            await self._undo(ctx, held, row, given)
+        return len(changes)
+
+    async def _rows_of(self, ctx: Context, job_id: UUID, numbers: list[int]) -> list[BulkRow[T]]:
+        held, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
+        found = await bulks.rows_of(held, by, job_id=job_id, numbers=numbers)
+        return [
+            BulkRow[Any].model_construct(
+                number=row.number, key=row.key, data=self.row.model_validate(row.data)
+            )
+            for row in found
+        ]
+
+
+def _value(output: Any, key: str) -> Any:
+    """What a batch's output has for a row."""
+    values = cast("dict[str, Any]", output) if isinstance(output, dict) else {}
+    match values.get(key, _NONE):
+        case {"$error": _}:
+            return _NONE
+        case value:
+            return value
+
+
+@dataclass(slots=True)
+class _Drawing:
+    """The tasks of a row, or of a batch."""
+
+    numbers: list[int]
+    tasks: list[dict[str, Any]]
+    result: int
+    batch_size: int | None
+    ids: list[int] = field(default_factory=list[int])
+
+    def marks(self) -> Iterator[dict[str, Any]]:
+        """What `mark_rows` is told."""
+        for number in self.numbers:
+            yield {
+                "number": number,
+                "first_id": self.ids[0],
+                "result_id": self.ids[self.result],
+                "last_id": self.ids[-1],
+                "batch_size": self.batch_size,
+            }
+
+
+def pack(
+    rows: Sequence[Taken],
+    batch: int,
+    *,
+    is_grouped: bool,
+    is_more: bool = False,
+    following: Taken | None = None,
+) -> list[list[Taken]]:
+    """Rows in batches of at most `batch`, in their order.
+
+    A group that fits into a batch is never split; a larger one is cut into batches of its own. With
+    `is_more`, what could still be filled up is left for the next time.
+    """
+    groups = [
+        list(each) for _, each in groupby(rows, key=lambda row: row.group if is_grouped else row.number)
+    ]
+    if is_grouped and is_more and groups and (following is None or following.group == groups[-1][-1].group):
+        last = groups.pop()
+        if not groups:
+            groups.append(last[: len(last) // batch * batch])
+    packed: list[list[Taken]] = []
+    current: list[Taken] = []
+    for group in groups:
+        for start in range(0, len(group), batch):
+            chunk = group[start : start + batch]
+            if len(current) + len(chunk) > batch:
+                packed.append(current)
+                current = []
+            current = current + chunk
+    if current and (not is_more or not packed or len(current) == batch):
+        packed.append(current)
+    return packed
+
+
+class _Sample:
+    """Some of many, each as likely as any other."""
+
+    def __init__(self, most: int) -> None:
+        self.kept: list[Any] = []
+        self.count = 0
+        self._most = most
+        self._random = random.Random(0)
+
+    def add(self, item: Any) -> None:
+        self.count += 1
+        if len(self.kept) < self._most:
+            self.kept.append(item)
+        elif (place := self._random.randrange(self.count)) < self._most:
+            self.kept[place] = item
+
+
+def _rows(source: Any) -> Iterator[bulks.Row]:
+    """The rows of a source. What has no number is counted."""
+    for place, row in enumerate(cast("Iterable[Any]", source), 1):
+        if isinstance(row, Mapping):
+            yield _Numbered(place, cast("Mapping[str, Any]", row))
+        else:
+            yield row
+
+
+def _description(source: Any) -> dict[str, Any]:
+    return dict(getattr(source, "description", None) or {"type": "rows"})
+
+
+def _key(data: Mapping[str, Any], columns: Sequence[str]) -> str | None:
+    """The same as in the database, or something that is equal as often."""
+    values = [data.get(column) for column in columns]
+    if all(value is None or value == "" for value in values):
+        return None
+    return str(values[0]) if len(values) == 1 else repr(values)
+
+
+def _said(number: int, problem: Any) -> RowProblem:
+    told = cast("dict[str, Any]", pydantic_core.to_jsonable_python(problem))
+    return RowProblem(
+        number, told.get("column"), str(told.get("code") or "unreadable"), str(told.get("message") or "")
+    )
+
+
+def _stored(problems: Sequence[RowProblem]) -> dict[str, Any]:
+    first = problems[0]
+    text = "; ".join(
+        f"{each.column}: {each.message}" if each.column else each.message for each in problems[:10]
+    )
+    return {"code": first.code, "column": first.column, "message": text}
+
+
+def _refusal(number: int, code: str, message: str) -> dict[str, Any]:
+    return {"number": number, "problem": {"code": code, "message": message[:2000]}}
+
+
+def _refused(drawings: Sequence[_Drawing], error: Invalid) -> _Drawing | None:
+    """The drawing that a refusal is about."""
+    text = str(error.details.get("field", ""))
+    with suppress(ValueError, IndexError):
+        place = int(text.split("tasks[")[1].split("]")[0])
+        for each in drawings:
+            if place < len(each.tasks):
+                return each
+            place -= len(each.tasks)
+    return None

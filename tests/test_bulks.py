@@ -1,0 +1,277 @@
+"""Bulk jobs in Python: rows are checked, packed, drawn and loaded; results are applied, confirmed and undone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pydantic
+import pytest
+
+from penstock import (
+    App,
+    BulkRow,
+    Change,
+    Conflict,
+    Context,
+    Fail,
+    RowError,
+    Started,
+    bulks,
+    jobs,
+    testing,
+)
+from penstock.bulk_type import BulkType, pack
+from penstock.bulks import Taken
+from penstock.types import BulkResult
+
+
+class Idea(pydantic.BaseModel):
+    title: str
+    seconds: int = pydantic.Field(5, ge=1)
+
+
+class Note(pydantic.BaseModel):
+    id: str
+    source: str
+    text: str
+
+
+@pytest.fixture
+def app(db: testing.Database, drain: testing.Drain) -> App:
+    return drain.use(App(database_url=db.dsn))
+
+
+@pytest.fixture
+def ideas(app: App) -> BulkType[Idea]:
+    @app.task(max_attempts=2, backoff=0)
+    async def write(title: str) -> str:
+        if title == "bad":
+            raise ValueError("no words")
+        return title.upper()
+
+    @app.task
+    async def render(text: str, seconds: int) -> dict[str, Any]:
+        return {"url": f"/{text}.mp4", "seconds": seconds}
+
+    @app.bulk(row=Idea, key=["title"])
+    def ideas(row: Idea, style: str = "plain") -> Any:
+        if row.title == "undrawable":
+            raise KeyError(style)
+        return render.step(write.step(f"{row.title}"), row.seconds)
+
+    return ideas
+
+
+@pytest.fixture
+def tags(app: App, db: testing.Database) -> BulkType[Note]:
+    """Notes are tagged in batches of four, sources together; the tags go into a table, and out of it again."""
+    db.execute("create table tags (note text, tag text, primary key (note, tag))")
+
+    @app.task
+    async def tag(rows: list[BulkRow[Note]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for row in rows:
+            match row.data.text:
+                case "poison":
+                    found[row.key] = RowError(message="it tells us what to do", code="screened")
+                case "lost":
+                    pass
+                case text:
+                    found[row.key] = text.split()
+        return found
+
+    @app.bulk(row=Note, key=["id"], batch=4, group_by="source", exclusive=True)
+    def tags(rows: list[BulkRow[Note]]) -> Any:
+        return tag.step(rows)
+
+    @tags.apply
+    async def apply(ctx: Context, connection: Any, row: BulkRow[Note], result: list[str]) -> list[Change]:
+        changes: list[Change] = []
+        for each in result:
+            if each == "never":
+                raise Fail("this tag is not allowed", code="not_allowed")
+            await connection.execute("insert into tags values (%s, %s)", (row.key, each))
+            changes.append(Change(name=each, after=each))
+        return changes
+
+    @tags.undo
+    async def undo(ctx: Context, connection: Any, row: BulkRow[Note], change: Change) -> None:
+        await connection.execute("delete from tags where note = %s and tag = %s", (row.key, change.after))
+
+    return tags
+
+
+def notes(*texts: str, source: str = "s") -> Iterator[dict[str, Any]]:
+    return ({"id": f"n{n}", "source": source, "text": text} for n, text in enumerate(texts, 1))
+
+
+def rows(app: App, job: Started[Any]) -> dict[str, BulkResult]:
+    async def read() -> dict[str, BulkResult]:
+        async with app.connections() as where:
+            return {row.key: row async for row in bulks.results(where, job_id=job.id)}
+
+    return app.block(read())
+
+
+def states(app: App, job: Started[Any]) -> dict[str, str]:
+    return {key: row.state for key, row in rows(app, job).items()}
+
+
+def do(app: App, function: Any, **arguments: Any) -> Any:
+    async def call() -> Any:
+        async with app.connections() as where:
+            return await function(where, **arguments)
+
+    return app.block(call())
+
+
+def tagged(db: testing.Database) -> dict[str, list[str]]:
+    found = db.execute(
+        "select note, array_agg(tag order by tag) as tags from tags group by note order by note"
+    )
+    return {row["note"]: row["tags"] for row in found}
+
+
+def test_a_row_becomes_a_graph(app: App, ideas: BulkType[Idea], drain: testing.Drain) -> None:
+    """R0.1, R0.2: good rows are done, bad ones are refused with their column, a failed one has its reason."""
+    source = [
+        {"title": "otters", "seconds": "7"},
+        {"title": "bad"},
+        {"title": "herons", "seconds": "long"},
+        {"seconds": "3"},
+        {"title": "otters"},
+        {"title": "undrawable"},
+    ]
+    job = ideas.start(source)
+    drain(app)
+    found = rows(app, job)
+    assert states(app, job) == {
+        "otters": "succeeded", "bad": "failed", "herons": "refused", "4": "refused", "5": "refused", "undrawable": "refused",
+    }  # fmt: skip
+    assert found["otters"].output == {"url": "/OTTERS.mp4", "seconds": 7}
+    assert (found["bad"].error_code, found["bad"].error_message, found["bad"].retries) == (
+        "handler_error",
+        "no words",
+        2,
+    )
+    assert [(found[key].problem or {})["column"] for key in ("herons", "4", "5")] == [
+        "seconds",
+        "title",
+        "title",
+    ]
+    assert found["5"].error_message == "row 1 has the same key"
+    assert "KeyError" in (found["undrawable"].error_message or "")
+    bulk = do(app, bulks.get, job_id=job.id)
+    assert (bulk.rows.total, bulk.rows.loaded, bulk.rows.refused, bulk.rows.waiting) == (6, 2, 4, 0)
+    assert [(cause.kind, cause.count) for cause in bulk.failures] == [("write", 1)]
+    assert job.get().status == "failed"
+
+
+def test_preview_confirm_apply_undo(
+    app: App, tags: BulkType[Note], db: testing.Database, drain: testing.Drain
+) -> None:
+    """R2.7: the first batch is shown and nothing applied; then all is; one poisoned row sinks no batch; undo
+    takes back a value, then all the rest, and never twice."""
+    texts = ["a b", "poison", "lost", "c", "never", "d", "e e2", "f", "g"]
+    job = tags.options(preview=True).start(notes(*texts))
+    drain(app)
+    assert tagged(db) == {}
+    bulk = do(app, bulks.get, job_id=job.id)
+    assert (bulk.rows.loaded, bulk.rows.waiting, bulk.to_confirm) == (4, 5, 2)
+    assert rows(app, job)["n1"].state == "queued"
+    with pytest.raises(Conflict) as refused:
+        tags.start(notes("x"))
+    assert refused.value.code == "another_runs"
+
+    assert do(app, jobs.confirm, job_id=job.id) == 2
+    drain(app)
+    assert job.get().status == "completed"
+    assert states(app, job) == {
+        "n1": "succeeded", "n2": "failed", "n3": "failed", "n4": "succeeded", "n5": "failed", "n6": "succeeded",
+        "n7": "succeeded", "n8": "succeeded", "n9": "succeeded",
+    }  # fmt: skip
+    found = rows(app, job)
+    assert [found[key].error_code for key in ("n2", "n3", "n5")] == ["screened", "no_result", "not_allowed"]
+    assert found["n1"].output == ["a", "b"]
+    assert tagged(db) == {
+        "n1": ["a", "b"], "n4": ["c"], "n6": ["d"], "n7": ["e", "e2"], "n8": ["f"], "n9": ["g"],
+    }  # fmt: skip
+
+    one = do(app, bulks.undo, job_id=job.id, rows=[7], names=["e2"])
+    drain(app)
+    assert do(app, jobs.get, job_id=one).status == "completed"
+    assert tagged(db)["n7"] == ["e"]
+    do(app, bulks.undo, job_id=job.id)
+    do(app, bulks.undo, job_id=job.id)
+    drain(app)
+    assert tagged(db) == {}
+    with pytest.raises(Conflict) as refused:
+        do(app, bulks.undo, job_id=job.id)
+    assert refused.value.code == "nothing_to_undo"
+    assert (rows(app, job)["n7"].changes, rows(app, job)["n7"].undone) == (2, 2)
+
+
+def test_done_rows_are_skipped_and_sources_grow(
+    app: App, ideas: BulkType[Idea], drain: testing.Drain
+) -> None:
+    """R0.1, R2.7: what succeeded before is left out; a source that is read again adds its new rows only."""
+    first = ideas.start([{"title": "a"}, {"title": "bad"}])
+    drain(app)
+    again = ideas.options(skip_done=True).start([{"title": "a"}, {"title": "bad"}, {"title": "b"}])
+    added = do(
+        app,
+        bulks.add_rows,
+        job_id=again.id,
+        rows=numbered({"title": "a"}, {"title": "bad"}, {"title": "b"}, {"title": "c"}),
+    )
+    assert (added.added, added.known) == (1, 3)
+    drain(app)
+    assert states(app, again) == {"a": "skipped", "bad": "failed", "b": "succeeded", "c": "succeeded"}
+    assert str(first.id) in (rows(app, again)["a"].error_message or "")
+    with pytest.raises(Conflict):
+        do(app, bulks.add_rows, job_id=again.id, rows=numbered({"title": "d"}))
+
+
+def numbered(*data: dict[str, Any]) -> Any:
+    from penstock.bulk_type import _rows  # pyright: ignore[reportPrivateUsage]
+
+    return _rows(data)
+
+
+def groups(*sizes: int) -> list[Taken]:
+    return [
+        Taken(number, str(number), f"g{place}", {})
+        for place, size in enumerate(sizes)
+        for number in range(sum(sizes[:place]), sum(sizes[: place + 1]))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([2, 2, 1], [4, 1]),
+        ([3, 2, 2], [3, 4]),
+        ([9, 1], [4, 4, 2]),
+        ([4, 4], [4, 4]),
+        ([1] * 9, [4, 4, 1]),
+        ([], []),
+    ],
+)
+def test_packing(sizes: list[int], expected: list[int]) -> None:
+    """R2.7: at most B rows, in order, and no group that fits is split."""
+    packed = pack(groups(*sizes), 4, is_grouped=True)
+    assert [len(batch) for batch in packed] == expected
+    assert [row.number for batch in packed for row in batch] == list(range(sum(sizes)))
+    for place, size in enumerate(sizes):
+        holders = [batch for batch in packed if any(row.group == f"g{place}" for row in batch)]
+        assert len(holders) == 1 or size > 4
+
+
+def test_packing_leaves_what_may_still_grow() -> None:
+    rows = groups(3, 3)
+    assert pack(rows, 4, is_grouped=True, is_more=True) == [rows[:3]]
+    other = Taken(9, "9", "other", {})
+    assert pack(rows, 4, is_grouped=True, is_more=True, following=other) == [rows[:3]]
+    assert pack(groups(9), 4, is_grouped=True, is_more=True) == [groups(9)[:4], groups(9)[4:8]]
+    assert pack(groups(2), 4, is_grouped=True, is_more=True, following=other) == [groups(2)]
