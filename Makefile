@@ -23,7 +23,7 @@ $(STAMP): pyproject.toml
 system-packages: ## Install the PostgreSQL 15 server and pgbouncer for the tests, where possible
 	@scripts/system-packages
 
-demo: setup ## Start the embedded database, a worker and a sample job, and watch it finish
+demo: setup ## Start the embedded database, the API and a worker, and make a small book: PDFs and MP3s
 	@$(BIN)/penstock demo
 
 test: setup system-packages ## Run the tests: on the embedded PostgreSQL, the SQL contract on PostgreSQL 15 as well

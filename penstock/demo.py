@@ -1,119 +1,119 @@
-"""`penstock demo`: a job with a three-step graph for each of eight documents, on a provider that takes three
-calls at a time, costs money and sometimes says no. With a forecast, a budget and live progress.
+"""`penstock demo`: a small book of sixteen chapters, each written, typeset and read aloud, then bound.
 
+The whole system in one process: the application `penstock.apps.reading`, its worker, the API, and a provider
+that takes three calls at a time, costs money and sometimes says no. With a forecast, a budget, live progress.
 The provider is the simulator: it answers over HTTP, from this process, and money is not really spent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import random
+import os
 import sys
 import time
-import urllib.request
-from contextlib import nullcontext
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock import costs, jobs, providers, simulator, workers
-from penstock.app import App, Context, Started
-from penstock.errors import TimedOut
-from penstock.types import Job
+from penstock import artifacts, costs, jobs, keys, providers, server, simulator, workers
+from penstock.api.development import Development
+from penstock.app import Started
+from penstock.apps.reading.app import app, reading
+from penstock.apps.reading.books import RUNNING_WATER
+from penstock.apps.reading.settings import SIMULATOR as PROVIDER
+from penstock.errors import PenstockError, TimedOut
+from penstock.settings import Settings
+from penstock.storage import HOUR, Folder
+from penstock.types import Artifact, Job, JobCost
 from penstock.worker import Worker
 
-TITLES = ["Otters", "Herons", "Mills", "Weirs", "Locks", "Sluices", "Turbines", "Penstocks"]
-
-PROVIDER, MODEL = "simulator/gpt-demo", "gpt-demo"
 CONCURRENCY = 3
 PRICES = {"input_tokens": Decimal("3.00"), "output_tokens": Decimal("15.00")}  # per million
-MOST = {"input_tokens": 20, "output_tokens": 200}  # for a document
-BUDGET = Decimal("0.05")
+BUDGET = Decimal("0.25")
 
-PATIENCE_SECONDS = 120
-
-app = App(tenant="demo")
-# The provider is on this machine, whatever proxy the environment names.
-_http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-_url = ""
+PATIENCE_SECONDS = 300
+TICK_SECONDS = 0.2
 
 
-@app.task(max_attempts=6, backoff="300ms", backoff_cap="1s", timeout="30s")
-def write(ctx: Context, title: str) -> str:
-    """The text of a document. (A plain function runs in a thread: it may wait for its answer.)"""
-    ctx.progress(0, message=f"writing {title}")
-    question = {
-        "model": MODEL,
-        "max_tokens": MOST["output_tokens"],
-        "messages": [{"role": "user", "content": f"What is there to know about {title}?"}],
-    }
-    headers = {"authorization": "Bearer demo", "content-type": "application/json"}
-    request = urllib.request.Request(f"{_url}/chat/completions", json.dumps(question).encode(), headers)  # noqa: S310 (our own)
-    # A 429 is raised here, and the worker knows what it means: all that is for this provider waits.
-    with _http.open(request, timeout=20) as response:
-        answer = json.load(response)
-    used = answer["usage"]
-    ctx.usage(input_tokens=used["prompt_tokens"], output_tokens=used["completion_tokens"])
-    return answer["choices"][0]["message"]["content"]
+def run(settings: Settings, *, is_terminal: bool, began: float) -> int:
+    """Run the demo; on a terminal stay until Ctrl-C, else end when the job has. Returns the exit code.
 
-
-@app.task
-async def typeset(ctx: Context, title: str, text: str) -> dict[str, Any]:
-    """Pages of a text."""
-    await asyncio.sleep(random.uniform(0.1, 0.4))
-    ctx.progress(1, message=f"typesetting {title}")
-    return {"title": title, "pages": 1 + len(text) // 400}
-
-
-@app.task
-async def bind(documents: list[dict[str, Any]]) -> dict[str, Any]:
-    """One book of all documents."""
-    await asyncio.sleep(0.3)
-    return {"documents": len(documents), "pages": sum(document["pages"] for document in documents)}
-
-
-@app.job(phases={"write": 60, "typeset": 30, "bind": 10})
-def book(titles: list[str]) -> None:
-    """Each document is written, then typeset; when all are, they are bound."""
-    paid = write.options(provider=PROVIDER, units=MOST)
-    bind.step([typeset.step(title, paid.step(title)) for title in titles])
-
-
-def run(dsn: str, is_terminal: bool) -> int:
-    """Run the demo; on a terminal stay until Ctrl-C, else end when the job has. Returns the exit code."""
+    `began` is when the command did, by `time.monotonic()`.
+    """
     try:
-        return asyncio.run(_run(dsn, is_terminal))
+        return asyncio.run(_run(settings, is_terminal, began))
     except KeyboardInterrupt:
         return 0
 
 
-async def _run(dsn: str, is_terminal: bool) -> int:
-    global _url
-    worker = Worker(app, dsn=dsn, concurrency=6, grace_seconds=5)
-    # With this seed it refuses the fifth call, and few after that.
+async def _run(settings: Settings, is_terminal: bool, began: float) -> int:
+    worker = Worker(app, dsn=settings.database_url, concurrency=6, grace_seconds=5)
+    # With this seed it refuses the seventh call, and no other of the first twenty.
     serving = simulator.serve(
-        limits=simulator.Limits(concurrency=CONCURRENCY), faults={"429": 0.1}, latency=(0.4, 0.9), seed=4
+        limits=simulator.Limits(concurrency=CONCURRENCY), faults={"429": 0.06}, latency=(0.4, 0.9), seed=3
     )
-    async with app, serving as provider:
-        _url = provider.openai_url
+    async with app, serving as provider, _api(settings) as api:
+        # What the environment may name is a real one, and would cost.
+        os.environ |= {
+            "READING_MODEL": PROVIDER,
+            "READING_URL": provider.openai_url,
+            "READING_VOICE_MODEL": "",
+        }
         working = asyncio.create_task(worker.run())
         try:
             await _prepare(worker, working)
-            console = Console(file=sys.stdout)
-            code = await _show(console, provider, is_terminal)
+            shown = _Demo(Console(file=sys.stdout), provider, api, is_terminal, began)
+            code = await shown.show()
             if is_terminal:
-                console.print("The worker stays up until Ctrl-C.")
+                shown.say("All of it stays up until Ctrl-C.")
                 await working
             return code
         finally:
             worker.stop()
             await asyncio.gather(working, return_exceptions=True)
+
+
+class _Api(NamedTuple):
+    """Where the API is, and the link that lets a person in."""
+
+    url: str
+    login: str
+
+
+@asynccontextmanager
+async def _api(settings: Settings) -> AsyncGenerator[_Api | None]:
+    """The API on this machine. None on a database that has no login for users."""
+    try:
+        found = server.with_development_login(settings)
+    except PenstockError:
+        yield None
+        return
+    async with app.connections() as pool:
+        tenant_id = await app.tenant_id(pool)
+        until = datetime.now(UTC) + timedelta(days=1)
+        key = await keys.create(
+            pool, name="penstock demo", role="owner", tenant_id=tenant_id, expires_at=until
+        )
+    listening = server.bind("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    developer = Development(key.id, f"penstock_demo_{port}")
+    try:
+        async with server.serving(found, listening, developer=developer, app=app):
+            url = f"http://127.0.0.1:{port}"
+            yield _Api(url, f"{url}/dev/login?token={developer.token}")
+    finally:
+        with suppress(PenstockError):
+            async with app.connections() as pool:
+                await keys.revoke(pool, key_id=key.id)
 
 
 async def _prepare(worker: Worker, working: asyncio.Task[None]) -> None:
@@ -130,79 +130,148 @@ async def _prepare(worker: Worker, working: asyncio.Task[None]) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _show(console: Console, provider: simulator.Simulator, is_terminal: bool) -> int:
-    say = partial(console.print, highlight=False, soft_wrap=True)
-    say("[bold]Penstock demo[/bold]")
-    say(f"provider {PROVIDER}: {CONCURRENCY} calls at a time; it costs, and sometimes it says no")
-    job_type = book.options(budget=BUDGET)
-    forecast = await job_type.aforecast(TITLES)
-    cost, finish = forecast.cost, forecast.finish
-    foreseen = f"{cost.low:.4f} to {cost.high:.4f} {cost.currency}"
-    when = f"about {finish.seconds:.0f} s" if finish.seconds else f"not known: {finish.reason}"
-    say(f"forecast: {foreseen} of a budget of {BUDGET} {cost.currency}; time {when}")
-    started = await job_type.astart(TITLES)
-    say(f"job {started.id}: {len(TITLES)} documents, each written, then typeset; then one book of all")
-    job, reasons = await _watch(started, console, is_terminal)
-    output = await started.aresult() if job.status == "completed" else None
-    took = (job.finished_at - job.started_at).total_seconds() if job.finished_at and job.started_at else 0
-    say(f"{job.status}: {output}")
-    async with app.connections() as pool:
-        spent = await costs.of_job(pool, job_id=started.id)
-    say(f"cost: {spent.cost:.4f} of {spent.budget} {cost.currency}; the forecast was {foreseen}")
-    say(f"time: {took:.1f} s; the forecast was {when}")
-    refused = provider.statuses["429"]
-    most = max((account.max_concurrency for account in provider.accounts.values()), default=0)
-    say(f"provider: {provider.requests} calls, {refused} of them refused, {most} at a time at most")
-    say(f"waited for: {'; '.join(reasons) or 'nothing'}")
-    commands = ("penstock jobs ls", f"penstock jobs show {started.id}", "penstock costs")
-    say("Look at it again:  " + "   ".join(f"[bold]{command}[/bold]" for command in commands))
-    return 0 if job.status == "completed" else 3
+@dataclass
+class _Demo:
+    """What is shown, and what was seen."""
 
+    console: Console
+    provider: simulator.Simulator
+    api: _Api | None
+    is_terminal: bool
+    began: float
+    reasons: list[str] = field(default_factory=list[str])
+    first_pdf: float | None = None
 
-async def _watch(started: Started[Any], console: Console, is_terminal: bool) -> tuple[Job, list[str]]:
-    """The job, once it has ended, and what its documents waited for."""
-    last, reasons, deadline = "", list[str](), time.monotonic() + PATIENCE_SECONDS
-    with Live(console=console, auto_refresh=False) if is_terminal else nullcontext() as live:
-        while True:
-            job = await started.aget()
-            reason, text = await _why(started)
-            if live is not None:
-                live.update(_picture(job, text), refresh=True)
-            elif (line := _line(job)) != last:
-                console.print(line, highlight=False)
-                last = line
-            if reason and reason not in reasons:
-                reasons.append(reason)
-                if live is None:
-                    console.print(f"       {text}", highlight=False, soft_wrap=True)
-            if job.is_ended:
-                return job, reasons
-            if time.monotonic() > deadline:
-                raise TimedOut(
-                    f"the job has not ended within {PATIENCE_SECONDS} s; its state is {job.status}"
-                )
-            await asyncio.sleep(0.1)
+    def __post_init__(self) -> None:
+        self.say = partial(self.console.print, highlight=False, soft_wrap=True)
+
+    async def show(self) -> int:
+        """Forecast, start, watch, and say what came of it; the exit code."""
+        chapters = RUNNING_WATER["chapters"]
+        self.say(f"[bold]Penstock demo[/bold]: a book of {len(chapters)} chapters, {RUNNING_WATER['title']}")
+        self.say(f"provider {PROVIDER}: {CONCURRENCY} calls at a time; it costs, and sometimes it says no")
+        if self.api:
+            # Without a terminal all ends with the job, and a link would only be a secret in somebody's log.
+            self.say(f"API {self.api.login if self.is_terminal else self.api.url}")
+        job_type = reading.options(budget=BUDGET)
+        forecast = await job_type.aforecast(**RUNNING_WATER)
+        cost, finish = forecast.cost, forecast.finish
+        foreseen = f"{cost.low:.4f} to {cost.high:.4f} {cost.currency}"
+        when = f"about {finish.seconds:.0f} s" if finish.seconds else f"not known: {finish.reason}"
+        self.say(f"forecast: {foreseen} of a budget of {BUDGET} {cost.currency}; time {when}")
+        started = await job_type.astart(**RUNNING_WATER)
+        self.say(f"job {started.id}: each chapter is written, typeset and read aloud; then all are bound")
+        job = await self._watch(started)
+        took = (job.finished_at - job.started_at).total_seconds() if job.finished_at and job.started_at else 0
+        async with app.connections() as pool:
+            spent = await costs.of_job(pool, job_id=started.id)
+            files = await artifacts.list(pool, job_id=started.id, limit=100)
+        await self._tell_result(started, job, files)
+        self.say(f"cost: {spent.cost:.4f} of {spent.budget} {cost.currency}; the forecast was {foreseen}")
+        self.say(f"time: {took:.1f} s for the job; the forecast was {when}")
+        if self.first_pdf is not None:
+            total = time.monotonic() - self.began
+            self.say(f"since the command: {self.first_pdf:.1f} s to the first PDF, {total:.1f} s to the end")
+        refused = self.provider.statuses["429"]
+        most = max((account.max_concurrency for account in self.provider.accounts.values()), default=0)
+        calls = self.provider.requests
+        self.say(f"provider: {calls} calls, {refused} of them refused, {most} at a time at most")
+        self.say(f"waited for: {'; '.join(self.reasons) or 'nothing'}")
+        commands = ("penstock jobs ls", f"penstock jobs show {started.id}", "penstock costs")
+        self.say("Look at it again:  " + "   ".join(f"[bold]{command}[/bold]" for command in commands))
+        return 0 if job.status == "completed" else 3
+
+    async def _tell_result(self, started: Started[Any], job: Job, files: list[Artifact]) -> None:
+        if job.status != "completed":
+            self.say(f"[bold red]{job.status}[/bold red]: {job.status_reason or ''}")
+            return
+        book = await started.aresult()
+        minutes = round(book["seconds"] / 60)
+        kinds = [file.content_type for file in files]
+        self.say(
+            f"[bold green]completed[/bold green]: {book['documents']} documents, {book['pages']} pages, "
+            f"{minutes} minutes to listen to"
+        )
+        self.say(
+            f"files: {kinds.count('application/pdf') - 1} PDFs, {kinds.count('audio/mpeg')} MP3s, "
+            "the whole book and its metadata"
+        )
+        sound = min((file for file in files if file.content_type == "audio/mpeg"), key=lambda file: file.name)
+        whole = next(file for file in files if str(file.id) == book["pdf"]["artifact_id"])
+        self.say(f"  read it  {await self._place(whole)}")
+        self.say(f"  hear it  {await self._place(sound)}")
+        if isinstance(app.storage, Folder):
+            folder = app.storage.root / str(job.tenant_id) / str(job.id)
+            self.say(f"  all      {folder}")
+
+    async def _place(self, file: Artifact) -> str:
+        """Where a person finds a file: at a signed URL as long as somebody serves it, else in its folder."""
+        storage = app.storage
+        if isinstance(storage, Folder) and not (self.api and self.is_terminal):
+            return str(storage.root / file.path)
+        base = self.api.url if self.api else ""
+        fields = {"tenant": str(file.tenant_id), "type": file.content_type, "name": file.name}
+        return await storage.url("GET", file.path, base=base, seconds=HOUR, **fields)
+
+    async def _watch(self, started: Started[Any]) -> Job:
+        """The job, once it has ended."""
+        last, deadline = "", time.monotonic() + PATIENCE_SECONDS
+        with Live(console=self.console, auto_refresh=False) if self.is_terminal else nullcontext() as live:
+            while True:
+                job = await started.aget()
+                async with app.connections() as pool:
+                    spent = await costs.of_job(pool, job_id=started.id)
+                if self.first_pdf is None and any(
+                    p.name == "pdf" and p.succeeded for p in job.progress.phases
+                ):
+                    self.first_pdf = time.monotonic() - self.began
+                reason, text = await _why(started)
+                if live is not None:
+                    live.update(_picture(job, spent, text), refresh=True)
+                elif (line := _line(job)) != last:
+                    self.say(line + _rest(job, spent))
+                    last = line
+                if reason and reason not in self.reasons:
+                    self.reasons.append(reason)
+                    if live is None:
+                        self.say(f"       {text}")
+                if job.is_ended:
+                    return job
+                if time.monotonic() > deadline:
+                    raise TimedOut(
+                        f"the job has not ended within {PATIENCE_SECONDS} s; its state is {job.status}"
+                    )
+                await asyncio.sleep(TICK_SECONDS)
 
 
 async def _why(started: Started[Any]) -> tuple[str, str]:
-    """Why the last document in line is not being written, in short and as a sentence. Empty if all are."""
+    """Why the last chapter in line is not being written, in short and as a sentence. Empty if all are."""
     async with app.connections() as pool:
-        waiting = await jobs.tasks(pool, job_id=started.id, kind="write", status="queued")
+        waiting = await jobs.tasks(pool, job_id=started.id, kind="text", status="queued")
         if not waiting:
             return "", ""
         why = await jobs.explain(pool, job_id=started.id, task_id=waiting[-1].id)
     # It may run by now, or the worker be about to take it.
     if why.reason is None or why.waits_for == "worker":
         return "", ""
-    return why.reason, f"{waiting[-1].input['title']} is {why.text}"
+    title = RUNNING_WATER["chapters"][waiting[-1].input["number"] - 1]
+    return why.reason, f"{title} is {why.text}"
 
 
 def _line(job: Job) -> str:
+    """How far it is, in steps of five percent: what is not on a terminal may be read by people as well."""
     progress = job.progress
-    return f"{progress.percent:3d} %  {progress.phase:<8}  {progress.done}/{progress.total} tasks"
+    percent = 100 if progress.percent == 100 else progress.percent // 5 * 5
+    return f"{percent:3d} %  {progress.phase:<11}"
 
 
-def _picture(job: Job, why: str) -> Group:
+def _rest(job: Job, spent: JobCost) -> str:
+    counts = "  ".join(f"{phase.name} {phase.done}/{phase.total}" for phase in job.progress.phases[1:-1])
+    eta = f"  about {job.progress.eta_seconds:.0f} s left" if job.progress.eta_seconds else ""
+    return f"  {counts}  cost {spent.cost:.4f}{eta}"
+
+
+def _picture(job: Job, spent: JobCost, why: str) -> Group:
     width = 30
     table = Table.grid(padding=(0, 2))
     for phase in job.progress.phases:
@@ -212,6 +281,13 @@ def _picture(job: Job, why: str) -> Group:
             f"[green]{'█' * filled}[/green][dim]{'░' * (width - filled)}[/dim]",
             f"{phase.done}/{phase.total}",
         )
+    share = min(1, spent.cost / spent.budget) if spent.budget else 0
+    filled = round(width * share)
+    table.add_row(
+        "cost",
+        f"[yellow]{'█' * filled}[/yellow][dim]{'░' * (width - filled)}[/dim]",
+        f"{spent.cost:.4f} of {spent.budget} USD",
+    )
     eta = f"about {job.progress.eta_seconds:.0f} s left" if job.progress.eta_seconds else ""
-    table.add_row(f"[bold]{job.progress.percent} %[/bold]", job.progress.message or job.status, eta)
+    table.add_row(f"[bold]{job.progress.percent} %[/bold]", Text(job.progress.message or job.status), eta)
     return Group(table, Text(why, style="dim", overflow="ellipsis", no_wrap=True))

@@ -7,8 +7,8 @@ import multiprocessing
 import signal
 import socket
 import sys
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -140,6 +140,26 @@ def run_beside(
     # No proxy's word is taken for where a request comes from: there is none.
     how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **HOW)
     _Beside(how).run([listening])
+
+
+@asynccontextmanager
+async def serving(
+    settings: Settings, listening: socket.socket, *, developer: Development, app: App | None = None
+) -> AsyncGenerator[None]:
+    """Serve for development in this event loop, for as long as the block lasts."""
+    made = api.create(settings, app, developer=developer)
+    how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **HOW)
+    server = uvicorn.Server(how)
+    # Not server.serve(): that takes over the process's signals.
+    how.load()
+    server.lifespan = how.lifespan_class(how)
+    await server.startup(sockets=[listening])
+    if server.should_exit:
+        raise PenstockError("The API did not start.", code="no_api", hint="What it logged says why.")
+    try:
+        yield
+    finally:
+        await server.shutdown(sockets=[listening])
 
 
 class _Beside(uvicorn.Server):

@@ -727,14 +727,6 @@ def test_dev_runs_until_it_is_stopped(
         assert process.returncode == 0
 
 
-@pytest.mark.slow
-def test_demo_ends_by_itself_without_a_terminal(spawn: Callable[..., subprocess.Popen[str]]) -> None:
-    process = spawn("demo")
-    out, err = process.communicate(timeout=50)
-    assert process.returncode == 0, err
-    assert "completed" in out
-
-
 # The program
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 import math
 import os
@@ -12,6 +13,7 @@ import ssl
 import struct
 import subprocess
 import sys
+import wave
 import zlib
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -138,6 +140,42 @@ async def test_an_answer_is_as_short_as_was_asked() -> None:
         assert response.status == "incomplete"
         assert response.incomplete_details and response.incomplete_details.reason == "max_output_tokens"
         assert response.usage and response.usage.output_tokens == 16 == len(response.output_text) / 4
+
+
+async def test_an_answer_is_about_its_topic_and_as_long_as_was_asked() -> None:
+    asked = "Write about {} words, with `## ` before headings, on “{}”."
+    async with simulated() as place:
+
+        async def text(words: int, topic: str) -> str:
+            messages = [{"role": "user", "content": asked.format(words, topic)}]
+            chat = await place.chat(messages=messages, max_completion_tokens=None)
+            assert chat.choices[0].finish_reason == "stop"
+            return chat.choices[0].message.content
+
+        for words in (30, 300, 3000):
+            assert 0.6 * words < len((await text(words, "Otters")).split()) < 1.3 * words
+        known, other = await text(300, "The Otter"), await text(300, "Double {0} %s #entry")
+        stats = place.sim.stats()
+    assert known.count("otter") > 5 and "\n\n## Made for cold water\n\n" in known
+    assert other.count("Double {0} %s #entry") > 2 and "{topic}" not in other
+    assert stats["accounts"][0]["max_tokens_60s"] >= stats["accounts"][0]["output_tokens"] > 4000
+
+
+async def test_speech_is_a_sound_as_long_as_its_text() -> None:
+    async with simulated() as place:
+        create: Any = place.openai.audio.speech.create
+        sounds = [
+            await (await create(model="tts-1", voice="alloy", input=text, response_format="wav")).aread()
+            for text in ("a" * 15, "b" * 150)
+        ]
+        for wrong in ({"response_format": "mp3"}, {"input": "a" * 5000}):
+            with pytest.raises(openai.BadRequestError):
+                await create(
+                    **{"model": "tts-1", "voice": "x", "input": "a", "response_format": "wav", **wrong}
+                )
+    for sound, seconds in zip(sounds, (1, 10), strict=True):
+        with wave.open(io.BytesIO(sound)) as opened:
+            assert opened.getnframes() / opened.getframerate() == pytest.approx(seconds, abs=0.02)
 
 
 async def test_a_response_takes_a_text_or_messages() -> None:

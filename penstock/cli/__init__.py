@@ -18,6 +18,7 @@ from penstock.cli import (
     costs,
     dead_letters,
     dev,
+    init,
     jobs,
     keys,
     limits,
@@ -50,6 +51,7 @@ app = typer.Typer(
 )
 run.add_to(app)
 dev.add_to(app)
+init.add_to(app)
 serve.add_to(app)
 simulate.add_to(app)
 app.add_typer(jobs.group, name="jobs", rich_help_panel="Look and act")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +16,7 @@ from penstock import db, embedded, migrate
 from penstock.cli import output
 from penstock.cli.options import Output, chosen, command, dsn
 from penstock.cli.output import Column
-from penstock.errors import NotMigrated
+from penstock.errors import Invalid, NotMigrated
 from penstock.settings import settings
 
 if TYPE_CHECKING:
@@ -41,16 +43,21 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo() -> int:
-    """Run a sample job on an embedded database and watch it finish. Needs nothing else.
+    """Make a small book on an embedded database and watch it grow: texts, PDFs, MP3s. Needs nothing else.
 
     DATABASE_URL is not used, so that a real database stays clean; --database is.
     """
-    from penstock import demo
+    began = time.monotonic()
+    try:
+        from penstock import demo
+    except ImportError as error:
+        raise Invalid(f"The demo needs more than Penstock alone: {error}") from error
 
     address = chosen().database or embedded.dsn(settings().home)
     migrate.migrate(address)
     log_to_stderr(logging.WARNING)
-    return demo.run(address, output.is_terminal())
+    found = replace(settings(), database_url=address)
+    return demo.run(found, is_terminal=output.is_terminal(), began=began)
 
 
 def worker(

@@ -1,4 +1,4 @@
-"""What the simulator answers with: text, vectors and pictures that depend on the prompt and a seed only."""
+"""What the simulator answers with: text, vectors, pictures and sounds that depend on prompt and seed only."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, cast
 
+from penstock.simulator import prose
+
 LONGEST_ANSWER = 256
-"""Tokens of the longest answer that nobody asked to be shorter."""
+"""Tokens of the longest answer that nobody asked to be longer or shorter."""
 
 _SHORTEST_ANSWER = 16
 _TOKEN = 4  # characters
 _PIECES = 16
 _PICTURE_PIXELS = 32
-_VOCABULARY = """
-water turbine river sluice valve pressure canal gate spillway reservoir meadow heron otter willow mill weir
-current basin stone bridge runs turns falls carries under over beside slow deep bright the and with every
-still quiet morning evening against between toward upstream downstream harbour lantern engine
-"""
-# With the blank after it no word is shorter than a token: so many words are always enough for so many tokens.
-_WORDS = _VOCABULARY.split()
+_SOUND_RATE = 24_000
+_SPOKEN_CHARACTERS = 15  # in a second
 
 
 def tokens(text: str) -> int:
@@ -49,10 +46,10 @@ def texts(value: Any) -> Iterator[str]:
 def answer(prompt: str, seed: int, most_tokens: int | None) -> tuple[str, bool]:
     """The text for a prompt, and whether it had to be cut to so many tokens."""
     chance = random.Random(_bytes(prompt, seed))
-    wanted = chance.randint(_SHORTEST_ANSWER, LONGEST_ANSWER)
-    text = " ".join(chance.choices(_WORDS, k=wanted)).capitalize()
-    whole = text[: wanted * _TOKEN - 1] + "."
-    if most_tokens is None or most_tokens >= wanted:
+    asked = prose.wanted_characters(prompt)
+    most = asked or chance.randint(_SHORTEST_ANSWER, LONGEST_ANSWER) * _TOKEN
+    whole = prose.compose(prompt, most, chance, is_long=asked is not None)
+    if most_tokens is None or most_tokens >= tokens(whole):
         return whole, False
     return whole[: most_tokens * _TOKEN], True
 
@@ -88,6 +85,24 @@ def picture(prompt: str, seed: int, number: int) -> bytes:
         + _chunk(b"IHDR", header)
         + _chunk(b"IDAT", zlib.compress(rows))
         + _chunk(b"IEND", b"")
+    )
+
+
+def sound(text: str, seed: int) -> bytes:
+    """A WAV with a soft tone, as long as the text takes to say."""
+    pitch = 150 + hashlib.shake_128(_bytes(text, seed)).digest(1)[0]
+    period = round(_SOUND_RATE / pitch)
+    wave = struct.pack(
+        f"<{period}h", *(round(6000 * math.sin(2 * math.pi * n / period)) for n in range(period))
+    )
+    data = wave * max(1, len(text) * _SOUND_RATE // _SPOKEN_CHARACTERS // period)
+    head = struct.pack("<IHHIIHH", 16, 1, 1, _SOUND_RATE, _SOUND_RATE * 2, 2, 16)
+    return b"".join(
+        [
+            *(b"RIFF", struct.pack("<I", 36 + len(data)), b"WAVE"),
+            *(b"fmt ", head),
+            *(b"data", struct.pack("<I", len(data)), data),
+        ]
     )
 
 

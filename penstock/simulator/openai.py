@@ -1,4 +1,4 @@
-"""The OpenAI API: chat completions, responses, embeddings, images."""
+"""The OpenAI API: chat completions, responses, embeddings, images, speech."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from penstock.simulator.provider import (
     invalid,
 )
 
-_MOST_INPUTS, _MOST_DIMENSIONS, _MOST_IMAGES = 2048, 3072, 10
+_MOST_INPUTS, _MOST_DIMENSIONS, _MOST_IMAGES, _MOST_SPOKEN = 2048, 3072, 10, 4096
 _IMAGE_TOKENS = 272  # a square picture of low quality
 _LEARN_MORE = "Visit https://platform.openai.com/account/rate-limits to learn more."
 _LIMIT_NAMES = {
@@ -74,7 +74,7 @@ def _chat(ask: Ask) -> Reply:
         message = {"role": "assistant", "content": text, "refusal": None}
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         parts = [document({**head, "object": "chat.completion", "choices": [choice], "usage": usage})]
-    return Reply(model, used, made, most or content.LONGEST_ANSWER, parts, is_stream)
+    return Reply(model, used, made, most or max(made, content.LONGEST_ANSWER), parts, is_stream)
 
 
 def _chunks(head: dict[str, Any], text: str, finish: str, usage: dict[str, int] | None) -> list[bytes]:
@@ -136,7 +136,7 @@ def _responses(ask: Ask) -> Reply:
             "total_tokens": used + made,
         },
     }
-    return Reply(model, used, made, most or content.LONGEST_ANSWER, [document(reply)])
+    return Reply(model, used, made, most or max(made, content.LONGEST_ANSWER), [document(reply)])
 
 
 def _embeddings(ask: Ask) -> Reply:
@@ -194,6 +194,21 @@ def _images(ask: Ask) -> Reply:
     return Reply(model, used, made, made, [document(reply)])
 
 
+def _speech(ask: Ask) -> Reply:
+    model, text = ask.model(), ask.text("input")
+    ask.text("voice")
+    if len(text) > _MOST_SPOKEN:
+        raise Problem(
+            "invalid", f"Invalid 'input': expected at most {_MOST_SPOKEN} characters.", param="input"
+        )
+    if ask.fields.get("response_format") != "wav":
+        raise Problem(
+            "invalid", "Unsupported value: 'response_format' must be wav here.", param="response_format"
+        )
+    used = content.tokens(text)
+    return Reply(model, used, 0, 0, [content.sound(text, ask.seed)], media_type="audio/wav")
+
+
 # Keys, limits, errors
 
 
@@ -201,14 +216,22 @@ class OpenAI(Provider):
     """https://platform.openai.com/docs/api-reference"""
 
     name = "openai"
-    models = ("gpt-5", "gpt-5-mini", "gpt-4o-mini", "text-embedding-3-small", "gpt-image-1")
-    prefixes = ("gpt-", "chatgpt-", "o1", "o3", "o4", "text-embedding-", "dall-e-")
+    models = (
+        "gpt-5",
+        "gpt-5-mini",
+        "gpt-4o-mini",
+        "gpt-4o-mini-tts",
+        "text-embedding-3-small",
+        "gpt-image-1",
+    )
+    prefixes = ("gpt-", "chatgpt-", "o1", "o3", "o4", "text-embedding-", "dall-e-", "tts-")
     request_id = "x-request-id"
     endpoints: ClassVar[Mapping[str, Endpoint]] = {
         "/v1/chat/completions": _chat,
         "/v1/responses": _responses,
         "/v1/embeddings": _embeddings,
         "/v1/images/generations": _images,
+        "/v1/audio/speech": _speech,
     }
 
     def key(self, headers: Mapping[str, str]) -> str:

@@ -116,6 +116,7 @@ class Reply:
     parts: list[bytes]
     """One document, or the events of a stream."""
     is_stream: bool = False
+    media_type: str = "application/json"
 
 
 Endpoint = Callable[[Ask], Reply]

@@ -237,7 +237,7 @@ class _Exchange:
         else:
             await self._sleep(latency)
             slot.end()
-            response = Response(reply.parts[0], media_type="application/json")
+            response = Response(reply.parts[0], media_type=reply.media_type)
         response.headers.update(headers)
         await self._say(provider, 200, response)
 

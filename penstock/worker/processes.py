@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import multiprocessing
+import os
 import pickle
 import signal
 import threading
@@ -33,6 +34,8 @@ class Processes:
         self._busy: set[_Process] = set()
         # A thread each, to wait for the answer.
         self._threads = ThreadPoolExecutor(limit, thread_name_prefix="penstock process")
+        # What computes needs a core: on more than there are it would only take turns, and memory.
+        self._cores = asyncio.Semaphore(os.cpu_count() or 1)
 
     async def call(self, function: Callable[..., Any], values: dict[str, Any], limit: float | None) -> Any:
         """Run a task's `function(**values)` in a process; gives the output as JSON text. Cancelling kills it.
@@ -44,10 +47,14 @@ class Processes:
     async def compute(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a plain function in a process; gives what it returns. Cancelling kills it."""
+        """Run a plain function in a process, as many at once as there are cores; gives what it returns.
+
+        Cancelling kills it.
+        """
         if "<" in function.__qualname__:
             raise Fail(f"a process finds {function.__qualname__} by name: put it at its module's level")
-        return await self._call(function, (args, kwargs), None)
+        async with self._cores:
+            return await self._call(function, (args, kwargs), None)
 
     async def _call(self, function: Callable[..., Any], arguments: _Arguments, limit: float | None) -> Any:
         process = self._free.pop() if self._free else _Process()

@@ -1,0 +1,46 @@
+"""A text read aloud by a provider that speaks as OpenAI does (`/v1/audio/speech`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock import Context, Fail
+from penstock.apps.reading.settings import Settings
+from penstock.apps.reading.writing import openai_client
+
+MOST_CHARACTERS = 4000
+"""At most so many are sent at once; the API takes 4096."""
+
+
+async def record(ctx: Context, paragraphs: list[str], folder: Path, settings: Settings) -> list[str]:
+    """Have the paragraphs read; the names of the recordings in `folder`, in their order."""
+    import openai
+
+    model = (ctx.provider or settings.voice_model or "").partition("/")[2]
+    files: list[str] = []
+    async with openai_client(settings.voice_url) as client:
+        for text in pieces(paragraphs):
+            try:
+                response = await client.audio.speech.create(
+                    model=model, voice=settings.voice, input=text, response_format="wav"
+                )
+            except openai.BadRequestError as error:
+                raise Fail(str(error)[:1000], code="provider_refused") from error
+            files.append(f"{len(files):03d}.wav")
+            folder.joinpath(files[-1]).write_bytes(await response.aread())
+            if ctx.provider is not None:
+                await ctx.ausage(requests=1, characters=len(text))
+    return files
+
+
+def pieces(paragraphs: list[str]) -> list[str]:
+    """Paragraphs put together as far as they fit, and cut where one alone does not."""
+    found: list[str] = []
+    for paragraph in paragraphs:
+        for start in range(0, len(paragraph), MOST_CHARACTERS):
+            part = paragraph[start : start + MOST_CHARACTERS]
+            if found and len(found[-1]) + len(part) + 2 <= MOST_CHARACTERS:
+                found[-1] += "\n\n" + part
+            else:
+                found.append(part)
+    return found

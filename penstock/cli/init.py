@@ -1,0 +1,83 @@
+"""`penstock init`: a copy of one of Penstock's applications, to start one's own from."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import pkgutil
+import shutil
+import tempfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import apps
+from penstock.cli import output
+from penstock.cli.options import command
+from penstock.errors import Conflict, Invalid
+
+_TEXTS = {".py", ".md", ".sql", ".typ", ".toml", ".html", ".txt"}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the program."""
+    command(app, "init", rich_help_panel="Run")(init)
+
+
+def init(
+    app: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Which one: such as reading.")],
+    folder: Annotated[
+        Path | None,
+        typer.Argument(show_default=False, help="Where to; its name is the package's. Default: NAME"),
+    ] = None,
+) -> int:
+    """Copy one of Penstock's applications into a folder of yours, as a starting point."""
+    known = sorted(found.name for found in pkgutil.iter_modules(apps.__path__) if found.ispkg)
+    if app not in known:
+        raise Invalid(
+            f"There is no application {app!r}.", code="unknown_app", hint=f"There are: {', '.join(known)}."
+        )
+    target = folder or Path(app)
+    _check(target)
+    _copy(Path(apps.__path__[0]) / app, target, f"{apps.__name__}.{app}")
+    files = sum(path.is_file() for path in target.rglob("*"))
+    output.note(f"{app} is in {target}, in {output.counted(files, 'file')}. They are yours to change.")
+    output.note(f"What to run, from {target.absolute().parent}:")
+    output.note(f"  penstock dev {target.name}.app:app    a database, the API and a worker, until Ctrl-C")
+    if (main := target / "__main__.py").exists():
+        output.note("")
+        output.note(ast.get_docstring(ast.parse(main.read_text())) or "")
+    return 0
+
+
+def _check(target: Path) -> None:
+    name = target.name
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise Invalid(
+            f"A package cannot be called {name!r}.", code="usage", hint="Letters, digits and underscores."
+        )
+    if not target.absolute().parent.is_dir():
+        raise Invalid(f"There is no folder {target.absolute().parent}.", code="usage")
+    if target.exists() or target.is_symlink():
+        raise Conflict(f"{target} is there already, and stays as it is.", code="exists")
+    if find_spec(name) is not None:
+        raise Conflict(
+            f"A module called {name!r} is installed, and would hide yours.",
+            code="exists",
+            hint="Choose another name for the folder.",
+        )
+
+
+def _copy(source: Path, target: Path, package: str) -> None:
+    """Copy a package, with its own name in place of the old one. It is there whole, or not at all."""
+    with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=".penstock-init-") as beside:
+        made = Path(beside) / target.name
+        shutil.copytree(source, made, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))
+        for path in made.rglob("*"):
+            if path.suffix in _TEXTS:
+                path.write_text(
+                    path.read_text(encoding="utf-8").replace(package, target.name), encoding="utf-8"
+                )
+        made.rename(target)

@@ -1,0 +1,74 @@
+"""`penstock init`: an application as a starting point."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock import apps, cli, simulator, testing
+from penstock.storage import Folder
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+async def test_a_copy_runs_by_itself_under_its_own_name(
+    folder: Path,
+    db: testing.Database,
+    drain: testing.Drain,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.answer(["init", "--app", "reading", "my_book"]) == 0
+    told = capsys.readouterr().err
+    assert "penstock dev my_book.app:app" in told and "python -m my_book" in told
+    source = Path(apps.__path__[0]) / "reading"
+    kept = {path.name for path in source.iterdir() if path.name != "__pycache__"}
+    assert {path.name for path in (folder / "my_book").iterdir()} == kept
+    assert not any("penstock.apps" in path.read_text() for path in (folder / "my_book").rglob("*.*"))
+    assert os.listdir(folder) == ["my_book"], "nothing is left of the work"
+
+    monkeypatch.syspath_prepend(folder)
+    copy: Any = importlib.import_module("my_book.app")
+    drain.use(copy.app)
+    copy.app.storage = Folder(folder / "files", b"s" * 32)
+    async with copy.app, simulator.serve() as provider:
+        monkeypatch.setenv("READING_URL", provider.openai_url)
+        await copy.declare()
+        started = await copy.reading.astart("Mine", ["Mine"], words=20, audio=[])
+        await drain.arun(copy.app)
+        book = await started.aresult(timeout="5s")
+    assert (folder / "files" / book["pdf"]["path"]).read_bytes().startswith(b"%PDF-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["--app", "none"], 2, "There are: "),
+        (["--app", "../reading"], 2, "There are: "),
+        (["--app", "reading", "there"], 6, "stays as it is"),
+        (["--app", "reading", "empty"], 6, "stays as it is"),
+        (["--app", "reading", "my-book"], 2, "cannot be called"),
+        (["--app", "reading", "class"], 2, "cannot be called"),
+        (["--app", "reading", "."], 2, "cannot be called"),
+        (["--app", "reading", "json"], 6, "would hide yours"),
+        (["--app", "reading", "penstock"], 6, "would hide yours"),
+        (["--app", "reading", "no/such/book"], 2, "There is no folder"),
+    ],
+)
+def test_it_overwrites_nothing_and_says_what_is_wrong(
+    folder: Path, arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "there").write_text("mine")
+    (folder / "empty").mkdir()
+    assert cli.answer(["init", *arguments]) == code
+    assert says in capsys.readouterr().err
+    assert sorted(path.name for path in folder.rglob("*")) == ["empty", "there"]
+    assert (folder / "there").read_text() == "mine"
