@@ -199,7 +199,7 @@ class MovingRoute(Route):
         handle = APIRoute.get_route_handler(self)
 
         async def answer(request: Request) -> Response:
-            await self._caller(request, request.app.state.callers)
+            await self._caller(request)
             return await handle(request)
 
         return answer

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Annotated, Any, LiteralString
@@ -16,16 +17,20 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Header, Query, Request
 from fastapi.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from penstock import db, jobs
 from penstock.api.callers import Caller, Callers
+from penstock.api.limits import Limits
 from penstock.api.routes import PROBLEMS, admitted
+from penstock.errors import Limited, Unavailable
 from penstock.types import ENDED
 
 router = APIRouter(prefix="/api", tags=["events"], responses=PROBLEMS)
 log = structlog.get_logger("penstock.api")
 
 TICK_SECONDS = 0.5
+RETRY_SECONDS = 2
 KEEP_ALIVE_SECONDS = 15.0
 # Who lost the right to look is noticed within so long.
 CHECK_SECONDS = 60.0
@@ -44,17 +49,11 @@ where tenant_id = any(%s) and (
 order by id desc limit %s"""
 
 
-class EventStream(StreamingResponse):
-    """Events as a browser's EventSource reads them."""
-
-    media_type = "text/event-stream"
-
-
 class Watcher:
     """One open stream. It holds the latest word of each job, not all of them: a slow reader skips."""
 
-    def __init__(self, job_id: UUID | None, tenant_id: UUID | None) -> None:
-        self.job_id, self.tenant_id = job_id, tenant_id
+    def __init__(self, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
+        self.caller, self.job_id, self.tenant_id = caller, job_id, tenant_id
         self.seen: dict[UUID, str] = {}
         self.news: dict[UUID, dict[str, Any]] = {}
         self.has_news = asyncio.Event()
@@ -69,20 +68,37 @@ class Watcher:
 class Hub:
     """Asks the database for all watchers of this process."""
 
-    def __init__(self, callers: Callers) -> None:
+    def __init__(self, callers: Callers, limits: Limits) -> None:
         self._callers = callers
+        self._limits = limits
         self._watchers: set[Watcher] = set()
+        self._of_callers: Counter[str] = Counter()
         self._running: asyncio.Task[None] | None = None
         self.questions = 0
         """How often the database was asked."""
 
     def add(self, watcher: Watcher) -> None:
+        """Tell it from now on, unless there are too many of them."""
+        wait = {"retry_after_seconds": RETRY_SECONDS}
+        if len(self._watchers) >= self._limits.streams:
+            raise Unavailable("too many streams of events are open here", details=wait)
+        if self._of_callers[watcher.caller.name] >= self._limits.streams_per_caller:
+            raise Limited(
+                f"you have {self._limits.streams_per_caller} streams of events open",
+                hint="One stream of a tenant tells of all its jobs.",
+                details=wait,
+            )
         self._watchers.add(watcher)
+        self._of_callers[watcher.caller.name] += 1
         if self._running is None or self._running.done():
             self._running = asyncio.create_task(self._run(), name="events")
 
     def remove(self, watcher: Watcher) -> None:
-        self._watchers.discard(watcher)
+        self._watchers.remove(watcher)
+        name = watcher.caller.name
+        self._of_callers[name] -= 1
+        if not self._of_callers[name]:
+            del self._of_callers[name]
 
     async def close(self) -> None:
         if self._running is not None:
@@ -133,11 +149,33 @@ def _state(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, "version": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
+class EventStream(StreamingResponse):
+    """Events as a browser's EventSource reads them."""
+
+    media_type = "text/event-stream"
+
+
+class Watched(EventStream):
+    """A stream that the hub tells what changes, until it ends."""
+
+    def __init__(self, hub: Hub, watcher: Watcher, lines: AsyncGenerator[str]) -> None:
+        super().__init__(lines, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._hub, self._watcher = hub, watcher
+        hub.add(watcher)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            # Also when it never came to the first line.
+            self._hub.remove(self._watcher)
+
+
 def hub_of(request: Request) -> Hub:
     """The application's hub, made when it is first needed."""
     hub: Hub | None = getattr(request.app.state, "hub", None)
     if hub is None:
-        hub = request.app.state.hub = Hub(request.app.state.callers)
+        hub = request.app.state.hub = Hub(request.app.state.callers, request.app.state.limits)
     return hub
 
 
@@ -146,10 +184,7 @@ async def job_events(
     request: Request, job_id: UUID, last_event_id: Annotated[str | None, Header()] = None
 ) -> EventStream:
     """The job's progress as it changes, until it ends. Resume with Last-Event-ID."""
-    callers: Callers = request.app.state.callers
-    caller = await admitted(request, callers)
-    await _check(callers, caller, job_id, None)
-    return _stream(request, callers, caller, Watcher(job_id, None), last_event_id)
+    return await _stream(request, Watcher(await admitted(request), job_id, None), last_event_id)
 
 
 @router.get("/events", response_class=EventStream)
@@ -159,61 +194,50 @@ async def tenant_events(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> EventStream:
     """Changes of all jobs of a tenant that have not ended long ago."""
-    callers: Callers = request.app.state.callers
-    caller = await admitted(request, callers)
-    await _check(callers, caller, None, tenant_id)
-    return _stream(request, callers, caller, Watcher(None, tenant_id), last_event_id)
+    return await _stream(request, Watcher(await admitted(request), None, tenant_id), last_event_id)
 
 
-async def _check(callers: Callers, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
+async def _check(callers: Callers, watcher: Watcher) -> None:
     """Refuse whoever may not see this."""
-    async with callers.acting(caller, read_only=True) as connection:
-        if job_id is not None:
-            await jobs.get(connection, job_id=job_id)
+    async with callers.acting(watcher.caller, read_only=True) as connection:
+        if watcher.job_id is not None:
+            await jobs.get(connection, job_id=watcher.job_id)
         else:
-            await db.call(connection, "get_usage_status", p_tenant_id=tenant_id)
+            await db.call(connection, "get_usage_status", p_tenant_id=watcher.tenant_id)
 
 
-def _stream(
-    request: Request, callers: Callers, caller: Caller, watcher: Watcher, last_event_id: str | None
-) -> EventStream:
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    lines = _lines(hub_of(request), callers, caller, watcher, last_event_id)
-    return EventStream(lines, headers=headers)
-
-
-async def _lines(
-    hub: Hub, callers: Callers, caller: Caller, watcher: Watcher, last_event_id: str | None
-) -> AsyncGenerator[str]:
+async def _stream(request: Request, watcher: Watcher, last_event_id: str | None) -> EventStream:
+    callers: Callers = request.app.state.callers
+    await _check(callers, watcher)
     if watcher.job_id is not None and last_event_id:
         # What it had when the connection broke is not said again.
         watcher.seen[watcher.job_id] = last_event_id[:64]
-    hub.add(watcher)
+    return Watched(hub_of(request), watcher, _lines(callers, watcher))
+
+
+async def _lines(callers: Callers, watcher: Watcher) -> AsyncGenerator[str]:
     checked_at = asyncio.get_running_loop().time()
-    try:
-        yield "retry: 2000\n\n"
-        while True:
+    yield f"retry: {RETRY_SECONDS * 1000}\n\n"
+    while True:
+        try:
+            await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
+        except TimeoutError:
+            yield ": still here\n\n"
+        if watcher.caller.claims.get("exp", math.inf) < time.time():
+            return
+        if asyncio.get_running_loop().time() - checked_at > CHECK_SECONDS:
             try:
-                await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
-            except TimeoutError:
-                yield ": still here\n\n"
-            if caller.claims.get("exp", math.inf) < time.time():
+                await _check(callers, watcher)
+            except Exception:
                 return
-            if asyncio.get_running_loop().time() - checked_at > CHECK_SECONDS:
-                try:
-                    await _check(callers, caller, watcher.job_id, watcher.tenant_id)
-                except Exception:
-                    return
-                checked_at = asyncio.get_running_loop().time()
-            watcher.has_news.clear()
-            news, watcher.news = watcher.news, {}
-            for state in news.values():
-                yield _event(state)
-            if watcher.job_id is not None and any(state["status"] in ENDED for state in news.values()):
-                yield "event: end\ndata: {}\n\n"
-                return
-    finally:
-        hub.remove(watcher)
+            checked_at = asyncio.get_running_loop().time()
+        watcher.has_news.clear()
+        news, watcher.news = watcher.news, {}
+        for state in news.values():
+            yield _event(state)
+        if watcher.job_id is not None and any(state["status"] in ENDED for state in news.values()):
+            yield "event: end\ndata: {}\n\n"
+            return
 
 
 def _event(state: dict[str, Any]) -> str:

@@ -6,7 +6,9 @@ import asyncio
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Any
 
+import jiter
 from fastapi import Request
 
 from penstock.errors import Invalid, Limited, TimedOut, TooLarge
@@ -21,11 +23,16 @@ class Limits:
     body_bytes: int = 8 << 20
     body_seconds: float = 20
     """How long a request may take to arrive; no connection to the database is held meanwhile."""
+    body_values: int = 200_000
+    """Values in the JSON of one request: reading more of them would keep everybody else waiting."""
     statement_seconds: float = 10
     per_second: float = 100
     """Requests of one caller, on average."""
     burst: float = 200
     """Requests of one caller at once."""
+    streams: int = 5000
+    """Streams of events that are open at once."""
+    streams_per_caller: int = 200
 
 
 class Rate:
@@ -76,3 +83,38 @@ async def read_body(request: Request, limits: Limits) -> bytes:
     except TimeoutError as error:
         raise TimedOut("the request did not arrive in time") from error
     return b"".join(parts)
+
+
+def read_json(body: bytes, limits: Limits) -> Any:
+    """The value that the body is.
+
+    What readers disagree about is refused: keys that come twice, NaN, half a surrogate pair, another encoding
+    than UTF-8. So is what is nested deeper than 200 levels.
+    """
+    # Of what would take long to count, the first part says enough.
+    if _is_more(body[: 1 << 20], limits.body_values) or _is_more(body, limits.body_values):
+        raise TooLarge(
+            f"the body holds more than {limits.body_values} values",
+            hint="Add the tasks of a large job in several requests.",
+            details={"limit": limits.body_values},
+        )
+    try:
+        return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        text = f"the body is not JSON: {str(error)[:200]}"
+        raise Invalid(text, code="invalid_json", details={"field": "body"}) from None
+
+
+def _is_more(text: bytes, most: int) -> bool:
+    """Whether there are more values than so many. Takes as long as reading the memory some times over."""
+    if _marks(text) <= most:
+        return False
+    # They may be inside of strings. Without what is escaped, every other part between quotation marks is.
+    plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    # A field has four of them.
+    return plain.count(b'"') > 4 * most or _marks(b"".join(plain.split(b'"')[::2])) > most
+
+
+def _marks(text: bytes) -> int:
+    """At every value but the first there is one."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")

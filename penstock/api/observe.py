@@ -22,12 +22,13 @@ from prometheus_client import (
     generate_latest,
 )
 from starlette.datastructures import MutableHeaders
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock import workers
 from penstock.api import problems
 from penstock.api.callers import Callers
-from penstock.api.routes import PROBLEMS
+from penstock.api.routes import PROBLEMS, asking
 from penstock.errors import Forbidden, Unauthenticated, Unavailable
 
 logger = structlog.get_logger(__name__)
@@ -36,6 +37,8 @@ router = APIRouter(tags=["health"])
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _READY_SECONDS = 3
+_GONE = 499
+"""In the log and the metrics: the client left before it was answered."""
 _OPEN: dict[str, Any] = {"security": []}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
@@ -88,6 +91,9 @@ class Observed:
         with structlog.contextvars.bound_contextvars(request_id=request_id):
             try:
                 await self._app(scope, receive, sending)
+            except ClientDisconnect:
+                # Nobody is there to be answered.
+                status = status or _GONE
             except Exception:
                 logger.exception("request failed")
                 if status:
@@ -140,11 +146,15 @@ async def is_ready(request: Request) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/metrics", responses={401: PROBLEMS[401], 403: PROBLEMS[403]}, response_class=Response)
+@router.get(
+    "/metrics",
+    responses={status: PROBLEMS[status] for status in (401, 403, 429, 503)},
+    response_class=Response,
+)
 async def show_metrics(request: Request) -> Response:
     """Metrics for Prometheus and autoscalers: backlog, oldest wait, running and drain rate of each lane."""
     callers: Callers = request.app.state.callers
-    caller = await callers.of(request)
+    caller = await asking(request)
     if caller.role == "anon":
         raise Unauthenticated
     if caller.role != "service_role":

@@ -17,8 +17,8 @@ from fastapi.routing import APIRoute
 
 from penstock import db
 from penstock.api.callers import Caller, Callers
-from penstock.api.limits import Rate, read_body
-from penstock.errors import Conflict, Forbidden, Unauthenticated
+from penstock.api.limits import Limits, Rate, read_body, read_json
+from penstock.errors import Conflict, Forbidden, Invalid, Unauthenticated
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -124,9 +124,13 @@ class Route(APIRoute):
 
         async def answer(request: Request) -> Response:
             callers: Callers = request.app.state.callers
-            caller = await self._caller(request, callers)
-            body = await read_body(request, request.app.state.limits)
+            limits: Limits = request.app.state.limits
+            caller = await self._caller(request)
+            body = await read_body(request, limits)
             again = _with_body(request, body)
+            if self.body_field is not None and body:
+                # The framework takes what has been read already.
+                again._json = read_json(body, limits)  # pyright: ignore[reportPrivateUsage]
             is_read = request.method == "GET"
             async with callers.acting(caller, read_only=is_read) as held:
                 request.state.held = held
@@ -139,8 +143,8 @@ class Route(APIRoute):
 
         return answer
 
-    async def _caller(self, request: Request, callers: Callers) -> Caller:
-        caller = await admitted(request, callers)
+    async def _caller(self, request: Request) -> Caller:
+        caller = await admitted(request)
         if self.is_for_service and caller.role != "service_role":
             raise Forbidden("this is for the service")
         return caller
@@ -170,21 +174,34 @@ class Route(APIRoute):
         return response
 
 
-async def admitted(request: Request, callers: Callers) -> Caller:
-    """Who is asking, if they may ask anything here, and now."""
+async def asking(request: Request, *, is_service_limited: bool = True) -> Caller:
+    """Who is asking, if they have not asked too much. What nobody asks counts for their address."""
+    callers: Callers = request.app.state.callers
     rate: Rate = request.app.state.rate
+    nobody = f"nobody:{request.client.host if request.client else ''}"
     try:
         caller = await callers.of(request)
     except Unauthenticated:
-        rate.take(f"nobody:{request.client.host if request.client else ''}")
+        rate.take(nobody)
         raise
-    if caller.role == "anon":
-        rate.take(f"nobody:{request.client.host if request.client else ''}")
-        raise Unauthenticated
-    rate.take(caller.name)
+    if caller.role != "service_role" or is_service_limited:
+        rate.take(nobody if caller.role == "anon" else caller.name)
     request.state.caller = caller
+    return caller
+
+
+async def admitted(request: Request) -> Caller:
+    """Who is asking, if they may ask anything here, and now."""
+    caller = await asking(request)
+    if caller.role == "anon":
+        raise Unauthenticated
     if caller.is_worker:
         raise Forbidden("a worker's key is for the worker's verbs only")
+    if b"%00" in request.scope["query_string"]:
+        for name, value in request.query_params.multi_items():
+            if "\0" in value:
+                text = f"{name[:100]} holds a NUL character"
+                raise Invalid(text, code="unstorable_text", details={"field": name[:100]})
     return caller
 
 

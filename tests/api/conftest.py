@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
+import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -94,6 +98,34 @@ class World:
         """Declare kinds of tasks."""
         for name in names:
             self.db.execute("select penstock.define_kind(%s)", [name])
+
+
+@dataclass
+class Served:
+    """The application behind a socket."""
+
+    port: int
+    app: FastAPI
+    server: uvicorn.Server
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def serving(app: FastAPI) -> Generator[Served]:
+    """The application as clients on the network find it."""
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1000)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        yield Served(listening.getsockname()[1], app, server)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        listening.close()
 
 
 @pytest.fixture

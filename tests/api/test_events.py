@@ -4,46 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
-from fastapi import FastAPI
 
 from penstock import api, testing
 from penstock.api import events
 from penstock.settings import Settings
 
-from .conftest import Person, World, bearer, token
-
-
-@dataclass
-class Served:
-    url: str
-    app: FastAPI
+from .conftest import Person, Served, World, bearer, serving, token
 
 
 @pytest.fixture
 def served(api_settings: Settings) -> Iterator[Served]:
     """The application behind a socket: a test client would wait for a stream's end."""
-    app = api.create(api_settings)
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
-    try:
-        yield Served(f"http://127.0.0.1:{listening.getsockname()[1]}", app)
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listening.close()
+    with serving(api.create(api_settings)) as served:
+        yield served
 
 
 class Stream:

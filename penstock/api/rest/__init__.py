@@ -12,23 +12,21 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, LiteralString, cast
 
-import pydantic_core
 import structlog
 from fastapi import APIRouter, Request, Response
 
 from penstock import db
 from penstock.api.callers import ANON, Caller, Callers
-from penstock.api.limits import Rate, read_body
+from penstock.api.limits import Limits, read_body, read_json
 from penstock.api.rest import catalogue, reading, wishes
 from penstock.api.rest.catalogue import Catalogue, Function
 from penstock.api.rest.reading import Source, Sql
 from penstock.api.rest.refusals import Refused, missing_right, refusal_of, shortened
 from penstock.api.rest.wishes import Wishes
-from penstock.errors import TooLarge, Unauthenticated
+from penstock.api.routes import asking
+from penstock.errors import Invalid
 
 MOST_URL_BYTES = 16 << 10
-MOST_VALUES = 500_000
-"""In the JSON of one body."""
 MOST_ROWS = 1000
 """In one answer from a table or view. What a function returns is never cut short: it may be a claim."""
 
@@ -109,7 +107,8 @@ async def _answered(request: Request, answer: Callable[[Caller], Awaitable[Respo
     try:
         if len(request.scope["raw_path"]) + len(request.scope["query_string"]) > MOST_URL_BYTES:
             raise Refused(414, "PGRST100", "The URL is too long", details=f"at most {MOST_URL_BYTES} bytes")
-        caller = await _caller(request)
+        # Workers share a credential, and ask as often as there is work.
+        caller = await asking(request, is_service_limited=False)
         is_anon = caller.role == "anon"
         return await answer(caller)
     except Exception as error:
@@ -119,22 +118,6 @@ async def _answered(request: Request, answer: Callable[[Caller], Awaitable[Respo
         if refused.status >= 500:
             log.error("request failed", code=refused.body["code"], exc_info=error)
         return refused.response()
-
-
-async def _caller(request: Request) -> Caller:
-    """Who is asking, if they have not asked too much."""
-    rate: Rate = request.app.state.rate
-    nobody = f"nobody:{request.client.host if request.client else ''}"
-    try:
-        caller = await _callers(request).of(request)
-    except Unauthenticated:
-        rate.take(nobody)
-        raise
-    # Workers share a credential, and ask as often as there is work.
-    if caller.role != "service_role":
-        rate.take(nobody if caller.role == "anon" else caller.name)
-    request.state.caller = caller
-    return caller
 
 
 def _callers(request: Request) -> Callers:
@@ -285,21 +268,19 @@ async def _body(request: Request) -> tuple[str, dict[str, Any]]:
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise Refused(400, "PGRST102", f"Content-Type not acceptable: {shortened(kind)}")
-    sent = await read_body(request, request.app.state.limits)
+    limits: Limits = request.app.state.limits
+    sent = await read_body(request, limits)
     if not sent.strip():
         return "{}", {}
-    if sent.count(b",") > MOST_VALUES:
-        # About one for each value. Reading millions of them would take all others' time, and much memory.
-        raise TooLarge(f"the body holds more than {MOST_VALUES} values", details={"limit": MOST_VALUES})
     try:
-        # Refuses what is nested deeper than 200 levels.
-        found = pydantic_core.from_json(sent, allow_inf_nan=False)
-        text = sent.decode()
-    except ValueError as error:
-        raise Refused(400, "PGRST102", "Empty or invalid json") from error
+        found = read_json(sent, limits)
+    except Invalid as error:
+        if error.code != "invalid_json":
+            raise
+        raise Refused(400, "PGRST102", "Empty or invalid json", details=error.message) from error
     if not isinstance(found, dict):
         raise Refused(400, "PGRST102", "Empty or invalid json", details="the body is a JSON object")
-    return text, cast("dict[str, Any]", found)
+    return sent.decode(), cast("dict[str, Any]", found)
 
 
 # Answers
