@@ -1,4 +1,4 @@
-"""`penstock demo`: a worker and a sample job, watched until it has finished."""
+"""`penstock demo`: a book is made, watched, and there to be read and heard."""
 
 from __future__ import annotations
 

@@ -45,7 +45,8 @@ def init(
     files = sum(path.is_file() for path in target.rglob("*"))
     output.note(f"{app} is in {target}, in {output.counted(files, 'file')}. They are yours to change.")
     output.note(f"What to run, from {target.absolute().parent}:")
-    output.note(f"  penstock dev {target.name}.app:app    a database, the API and a worker, until Ctrl-C")
+    module = f"{target.name}.app" if (target / "app.py").exists() else target.name
+    output.note(f"  penstock dev {module}:app    a database, the API and a worker, until Ctrl-C")
     if (main := target / "__main__.py").exists():
         output.note("")
         output.note(ast.get_docstring(ast.parse(main.read_text())) or "")

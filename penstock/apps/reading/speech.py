@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock import Context, Fail
+from penstock import Context
 from penstock.apps.reading.settings import Settings
-from penstock.apps.reading.writing import openai_client
+from penstock.apps.reading.writing import openai_client, refusal
 
 MOST_CHARACTERS = 4000
 """At most so many are sent at once; the API takes 4096."""
@@ -24,8 +24,8 @@ async def record(ctx: Context, paragraphs: list[str], folder: Path, settings: Se
                 response = await client.audio.speech.create(
                     model=model, voice=settings.voice, input=text, response_format="wav"
                 )
-            except openai.BadRequestError as error:
-                raise Fail(str(error)[:1000], code="provider_refused") from error
+            except openai.APIStatusError as error:
+                raise refusal(error) from error
             files.append(f"{len(files):03d}.wav")
             folder.joinpath(files[-1]).write_bytes(await response.aread())
             if ctx.provider is not None:

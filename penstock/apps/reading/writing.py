@@ -70,7 +70,7 @@ async def _ask_openai(ctx: Context, model: str, prompt: str, most: int, url: str
                 messages=[{"role": "system", "content": _MANNER}, {"role": "user", "content": prompt}],
             )
         except openai.APIStatusError as error:
-            raise _refusal(error) from error
+            raise refusal(error) from error
         await ctx.aheard(response)
         completion = response.parse()
     used = completion.usage
@@ -103,7 +103,7 @@ async def _ask_anthropic(ctx: Context, model: str, prompt: str, most: int, url: 
                 messages=[{"role": "user", "content": prompt}],
             )
         except anthropic.APIStatusError as error:
-            raise _refusal(error) from error
+            raise refusal(error) from error
         await ctx.aheard(response)
         message = await response.parse()
     text = "".join(block.text for block in message.content if block.type == "text")
@@ -127,7 +127,7 @@ def _key(url: str | None, variable: str) -> str:
     return key or "none"
 
 
-def _refusal(error: Any) -> Exception:
+def refusal(error: Any) -> Exception:
     """What another try cannot change fails for good; the worker understands the rest as it is."""
     if error.status_code in (400, 401, 403, 404, 413, 422):
         return Fail(str(error)[:1000], code="provider_refused")
