@@ -22,7 +22,8 @@ import pypdfium2
 import pytest
 
 from penstock import Fail, Worker, artifacts, costs, jobs, simulator, testing
-from penstock.apps.reading import pages, sound, speech, writing
+from penstock.apps import asking
+from penstock.apps.reading import pages, sound, speech
 from penstock.apps.reading.app import app, declare, reading
 from penstock.apps.reading.settings import SIMULATOR
 from penstock.errors import Invalid
@@ -340,11 +341,11 @@ async def test_a_provider_that_does_not_know_the_model_fails_the_chapter_for_goo
 
 def test_a_key_is_for_its_provider_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-real")
-    assert writing.openai_client("http://127.0.0.1:1/v1").api_key == "none"
-    assert writing.openai_client(None).api_key == "sk-real"
+    assert asking.openai_client("http://127.0.0.1:1/v1").api_key == "none"
+    assert asking.openai_client(None).api_key == "sk-real"
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(Fail) as refusal:
-        writing.openai_client(None)
+        asking.openai_client(None)
     assert refusal.value.code == "no_key"
 
 

@@ -8,13 +8,12 @@ without it that is espeak-ng, on this machine. Keys are where the clients look f
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+
+from penstock.apps.asking import SIMULATOR_URL
 
 SIMULATOR = "simulator/gpt-demo"
-SIMULATOR_URL = "http://127.0.0.1:8090/v1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +37,3 @@ def settings() -> Settings:
         voice_url=os.environ.get("READING_VOICE_URL") or None,
         voice=os.environ.get("READING_VOICE") or "alloy",
     )
-
-
-def is_here(url: str | None) -> bool:
-    """Whether an address is on this machine: then no proxy stands between, whatever the environment names."""
-    host = urlsplit(url or "").hostname or ""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from penstock import Context
+from penstock.apps.asking import openai_client, refusal
 from penstock.apps.reading.settings import Settings
-from penstock.apps.reading.writing import openai_client, refusal
 
 MOST_CHARACTERS = 4000
 """At most so many are sent at once; the API takes 4096."""
