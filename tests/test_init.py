@@ -32,7 +32,7 @@ async def test_a_copy_runs_by_itself_under_its_own_name(
     source = Path(apps.__path__[0]) / "reading"
     kept = {path.name for path in source.iterdir() if path.name != "__pycache__"}
     assert {path.name for path in (folder / "my_book").iterdir()} == kept
-    assert not any("penstock.apps" in path.read_text() for path in (folder / "my_book").rglob("*.*"))
+    assert not any("penstock.apps.reading" in path.read_text() for path in (folder / "my_book").rglob("*.*"))
     assert os.listdir(folder) == ["my_book"], "nothing is left of the work"
 
     monkeypatch.syspath_prepend(folder)
@@ -46,6 +46,15 @@ async def test_a_copy_runs_by_itself_under_its_own_name(
         await drain.arun(copy.app)
         book = await started.aresult(timeout="5s")
     assert (folder / "files" / book["pdf"]["path"]).read_bytes().startswith(b"%PDF-")
+
+
+def test_a_copy_brings_its_sql_along(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.answer(["init", "--app", "video_ideas", "my_videos"]) == 0
+    monkeypatch.syspath_prepend(folder)
+    copy: Any = importlib.import_module("my_videos.app")
+    assert copy.app.own.folder == folder / "my_videos/sql" and (copy.app.own.folder / "views.sql").is_file()
 
 
 @pytest.mark.parametrize(

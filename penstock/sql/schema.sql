@@ -2194,7 +2194,7 @@ function penstock._row_cost(penstock.bulk_rows)
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8e27946075cce7488946afd1588ac71b
+  body: sha256 43895c87a7d128f80fca95656e63136d
   comment: What a row has cost so far, in the base currency.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2995,7 +2995,7 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9157de410ee470a67a44314255ced4f1
+  body: sha256 0112710a41fc347608751f0a48c3448a
   comment: What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
   grant to service_role: execute
 

@@ -334,6 +334,8 @@ begin
     where endpoint_id = v_endpoint.id;
     insert into provider_events (at, endpoint_id, tenant_id, event, details)
     select v_now, v_endpoint.id, v_endpoint.tenant_id, 'exhausted', p_signal where v_state.closed_until < 'infinity';
+    -- What may go elsewhere goes now, and not when somebody looks by.
+    perform pg_notify('penstock', 'chores');
     return;
   end if;
   if v_told.status = 429 or v_told.status >= 500 and v_told.retry_after is not null or v_told.status = 529 then
@@ -351,6 +353,9 @@ begin
     where endpoint_id = v_endpoint.id and closed_until < 'infinity';
     insert into provider_events (at, endpoint_id, tenant_id, event, details)
     values (v_now, v_endpoint.id, v_endpoint.tenant_id, 'refused', p_signal || jsonb_build_object('closed_seconds', round(v_delay::numeric, 3)));
+    if v_delay > 30 then
+      perform pg_notify('penstock', 'chores');
+    end if;
   end if;
   -- A limit that is lower than ours counts, as long as the provider says so. A limit of nothing says nothing: it would
   -- close the lane for good, since nobody would ask again.

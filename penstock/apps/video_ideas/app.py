@@ -1,0 +1,146 @@
+"""The rows, the tasks and the bulk job.
+
+    row ── script ── render        both go to the cheapest provider that can do what the row asks for
+
+`penstock bulk` runs it with a sheet, and so does `video_ideas.start(source)`.
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, Field, model_validator
+
+from penstock import App, Context, Fail
+from penstock.apps import asking
+from penstock.apps.video_ideas import scripts
+from penstock.apps.video_ideas.settings import url_of
+
+try:
+    from penstock.apps.video_ideas import films
+except ImportError as error:
+    raise ImportError(f"{error}: pip install 'penstock[apps]'") from error
+
+Shape = Literal["landscape", "portrait", "square"]
+Quality = Literal["360p", "720p"]
+Prefer = Literal["cheapest", "fastest"]
+
+# Pictures in a second, and how much of them the encoder may leave out, at each studio of sql/migrations.
+STUDIOS = {"studio/sketch": (12, 30), "studio/print": (24, 24), "studio/cinema": (30, 18)}
+_LINES: dict[Quality, int] = {"360p": 360, "720p": 720}
+# A film is smaller than this, nearly always: it is what is set aside for it.
+_BYTES_PER_SECOND: dict[Quality, int] = {"360p": 30_000, "720p": 150_000}
+
+app = App(tenant="video_ideas", schema="video_ideas", sql=Path(__file__).parent / "sql")
+
+
+class Idea(BaseModel):
+    """A row of the sheet. An empty cell is as good as none; columns that are not known here are kept."""
+
+    title: Annotated[str, Field(min_length=1, max_length=120)]
+    idea: Annotated[str, Field(max_length=scripts.MOST_CHARACTERS)] = ""
+    format: Shape = "landscape"
+    quality: Quality = "360p"
+    seconds: Annotated[int, Field(ge=2, le=60)] = 6
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_cells(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        cells = cast("dict[str, Any]", data)
+        stripped = {name: value.strip() if isinstance(value, str) else value for name, value in cells.items()}
+        return {name: value for name, value in stripped.items() if value not in ("", None)}
+
+
+class Script(BaseModel):
+    """What is to be shown: headings, each with some words."""
+
+    scenes: list[tuple[str, str]]
+    model: str
+
+
+class Video(BaseModel):
+    """A film that was made. Where it is, is asked for: `url` leads to an address that is signed then."""
+
+    artifact_id: str
+    url: str
+    path: str
+    name: str
+    content_type: str
+    bytes: int
+    sha256: str
+    seconds: float
+    frames: int
+    width: int
+    height: int
+    provider: str
+
+
+@app.task(kind="script", max_attempts=5, timeout="2m")
+async def write(ctx: Context, idea: Idea) -> Script:
+    """The script of a film, by a model."""
+    ctx.progress(0, message=f"writing {idea.title}")
+    provider = ctx.provider or "simulator/gpt-brook"
+    prompt = scripts.question(idea.title, idea.idea, idea.seconds)
+    answer = await asking.ask(
+        ctx,
+        prompt,
+        provider=provider,
+        manner=scripts.MANNER,
+        most_tokens=scripts.units(prompt, idea.seconds)["output_tokens"],
+        url=url_of(provider),
+    )
+    return Script(scenes=scripts.scenes(answer.text, scripts.count(idea.seconds)), model=provider)
+
+
+@app.task(kind="render", timeout="10m")
+async def render(ctx: Context, idea: Idea, script: Script) -> Video:
+    """The film, drawn and encoded in a process of its own."""
+    ctx.progress(0, message=f"rendering {idea.title}")
+    studio = ctx.provider or "studio/sketch"
+    if studio not in STUDIOS:
+        raise Fail(f"there is no studio {studio!r} on this machine", code="unknown_studio")
+    rate, crf = STUDIOS[studio]
+    width, height = _size(idea)
+    film = films.Film(width, height, idea.seconds, rate, crf)
+    scenes = [films.Scene(heading, text) for heading, text in script.scenes]
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = Path(folder) / "film.mp4"
+        made = await ctx.acompute(films.render, idea.title, scenes, str(path), film)
+        # Said one after the other: what was rendered costs, also if it cannot be kept.
+        await ctx.ausage(seconds=made.seconds)
+        saved = await ctx.asave(re.sub(r"[/\\]", "-", idea.title) + ".mp4", path, "video/mp4")
+        await ctx.ausage(requests=0, video_bytes=made.bytes)
+    return Video(
+        **saved,
+        url=f"/api/artifacts/{saved['artifact_id']}",
+        seconds=made.seconds,
+        frames=made.frames,
+        width=width,
+        height=height,
+        provider=studio,
+    )
+
+
+@app.bulk(row=Idea, key=["title"], phases={"script": 20, "render": 80})
+def video_ideas(row: Idea, prefer: Prefer = "cheapest") -> Any:
+    """A film for each row."""
+    writer = write.options(
+        route={"features": ["script"], "prefer": prefer},
+        units=scripts.units(scripts.question(row.title, row.idea, row.seconds), row.seconds),
+    )
+    studio = render.options(
+        route={"features": ["video", row.quality, row.format], "prefer": prefer},
+        units={"seconds": row.seconds, "video_bytes": row.seconds * _BYTES_PER_SECOND[row.quality]},
+    )
+    return studio.step(row, writer.step(row))
+
+
+def _size(idea: Idea) -> tuple[int, int]:
+    lines = _LINES[idea.quality]
+    wide = lines * 16 // 9
+    return {"landscape": (wide, lines), "portrait": (lines, wide), "square": (lines, lines)}[idea.format]

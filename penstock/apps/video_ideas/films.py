@@ -1,0 +1,285 @@
+"""A script as a short film: a title, then its scenes, drawn with Pillow, encoded as H.264 by FFmpeg (PyAV).
+
+It runs in a process of its own and knows nothing of the rest: a script and a path go in, numbers come out.
+The same script makes the same pictures.
+"""
+
+# The types of Pillow and PyAV name numpy, which nothing here needs.
+# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import av
+from PIL import Image, ImageDraw, ImageFilter, ImageFont, ImageOps
+
+Color: TypeAlias = tuple[int, int, int]
+Font: TypeAlias = ImageFont.FreeTypeFont | ImageFont.ImageFont
+
+FONT_VARIABLE = "VIDEO_IDEAS_FONT"
+"""The path of a TrueType font, for scripts that the one in Pillow (Latin) does not have."""
+
+TITLE_SHARE = 0.28
+"""So much of the film is its title."""
+_FADE_SECONDS = 0.45
+_RISE = 0.035
+_MARGIN = 0.09
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What is shown for a while: a heading and some words. The title has no words, or a line below it."""
+
+    heading: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Film:
+    """How it is to look: the size in pixels, its length, and frames in a second."""
+
+    width: int
+    height: int
+    seconds: int
+    rate: int
+    crf: int
+    """Of 0 to 51: how much the encoder may leave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """What was made."""
+
+    frames: int
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Palette:
+    top: Color
+    bottom: Color
+    glow: Color
+    accent: Color
+    ink: Color = (250, 250, 248)
+    soft: Color = (214, 220, 226)
+
+
+_PALETTES = (
+    _Palette((16, 42, 67), (36, 94, 120), (82, 182, 190), (255, 190, 92)),
+    _Palette((46, 24, 58), (110, 44, 92), (232, 112, 128), (255, 208, 134)),
+    _Palette((18, 52, 46), (44, 108, 80), (142, 200, 122), (250, 220, 130)),
+    _Palette((30, 30, 62), (66, 72, 148), (126, 148, 246), (255, 170, 160)),
+    _Palette((58, 30, 20), (140, 74, 40), (240, 156, 84), (255, 226, 168)),
+)
+
+
+def render(title: str, scenes: list[Scene], path: str, film: Film) -> Made:
+    """Draw every frame, and write the film to `path`."""
+    count = film.seconds * film.rate
+    with av.open(path, "w", format="mp4", options={"movflags": "+faststart"}) as out:
+        out.metadata["title"] = _plain(title)
+        # One thread: the worker decides how many films are made at once.
+        options = {"crf": str(film.crf), "preset": "veryfast", "tune": "animation", "threads": "1"}
+        stream = out.add_stream("libx264", rate=film.rate, options=options)
+        stream.width, stream.height, stream.pix_fmt = film.width, film.height, "yuv420p"
+        for number, picture in enumerate(frames(title, scenes, film)):
+            frame = av.VideoFrame.from_image(picture)
+            frame.pts = number
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    return Made(count, count / film.rate, os.path.getsize(path))
+
+
+def frames(title: str, scenes: list[Scene], film: Film) -> Iterator[Image.Image]:
+    """The pictures, one after the other."""
+    cards = _Cards(title, scenes, film)
+    for number in range(film.seconds * film.rate):
+        yield cards.at(number / film.rate)
+
+
+class _Cards:
+    """All that can be drawn before the first frame; a frame then only puts it together."""
+
+    def __init__(self, title: str, scenes: list[Scene], film: Film) -> None:
+        self._film = film
+        digest = hashlib.sha256(title.encode("utf-8", "replace")).digest()
+        self._palette = _PALETTES[digest[0] % len(_PALETTES)]
+        self._phase = digest[1] / 255 * math.tau
+        shown = [scene for scene in scenes if _plain(scene.heading + scene.text)]
+        self._starts = _starts(film.seconds, len(shown))
+        self._layers = [
+            self._title(title),
+            *(self._scene(scene, n, len(shown)) for n, scene in enumerate(shown, 1)),
+        ]
+        self._ground = self._gradient()
+        self._glow = self._blob(round(max(film.width, film.height) * 0.75))
+
+    def at(self, second: float) -> Image.Image:
+        """The picture at this moment."""
+        film = self._film
+        part = second / film.seconds
+        width, height = film.width, film.height
+        left = round((self._ground.width - width) * part)
+        top = round((self._ground.height - height) * (0.5 + 0.5 * math.sin(self._phase + part * math.pi)))
+        picture = self._ground.crop((left, top, left + width, top + height))
+        angle = self._phase + part * 1.6
+        place = (
+            round(width * (0.5 + 0.42 * math.cos(angle))) - self._glow.width // 2,
+            round(height * (0.5 + 0.42 * math.sin(angle))) - self._glow.height // 2,
+        )
+        picture.paste(self._palette.glow, place, self._glow)
+        for layer, (start, end) in zip(self._layers, self._starts, strict=True):
+            if start <= second < end:
+                self._put(picture, layer, second - start, end - second, is_last=end >= film.seconds)
+        self._timeline(picture, part)
+        return picture
+
+    def _put(
+        self, picture: Image.Image, layer: Image.Image, since: float, left: float, *, is_last: bool
+    ) -> None:
+        """Words rise a little as they come, and go as they came. The last ones stay."""
+        coming = _eased(min(1.0, since / _FADE_SECONDS))
+        going = 1.0 if is_last else _eased(min(1.0, left / _FADE_SECONDS))
+        strength = min(coming, going)
+        shift = round(self._film.height * _RISE * (1 - coming))
+        mask = layer.getchannel("A")
+        if strength < 1:
+            mask = mask.point([round(value * strength) for value in range(256)])
+        picture.paste(layer, (0, shift), mask)
+
+    def _timeline(self, picture: Image.Image, part: float) -> None:
+        film = self._film
+        thick = max(2, film.height // 90)
+        draw = ImageDraw.Draw(picture)
+        draw.rectangle((0, film.height - thick, round(film.width * part), film.height), self._palette.accent)
+
+    def _gradient(self) -> Image.Image:
+        """A little larger than the film, which moves over it."""
+        size = (round(self._film.width * 1.2), round(self._film.height * 1.2))
+        shades = Image.linear_gradient("L").rotate(180).resize(size, Image.Resampling.BICUBIC)
+        return ImageOps.colorize(shades, self._palette.bottom, self._palette.top)
+
+    def _blob(self, size: int) -> Image.Image:
+        """A soft light, as a mask."""
+        small = Image.new("L", (64, 64), 0)
+        ImageDraw.Draw(small).ellipse((16, 16, 48, 48), fill=110)
+        return small.filter(ImageFilter.GaussianBlur(9)).resize((size, size), Image.Resampling.BICUBIC)
+
+    def _title(self, title: str) -> Image.Image:
+        film, layer = self._film, self._layer()
+        draw = ImageDraw.Draw(layer)
+        size = _fitting(title, film, share=0.115, most_lines=4)
+        lines = _lines(_plain(title), size, self._room)
+        height = len(lines) * round(size * 1.18)
+        top = (film.height - height) // 2
+        left = round(film.width * _MARGIN)
+        rule = max(3, film.height // 70)
+        draw.rectangle(
+            (left, top - rule * 4, left + round(film.width * 0.16), top - rule * 3), self._palette.accent
+        )
+        for number, line in enumerate(lines):
+            draw.text((left, top + number * round(size * 1.18)), line, self._palette.ink, _font(size))
+        return layer
+
+    def _scene(self, scene: Scene, number: int, of: int) -> Image.Image:
+        film, layer = self._film, self._layer()
+        draw = ImageDraw.Draw(layer)
+        short = min(film.width, film.height)
+        left, small = round(film.width * _MARGIN), round(short * 0.042)
+        large = _fitting(scene.heading, film, share=0.085, most_lines=2)
+        words = max(12, round(short * 0.062))
+        heading = _lines(_plain(scene.heading), large, self._room)
+        most = max(1, (film.height * 6 // 10 - len(heading) * round(large * 1.2)) // round(words * 1.4))
+        text = _cut(_lines(_plain(scene.text), words, self._room), most)
+        height = len(heading) * round(large * 1.2) + round(words * 0.6) + len(text) * round(words * 1.4)
+        top = (film.height - height) // 2
+        if of > 1:
+            draw.text((left, top - small * 2), f"{number} / {of}", self._palette.accent, _font(small))
+        for line in heading:
+            draw.text((left, top), line, self._palette.ink, _font(large))
+            top += round(large * 1.2)
+        top += round(words * 0.6)
+        for line in text:
+            draw.text((left, top), line, self._palette.soft, _font(words))
+            top += round(words * 1.4)
+        return layer
+
+    def _layer(self) -> Image.Image:
+        return Image.new("RGBA", (self._film.width, self._film.height))
+
+    @property
+    def _room(self) -> int:
+        return round(self._film.width * (1 - 2 * _MARGIN))
+
+
+# Time
+
+
+def _starts(seconds: int, scenes: int) -> list[tuple[float, float]]:
+    """When the title and each scene begin and end."""
+    if not scenes:
+        return [(0.0, float(seconds))]
+    title = max(1.0, seconds * TITLE_SHARE) if seconds > 1 else seconds / 2
+    each = (seconds - title) / scenes
+    return [(0.0, title), *((title + n * each, title + (n + 1) * each) for n in range(scenes))]
+
+
+def _eased(part: float) -> float:
+    return 1 - (1 - part) ** 3
+
+
+# Words
+
+
+def _font(size: int) -> Font:
+    path = os.environ.get(FONT_VARIABLE)
+    return ImageFont.truetype(path, size) if path else ImageFont.load_default(size)
+
+
+def _plain(text: str) -> str:
+    """Words with single blanks between them, and nothing that is no character."""
+    kept = (c if unicodedata.category(c)[0] != "C" else " " for c in unicodedata.normalize("NFC", text))
+    return " ".join("".join(kept).split())
+
+
+def _fitting(text: str, film: Film, *, share: float, most_lines: int) -> int:
+    """The size of letters with which a text has at most so many lines, if it can be."""
+    size = round(min(film.width, film.height * 1.2) * share)
+    room = round(film.width * (1 - 2 * _MARGIN))
+    while size > 14 and len(_lines(_plain(text), size, room)) > most_lines:
+        size = size * 9 // 10
+    return size
+
+
+def _lines(text: str, size: int, room: int) -> list[str]:
+    """A text in lines that fit. A word that does not is cut."""
+    font = _font(size)
+    lines: list[str] = []
+    line = ""
+    for word in text.split():
+        longer = f"{line} {word}".strip()
+        if font.getlength(longer) <= room:
+            line = longer
+            continue
+        if line:
+            lines.append(line)
+        line = word
+        while font.getlength(line) > room and len(line) > 1:
+            fits = next(n for n in range(len(line) - 1, 0, -1) if n == 1 or font.getlength(line[:n]) <= room)
+            lines.append(line[:fits])
+            line = line[fits:]
+    return [*lines, line] if line else lines
+
+
+def _cut(lines: list[str], most: int) -> list[str]:
+    if len(lines) <= most:
+        return lines
+    return [*lines[: most - 1], lines[most - 1].rstrip(" ,.;:") + "…"]

@@ -1,0 +1,66 @@
+"""What a model is asked for a film, and the scenes that are made of its answer."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.apps import asking
+
+MANNER = "You write scripts for very short films: plain, concrete, one thought in a scene."
+MOST_CHARACTERS = 2000
+_SCENE_SECONDS = 2.5
+_MOST_SCENES = 8
+_SENTENCE = re.compile(r"(?<=[.!?…])\s+")
+_HEADING = re.compile(r"#{1,6} +")
+
+
+def count(seconds: int) -> int:
+    """How many scenes a film of this length has beside its title."""
+    return max(1, min(_MOST_SCENES, round(seconds * 0.72 / _SCENE_SECONDS)))
+
+
+def words(seconds: int) -> int:
+    """How long a script is asked for: more than can be read in the time, to choose from."""
+    return 40 + 35 * count(seconds)
+
+
+def units(prompt: str, seconds: int) -> dict[str, int]:
+    """What a script may take at most: so much is set aside for it."""
+    return {"input_tokens": asking.tokens(MANNER + prompt), "output_tokens": words(seconds) * 2 + 100}
+
+
+def question(title: str, idea: str, seconds: int) -> str:
+    """What is asked."""
+    about = f" What it is about: {' '.join(idea.split())[:MOST_CHARACTERS]}" if idea.strip() else ""
+    plain = title.replace('"', "'").replace("“", "'").replace("”", "'")
+    return (
+        f"Write the script of a film of {seconds} seconds in about {words(seconds)} words. It has "
+        f"{count(seconds)} scenes. Begin each with a line of `## ` and a short heading, then say in one or "
+        f"two sentences what is seen. Use no other markup.{about} The film's title is:\n“{plain}”"
+    )
+
+
+def scenes(text: str, most: int) -> list[tuple[str, str]]:
+    """Headings with the words below them, at most so many; without headings, sentence by sentence.
+
+    Models do not always do as they are told: whatever they wrote, there is something to show.
+    """
+    found: list[tuple[str, str]] = []
+    for part in re.split(r"^(?=#{1,6} )", text, flags=re.MULTILINE):
+        if heading := _HEADING.match(part):
+            first, _, rest = part[heading.end() :].partition("\n")
+            found.append((_clean(first), _short(rest)))
+    found = [scene for scene in found if any(scene)][:most]
+    if found:
+        return found
+    sentences = [sentence for part in text.splitlines() for sentence in _SENTENCE.split(_clean(part))]
+    return [(sentence, "") for sentence in sentences if sentence][:most]
+
+
+def _clean(text: str) -> str:
+    return " ".join(re.sub(r"[*_`#]+", "", text).split())
+
+
+def _short(text: str) -> str:
+    """The first two sentences."""
+    return " ".join(_SENTENCE.split(_clean(text))[:2])
