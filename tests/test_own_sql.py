@@ -129,10 +129,9 @@ def test_the_command_line_applies_checks_and_prints_it(
         "app = App(schema='boxes', sql=Path(__file__).parent / 'sql')\n"
     )
     monkeypatch.syspath_prepend(folder.parent)
-    monkeypatch.setenv("DATABASE_URL", db.dsn)
 
     def run(*words: str) -> tuple[int, str]:
-        code = cli.answer(["migrate", "boxes_app", *words])
+        code = cli.answer(["migrate", "boxes_app", *words, "--database", db.dsn])
         said = capsys.readouterr()
         return code, said.out + said.err
 
