@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from penstock.app import App, Started
     from penstock.bulk_type import BulkRow, Change, RowError
+    from penstock.client import AsyncClient, Client
     from penstock.context import Context, Fail, Reschedule, Retry
     from penstock.errors import (
         Conflict,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "penstock.app": ("App", "Started"),
     "penstock.bulk_type": ("BulkRow", "Change", "RowError"),
+    "penstock.client": ("AsyncClient", "Client"),
     "penstock.context": ("Context", "Fail", "Reschedule", "Retry"),
     "penstock.errors": (
         "Conflict",
@@ -49,8 +51,10 @@ _HOMES = {
 
 __all__ = [
     "App",
+    "AsyncClient",
     "BulkRow",
     "Change",
+    "Client",
     "Conflict",
     "Context",
     "Fail",

@@ -41,12 +41,13 @@ import pydantic
 from penstock import artifacts, bulks, db, embedded, jobs, kinds, migrate, schedules, tasks, tenants
 from penstock import storage as storages
 from penstock.bulk_type import BulkType
-from penstock.context import Context, Fail, Reschedule, Retry, seconds
+from penstock.context import Context, Fail, Reschedule, Retry
 from penstock.drawing import Drawn, Graph, Options, current, drawing
 from penstock.errors import Invalid, JobFailed, PenstockError, TimedOut
 from penstock.settings import settings
 from penstock.signature import Signature, Step, decode, encode
-from penstock.types import Forecast, Job
+from penstock.types import Forecast, Job, failure
+from penstock.words import seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -246,9 +247,7 @@ class Started(Generic[R]):
 
     async def _failure(self, where: db.Pool, job: Job) -> JobFailed:
         failed = await jobs.tasks(where, job_id=self.id, status="failed", limit=1)
-        first = f"; {failed[0].kind}: {failed[0].error_code}: {failed[0].error_message}" if failed else ""
-        details = {"job_id": str(self.id), "status": job.status}
-        return JobFailed(f"job {self.id} {job.status}: {job.status_reason}{first}", details=details)
+        return failure(job, failed[0] if failed else None)
 
 
 def _references(value: Any) -> list[str]:

@@ -15,13 +15,14 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias, cast
+from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
 from penstock import content, db, filters
 from penstock.errors import Conflict, LeaseLost, NotFound
 from penstock.storage import HOUR, Storage, Stored
-from penstock.types import Artifact
+from penstock.types import OUTPUT as OUTPUT
+from penstock.types import Artifact, referred
 
 _COLUMNS: LiteralString = """\
 select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, created_at, stored_at
@@ -29,8 +30,6 @@ from penstock.artifacts where status = 'stored' and """
 _BATCH = 100
 Data: TypeAlias = bytes | Path | AsyncIterable[bytes]
 """What a file is made of: bytes, a local file, or pieces as they come."""
-OUTPUT = "output.json"
-"""The name of the file that holds an output too large for the database."""
 MAX_OUTPUT = 64 << 20
 _SETTING: LiteralString = "select value from penstock.settings where name = 'max_output_bytes'"
 _DUE: LiteralString = """\
@@ -167,17 +166,7 @@ def reference(saved: dict[str, Any]) -> str:
 
 def is_any_reference(outputs: Mapping[str, Any]) -> bool:
     """Whether one of these outputs is in a file."""
-    return any(_referred(output) is not None for output in outputs.values())
-
-
-def _referred(output: Any) -> UUID | None:
-    match output:
-        case {"$artifact": {"artifact_id": str() as text}} if len(cast("dict[str, Any]", output)) == 1:
-            with suppress(ValueError):
-                return UUID(text)
-        case _:
-            pass
-    return None
+    return any(referred(output) is not None for output in outputs.values())
 
 
 async def expanded(
@@ -185,7 +174,7 @@ async def expanded(
 ) -> dict[str, Any]:
     """Outputs, with those read back that are in files of the same job. (A handler can return anything, also
     what looks like another job's: that stays what it is.)"""
-    wanted = {key: found for key, output in outputs.items() if (found := _referred(output)) is not None}
+    wanted = {key: found for key, output in outputs.items() if (found := referred(output)) is not None}
     if not wanted:
         return outputs
     statement = _COLUMNS + "job_id = %s and name = %s and id = any (%s)"

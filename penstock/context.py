@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 from collections.abc import Callable, Coroutine, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Any, ParamSpec, TypeVar
@@ -14,23 +13,10 @@ import structlog
 
 from penstock import artifacts, signals, tasks
 from penstock.errors import Invalid
+from penstock.words import seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
-_YEAR = 366 * 86400
-_UNITS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def seconds(value: float | str) -> float:
-    """A duration: a number of seconds, or text such as "90s", "2m", "1h30m", "1d". At most a year."""
-    if isinstance(value, str):
-        parts = re.findall(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)", value)
-        if not parts or "".join(number + unit for number, unit in parts) != value:
-            raise Invalid(f"{value!r} is not a duration", hint='Write "90s", "2m", "1h30m".')
-        value = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    if not 0 <= value <= _YEAR:
-        raise Invalid(f"{value} is not a duration", hint="A duration is 0 seconds to a year.")
-    return float(value)
 
 
 # --- how a handler says how it went ------------------------------------------------------------------------

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any, Literal, LiteralString, TypeAlias
+from typing import Any, LiteralString
 from uuid import UUID
 
 from penstock import db, filters
 from penstock.errors import Invalid, NotFound
-from penstock.types import Amount, CostEntry, CostSum, ExchangeRate, JobCost, Price, Rate, exact
-
-By: TypeAlias = Literal["day", "provider", "type", "tenant", "job"]
+from penstock.types import Amount, By, CostEntry, CostSum, ExchangeRate, JobCost, Price, Rate, exact
 
 # By day, provider and type the sums are read, which are small; only a job's are not kept there.
 _KEYS: dict[str, LiteralString] = {

@@ -11,10 +11,10 @@ from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID
 
-from penstock.context import seconds
 from penstock.errors import Invalid
 from penstock.signature import Signature, Step, key_of
 from penstock.types import JobOptions, exact
+from penstock.words import seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,13 @@ TABLE: tuple[Row, ...] = (
 # fmt: on
 
 _BY_SQLSTATE = {sqlstate: row for row in TABLE for sqlstate in row.sqlstates}
+_BY_CODE = {row.code: row for row in TABLE}
+# Of those that share a status the last: it says the least.
+_BY_STATUS = {row.status: row for row in TABLE}
+
+# What a problem document says in any case; a detail of the same name is `current_…` there.
+_SAID = ("type", "title", "status", "detail", "code", "hint")
+_DETAIL = {f"current_{name}": name for name in _SAID}
 
 
 def row_of(error: type[PenstockError]) -> Row:
@@ -183,6 +190,35 @@ def from_database(error: psycopg.Error) -> PenstockError | None:
         hint=error.diag.message_hint or None,
         details=details,
     )
+
+
+def to_problem(error: PenstockError) -> dict[str, Any]:
+    """An error as a problem document (RFC 9457)."""
+    title = (row_of(type(error)).error.__doc__ or "").strip()
+    problem: dict[str, Any] = {
+        f"current_{name}" if name in _SAID else name: value for name, value in error.details.items()
+    }
+    problem |= {
+        "type": "about:blank",
+        "title": title,
+        "status": error.status,
+        "detail": error.message,
+        "code": error.code,
+    }
+    return problem | ({"hint": error.hint} if error.hint else {})
+
+
+def from_problem(status: int, problem: Mapping[str, Any]) -> PenstockError:
+    """What a problem document, or another answer with this HTTP status, says: the error it was made of."""
+    code, message, hint = (
+        value if isinstance(value := problem.get(name), str) else None for name in ("code", "detail", "hint")
+    )
+    row = _BY_CODE.get(code or "")
+    if row is None or row.status != status:
+        other = Invalid if 400 <= status < 500 else Unavailable if status in (502, 504) else PenstockError
+        row = _BY_STATUS.get(status) or row_of(other)
+    details = {_DETAIL.get(name, name): value for name, value in problem.items() if name not in _SAID}
+    return row.error(message or f"the server answered {status}", code=code, hint=hint, details=details)
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

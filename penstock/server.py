@@ -17,10 +17,10 @@ import uvicorn
 from psycopg.conninfo import make_conninfo
 
 from penstock import api, db
-from penstock.api.development import Development, is_loopback
+from penstock.api.development import Development
 from penstock.app import App
 from penstock.errors import Conflict, Invalid, PenstockError
-from penstock.settings import Settings
+from penstock.settings import Settings, is_loopback
 
 LOGIN = "penstock_api"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -58,6 +59,12 @@ class Settings:
     """`PENSTOCK_STORAGE_SECRET`: what URLs of local files are signed with, of at least 32 bytes. Without it
     one is made, and kept in `PENSTOCK_HOME`; servers on several machines need the same."""
 
+    url: str | None = None
+    """`PENSTOCK_URL`: where the API is that `penstock.Client` asks."""
+
+    key: str | None = field(default=None, repr=False)
+    """`PENSTOCK_KEY`: the API key, or a user's token, that it shows there."""
+
 
 def read(environment: Mapping[str, str]) -> Settings:
     """Settings from a mapping such as `os.environ`. An empty value counts as none."""
@@ -80,6 +87,8 @@ def read(environment: Mapping[str, str]) -> Settings:
         ),
         storage=environment.get("PENSTOCK_STORAGE") or None,
         storage_secret=_secret("PENSTOCK_STORAGE_SECRET", environment),
+        url=environment.get("PENSTOCK_URL") or None,
+        key=environment.get("PENSTOCK_KEY") or None,
     )
 
 
@@ -100,6 +109,14 @@ def _key_address(text: str | None, issuer: str | None) -> str | None:
     if not issuer:
         raise Invalid("PENSTOCK_JWKS_URL needs PENSTOCK_JWT_ISSUER", hint="It is the `iss` of users' tokens.")
     return text
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address. A name other than localhost might be any."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 @cache

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from datetime import date, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict, cast
 from uuid import UUID
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, JobFailed
 
 JobStatus: TypeAlias = Literal["queued", "running", "paused", "completed", "failed", "canceled"]
 TaskStatus: TypeAlias = Literal["blocked", "queued", "running", "waiting", "succeeded", "failed", "canceled"]
@@ -18,12 +19,17 @@ OnLimit: TypeAlias = Literal["hold", "refuse", "pause"]
 Missed: TypeAlias = Literal["skip", "once", "all"]
 Role: TypeAlias = Literal["owner", "admin", "member", "viewer"]
 KeyRole: TypeAlias = Literal["owner", "admin", "member", "viewer", "worker", "service"]
+By: TypeAlias = Literal["day", "provider", "type", "tenant", "job"]
+"""What costs are summed by."""
 
 Amount: TypeAlias = Decimal | int
 """Of money or of a meter: exact, and so never a float."""
 
 ENDED: frozenset[str] = frozenset({"completed", "failed", "canceled"})
 """The states in which a job stays, unless it is retried."""
+
+OUTPUT = "output.json"
+"""The name of the file that holds an output too large for the database."""
 
 
 class JobOptions(TypedDict, total=False):
@@ -150,6 +156,22 @@ class Job:
             values[name] = values[name] and datetime.fromisoformat(values[name])
         values["progress"] = Progress.read(values["progress"])
         return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class JobChange:
+    """What a stream of events says of a job. Of its progress it says what a list does."""
+
+    id: UUID
+    type: str
+    status: JobStatus
+    status_reason: str | None
+    progress: Progress
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether it is over."""
+        return self.status in ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -411,6 +433,15 @@ class Member:
     user_id: UUID
     role: Role
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Me:
+    """Who is asking: a user or a key by its id, or the service. Of the service no tenants are listed."""
+
+    role: str
+    id: UUID | None
+    tenants: list[Tenant]
 
 
 @dataclass(frozen=True, slots=True)
@@ -796,6 +827,31 @@ class Artifact:
     sha256: str
     created_at: datetime
     stored_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class LinkedArtifact(Artifact):
+    """A file with an address: whoever has it can read the file until it expires."""
+
+    url: str = field(repr=False)
+
+
+def referred(output: Any) -> UUID | None:
+    """The file that holds an output too large for the database; None if this is the output itself."""
+    match output:
+        case {"$artifact": {"artifact_id": str() as text}} if len(cast("dict[str, Any]", output)) == 1:
+            with suppress(ValueError):
+                return UUID(text)
+        case _:
+            pass
+    return None
+
+
+def failure(job: Job, first: Task | None) -> JobFailed:
+    """What to raise when a job that was awaited did not complete; `first` is the first task that failed."""
+    why = f"; {first.kind}: {first.error_code}: {first.error_message}" if first else ""
+    details = {"job_id": str(job.id), "status": job.status}
+    return JobFailed(f"job {job.id} {job.status}: {job.status_reason}{why}", details=details)
 
 
 def exact(amount: Amount | str, field: str = "amount") -> Decimal:

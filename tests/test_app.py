@@ -70,8 +70,10 @@ def test_the_public_names() -> None:
     assert penstock.__all__ == [
         *(
             "App",
+            "AsyncClient",
             "BulkRow",
             "Change",
+            "Client",
             "Conflict",
             "Context",
             "Fail",

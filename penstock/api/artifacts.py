@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from fastapi.responses import RedirectResponse, StreamingResponse
+from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
@@ -122,26 +122,27 @@ async def list_artifacts(
     request: Request,
     held: Held,
     job_id: UUID,
-    after: UuidCursor = None,
+    cursor: UuidCursor = None,
     limit: LimitQuery = 50,
     expires_in: SecondsQuery = HOUR,
 ) -> Page[ArtifactAnswer]:
     """A job's files, oldest first, each with a fresh URL."""
     await jobs.get(held, job_id=job_id)
-    found = await artifacts.list(held, job_id=job_id, after=after, limit=limit + 1)
+    found = await artifacts.list(held, job_id=job_id, after=cursor, limit=limit + 1)
     return page(await linked(request, found, expires_in), limit, lambda each: each.id)
 
 
-@routes.get(
-    "/artifacts/{artifact_id}", status_code=307, responses={307: {"description": "To a fresh, signed URL."}}
-)
+@routes.get("/artifacts/{artifact_id}", status_code=307, response_description="To a fresh, signed URL.")
 async def get_artifact(
-    request: Request, held: Held, artifact_id: ArtifactId, expires_in: SecondsQuery = HOUR
-) -> Response:
-    """The file itself, by way of a fresh URL."""
+    request: Request, response: Response, held: Held, artifact_id: ArtifactId, expires_in: SecondsQuery = HOUR
+) -> ArtifactAnswer:
+    """The file itself, by way of a fresh URL; the body says what it is."""
     artifact = await artifacts.get(held, artifact_id=artifact_id)
-    url = await _url(request, artifact, expires_in)
-    return RedirectResponse(url, 307, {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"})
+    [answer] = await linked(request, [artifact], expires_in)
+    response.headers["Location"] = answer.url
+    response.headers["Cache-Control"] = "no-store"
+    response.headers["Referrer-Policy"] = "no-referrer"
+    return answer
 
 
 @routes.delete("/artifacts/{artifact_id}", status_code=204)

@@ -7,7 +7,6 @@ not through a proxy.
 
 from __future__ import annotations
 
-import ipaddress
 import secrets
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -21,6 +20,7 @@ from penstock.api import problems
 from penstock.api.limits import Rate
 from penstock.api.sessions import Sessions
 from penstock.errors import Forbidden, Unauthenticated
+from penstock.settings import is_loopback
 
 HOME = "/api/me"
 """Where a login leads to."""
@@ -59,14 +59,6 @@ def add_to(app: FastAPI, development: Development) -> Sessions:
     app.include_router(router)
     app.add_middleware(_Walls)
     return sessions
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address. A name other than localhost might be any."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class _Walls:

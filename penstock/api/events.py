@@ -57,8 +57,13 @@ class Watcher:
         self.seen: dict[UUID, str] = {}
         self.news: dict[UUID, dict[str, Any]] = {}
         self.has_news = asyncio.Event()
+        self.is_over = False
 
     def tell(self, state: dict[str, Any]) -> None:
+        if self.job_id is not None and state["status"] in ENDED:
+            # Told also to whoever heard of this before the connection broke, and missed that it was the end.
+            self.is_over = True
+            self.has_news.set()
         if self.seen.get(state["id"]) != state["version"]:
             self.seen[state["id"]] = state["version"]
             self.news[state["id"]] = state
@@ -235,7 +240,7 @@ async def _lines(callers: Callers, watcher: Watcher) -> AsyncGenerator[str]:
         news, watcher.news = watcher.news, {}
         for state in news.values():
             yield _event(state)
-        if watcher.job_id is not None and any(state["status"] in ENDED for state in news.values()):
+        if watcher.is_over:
             yield "event: end\ndata: {}\n\n"
             return
 
@@ -251,7 +256,9 @@ def _event(state: dict[str, Any]) -> str:
             "phase": state["phase"],
             "docsComplete": done,
             "docsTotal": state["total"],
+            "succeeded": state["succeeded"],
             "failed": state["failed"],
+            "canceled": state["canceled"],
             "message": state["status_reason"],
         },
     }

@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 
-from penstock.errors import Invalid, PenstockError, Unauthenticated, row_of
+from penstock.errors import Invalid, PenstockError, Unauthenticated, to_problem
 
 MEDIA_TYPE = "application/problem+json"
 
@@ -28,17 +28,10 @@ def add_to(app: FastAPI) -> None:
 
 def answer(error: PenstockError, request_id: str | None = None) -> JSONResponse:
     """The response that says this."""
-    title = (row_of(type(error)).error.__doc__ or "").strip()
-    problem: dict[str, Any] = {
-        **jsonable_encoder(error.details),
-        "type": "about:blank",
-        "title": title,
-        "status": error.status,
-        "detail": title if _is_from_postgres(error) else error.message,
-        "code": error.code,
-    }
-    if error.hint and not _is_from_postgres(error):
-        problem["hint"] = error.hint
+    problem: dict[str, Any] = jsonable_encoder(to_problem(error))
+    if _is_from_postgres(error):
+        problem["detail"] = problem["title"]
+        problem.pop("hint", None)
     if request_id:
         problem["request_id"] = request_id
     headers = {"Cache-Control": "no-store"}

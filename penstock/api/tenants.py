@@ -6,27 +6,19 @@ from typing import Annotated
 from uuid import UUID
 
 from fastapi import Path, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from penstock import keys, tenants
 from penstock.api.callers import Caller
 from penstock.api.fields import Asked, Instant
 from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
 from penstock.api.routes import Held, SecretRoute, router
-from penstock.types import ApiKey, KeyRole, Member, NewKey, Role, Tenant
+from penstock.types import ApiKey, KeyRole, Me, Member, NewKey, Role, Tenant
 
 routes = router("tenants")
 secret_routes = router("tenants", SecretRoute)
 
 TenantId = Annotated[UUID, Path()]
-
-
-class Me(BaseModel):
-    """Who is asking: a user or a key by its id, or the service."""
-
-    role: str
-    id: UUID | None
-    tenants: list[Tenant]
 
 
 class MemberRequest(Asked):
@@ -49,7 +41,8 @@ async def get_me(request: Request, held: Held) -> Me:
     """Who is asking, and in which tenants they are; of the service no tenants are listed."""
     caller: Caller = request.state.caller
     own = [] if caller.role == "service_role" else await tenants.list(held, limit=1000)
-    return Me(role=caller.role, id=caller.claims.get("sub"), tenants=own)
+    sub: str | None = caller.claims.get("sub")
+    return Me(caller.role, UUID(sub) if sub else None, own)
 
 
 @routes.get("/tenants")

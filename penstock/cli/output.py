@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
@@ -26,11 +25,11 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.options import Output, chosen
-from penstock.errors import Invalid, NotMigrated, PenstockError
+from penstock.errors import Invalid, NotMigrated, PenstockError, to_problem
+from penstock.words import clean, duration
+from penstock.words import money as money
 
 _WIDE = 12  # so much of a column that may be cut is shown at least
-_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _LOOKS = {
     "ok": ("✓", "green"),
     "warn": ("!", "yellow"),
@@ -232,11 +231,6 @@ def plain_table(found: Iterable[Any], columns: Sequence[Column]) -> str:
     )
 
 
-def clean(text: str) -> str:
-    """Text in one line, without what would steer the terminal."""
-    return _CONTROL.sub(" ", _ESCAPE.sub("", text)).strip()
-
-
 # Words for people
 
 
@@ -248,16 +242,6 @@ def age(moment: datetime | None) -> str:
     return duration(seconds) if seconds >= 0 else f"in {duration(-seconds)}"
 
 
-def duration(seconds: float | None) -> str:
-    """A duration in its largest unit."""
-    if seconds is None:
-        return ""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{int(seconds // size)}{unit}"
-    return f"{int(max(seconds, 0))}s"
-
-
 def counted(count: int, noun: str) -> str:
     """A number of things."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
@@ -267,14 +251,6 @@ def decimal(amount: Decimal) -> str:
     """An amount with every digit it has, and none that says nothing."""
     text = format(amount, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
-
-
-def money(amount: Decimal | None, currency: str = "") -> str:
-    """An amount of money for people: two places at least, and six at most."""
-    if amount is None:
-        return ""
-    whole, _, cents = format(round(amount, 6), ",f").partition(".")
-    return f"{whole}.{cents.rstrip('0').ljust(2, '0')} {currency}".strip()
 
 
 def share(used: Decimal | int, limit: Decimal | int | None) -> float | None:
@@ -312,14 +288,7 @@ def complain(error: PenstockError, *, is_json: bool) -> None:
     """Print an error: for a person, or as a problem document (RFC 9457)."""
     hint = error.hint or ("Run `penstock migrate`." if isinstance(error, NotMigrated) else None)
     if is_json:
-        problem = {
-            **error.details,
-            "type": "about:blank",
-            "title": (type(error).__doc__ or "").strip(),
-            "status": error.status,
-            "detail": error.message,
-            "code": error.code,
-        }
+        problem = to_problem(error)
         print(json.dumps({**problem, "hint": hint} if hint else problem, default=str), file=sys.stderr)
         return
     message = "\n".join(clean(line) for line in error.message.strip().splitlines())

@@ -2643,7 +2643,7 @@ function penstock.end_request(text, integer, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 32ce557770afb0e5cfa4f676c734ca7b
+  body: sha256 04608a80c987d6b1f320b6129fb70a4b
   comment: Keeps the answer to a request, in the transaction that began it.
   grant to authenticated: execute
   grant to service_role: execute

@@ -103,7 +103,7 @@ class TestReading:
         seen: list[str] = []
         cursor = None
         while True:
-            query = {"limit": 2} | ({"after": cursor} if cursor else {})
+            query = {"limit": 2} | ({"cursor": cursor} if cursor else {})
             answer = world.client.get(f"/api/jobs/{job}/artifacts", params=query, headers=ann.headers).json()
             seen += [item["id"] for item in answer["items"]]
             if (cursor := answer["next"]) is None:
@@ -117,6 +117,7 @@ class TestReading:
         )
         assert (answer.status_code, answer.headers["cache-control"]) == (307, "no-store")
         assert world.client.get(answer.headers["location"]).content == PDF
+        assert {**answer.json(), "url": found["url"]} == found, "and what it is"
 
     def test_how_long_is_the_callers_choice_up_to_a_week(
         self, world: World, files: Folder, ann: Person

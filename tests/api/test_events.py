@@ -113,6 +113,8 @@ async def test_resumes_where_it_was(world: World, served: Served) -> None:
         do_one(world.db)
         third = await stream.next()
         assert third["data"]["status"] == "completed", "what it had is not told again"
+    async with watching(served, f"/api/jobs/{job}/events", ann, **{"Last-Event-ID": third["id"]}) as stream:
+        assert (await stream.next())["event"] == "end", "it had heard of the end, not that it was the end"
 
 
 async def test_a_tenants_jobs(world: World, served: Served) -> None:
@@ -150,6 +152,16 @@ async def test_ends_with_the_token(world: World, served: Served, monkeypatch: py
         assert (await stream.next())["event"] == "progress"
         with pytest.raises(EOFError):
             await stream.next()
+
+
+async def test_a_key_has_no_such_end(world: World, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
+    ann = world.join("ann")
+    job = start(world, ann, 1)
+    async with watching(served, f"/api/jobs/{job}/events", world.member("viewer", ann.tenant)) as stream:
+        assert (await stream.next())["event"] == "progress"
+        do_one(world.db)
+        assert (await stream.next())["data"]["status"] == "completed"
 
 
 async def test_many_watchers_are_one_question(world: World, served: Served) -> None:

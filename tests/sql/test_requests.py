@@ -51,10 +51,10 @@ def test_a_status_is_one(sql: Contract, status: Any) -> None:
 def test_it_keeps_answers_and_not_files(sql: Contract) -> None:
     begin(sql)
     with sql.refused(413, "too_large"):
-        end(sql, {"x": "x" * 100_000})
+        end(sql, {"x": "x" * 2_000_000})
     deep: Any = 1
     for _ in range(200):
         deep = [deep]
     with sql.refused(422, "unreadable"):
         end(sql, deep)
-    end(sql, {"x": "x" * 90_000})
+    end(sql, {"x": "x" * 1_900_000})

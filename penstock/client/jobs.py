@@ -1,0 +1,325 @@
+"""Jobs: forecast, start, look, watch, wait, pause, resume, cancel, retry."""
+
+from __future__ import annotations
+
+import builtins
+import json
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing, nullcontext
+from functools import partial
+from typing import Any, TypeAlias, Unpack
+from uuid import UUID
+
+from penstock.client import artifacts, progress, watching
+from penstock.client.core import Core, identifier, path, read
+from penstock.client.transport import IO, Noun, call, listing
+from penstock.errors import JobFailed, NotFound, TimedOut
+from penstock.types import (
+    OUTPUT,
+    Attempt,
+    Explanation,
+    Forecast,
+    Job,
+    JobChange,
+    JobOptions,
+    JobStatus,
+    LinkedArtifact,
+    Task,
+    TaskStatus,
+    exact,
+    failure,
+    referred,
+)
+from penstock.words import seconds
+
+Id: TypeAlias = UUID | str
+TaskSpec: TypeAlias = Mapping[str, Any]
+
+
+class StartedJob(Noun[IO]):
+    """A job that was started."""
+
+    def __init__(self, core: Core[IO], id: UUID) -> None:
+        super().__init__(core)
+        self.id = id
+
+    def __repr__(self) -> str:
+        return f"<started job {self.id}>"
+
+    @call
+    async def get(self) -> Job:
+        """The job as it is now."""
+        return await _get(self._core, self.id)
+
+    @listing
+    def watch(self) -> AsyncGenerator[Job]:
+        """The job now, and again whenever it has changed, until it has ended."""
+        return _watch(self._core, self.id)
+
+    @call
+    async def wait(self, timeout: float | str | None = None, *, progress: bool = False) -> Job:  # noqa: ASYNC109
+        """Wait until the job has ended. Raises JobFailed if it did not complete, TimedOut.
+
+        With `progress`, how far it is is shown on stderr meanwhile, if that is a terminal.
+        """
+        return await _wait(self._core, self.id, timeout, progress)
+
+    @call
+    async def outputs(self) -> dict[str, Any]:
+        """What its tasks returned, by their keys (by their ids where they have none), in order."""
+        return await _outputs(self._core, self.id)
+
+    @call
+    async def forecast(self) -> Forecast:
+        """What is left of the job will cost, use and take."""
+        return await self._core.get(Forecast, path("/api/jobs/{}/forecast", self.id))
+
+
+class Jobs(Noun[IO]):
+    """Jobs, with their tasks."""
+
+    # Starting
+
+    @call
+    async def start(
+        self,
+        type: str,
+        params: Mapping[str, Any] | None = None,
+        tasks: Iterable[TaskSpec] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> StartedJob[IO]:
+        """Make a job and its tasks. Without tasks they are those that the server's app draws for this type.
+
+        The same `idempotency_key` gives the same job. Without one each call makes one job, also when its
+        answer is lost on the way and it has to be asked for again.
+        """
+        key = options.pop("idempotency_key", None)
+        body = self._body(type, params, tasks, options)
+        answer = await self._core.ask("POST", "/api/jobs/start", body=body, key=key)
+        return StartedJob(self._core, answer.field(UUID, "id"))
+
+    @call
+    async def forecast(
+        self,
+        type: str,
+        params: Mapping[str, Any] | None = None,
+        tasks: Iterable[TaskSpec] | None = None,
+        **options: Unpack[JobOptions],
+    ) -> Forecast:
+        """What `start` with the same arguments would cost, use and take. Starts nothing."""
+        options.pop("idempotency_key", None)
+        body = self._body(type, params, tasks, options)
+        return read(Forecast, (await self._core.ask("POST", "/api/jobs/forecast", body=body)).json())
+
+    @call
+    async def add_tasks(self, job_id: Id, tasks: Iterable[TaskSpec]) -> builtins.list[int]:
+        """Add tasks to a job that has not ended. Returns their ids."""
+        answer = await self._core.ask(
+            "POST", _path("/api/jobs/{}/tasks", job_id), body={"tasks": builtins.list(tasks)}
+        )
+        return answer.field(builtins.list[int], "ids")
+
+    # Looking
+
+    @listing
+    def list(
+        self, filter: str = "", *, tenant_id: Id | None = None, limit: int | None = None
+    ) -> AsyncGenerator[Job]:
+        """Jobs, newest first; pages are fetched as they are needed. `filter`: `status:failed age:<1d`."""
+        query = {"filter": filter or None, "tenant_id": self._core.tenant_or_none(tenant_id)}
+        return self._core.pages(watching.job_of, "/api/jobs", query, limit)
+
+    @call
+    async def get(self, job_id: Id) -> Job:
+        """A job with its progress."""
+        return await _get(self._core, identifier(job_id, "job_id"))
+
+    @listing
+    def tasks(
+        self,
+        job_id: Id,
+        *,
+        status: TaskStatus | None = None,
+        kind: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncGenerator[Task]:
+        """A job's tasks in the order they were made."""
+        return _tasks(self._core, identifier(job_id, "job_id"), status, kind, limit)
+
+    @call
+    async def task(self, job_id: Id, task_id: int) -> Task:
+        """One task, with its input and output."""
+        return await self._core.get(Task, _path("/api/jobs/{}/tasks/{}", job_id, int(task_id)))
+
+    @call
+    async def explain(self, job_id: Id, task_id: int) -> Explanation:
+        """Why a task is not running: what it waits for, about how long, and its place in line."""
+        return await self._core.get(Explanation, _path("/api/jobs/{}/tasks/{}/why", job_id, int(task_id)))
+
+    @call
+    async def attempts(self, job_id: Id, *, task_id: int | None = None) -> builtins.list[Attempt]:
+        """The attempts at its tasks, or at one of them, that did not succeed."""
+        where = _path("/api/jobs/{}/attempts", job_id)
+        return await self._core.get(builtins.list[Attempt], where, {"task_id": task_id})
+
+    @call
+    async def outputs(self, job_id: Id) -> dict[str, Any]:
+        """What its tasks returned, by their keys (by their ids where they have none), in order."""
+        return await _outputs(self._core, identifier(job_id, "job_id"))
+
+    @listing
+    def artifacts(
+        self, job_id: Id, *, expires_in: float | None = None, limit: int | None = None
+    ) -> AsyncGenerator[LinkedArtifact]:
+        """A job's files, oldest first, each with a URL that is valid for `expires_in` seconds (an hour)."""
+        return artifacts.of_job(self._core, identifier(job_id, "job_id"), expires_in, limit)
+
+    @call
+    async def forecast_rest(self, job_id: Id) -> Forecast:
+        """What is left of a job will cost, use and take."""
+        return await self._core.get(Forecast, _path("/api/jobs/{}/forecast", job_id))
+
+    # Waiting
+
+    @listing
+    def watch(self, job_id: Id) -> AsyncGenerator[Job]:
+        """The job now, and again whenever it has changed, until it has ended."""
+        return _watch(self._core, identifier(job_id, "job_id"))
+
+    @call
+    async def wait(
+        self,
+        job_id: Id,
+        timeout: float | str | None = None,  # noqa: ASYNC109 for the whole wait
+        *,
+        progress: bool = False,
+    ) -> Job:
+        """Wait until a job has ended. Raises JobFailed if it did not complete, TimedOut.
+
+        With `progress`, how far it is is shown on stderr meanwhile, if that is a terminal.
+        """
+        return await _wait(self._core, identifier(job_id, "job_id"), timeout, progress)
+
+    @listing
+    async def changes(self, *, tenant_id: Id | None = None) -> AsyncGenerator[JobChange]:
+        """What becomes of a tenant's jobs, as it happens. Ends only with the credential."""
+        tenant = await self._core.tenant(tenant_id)
+        async with aclosing(watching.of_tenant(self._core, tenant)) as changes:
+            async for change in changes:
+                yield change
+
+    # Acting
+
+    @call
+    async def pause(self, job_id: Id, reason: str | None = None) -> JobStatus:
+        """Start nothing more of the job; what runs ends normally."""
+        return await self._act(job_id, "pause", {"reason": reason})
+
+    @call
+    async def resume(self, job_id: Id) -> JobStatus:
+        """Take a paused job up again."""
+        return await self._act(job_id, "resume", None)
+
+    @call
+    async def cancel(self, job_id: Id, reason: str | None = None) -> JobStatus:
+        """End the job now."""
+        return await self._act(job_id, "cancel", {"reason": reason})
+
+    @call
+    async def retry(self, job_id: Id) -> int:
+        """Run its failed tasks again, and what was canceled because of them. Returns how many had failed."""
+        answer = await self._core.ask("POST", _path("/api/jobs/{}/retry", job_id))
+        return answer.field(int, "count")
+
+    async def _act(self, job_id: Id, verb: str, body: Any) -> JobStatus:
+        answer = await self._core.ask("POST", _path("/api/jobs/{}/" + verb, job_id), body=body)
+        status: Any = answer.field(str, "status")
+        return status
+
+    def _body(
+        self,
+        type: str,
+        params: Mapping[str, Any] | None,
+        tasks: Iterable[TaskSpec] | None,
+        options: JobOptions,
+    ) -> dict[str, Any]:
+        chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        if "budget" in chosen:
+            chosen["budget"] = format(exact(chosen["budget"], "budget"), "f")
+        chosen["tenant_id"] = self._core.tenant_or_none(chosen.get("tenant_id"))
+        if tasks is not None:
+            chosen["tasks"] = builtins.list(tasks)
+        return {"type": type, "params": dict(params or {}), **chosen}
+
+
+# What a job and the noun share
+
+
+async def _get(core: Core[IO], job_id: UUID) -> Job:
+    return watching.job_of((await core.ask("GET", path("/api/jobs/{}", job_id))).json())
+
+
+async def _watch(core: Core[IO], job_id: UUID) -> AsyncGenerator[Job]:
+    last: Job | None = None
+    async with aclosing(watching.looks(core, job_id, None, at_each_change=True)) as jobs:
+        async for job in jobs:
+            if job != last:
+                yield job
+            last = job
+
+
+async def _wait(core: Core[IO], job_id: UUID, timeout: float | str | None, shown: bool) -> Job:  # noqa: ASYNC109
+    until = watching.deadline(timeout)
+    picture = progress.on_terminal() if shown else None
+    last: Job | None = None
+    try:
+        with picture or nullcontext():
+            looks = watching.looks(core, job_id, until, at_each_change=picture is not None)
+            async with aclosing(looks) as jobs:
+                async for last in jobs:
+                    if picture is not None:
+                        await picture.show(core, last)
+    except TimedOut as error:
+        if timeout is None:
+            raise
+        raise TimedOut(f"job {job_id} has not ended within {seconds(timeout):g} s") from error
+    assert last is not None
+    if last.status != "completed":
+        raise await _failure(core, last)
+    return last
+
+
+async def _failure(core: Core[IO], job: Job) -> JobFailed:
+    failed = [task async for task in _tasks(core, job.id, "failed", None, 1)]
+    return failure(job, failed[0] if failed else None)
+
+
+async def _outputs(core: Core[IO], job_id: UUID) -> dict[str, Any]:
+    tasks = _tasks(core, job_id, "succeeded", None, None)
+    found = {task.key or str(task.id): task.output async for task in tasks}
+    for key, output in found.items():
+        if (artifact_id := referred(output)) is not None:
+            found[key] = await _read_back(core, job_id, artifact_id, output)
+    return found
+
+
+async def _read_back(core: Core[IO], job_id: UUID, artifact_id: UUID, output: Any) -> Any:
+    """An output that is in a file of the same job. What only looks like one stays what it is."""
+    try:
+        file = await artifacts.look(core, artifact_id)
+    except NotFound:
+        return output
+    if file.job_id != job_id or file.name != OUTPUT:
+        return output
+    return json.loads(await artifacts.content(core, file))
+
+
+def _tasks(
+    core: Core[IO], job_id: UUID, status: TaskStatus | None, kind: str | None, limit: int | None
+) -> AsyncGenerator[Task]:
+    query = {"status": status, "kind": kind}
+    return core.pages(partial(read, Task), path("/api/jobs/{}/tasks", job_id), query, limit)
+
+
+def _path(template: str, job_id: Id, *others: int) -> str:
+    return path(template, identifier(job_id, "job_id"), *others)

@@ -1,0 +1,58 @@
+"""Schedules: jobs that start by the clock."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from penstock.client.core import identifier, path
+from penstock.client.transport import IO, Noun, call
+from penstock.types import Missed, Schedule
+
+
+class Schedules(Noun[IO]):
+    """Jobs that start by the clock."""
+
+    @call
+    async def list(self, *, tenant_id: UUID | str | None = None) -> builtins.list[Schedule]:
+        """Schedules by name."""
+        query = {"tenant_id": self._core.tenant_or_none(tenant_id)}
+        return await self._core.get(builtins.list[Schedule], "/api/schedules", query)
+
+    @call
+    async def set(
+        self,
+        name: str,
+        cron: str,
+        job_type: str,
+        *,
+        timezone: str = "UTC",
+        params: Mapping[str, Any] | None = None,
+        tasks: Sequence[Mapping[str, Any]] | None = None,
+        options: Mapping[str, Any] | None = None,
+        missed: Missed = "once",
+        is_enabled: bool = True,
+        tenant_id: UUID | str | None = None,
+    ) -> UUID:
+        """Make the tenant's schedule of this name, or change it. Returns its id."""
+        body = {
+            "cron": cron,
+            "timezone": timezone,
+            "job_type": job_type,
+            "params": dict(params or {}),
+            "tasks": tasks,
+            "options": dict(options or {}),
+            "missed": missed,
+            "is_enabled": is_enabled,
+            "tenant_id": self._core.tenant_or_none(tenant_id),
+        }
+        answer = await self._core.ask("PUT", "/api/schedules", query={"name": name}, body=body)
+        return answer.field(UUID, "id")
+
+    @call
+    async def remove(self, schedule_id: UUID | str) -> None:
+        """Remove a schedule. The jobs it started stay."""
+        where = path("/api/schedules/{}", identifier(schedule_id, "schedule_id"))
+        await self._core.ask("DELETE", where)
