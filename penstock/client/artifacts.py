@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias, cast
 from uuid import UUID
 
-from penstock.client.core import Core, identifier, path, read, refusal
+from penstock.client.answers import read, refusal
+from penstock.client.core import Core, identifier, path
 from penstock.client.transport import IO, Noun, call, listing
 from penstock.errors import Invalid, PenstockError, TooLarge, Unavailable
 from penstock.types import Artifact, LinkedArtifact

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import random
 import re
-import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
-from functools import cache
+from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID
 
 import httpx
-from pydantic import TypeAdapter, ValidationError
 from pydantic_core import PydanticSerializationError, to_json
 
+from penstock.client.answers import MOST_BYTES_OF_EVENT, Answer, Event, parsed, read, refusal, unreadable
 from penstock.client.transport import IO
-from penstock.errors import Invalid, Limited, PenstockError, TimedOut, TooLarge, Unavailable, from_problem
+from penstock.client.tries import Tries
+from penstock.errors import Invalid, TooLarge, Unavailable
 from penstock.settings import is_loopback
 from penstock.types import Me
 
@@ -32,42 +27,8 @@ Query = Mapping[str, Any]
 
 PAGE = 100
 _VERSION = version("penstock")
-_FIRST_PAUSE = 0.5
-_LONGEST_PAUSE = 10.0
-_LONGEST_WAIT = 60.0
-"""Who is told to come back later than this is told so."""
-_MOST_BYTES_OF_EVENT = 1 << 20
 # The API tells every 15 seconds that it is still there.
 STREAM_SECONDS = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the server answered."""
-
-    status: int
-    headers: httpx.Headers = field(repr=False)
-    body: bytes = field(repr=False)
-
-    def json(self) -> Any:
-        """The body as a document."""
-        try:
-            return json.loads(self.body)
-        except ValueError:
-            raise _unreadable("it is not JSON") from None
-
-    def field(self, kind: type[T], name: str) -> T:
-        """One field of the document."""
-        return read(kind, read(dict[str, Any], self.json()).get(name))
-
-
-@dataclass(frozen=True, slots=True)
-class Event:
-    """One of a stream of events."""
-
-    id: str | None
-    name: str
-    data: Any
 
 
 class Secret:
@@ -229,7 +190,7 @@ class Core(Generic[IO]):
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
                 yield line.decode("utf-8", "replace").removesuffix("\r")
-            if len(rest) > _MOST_BYTES_OF_EVENT:
+            if len(rest) > MOST_BYTES_OF_EVENT:
                 raise TooLarge("the server sent an event that has no end", code="answer_too_large")
 
     # Sending
@@ -244,7 +205,7 @@ class Core(Generic[IO]):
             raise _lost(error) from error
         if response.headers.get("content-encoding", "identity") != "identity":
             await self.io.close(response)
-            raise _unreadable("it is compressed, which was not asked for")
+            raise unreadable("it is compressed, which was not asked for")
         return response
 
     async def chunks(self, response: httpx.Response) -> AsyncGenerator[bytes]:
@@ -295,7 +256,7 @@ class Core(Generic[IO]):
         """A request to a signed URL. It needs no other credential, and gets none."""
         address = urlsplit(url)
         if address.scheme not in ("https", "http") or not address.hostname:
-            raise _unreadable("the file's address is none")
+            raise unreadable("the file's address is none")
         if address.scheme == "http" and self.base_url.startswith("https:"):
             raise Invalid(
                 "the file's address is not encrypted, though the API's is",
@@ -311,140 +272,10 @@ class Core(Generic[IO]):
         return request
 
 
-class Tries:
-    """How often something is tried, and how long to wait in between."""
-
-    def __init__(self, retries: int, until: float | None = None) -> None:
-        self._left = retries
-        self._retries = retries
-        self._until = until
-
-    def seconds(self, most: float) -> float:
-        """How long to wait for an answer."""
-        return most if self._until is None else min(most, max(self._until - time.monotonic(), 0.05))
-
-    def reset(self) -> None:
-        """There was some progress: it may fail as often again."""
-        self._left = self._retries
-
-    def pause(self, error: PenstockError) -> float:
-        """How long to wait before the next try. Raises the error if there is to be none."""
-        after = error.retry_after
-        is_worth_it = isinstance(error, Unavailable) or (isinstance(error, Limited) and after is not None)
-        if not is_worth_it or self._left <= 0 or (after or 0) > _LONGEST_WAIT:
-            raise error
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._retries - self._left))
-        self._left -= 1
-        pause = (after or 0) + random.uniform(0, longest)
-        if self._until is not None and time.monotonic() + pause > self._until:
-            raise TimedOut from error
-        return pause
-
-
 @dataclass(frozen=True, slots=True)
 class _Page:
     items: list[Any]
     next: str | None
-
-
-# Reading
-
-
-def read(kind: type[T], document: Any) -> T:
-    """What a document says, as a value of this type. Fields that are not known here are left out."""
-    try:
-        return _adapter(kind).validate_python(document)
-    except ValidationError as error:
-        # Without what was sent, which may be a secret.
-        [first, *_] = error.errors(include_input=False, include_context=False, include_url=False)
-        raise _unreadable(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-
-
-@cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
-def refusal(answer: Answer) -> PenstockError:
-    """The error that an answer says, of the same class as if it had been raised here."""
-    document: Any = None
-    if answer.headers.get("content-type", "").partition(";")[0].strip() in _JSON_TYPES:
-        try:
-            document = json.loads(answer.body)
-        except ValueError:
-            document = None
-    if 300 <= answer.status < 400:
-        return PenstockError(
-            f"the server sends us elsewhere ({answer.status})",
-            code="redirected",
-            hint="Use the address that it names as base_url; the key is not taken there by itself.",
-            details={"location": answer.headers.get("location", "").partition("?")[0]},
-        )
-    error = from_problem(
-        answer.status, cast("dict[str, Any]", document) if isinstance(document, dict) else {}
-    )
-    after = _seconds(answer.headers.get("retry-after"))
-    if error.retry_after is None and after is not None:
-        error.details["retry_after_seconds"] = after
-    return error
-
-
-_JSON_TYPES = ("application/problem+json", "application/json")
-
-
-def _seconds(header: str | None) -> float | None:
-    """What Retry-After says: seconds, or a date."""
-    if header is None:
-        return None
-    if re.fullmatch(r"\d{1,9}(\.\d+)?", header.strip()):
-        return float(header)
-    try:
-        moment = parsedate_to_datetime(header)
-    except ValueError:
-        return None
-    return max((moment.astimezone(UTC) - datetime.now(UTC)).total_seconds(), 0)
-
-
-async def parsed(lines: AsyncGenerator[str]) -> AsyncGenerator[Event | None]:
-    """Server-sent events from their lines; None for a comment."""
-    name, data, event_id, size = "message", list[str](), None, 0
-    async for line in lines:
-        size += len(line)
-        if size > _MOST_BYTES_OF_EVENT:
-            raise TooLarge("the server sent an event that has no end", code="answer_too_large")
-        if not line:
-            if data:
-                yield Event(event_id, name, _document("\n".join(data)))
-            name, data, size = "message", [], 0
-            continue
-        part, _, value = line.partition(":")
-        value = value.removeprefix(" ")
-        match part:
-            case "":
-                yield None
-            case "event":
-                name = value
-            case "data":
-                data.append(value)
-            case "id" if value.isascii() and value.isprintable():
-                event_id = value
-            case _:
-                pass
-
-
-def _document(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise _unreadable("an event is not JSON") from None
-
-
-def _unreadable(why: str) -> PenstockError:
-    return PenstockError(
-        f"the server's answer cannot be read: {why}",
-        code="unreadable_answer",
-        hint="Is this the address of a Penstock API, and is the client as new as the server?",
-    )
 
 
 def _lost(error: httpx.TransportError) -> Unavailable:

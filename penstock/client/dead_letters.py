@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, TypedDict, Unpack
 from uuid import UUID
 
-from penstock.client.core import identifier, path, read
+from penstock.client.answers import read
+from penstock.client.core import identifier, path
 from penstock.client.transport import IO, Noun, call, listing
 from penstock.types import DeadLetter
 

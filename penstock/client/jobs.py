@@ -11,7 +11,8 @@ from typing import Any, TypeAlias, Unpack
 from uuid import UUID
 
 from penstock.client import artifacts, progress, watching
-from penstock.client.core import Core, identifier, path, read
+from penstock.client.answers import read
+from penstock.client.core import Core, identifier, path
 from penstock.client.transport import IO, Noun, call, listing
 from penstock.errors import JobFailed, NotFound, TimedOut
 from penstock.types import (

@@ -8,7 +8,8 @@ from datetime import date
 from functools import partial
 from uuid import UUID
 
-from penstock.client.core import identifier, path, read
+from penstock.client.answers import read
+from penstock.client.core import identifier, path
 from penstock.client.transport import IO, Noun, call, listing
 from penstock.types import (
     Amount,

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, Unpack
 from uuid import UUID
 
-from penstock.client.core import identifier, read
+from penstock.client.answers import read
+from penstock.client.core import identifier
 from penstock.client.transport import IO, Noun, call, listing
 from penstock.types import Lane, Provider, ProviderEvent, ProviderValues, Worker
 

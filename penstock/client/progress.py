@@ -13,7 +13,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.client.core import Core, path, read
+from penstock.client.answers import read
+from penstock.client.core import Core, path
 from penstock.client.transport import IO
 from penstock.errors import PenstockError
 from penstock.types import Explanation, Job, JobCost, Phase, Task

@@ -9,7 +9,8 @@ from datetime import datetime
 from functools import partial
 from uuid import UUID
 
-from penstock.client.core import identifier, path, read
+from penstock.client.answers import read
+from penstock.client.core import identifier, path
 from penstock.client.transport import IO, Noun, call, listing
 from penstock.types import ApiKey, KeyRole, Member, NewKey, Role, Tenant
 

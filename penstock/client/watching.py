@@ -9,7 +9,8 @@ from contextlib import aclosing
 from typing import Any, cast
 from uuid import UUID
 
-from penstock.client.core import Core, Event, path, read
+from penstock.client.answers import Event, read
+from penstock.client.core import Core, path
 from penstock.client.transport import IO
 from penstock.errors import Limited, TimedOut, Unavailable
 from penstock.types import ENDED, Job, JobChange

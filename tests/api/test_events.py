@@ -154,16 +154,6 @@ async def test_ends_with_the_token(world: World, served: Served, monkeypatch: py
             await stream.next()
 
 
-async def test_a_key_has_no_such_end(world: World, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.05)
-    ann = world.join("ann")
-    job = start(world, ann, 1)
-    async with watching(served, f"/api/jobs/{job}/events", world.member("viewer", ann.tenant)) as stream:
-        assert (await stream.next())["event"] == "progress"
-        do_one(world.db)
-        assert (await stream.next())["data"]["status"] == "completed"
-
-
 async def test_many_watchers_are_one_question(world: World, served: Served) -> None:
     """Thousands of watchers cost the database almost nothing: the questions do not grow with them."""
     ann = world.join("ann")
