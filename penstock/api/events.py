@@ -26,7 +26,25 @@ from penstock.api.routes import PROBLEMS, admitted
 from penstock.errors import Limited, Unavailable
 from penstock.types import ENDED
 
-router = APIRouter(prefix="/api", tags=["events"], responses=PROBLEMS)
+_EVENT: dict[str, Any] = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "id": {"type": "string", "description": "For Last-Event-ID."},
+        "event": {"type": "string", "enum": ["progress", "end"]},
+        "data": {
+            "type": "string",
+            "description": "The job's id, type, status and progress; of an end nothing.",
+            "contentMediaType": "application/json",
+        },
+    },
+}
+_STREAM: dict[str, Any] = {
+    "description": "Events, until the job ends.",
+    "content": {"text/event-stream": {"schema": _EVENT}},
+}
+
+router = APIRouter(prefix="/api", tags=["events"], responses={**PROBLEMS, 200: _STREAM})
 log = structlog.get_logger("penstock.api")
 
 TICK_SECONDS = 0.5

@@ -52,6 +52,7 @@ IDS = {
     "schedule_id": ("schedule_id",),
     "user_id": ("user_id",),
     "key_id": ("key_id",),
+    "artifact_id": ("artifact_id", "upload_id"),
     "name": ("provider",),
 }
 
