@@ -16,6 +16,7 @@ It runs in a worker, which loads the rows part by part: each part in one transac
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -339,7 +340,7 @@ class BulkType(Generic[T]):
             if is_preview and self.batch is not None:
                 packs = packs[:1]
             is_more = following is not None or sum(map(len, packs)) < len(taken)
-            drawings, problems = self._drawings(packs, values, is_preview)
+            drawings, problems = await self._drawings(packs, values, is_preview)
             next_load = {"kind": f"{self.name}.load", "confirm": is_preview} if is_more else None
             next_id = await self._add(ctx, drawings, problems, next_load, is_preview=is_preview)
             marks = [*problems, *(mark for each in drawings for mark in each.marks())]
@@ -350,12 +351,14 @@ class BulkType(Generic[T]):
             if drawings or not is_more:
                 return counts
 
-    def _drawings(
+    async def _drawings(
         self, packs: Sequence[Sequence[Taken]], values: dict[str, Any], is_preview: bool
     ) -> tuple[list[_Drawing], list[dict[str, Any]]]:
         drawings: list[_Drawing] = []
         refused: list[dict[str, Any]] = []
-        for taken in packs:
+        for place, taken in enumerate(packs):
+            if place % 50 == 49:
+                await asyncio.sleep(0)  # others have work in this loop, too
             rows: list[BulkRow[T]] = []
             for row in taken:
                 model, problems = self._validated(row.number, row.data)

@@ -1171,6 +1171,7 @@ view penstock.bulk_row_list
   column written: text
   column changes: integer
   column undone: integer
+  reads penstock.attempts: job_id, task_id
   reads penstock.bulk_changes: job_id, row_number, undone_at
   reads penstock.bulk_rows: data, first_id, job_id, key, last_id, number, problem, result_id, tenant_id, written
   grant to authenticated: select
@@ -1426,7 +1427,7 @@ function penstock._add_edges(uuid, penstock.task_spec[], bigint[])
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 2b6e4d453f3456fc8ccd861ca5f85d61
+  body: sha256 19f85a8c8b666c5a63f2c42e85658e6a
   comment: Writes the graph of new tasks and returns the parents that were there before.
 
 function penstock._add_phases(penstock.jobs, penstock.task_spec[])
@@ -1511,11 +1512,10 @@ function penstock._book(penstock.booking[])
 
 function penstock._bulk_row_state(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
-  returns: TABLE(state text, output jsonb, error_code text, error_message text, retries integer, started_at timestamp with time zone, finished_at timestamp with time zone)
-  attributes: sql, stable, security definer, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 960e17c6b384c6d088738d62d53ac6bb
-  comment: Where a row stands: the state, result and error of the tasks it made, for whoever may see it. The only place where this is decided.
+  returns: TABLE(state text, output jsonb, error_code text, error_message text, started_at timestamp with time zone, finished_at timestamp with time zone)
+  attributes: sql, stable, security invoker, parallel unsafe
+  body: sha256 d77be11f5f5a7a5c2f356d6cc6e7b2f3
+  comment: Where a row stands: the state, result and error of the tasks it made. The only place where this is decided.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -1604,8 +1604,16 @@ function penstock._check_keys(uuid, penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 c51ecbbbfcf7c4bfbf7af2ddacaa94f1
+  body: sha256 184c57ff523cdc111fca1da95fbdcb94
   comment: Keys are unique in the job and every parent exists.
+
+function penstock._check_rows(jsonb)
+  arguments: p_rows jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 842d08db8af9b75d7a6e57d9748d2003
+  comment: Refuses rows that are not given as they should be, by the place of the first one.
 
 function penstock._check_tasks(penstock.task_spec[])
   arguments: p_specs penstock.task_spec[]
@@ -1811,12 +1819,30 @@ function penstock._is_readable(jsonb)
   body: sha256 87eec6a6efb7a45a8332435f8be95dbc
   comment: Whether common readers of JSON can read this document.
 
+function penstock._is_running(uuid, bigint, bigint)
+  arguments: p_job_id uuid, p_first_id bigint, p_last_id bigint
+  returns: boolean
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 be277a40cc4b1638fa0ced251bc02ecc
+  comment: Whether one of a job's tasks from here to there runs, for whoever may see it.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock._is_service()
   returns: boolean
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 3b495baf38199ebede82a7a2be225700
   comment: Whether the caller acts as the service (a worker, an operator) and not as a user.
+
+function penstock._judged_rows(penstock.bulks, jsonb)
+  arguments: p_bulk penstock.bulks, p_rows jsonb
+  returns: SETOF penstock.bulk_rows
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 8f9fab4bcf1f87c149f4d19521411bf4
+  comment: Rows as they are stored: with their keys, or with what is wrong with them.
 
 function penstock._keep_canceled(penstock.leases[])
   arguments: p_leases penstock.leases[]
@@ -1982,7 +2008,7 @@ function penstock._parents(uuid, jsonb)
   returns: bigint[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a5edd3fc69d935d6768136e42cd50ff9
+  body: sha256 610f64dba7811535965879c05eeb0e03
   comment: The tasks of a job that new ones come after.
 
 function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[])
@@ -2193,35 +2219,23 @@ function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
+<<<<<<< HEAD
   settings: search_path=penstock, pg_temp
   body: sha256 43895c87a7d128f80fca95656e63136d
+=======
+  body: sha256 34a690e137eb386a0ab1e122b417d009
+>>>>>>> fbc8373 (Rows are taken in a third of the time; keys are looked up by probes; states are one inlined rule)
   comment: What a row has cost so far, in the base currency.
   grant to authenticated: execute
   grant to service_role: execute
-
-function penstock._row_fault(jsonb)
-  arguments: p_row jsonb
-  returns: text
-  attributes: sql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 664e046fd0c9622d0964fbf008519cc6
-  comment: What is wrong with how a caller gives a row, if anything.
 
 function penstock._row_key(jsonb, text[])
   arguments: p_data jsonb, p_columns text[]
   returns: text
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bceefb972ef07ef8821265fcc7314892
-  comment: A row's key from the columns that make it.
-
-function penstock._row_problem(jsonb, integer)
-  arguments: p_row jsonb, p_limit integer
-  returns: jsonb
-  attributes: sql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 fefc798fd7445c6749877973469f8b21
-  comment: Why a row cannot be taken, if it cannot.
+  body: sha256 f384c5dd23fcf102c4dcd0491b6f68ff
+  comment: A row's key, of several columns: a list of their texts. What has none of them has no key.
 
 function penstock._set_aside(tid[], text, text, timestamp with time zone)
   arguments: p_tids tid[], p_reason text, p_waits_for text, p_until timestamp with time zone
@@ -2404,7 +2418,7 @@ function penstock.add_bulk_rows(uuid, jsonb, boolean)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 b70f80c14c2d5602354255383e815867
+  body: sha256 dee305047a204d96e0a7d9eda14bf4f0
   comment: Takes rows [{"number", "data", "problem"}] of a bulk job as they are. A number that is there already is left out, unless its row was refused; a key that is there already makes a refused row. With p_load they are loaded from now on. Returns how many were added, refused, known, and known by another key (moved).
   grant to authenticated: execute
   grant to service_role: execute

@@ -146,7 +146,8 @@ comment on view penstock.bulk_list is 'Bulk jobs with their source and how many 
 
 create or replace view penstock.bulk_row_list with (security_invoker = true) as
 select b.job_id, b.tenant_id, b.number, coalesce(b.key, b.number::text) as key, s.state, b.data, s.output, s.error_code, s.error_message,
-  b.problem, s.retries, penstock._row_cost(b) as cost, s.started_at, s.finished_at, b.first_id, b.result_id, b.last_id, b.written,
+  b.problem,
+  (select count(*) from penstock.attempts a where a.job_id = b.job_id and a.task_id between b.first_id and b.last_id)::integer as retries, penstock._row_cost(b) as cost, s.started_at, s.finished_at, b.first_id, b.result_id, b.last_id, b.written,
   (select count(*) from penstock.bulk_changes c where c.job_id = b.job_id and c.row_number = b.number)::integer as changes,
   (select count(c.undone_at) from penstock.bulk_changes c where c.job_id = b.job_id and c.row_number = b.number)::integer as undone
 from penstock.bulk_rows b cross join lateral penstock._bulk_row_state(b) as s;

@@ -97,35 +97,70 @@ $$;
 comment on function penstock.open_bulk(text, jsonb, jsonb, jsonb) is
   'Makes a bulk job without rows, or finds the one its idempotency key names; add_bulk_rows fills it. The source says where its rows are from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.';
 
-create or replace function penstock._row_fault(p_row jsonb)
-returns text language sql immutable set search_path = penstock, pg_temp as $$
-  select case
-    when jsonb_typeof(p_row) <> 'object' or p_row - array['number', 'data', 'problem'] <> '{}' then 'is not {"number", "data", "problem"}'
-    when case jsonb_typeof(p_row -> 'number') when 'number' then (p_row ->> 'number')::numeric % 1 <> 0 or (p_row ->> 'number')::numeric not between 0 and 1e15 else true end
-      then 'has a number that is not 0 or more'
-    when jsonb_typeof(coalesce(p_row -> 'data', 'null')) <> 'object' then 'has data that is not an object'
-    when jsonb_typeof(coalesce(p_row -> 'problem', '{}')) <> 'object' then 'has a problem that is not an object' end
+create or replace function penstock._check_rows(p_rows jsonb)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_most integer := (_setting('max_tasks_per_call'))::integer;
+  v_index bigint;
+  v_row jsonb;
+begin
+  if jsonb_typeof(p_rows) is distinct from 'array' then
+    perform _refuse(422, 'invalid_rows', 'rows is an array', '{"field": "rows"}');
+  end if;
+  if jsonb_array_length(p_rows) > v_most then
+    perform _refuse(413, 'too_many_rows', format('%s rows in one call; the limit is %s', jsonb_array_length(p_rows), v_most),
+      '{"field": "rows"}', 'Send them in parts.');
+  end if;
+  select e.n - 1, e.value into v_index, v_row from jsonb_array_elements(p_rows) with ordinality as e(value, n)
+  where case when jsonb_typeof(e.value) <> 'object' or jsonb_typeof(e.value -> 'number') is distinct from 'number'
+      or jsonb_typeof(e.value -> 'data') is distinct from 'object' then true
+    else e.value - '{number,data,problem}'::text[] <> '{}' or (e.value -> 'number')::numeric % 1 <> 0 or (e.value -> 'number')::numeric not between 0 and 1e15
+      or e.value ? 'problem' and jsonb_typeof(e.value -> 'problem') <> 'object' end
+  limit 1;
+  if found then
+    perform _refuse(422, 'invalid_rows', format('row %s is not {"number": 0 or more, "data": an object, "problem": an object or left out}', v_index),
+      jsonb_build_object('field', format('rows[%s]', v_index)));
+  end if;
+end
 $$;
-comment on function penstock._row_fault(jsonb) is 'What is wrong with how a caller gives a row, if anything.';
-
-create or replace function penstock._row_problem(p_row jsonb, p_limit integer)
-returns jsonb language sql immutable set search_path = penstock, pg_temp as $$
-  select case
-    when octet_length(p_row::text) <= 128 then p_row -> 'problem'
-    when octet_length(p_row::text) > p_limit then jsonb_build_object('code', 'too_large', 'message', format('it is larger than %s bytes', p_limit))
-    when not _is_readable(p_row) then '{"code": "unreadable", "message": "it is nested deeper than 64 levels, or holds a number beyond 1e308"}'
-    else p_row -> 'problem' end
-$$;
-comment on function penstock._row_problem(jsonb, integer) is 'Why a row cannot be taken, if it cannot.';
+comment on function penstock._check_rows(jsonb) is 'Refuses rows that are not given as they should be, by the place of the first one.';
 
 create or replace function penstock._row_key(p_data jsonb, p_columns text[])
 returns text language sql immutable set search_path = penstock, pg_temp as $$
-  -- The text of one column; of several, a list of their texts. What has none of them has no key.
-  select case when k is not null and length(k) <= 1000 then k end from (
-    select case when cardinality(p_columns) = 1 then nullif(p_data ->> p_columns[1], '')
-      when p_data ?| p_columns then (select jsonb_agg(p_data ->> c.name order by c.n)::text from unnest(p_columns) with ordinality as c(name, n)) end as k) as x
+  select case when p_data ?| p_columns then (select jsonb_agg(p_data ->> c.name order by c.n)::text from unnest(p_columns) with ordinality as c(name, n)) end
 $$;
-comment on function penstock._row_key(jsonb, text[]) is 'A row''s key from the columns that make it.';
+comment on function penstock._row_key(jsonb, text[]) is 'A row''s key, of several columns: a list of their texts. What has none of them has no key.';
+
+create or replace function penstock._judged_rows(p_bulk penstock.bulks, p_rows jsonb)
+returns setof penstock.bulk_rows language plpgsql stable set search_path = penstock, pg_temp set jit = off as $$
+declare
+  v_limit integer := (_setting('max_input_bytes'))::integer;
+  -- One look at all of them; only if something may be wrong one at each. A list of rows is two levels deeper than a row;
+  -- a number beyond 1e308 is written with more than 255 digits in a row.
+  v_is_readable boolean := not jsonb_path_exists(p_rows, '$.**{66}') and p_rows::text !~ '[0-9]{255}';
+  v_no_key jsonb := jsonb_build_object('code', 'no_key', 'column', p_bulk.key[1],
+    'message', format('it has no key: %s is empty, or longer than 1000 characters', array_to_string(p_bulk.key, ', ')));
+begin
+  return query
+  select p_bulk.job_id, k.number, p_bulk.tenant_id, case when k.problem is null and length(k.key) <= 1000 then k.key end,
+    case when p_bulk.group_by is not null then coalesce(k.data ->> p_bulk.group_by, '') end,
+    case when k.problem ->> 'code' in ('too_large', 'unreadable') then '{}' else k.data end,
+    case when k.problem is null and p_bulk.key is not null and (length(k.key) <= 1000) is not true then v_no_key else k.problem end,
+    null::bigint, null::bigint, null::bigint, null::integer, null::text
+  from (
+    select (e.value -> 'number')::bigint as number, e.value -> 'data' as data,
+      case cardinality(p_bulk.key) when 1 then nullif(e.value -> 'data' ->> p_bulk.key[1], '') else _row_key(e.value -> 'data', p_bulk.key) end as key,
+      case
+        -- What is short as it is stored cannot be long as text.
+        when pg_column_size(e.value) > v_limit / 8 and octet_length(e.value::text) > v_limit
+          then jsonb_build_object('code', 'too_large', 'message', format('it is larger than %s bytes', v_limit))
+        when not v_is_readable and not _is_readable(e.value)
+          then '{"code": "unreadable", "message": "it is nested deeper than 64 levels, or holds a number beyond 1e308"}'
+        else e.value -> 'problem' end as problem
+    from jsonb_array_elements(p_rows) as e(value)) as k;
+end
+$$;
+comment on function penstock._judged_rows(penstock.bulks, jsonb) is 'Rows as they are stored: with their keys, or with what is wrong with them.';
 
 create or replace function penstock.add_bulk_rows(p_job_id uuid, p_rows jsonb, p_load boolean default true)
 returns jsonb language plpgsql security definer set search_path = penstock, pg_temp
@@ -133,16 +168,11 @@ returns jsonb language plpgsql security definer set search_path = penstock, pg_t
 declare
   v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
   v_bulk bulks;
-  v_limit integer := (_setting('max_input_bytes'))::integer;
-  v_most integer := (_setting('max_tasks_per_call'))::integer;
-  v_index bigint;
-  v_problem text;
-  v_given integer;
-  v_fresh integer;
+  v_added integer;
   v_bad integer;
-  v_bad_before integer;
-  v_moved integer;
-  v_key_problem jsonb;
+  v_again integer := 0;
+  v_again_bad integer := 0;
+  v_moved integer := 0;
 begin
   select * into v_bulk from bulks where job_id = p_job_id for no key update;
   if not found then
@@ -152,56 +182,38 @@ begin
   if v_job.finished_at is not null then
     perform _refuse(409, 'job_ended', format('the job is %s', v_job.status), jsonb_build_object('status', v_job.status));
   end if;
-  if jsonb_typeof(p_rows) is distinct from 'array' then
-    perform _refuse(422, 'invalid_rows', 'rows is an array', '{"field": "rows"}');
-  end if;
-  v_given := jsonb_array_length(p_rows);
-  if v_given > v_most then
-    perform _refuse(413, 'too_many_rows', format('%s rows in one call; the limit is %s', v_given, v_most), '{"field": "rows"}', 'Send them in parts.');
-  end if;
-  select x.n - 1, x.problem into v_index, v_problem from (
-    select e.n, _row_fault(e.value) as problem from jsonb_array_elements(p_rows) with ordinality as e(value, n)) as x
-  where x.problem is not null limit 1;
-  if found then
-    perform _refuse(422, 'invalid_rows', format('row %s %s', v_index, v_problem), jsonb_build_object('field', format('rows[%s]', v_index)));
-  end if;
-
-  v_key_problem := case when v_bulk.key is not null then jsonb_build_object('code', 'no_key', 'column', v_bulk.key[1],
-    'message', format('it has no key: %s is empty, or longer than 1000 characters', array_to_string(v_bulk.key, ', '))) end;
-  with given as materialized (
-    select distinct on (x.number) x.number, x.data, x.problem,
-      case when v_bulk.key is not null and x.problem is null then _row_key(x.data, v_bulk.key) end as key
-    from (
-      select (e.value ->> 'number')::bigint as number, p.problem, e.n,
-        case when p.problem ->> 'code' in ('too_large', 'unreadable') then '{}' else e.value -> 'data' end as data
-      from jsonb_array_elements(p_rows) with ordinality as e(value, n) cross join lateral (select _row_problem(e.value, v_limit) as problem) as p) as x
-    order by x.number, x.n
-  ), met as materialized (
-    -- What is there already stays as it is, unless it was refused: then it is looked at again.
-    select g.*, b.number is not null as is_known, coalesce(b.problem is not null, false) as was_bad,
-      b.key is distinct from g.key and b.problem is null and b.number is not null as is_moved
-    from given g left join bulk_rows b on b.job_id = p_job_id and b.number = g.number
-  ), judged as (
-    select m.*, coalesce(m.problem,
-      case when v_bulk.key is null then null when m.key is null then v_key_problem
-        when d.number is not null then jsonb_build_object('code', 'duplicate_key', 'column', v_bulk.key[1], 'message', format('row %s has the same key', d.number))
-        when m.nth > 1 then jsonb_build_object('code', 'duplicate_key', 'column', v_bulk.key[1], 'message', format('row %s has the same key', m.first)) end) as trouble
-    from (
-      select x.*, row_number() over (partition by x.key order by x.number) as nth, min(x.number) over (partition by x.key) as first
-      from met x where not x.is_known or x.was_bad) as m
-    left join bulk_rows d on d.job_id = p_job_id and d.key = m.key and d.number <> m.number
-  ), added as (
-    insert into bulk_rows as b (job_id, number, tenant_id, key, group_key, data, problem)
-    select p_job_id, j.number, v_bulk.tenant_id, case when j.trouble is null then j.key end,
-      case when v_bulk.group_by is not null then coalesce(j.data ->> v_bulk.group_by, '') end, j.data, j.trouble
-    from judged j order by j.number
-    on conflict (job_id, number) do update set key = excluded.key, group_key = excluded.group_key, data = excluded.data, problem = excluded.problem
-    where b.problem is not null
-    returning b.problem is not null as is_bad
-  )
-  select (select count(*) from added), (select count(*) from added where is_bad), (select count(*) from met where was_bad), (select count(*) from met where is_moved)
-  into v_fresh, v_bad, v_bad_before, v_moved;
-  update bulks set total = total + v_fresh - v_bad_before, refused = refused + v_bad - v_bad_before where job_id = p_job_id;
+  perform _check_rows(p_rows);
+  begin
+    -- Most often all are new, and then this is all.
+    with added as (
+      insert into bulk_rows select * from _judged_rows(v_bulk, p_rows) returning problem is not null as is_bad
+    )
+    select count(*), count(*) filter (where is_bad) into v_added, v_bad from added;
+  exception when unique_violation then
+    -- A number that is there stays as it is, unless it was refused: then it is looked at again. A key that is there
+    -- makes a row that is refused.
+    with given as materialized (
+      select distinct on (g.number) g.* from _judged_rows(v_bulk, p_rows) as g order by g.number
+    ), met as materialized (
+      select g.*, b.number is not null as is_known, b.problem is not null as was_bad, b.problem is null and b.key is distinct from g.key as is_moved,
+        (select d.number from bulk_rows d where d.job_id = p_job_id and d.key = g.key and d.number <> g.number) as other
+      from given g left join bulk_rows b on b.job_id = p_job_id and b.number = g.number
+    ), judged as (
+      select m.*, case when m.key is not null and (m.other is not null or m.first <> m.number) then jsonb_build_object('code', 'duplicate_key',
+        'column', v_bulk.key[1], 'message', format('row %s has the same key', coalesce(m.other, m.first))) else m.problem end as trouble
+      from (select x.*, min(x.number) over (partition by x.key) as first from met x where not x.is_known or x.was_bad) as m
+    ), changed as (
+      insert into bulk_rows as b (job_id, number, tenant_id, key, group_key, data, problem)
+      select j.job_id, j.number, j.tenant_id, case when j.trouble is null then j.key end, j.group_key, j.data, j.trouble from judged j order by j.number
+      on conflict (job_id, number) do update set key = excluded.key, group_key = excluded.group_key, data = excluded.data, problem = excluded.problem
+      where (b.data, b.problem) is distinct from (excluded.data, excluded.problem)
+      returning b.number, b.problem is not null as is_bad
+    )
+    select count(*) filter (where not j.is_known), count(*) filter (where c.is_bad and not j.is_known),
+      count(*) filter (where j.is_known), count(*) filter (where c.is_bad and j.is_known), (select count(*) from met m where m.is_known and m.is_moved)
+    into v_added, v_bad, v_again, v_again_bad, v_moved from changed c join judged j on j.number = c.number;
+  end;
+  update bulks set total = total + v_added, refused = refused + v_bad + v_again_bad - v_again where job_id = p_job_id;
   if p_load and (v_bulk.loader is null or exists (select from results r where r.job_id = p_job_id and r.task_id = v_bulk.loader)) then
     update bulks set loader = (add_tasks(p_job_id, jsonb_build_array(jsonb_build_object('kind', v_bulk.type || '.load',
       'input', jsonb_build_object('is_preview', v_bulk.preview and v_bulk.loader is null)))))[1] where job_id = p_job_id;
@@ -209,7 +221,7 @@ begin
   if p_load then
     perform _audit(v_bulk.tenant_id, 'bulk.rows', p_job_id, 'job:' || p_job_id, (select jsonb_build_object('rows', b.total) from bulks b where b.job_id = p_job_id));
   end if;
-  return jsonb_build_object('added', v_fresh - v_bad_before, 'refused', v_bad, 'known', v_given - v_fresh, 'moved', v_moved);
+  return jsonb_build_object('added', v_added, 'refused', v_bad + v_again_bad, 'known', jsonb_array_length(p_rows) - v_added - v_again, 'moved', v_moved);
 end
 $$;
 comment on function penstock.add_bulk_rows(uuid, jsonb, boolean) is
@@ -313,9 +325,17 @@ end
 $$;
 comment on function penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[]) is 'Rows of a bulk job by their numbers, for a running task of the same tenant.';
 
+create or replace function penstock._is_running(p_job_id uuid, p_first_id bigint, p_last_id bigint)
+returns boolean language sql stable security definer set search_path = penstock, pg_temp as $$
+  select exists (select from leases l where l.task_id between p_first_id and p_last_id and l.job_id = p_job_id
+    and (_is_service() or l.tenant_id in (select my_tenants())))
+$$;
+comment on function penstock._is_running(uuid, bigint, bigint) is 'Whether one of a job''s tasks from here to there runs, for whoever may see it.';
+
 create or replace function penstock._bulk_row_state(p_row penstock.bulk_rows)
-returns table (state text, output jsonb, error_code text, error_message text, retries integer, started_at timestamptz, finished_at timestamptz)
-language sql stable security definer set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+returns table (state text, output jsonb, error_code text, error_message text, started_at timestamptz, finished_at timestamptz)
+language sql stable as $$
+  -- Names its schema and sets no path, so that it is inlined.
   select case
       when p_row.problem ->> 'code' = 'done_before' then 'skipped'
       when p_row.problem is not null then 'refused'
@@ -323,21 +343,21 @@ language sql stable security definer set search_path = penstock, pg_temp set ena
       when l.outcome = 'succeeded' then 'succeeded'
       when l.outcome = 'canceled' or j.status = 'canceled' then 'canceled'
       when p_row.first_id is null then 'waiting'
-      when exists (select from leases x where x.task_id between p_row.first_id and p_row.last_id and x.job_id = p_row.job_id) then 'running'
+      when penstock._is_running(p_row.job_id, p_row.first_id, p_row.last_id) then 'running'
       else 'queued' end,
     case when l.outcome = 'succeeded' and e.error is null then o.output end,
     coalesce(p_row.problem ->> 'code', e.error ->> 'code', case when l.outcome is distinct from 'succeeded' then coalesce(f.error_code, l.error_code) end),
     coalesce(p_row.problem ->> 'message', e.error ->> 'message', case when l.outcome is distinct from 'succeeded' then coalesce(f.error_message, l.error_message) end),
-    (select count(*) from attempts a where a.job_id = p_row.job_id and a.task_id between p_row.first_id and p_row.last_id)::integer,
-    (select min(x.started_at) from results x where x.job_id = p_row.job_id and x.task_id between p_row.first_id and p_row.last_id),
+    coalesce(f.started_at, r.started_at, l.started_at),
     case when l.task_id is not null then l.finished_at else f.finished_at end
-  from (select 1) as one
-  join jobs j on j.id = p_row.job_id and (_is_service() or j.tenant_id in (select my_tenants()))
-  left join results l on l.job_id = p_row.job_id and l.task_id = p_row.last_id
-  left join results r on r.job_id = p_row.job_id and r.task_id = p_row.result_id
+  from penstock.jobs j
+  left join penstock.results l on l.job_id = p_row.job_id and l.task_id = p_row.last_id
+  left join penstock.results r on r.job_id = p_row.job_id and r.task_id = p_row.result_id
+  -- What failed is looked for only where something did not succeed.
   left join lateral (
-    select x.task_id, x.error_code, x.error_message, x.finished_at from results x
-    where x.job_id = p_row.job_id and x.task_id between p_row.first_id and p_row.last_id and x.outcome = 'failed' order by x.task_id limit 1) as f on true
+    select x.task_id, x.error_code, x.error_message, x.started_at, x.finished_at from penstock.results x
+    where x.job_id = p_row.job_id and x.task_id between p_row.first_id and p_row.last_id and x.outcome = 'failed'
+      and l.outcome is distinct from 'succeeded' order by x.task_id limit 1) as f on true
   -- A batch gives each of its rows a value or an error, under its key. One that is in a file is given as it is.
   cross join lateral (select coalesce(p_row.key, p_row.number::text) as key, p_row.batch_size is not null and not coalesce(r.output ? '$artifact', false) as is_shared) as k
   cross join lateral (select case when k.is_shared then r.output -> k.key else r.output end as output) as o
@@ -346,9 +366,10 @@ language sql stable security definer set search_path = penstock, pg_temp set ena
       case when p_row.last_id <> p_row.result_id then l.output -> k.key -> '$error' end,
       case when k.is_shared then case when r.output ? k.key then o.output -> '$error'
         else '{"code": "no_result", "message": "its batch has no result for it"}' end end) end as error) as e
+  where j.id = p_row.job_id
 $$;
 comment on function penstock._bulk_row_state(penstock.bulk_rows) is
-  'Where a row stands: the state, result and error of the tasks it made, for whoever may see it. The only place where this is decided.';
+  'Where a row stands: the state, result and error of the tasks it made. The only place where this is decided.';
 
 create or replace function penstock.get_bulk(p_job_id uuid)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
@@ -497,8 +518,8 @@ $$;
 comment on function penstock.mark_rows_written(uuid, bigint[], text[]) is 'Notes which states of rows were written back to the source.';
 
 create or replace function penstock._row_cost(p_row penstock.bulk_rows)
-returns numeric language sql stable set search_path = penstock, pg_temp as $$
-  -- A batch's rows share its cost. A division adds digits that say nothing.
+returns numeric language sql stable as $$
+  -- A batch's rows share its cost. A division adds digits that say nothing. (Inlined.)
   select trim_scale(coalesce(sum(c.base_amount), 0) / coalesce(p_row.batch_size, 1)) from penstock.cost_entries c
   where c.job_id = p_row.job_id and c.task_id between p_row.first_id and p_row.last_id
 $$;

@@ -220,9 +220,10 @@ begin
   if not exists (select from tasks where job_id = p_job_id and key is not null) then
     return '{}';
   end if;
+  -- The lateral look-up keeps the plan: a probe for each key, never all of the job's tasks.
   return array(
-    select t.id from tasks t where t.job_id = p_job_id and t.key in (
-      select a #>> '{}' from jsonb_path_query(p_tasks, '$[*].after[*]') as a)
+    select t.id from (select distinct a #>> '{}' as key from jsonb_path_query(p_tasks, '$[*].after[*]') as a) as w
+    cross join lateral (select x.id from tasks x where x.job_id = p_job_id and x.key = w.key offset 0) as t
     order by t.id);
 end
 $$;

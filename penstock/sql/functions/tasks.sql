@@ -180,8 +180,10 @@ declare
   v_key text;
 begin
   select s.key into v_key from unnest(p_specs) as s where s.key is not null group by s.key having count(*) > 1 limit 1;
-  if v_key is null then
-    select t.key into v_key from unnest(p_specs) as s join tasks t on t.job_id = p_job_id and t.key = s.key limit 1;
+  -- The lateral look-ups keep the plan: a probe for each key, never all of the job's tasks.
+  if v_key is null and exists (select from tasks where job_id = p_job_id and key is not null) then
+    select s.key into v_key from unnest(p_specs) as s
+    cross join lateral (select from tasks x where x.job_id = p_job_id and x.key = s.key offset 0) as t limit 1;
   end if;
   if v_key is not null then
     perform _refuse(409, 'duplicate_key', format('two tasks of one job have the key %L', v_key),
@@ -189,11 +191,14 @@ begin
   end if;
   with wanted as materialized (
     select distinct a.key from unnest(p_specs) as s cross join lateral unnest(s.after) as a(key)
-  ), known as materialized (
+  ), own as materialized (
     select s.key from unnest(p_specs) as s where s.key is not null
-    union all select t.key from tasks t where t.job_id = p_job_id and t.key in (select w.key from wanted w)
+  ), others as materialized (
+    select w.key from wanted w where not exists (select from own o where o.key = w.key)
   )
-  select w.key into v_key from wanted w where not exists (select from known k where k.key = w.key) limit 1;
+  select o.key into v_key from others o
+  left join lateral (select true as is_there from tasks x where x.job_id = p_job_id and x.key = o.key offset 0) as t on true
+  where t.is_there is null limit 1;
   if found then
     perform _refuse(422, 'unknown_parent', format('no task of this job has the key %L', left(v_key, 255)),
       jsonb_build_object('field', 'tasks.after', 'key', left(v_key, 255)));
@@ -226,15 +231,18 @@ begin
   insert into edges (job_id, parent_id, child_id)
   select p_job_id, p_ids[e.parent], p_ids[e.child] from unnest(v_parents, v_children) as e(parent, child);
 
-  with wanted as materialized (
+  with own as materialized (
+    select s.key from unnest(p_specs) as s where s.key is not null
+  ), wanted as materialized (
     select distinct c.n, a.key from unnest(p_specs) with ordinality as c(kind, key, input, after, after_failure, phase,
       provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
     cross join lateral unnest(c.after) as a(key)
+  ), others as materialized (
+    select w.n, w.key from wanted w where not exists (select from own o where o.key = w.key)
   ), added as (
     insert into edges (job_id, parent_id, child_id)
-    select p_job_id, t.id, p_ids[w.n] from wanted w
-    join tasks t on t.job_id = p_job_id and t.key = w.key
-    where t.id < p_ids[1]
+    select p_job_id, t.id, p_ids[o.n] from others o
+    cross join lateral (select x.id from tasks x where x.job_id = p_job_id and x.key = o.key offset 0) as t
     returning parent_id
   )
   select array_agg(distinct parent_id) into v_existing from added;
