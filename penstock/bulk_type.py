@@ -112,13 +112,6 @@ class Check:
         return not self.problems
 
 
-@dataclass(slots=True)
-class _Numbered:
-    number: int
-    data: Mapping[str, Any]
-    problem: Any = None
-
-
 class BulkType(Generic[T]):
     """A function that draws the graph of a row, or of a batch of rows."""
 
@@ -197,15 +190,15 @@ class BulkType(Generic[T]):
         return other
 
     async def astart(self, source: Any, **params: Any) -> Any:
-        """Start a job of a source's rows: an opened source, or any iterable of dicts."""
+        """Start a job of a source's rows: a path, an opened source, or any iterable of dicts."""
         encoded, _ = self._signature.encode(params)
-        rows = _rows(source)
         async with self.app.connections() as where:
             options = await self.app.ready(where, self.chosen)
-            job_id = await bulks.start(
-                where, type=self.name, rows=rows, source=_description(source), params=encoded,
-                preview=self.chosen.preview, skip_done=self.chosen.skip_done, **options,
-            )  # fmt: skip
+            with bulks.opened(source) as table:
+                job_id = await bulks.start(
+                    where, type=self.name, rows=bulks.numbered(table), source=bulks.describe(table),
+                    params=encoded, preview=self.chosen.preview, skip_done=self.chosen.skip_done, **options,
+                )  # fmt: skip
         return self.app.started(job_id)
 
     def start(self, source: Any, **params: Any) -> Any:
@@ -215,16 +208,17 @@ class BulkType(Generic[T]):
     def check(self, source: Any) -> Check:
         """Every row that would be refused, with its line, column and reason. Needs no database."""
         found = Check()
-        for problems in self.checked(source):
-            found.rows += 1
-            found.good += not problems
-            found.problems += problems
+        with bulks.opened(source) as table:
+            for problems in self.checked(table):
+                found.rows += 1
+                found.good += not problems
+                found.problems += problems
         return found
 
-    def checked(self, source: Any) -> Iterator[list[RowProblem]]:
+    def checked(self, source: Iterable[Any]) -> Iterator[list[RowProblem]]:
         """For each row, what is wrong with it."""
         keys: dict[int, int] = {}
-        for row in _rows(source):
+        for row in bulks.numbered(source):
             if row.problem is not None:
                 yield [_said(row.number, row.problem)]
                 continue
@@ -235,40 +229,44 @@ class BulkType(Generic[T]):
                 first = None if key is None else keys.setdefault(hash(key), row.number)
                 if key is None:
                     text = f"it has no key: {', '.join(self.key)} is empty"
-                    problems.append(RowProblem(row.number, self.key[0], "no_key", text))
+                    problems = [*problems, RowProblem(row.number, self.key[0], "no_key", text)]
                 elif first != row.number:
                     text = f"row {first} has the same key"
-                    problems.append(RowProblem(row.number, self.key[0], "duplicate_key", text))
+                    problems = [*problems, RowProblem(row.number, self.key[0], "duplicate_key", text)]
             yield problems
 
     async def aforecast(self, source: Any, **params: Any) -> Forecast:
         """What a job of these rows would cost, use and take. Of many rows some are drawn. Starts nothing."""
-        encoded, _ = self._signature.encode(params)
-        values = self._signature.check(encoded)
-        packs = _Sample(SAMPLE if self.batch is None else -(-SAMPLE // self.batch))
-        taken: list[BulkRow[T]] = []
-        for row in _rows(source):
-            model, problems = (None, [None]) if row.problem else self._validated(row.number, row.data)
-            if model is None or problems:
-                continue
-            key = (_key(row.data, self.key) if self.key else None) or str(row.number)
-            taken.append(BulkRow[Any](number=row.number, key=key, data=model))
-            if len(taken) >= (self.batch or 1):
-                packs.add(taken)
-                taken = []
-        if taken:
-            packs.add(taken)
-        specs = [spec for pack in packs.kept for spec in self._draw(pack, values, is_preview=False).tasks]
+        tasks, times = await asyncio.to_thread(self.sample, source, params)
         async with self.app.connections() as where:
             options = await self.app.ready(where, self.chosen)
-            if not specs:
-                raise Invalid("there is no row to forecast", code="no_rows")
-            times = packs.count / len(packs.kept)
-            return await jobs.forecast(where, type=self.name, tasks=specs, times=times, **options)
+            return await jobs.forecast(where, type=self.name, tasks=tasks, times=times, **options)
 
     def forecast(self, source: Any, **params: Any) -> Forecast:
         """`aforecast` for code that is not async."""
         return self.app.block(self.aforecast(source, **params))
+
+    def sample(self, source: Any, params: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float]:
+        """The tasks of some of the good rows, and how many times as many there are of all."""
+        values = self._signature.check(self._signature.encode(dict(params))[0])
+        packs = _Sample(SAMPLE if self.batch is None else -(-SAMPLE // self.batch))
+        taken: list[BulkRow[T]] = []
+        with bulks.opened(source) as table:
+            for row in bulks.numbered(table):
+                model, _ = (None, []) if row.problem else self._validated(row.number, row.data)
+                if model is None:
+                    continue
+                key = (_key(row.data, self.key) if self.key else None) or str(row.number)
+                taken.append(BulkRow[Any].model_construct(number=row.number, key=key, data=model))
+                if len(taken) >= (self.batch or 1):
+                    packs.add(taken)
+                    taken = []
+        if taken:
+            packs.add(taken)
+        if not packs.kept:
+            raise Invalid("there is no good row in it", code="no_rows")
+        tasks = [task for pack in packs.kept for task in self._draw(pack, values, is_preview=False).tasks]
+        return tasks, packs.count / len(packs.kept)
 
     # --- rows ---
 
@@ -545,19 +543,6 @@ class _Sample:
             self.kept.append(item)
         elif (place := self._random.randrange(self.count)) < self._most:
             self.kept[place] = item
-
-
-def _rows(source: Any) -> Iterator[bulks.Row]:
-    """The rows of a source. What has no number is counted."""
-    for place, row in enumerate(cast("Iterable[Any]", source), 1):
-        if isinstance(row, Mapping):
-            yield _Numbered(place, cast("Mapping[str, Any]", row))
-        else:
-            yield row
-
-
-def _description(source: Any) -> dict[str, Any]:
-    return dict(getattr(source, "description", None) or {"type": "rows"})
 
 
 def _key(data: Mapping[str, Any], columns: Sequence[str]) -> str | None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import builtins
 import json
 import re
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from typing import Any, LiteralString, NamedTuple, Protocol, Unpack
+from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, LiteralString, NamedTuple, Protocol, Unpack, cast
 from uuid import UUID
 
 import pydantic_core
 
-from penstock import db, filters
+from penstock import db, filters, sources
 from penstock.types import Bulk, BulkOptions, BulkResult, BulkSummary, RowsAdded, RowState, given
 
 FIELDS: Mapping[str, filters.Field] = {
@@ -34,6 +37,9 @@ select number, key, state, data, output, error_code, error_message, problem, ret
   finished_at, changes, undone
 from penstock.bulk_row_list where job_id = %s and number > %s and state = any (coalesce(%s, array[state]))
 order by number limit %s"""
+_COUNTS: LiteralString = """\
+select state, count(*) from penstock.bulk_row_list where job_id = %s
+group by state order by count(*) desc, state"""
 
 
 class Row(Protocol):
@@ -47,6 +53,15 @@ class Row(Protocol):
     def problem(self) -> Any: ...
 
 
+@dataclass(slots=True)
+class Numbered:
+    """A row that was no file's."""
+
+    number: int
+    data: Mapping[str, Any]
+    problem: Any = None
+
+
 class Taken(NamedTuple):
     """A row that is to be loaded."""
 
@@ -54,6 +69,35 @@ class Taken(NamedTuple):
     key: str
     group: str | None
     data: dict[str, Any]
+
+
+# Sources
+
+
+@contextmanager
+def opened(source: Any) -> Generator[Iterable[Any]]:
+    """The source, opened if it is a path, and closed again then."""
+    if isinstance(source, str | Path):
+        with sources.open(source) as table:
+            yield table
+    else:
+        yield source
+
+
+def numbered(source: Iterable[Any]) -> Iterator[Row]:
+    """The rows of a source. Plain dicts are counted."""
+    for place, row in enumerate(source, 1):
+        if isinstance(row, Mapping):
+            yield Numbered(place, cast("Mapping[str, Any]", row))
+        else:
+            yield row
+
+
+def describe(source: Any) -> dict[str, Any]:
+    """What a source is, as it is kept with the job."""
+    known = dict[str, Any](getattr(source, "description", None) or {"type": "rows"})
+    columns = getattr(source, "columns", None)
+    return {**known, "columns": columns} if columns else known
 
 
 # Starting
@@ -174,6 +218,12 @@ async def rows(
     return [BulkResult(*row) for row in found]
 
 
+async def counts(where: db.Pool | db.Connection, *, job_id: UUID) -> dict[str, int]:
+    """How many rows are in which state. Looks at each: of a large job that takes a while."""
+    found = await db.rows(where, _COUNTS, (job_id,))
+    return {state: count for state, count in found}
+
+
 async def results(
     where: db.Pool | db.Connection, *, job_id: UUID, states: Sequence[RowState] | None = None
 ) -> AsyncIterator[BulkResult]:
@@ -183,6 +233,53 @@ async def results(
         for row in page:
             yield row
         after = page[-1].number
+
+
+async def export(
+    where: db.Pool | db.Connection,
+    *,
+    job_id: UUID,
+    format: str,
+    out: IO[bytes],
+    states: Sequence[RowState] | None = None,
+) -> int:
+    """Write the rows with their original columns and what became of them; returns how many.
+
+    A result that is an object has a column for each of its fields.
+    """
+    bulk = await get(where, job_id=job_id)
+    first = await rows(where, job_id=job_id, states=states, limit=_PAGE)
+    data = dict.fromkeys(bulk.source.get("columns") or [])
+    fields: dict[str, None] = {}
+    for row in first:
+        data |= dict.fromkeys(row.data)
+        fields |= dict.fromkeys(_fields(row.output))
+    added = {name: _free(name, data) for name in ("row", "state", *fields, "error_code", "error", "cost")}
+    with sources.writer([*data, *added.values()], format, out) as table:
+        async for row in results(where, job_id=job_id, states=states):
+            found = {
+                "row": row.number,
+                "state": row.state,
+                "error_code": row.error_code,
+                "error": row.error_message,
+                "cost": row.cost,
+                **_fields(row.output),
+            }
+            table.add({**row.data, **{added[name]: value for name, value in found.items() if name in added}})
+        return table.count
+
+
+def _fields(output: Any) -> dict[str, Any]:
+    """A result as columns."""
+    if isinstance(output, dict):
+        return {f"result.{name}": value for name, value in cast("dict[str, Any]", output).items()}
+    return {} if output is None else {"result": output}
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    while name in taken:
+        name = f"{name}_"
+    return name
 
 
 # Acting

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pydantic
@@ -15,10 +17,13 @@ from penstock import (
     Conflict,
     Context,
     Fail,
+    Invalid,
     RowError,
     Started,
     bulks,
     jobs,
+    sources,
+    tasks,
     testing,
 )
 from penstock.bulk_type import BulkType, pack
@@ -234,9 +239,7 @@ def test_done_rows_are_skipped_and_sources_grow(
 
 
 def numbered(*data: dict[str, Any]) -> Any:
-    from penstock.bulk_type import _rows  # pyright: ignore[reportPrivateUsage]
-
-    return _rows(data)
+    return bulks.numbered(data)
 
 
 def groups(*sizes: int) -> list[Taken]:
@@ -266,6 +269,155 @@ def test_packing(sizes: list[int], expected: list[int]) -> None:
     for place, size in enumerate(sizes):
         holders = [batch for batch in packed if any(row.group == f"g{place}" for row in batch)]
         assert len(holders) == 1 or size > 4
+
+
+def test_check_needs_no_database() -> None:
+    """R0.1: every bad row with its line, column and reason; also what the source cannot read."""
+    app = App()
+
+    @app.bulk(row=Idea, key=["title"])
+    def ideas(row: Idea) -> Any: ...
+
+    file = io.BytesIO(b"title,seconds\na,1\n,2\nb,long\na,3\nc,1,1\n")
+    with sources.open(file, name="ideas.csv") as source:
+        found = ideas.check(source)
+    assert (found.rows, found.good, found.is_good) == (5, 1, False)
+    assert [(each.line, each.column, each.code) for each in found.problems] == [
+        (3, "title", "missing"), (3, "title", "no_key"), (4, "seconds", "bad_value"),
+        (5, "title", "duplicate_key"), (6, "column_3", "too_many_cells"),
+    ]  # fmt: skip
+
+
+def test_declarations_that_make_no_sense(app: App) -> None:
+    def body(row: Idea) -> Any: ...
+
+    for options, text in (
+        ({"key": ["name"]}, "no column 'name'"),
+        ({"group_by": "title"}, "is for batches"),
+        ({"batch": 2, "group_by": "colour"}, "no column 'colour'"),
+    ):
+        with pytest.raises(Invalid, match=text):
+            app.bulk(row=Idea, **options)(body)  # pyright: ignore[reportArgumentType]
+    app.bulk(row=Idea)(body)
+    with pytest.raises(Invalid, match="two job types"):
+        app.bulk(row=Idea)(body)
+    with pytest.raises(Invalid, match="not an option of a bulk job"):
+        app.bulks["body"].options(provider="x/y")
+
+
+def test_forecast_of_many_rows(app: App, db: testing.Database) -> None:
+    """B2: of many rows some are drawn; the true price is inside of the range."""
+    db.execute("select penstock.set_provider('sim/video', '{}')")
+    db.execute("select penstock.set_price('sim/video', 'seconds', 0.01)")
+    drawn: list[int] = []
+
+    @app.task
+    async def render(seconds: int) -> None: ...
+
+    @app.bulk(row=Idea)
+    def ideas(row: Idea) -> Any:
+        drawn.append(row.seconds)
+        return render.options(provider="sim/video", units={"seconds": row.seconds}).step(row.seconds)
+
+    source = [{"title": f"{n}", "seconds": 1 + n * n % 40} for n in range(5000)]
+    truth = Decimal(sum(row["seconds"] for row in source)) / 100  # pyright: ignore[reportArgumentType]
+    found = ideas.options(budget=1).forecast(source)
+    assert (found.tasks, len(drawn)) == (5000, 1000)
+    assert found.cost.low < truth < found.cost.high < truth * Decimal("1.2")
+    assert not found.fits
+    with pytest.raises(Invalid, match="no good row"):
+        ideas.forecast([{"seconds": 1}])
+
+
+def test_a_row_that_the_database_refuses(app: App, drain: testing.Drain) -> None:
+    """One input that is too large is that row's problem; what is wrong with all is the job's."""
+
+    @app.task
+    async def work(text: str) -> int:
+        return len(text)
+
+    @app.bulk(row=Idea)
+    def ideas(row: Idea, provider: str = "") -> Any:
+        options: dict[str, Any] = {"provider": provider} if provider else {}
+        return work.options(**options).step(row.title * row.seconds)
+
+    job = ideas.start([{"title": "a", "seconds": 10**6}, {"title": "b"}, {"title": "\0"}])
+    drain(app)
+    assert [(row.state, row.error_code, row.output) for row in rows(app, job).values()] == [
+        ("refused", "too_large", None), ("succeeded", None, 5), ("refused", "unstorable_text", None),
+    ]  # fmt: skip
+    job = ideas.start([{"title": f"{n}"} for n in range(30)], provider="no/such")
+    drain(app)
+    assert (job.get().status, set(states(app, job).values())) == ("failed", {"waiting"})
+
+
+def test_large_outputs_and_other_results(app: App, drain: testing.Drain) -> None:
+    """A row is through with its result, whatever else its graph does; a batch's output may be a file."""
+
+    @app.task
+    async def work(title: str) -> str:
+        return title
+
+    @app.task(max_attempts=1)
+    async def note(title: str) -> None:
+        raise ValueError(title)
+
+    @app.task
+    async def long(rows: list[BulkRow[Idea]]) -> dict[str, str]:
+        return {row.key: "x" * 300_000 for row in rows}
+
+    @app.bulk(row=Idea)
+    def ideas(row: Idea) -> Any:
+        result = work.step(row.title)
+        note.step(row.title)
+        return result
+
+    @app.bulk(row=Idea, batch=10)
+    def large(rows: list[BulkRow[Idea]]) -> Any:
+        return long.step(rows)
+
+    job, other = ideas.start([{"title": "a"}]), large.start([{"title": "a"}, {"title": "b"}])
+    drain(app)
+    assert [(row.state, row.output) for row in rows(app, job).values()] == [("succeeded", "a")]
+    assert [row.state for row in rows(app, other).values()] == ["succeeded", "succeeded"]
+    assert "$artifact" in rows(app, other)["1"].output
+
+
+@pytest.mark.parametrize("moment", ["add_tasks", "mark_bulk_rows", "complete"])
+def test_a_loader_that_dies(
+    app: App,
+    ideas: BulkType[Idea],
+    drain: testing.Drain,
+    clock: testing.Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    moment: str,
+) -> None:
+    """R0.1: wherever it dies, the rows are loaded once and in full by the next one."""
+    job = ideas.start([{"title": f"{n}"} for n in range(1200)])
+    deaths: list[str] = []
+
+    def dying(call: Any) -> Any:
+        async def die(*arguments: Any, **named: Any) -> Any:
+            found = await call(*arguments, **named)
+            if len(deaths) < 2:
+                deaths.append(moment)
+                raise RuntimeError("it died")
+            return found
+
+        return die
+
+    home, name = {
+        "add_tasks": (jobs, "add_tasks"), "mark_bulk_rows": (bulks, "mark_rows"), "complete": (tasks, "complete"),
+    }[moment]  # fmt: skip
+    monkeypatch.setattr(home, name, dying(getattr(home, name)))
+    for _ in range(4):
+        drain(app, lease_seconds=2)
+        clock.advance(seconds=60)
+    assert len(deaths) == 2
+    bulk = do(app, bulks.get, job_id=job.id)
+    assert (bulk.rows.loaded, bulk.job.status, bulk.job.progress.failed) == (1200, "completed", 0)
+    phases = {phase.name: phase.total for phase in bulk.job.progress.phases}
+    assert (phases["write"], phases["rows"]) == (1200, 1200)
 
 
 def test_packing_leaves_what_may_still_grow() -> None:

@@ -15,6 +15,7 @@ import typer.main
 import penstock
 from penstock.cli import (
     artifacts,
+    bulk,
     costs,
     dead_letters,
     dev,
@@ -55,6 +56,7 @@ init.add_to(app)
 serve.add_to(app)
 simulate.add_to(app)
 app.add_typer(jobs.group, name="jobs", rich_help_panel="Look and act")
+app.add_typer(bulk.group, name="bulk", rich_help_panel="Look and act")
 app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Look and act")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Look and act")
 app.add_typer(artifacts.group, name="artifacts", rich_help_panel="Look and act")

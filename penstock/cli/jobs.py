@@ -126,7 +126,7 @@ def _show(job: Job, tenant: str, tasks: list[Task]) -> None:
     output.facts(_facts(job, tenant))
     print()
     if output.is_terminal():
-        output.console().print(_phases(job))
+        output.console().print(phases_of(job))
     else:
         print(output.plain_table(job.progress.phases, _PHASE_COLUMNS))
     if tasks:
@@ -144,14 +144,15 @@ def _facts(job: Job, tenant: str) -> list[tuple[str, str | Text]]:
         ("status", output.look(job.status) if output.is_terminal() else job.status),
         ("why", job.status_reason or ""),
         ("params", json.dumps(job.params, ensure_ascii=False) if job.params else ""),
-        ("created", f"{_when(job.created_at)} by {job.created_by}"),
-        ("starts", _when(job.run_at)),
-        ("started", _when(job.started_at)),
-        ("ended", _when(job.finished_at)),
+        ("created", f"{when(job.created_at)} by {job.created_by}"),
+        ("starts", when(job.run_at)),
+        ("started", when(job.started_at)),
+        ("ended", when(job.finished_at)),
     ]
 
 
-def _when(moment: Any) -> str:
+def when(moment: Any) -> str:
+    """A moment, and how far away it is."""
     if moment is None:
         return ""
     distance = output.age(moment)
@@ -233,7 +234,7 @@ def _tell(job: Job) -> None:
     if chosen().output is Output.jsonl:
         output.document(job, lambda: None)
     elif chosen().output is Output.text:
-        print(f"{job.progress.percent:3d}%  {job.status}  {output.clean(_summary(job))}", flush=True)
+        print(f"{job.progress.percent:3d}%  {job.status}  {output.clean(summary_of(job))}", flush=True)
 
 
 def _picture(job: Job) -> Group:
@@ -243,12 +244,13 @@ def _picture(job: Job) -> Group:
     line = Table.grid(padding=(0, 2))
     line.add_row(
         Text(f"{job.progress.percent:3d}%", style="bold"),
-        Text(output.clean(_summary(job)), overflow="ellipsis"),
+        Text(output.clean(summary_of(job)), overflow="ellipsis"),
     )
-    return Group(head, _phases(job), line)
+    return Group(head, phases_of(job), line)
 
 
-def _phases(job: Job) -> Table:
+def phases_of(job: Job) -> Table:
+    """Its phases as bars."""
     grid = Table.grid(padding=(0, 2))
     for phase in job.progress.phases:
         if phase.total:
@@ -260,7 +262,8 @@ def _phases(job: Job) -> Table:
     return grid
 
 
-def _summary(job: Job) -> str:
+def summary_of(job: Job) -> str:
+    """How far it is, in a line."""
     progress = job.progress
     parts = [progress.phase, f"{progress.done:,}/{progress.total:,}"]
     if progress.failed:
@@ -298,7 +301,7 @@ async def forecast(
         found = await jobs.forecast(pool, **document)
     else:
         found = await jobs.forecast_rest(pool, job_id=job_id)
-    output.document(found, lambda: output.facts(_forecast_facts(found)))
+    output.document(found, lambda: output.facts(forecast_facts(found)))
 
 
 def _job_of(file: str) -> dict[str, Any]:
@@ -318,7 +321,8 @@ def _job_of(file: str) -> dict[str, Any]:
         ) from error
 
 
-def _forecast_facts(found: Forecast) -> list[tuple[str, str | Text]]:
+def forecast_facts(found: Forecast) -> list[tuple[str, str | Text]]:
+    """What a forecast says."""
     cost, finish = found.cost, found.finish
     lines: list[tuple[str, str | Text]] = [
         ("tasks", f"{found.tasks:,}"),
@@ -337,7 +341,7 @@ def _forecast_facts(found: Forecast) -> list[tuple[str, str | Text]]:
         lines.append(("ends", f"not known: {finish.reason}"))
     else:
         until = f"{output.duration(finish.low)} to {output.duration(finish.high)}"
-        lines.append(("ends", f"in about {output.duration(finish.seconds)} ({until}), {_when(finish.at)}"))
+        lines.append(("ends", f"in about {output.duration(finish.seconds)} ({until}), {when(finish.at)}"))
         lines.append(("slowest", finish.bottleneck or ""))
     return lines
 
