@@ -2219,12 +2219,7 @@ function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
-<<<<<<< HEAD
-  settings: search_path=penstock, pg_temp
-  body: sha256 43895c87a7d128f80fca95656e63136d
-=======
-  body: sha256 34a690e137eb386a0ab1e122b417d009
->>>>>>> fbc8373 (Rows are taken in a third of the time; keys are looked up by probes; states are one inlined rule)
+  body: sha256 4a9fefb2a6586c474ad6f13772f85717
   comment: What a row has cost so far, in the base currency.
   grant to authenticated: execute
   grant to service_role: execute
