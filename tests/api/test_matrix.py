@@ -164,6 +164,7 @@ BULK_ROWS = [{"number": 3, "data": {"title": CANARY}}]
 FUNCTIONS: dict[str, Call] = {
     "_base_rate": Call("viewer", None, {"p_currency": "EUR", "p_at": "2026-01-01"}),
     "_bulk_row_state": Call("viewer", None, {"p_row": "{bulk_row}"}),
+    "_is_running": Call("viewer", None, {**OF_JOB, "p_first_id": 1, "p_last_id": 10**6}),
     "_now": Call("viewer", None),
     "_row_cost": Call("viewer", None, {"p_row": "{bulk_row}"}),
     "_task_state": Call("viewer", None, OF_TASK),
