@@ -289,7 +289,7 @@ class TestCalls:
 
     def test_retry_of_a_job(self, big: Big) -> None:
         job = big.sql.one("select id from fill where status = 'failed' and n % 5 = 0 order by n desc limit 1")
-        found = self.small(big, 300, "select penstock.retry_job(%s)", job)
+        found = self.small(big, 400, "select penstock.retry_job(%s)", job)
         assert found["dead_letters_job"] >= 1
 
     def test_get_job(self, big: Big) -> None:
