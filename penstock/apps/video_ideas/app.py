@@ -2,7 +2,7 @@
 
     row ── script ── render        both go to the cheapest provider that can do what the row asks for
 
-`penstock bulk` runs it with a sheet, and so does `video_ideas.start(source)`.
+`penstock bulk run video_ideas ideas.csv` runs it with a sheet, and so does `video_ideas.start("ideas.csv")`.
 """
 
 from __future__ import annotations
