@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import engine, flow, measure, ours, server
+from bench import api, engine, flow, measure, ours, server
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
@@ -39,6 +39,7 @@ PARTS = (
     "forecast",
     "rollup",
     "wire",
+    "api",
 )
 
 
@@ -99,6 +100,9 @@ def main() -> None:
         show("forecast", lambda: flow.forecasts(new(), size(50, 10)))
         show("rollup", lambda: flow.rollup(new(), size(10_000_000, 1_000_000)))
         show("wire", lambda: flow.wire(new(), size(600, 60)))
+        show("api", lambda: api.watchers(new(), size([20, 200, 2000], [20, 200]), size(15, 4)))
+        show("api", lambda: api.clients(new(), size(1000, 100), size(15, 4)))
+        show("api", lambda: api.beside(new, 32, size(6, 2), size(3, 1)))
     save(figures, arguments.json, parts)
 
 

@@ -45,6 +45,14 @@ PROMISES = [
     ("quota_drift", "units of difference between accounts and ledger", "0"),
     ("forecast_cost", "of 50 forecast jobs, cost inside the stated range", "≥ 0.9"),
     ("forecast_finish", "of 50 forecast jobs, finish within 15 %", "≥ 0.8"),
+    (
+        "watch_p99",
+        "milliseconds from a task's end to the event, p99 of 2,000 watchers of 100 jobs",
+        "< 1,000",
+    ),
+    ("clients_errors", "errors of 1,000 clients that start jobs at once", "0"),
+    ("request_start_share", "requests/s that start a job, to a bare FastAPI with one insert", "≥ 0.35"),
+    ("request_get_share", "requests/s for a job, to a bare FastAPI with one select", "≥ 0.35"),
     ("rollup_all", "milliseconds for costs by provider and day, over the lines named below", "< 50"),
 ]
 
@@ -70,6 +78,48 @@ WHERE_A_PEER_WINS = [
 ]
 
 
+def over_http(figures: list[Figure]) -> list[str]:
+    """What the API does under load, or nothing if that was not measured."""
+    found = {(figure.name, figure.system): figure.value for figure in figures}
+    watched = [system for name, system in found if name == "watch_asked"]
+    if not watched:
+        return []
+    [clients] = [system for name, system in found if name == "clients_rate"]
+    lines = [
+        "## Over HTTP",
+        "",
+        "One process of `penstock serve`, the load from another, PostgreSQL beside them on the same two cores. Watchers",
+        "have a stream each, while 100 tasks end in a second; what the server asks of the database does not grow with",
+        "them.",
+        "",
+        "| | transactions/s of the server | told after, p50 ms | p99 ms |",
+        "|---|---:|---:|---:|",
+    ]
+    for system in watched:
+        cells = [found[name, system] for name in ("watch_asked", "watch_p50", "watch_p99")]
+        lines.append(f"| {system} | {cells[0]:,.1f} | {cells[1]:,.0f} | {cells[2]:,.0f} |")
+    errors, rate, p50, p99 = (found[f"clients_{name}", clients] for name in ("errors", "rate", "p50", "p99"))
+    lines += [
+        "",
+        f"{clients}, each with an API key and one job after the other on a connection that is kept: {rate:,.0f} jobs/s,",
+        f"p50 {p50:,.0f} ms, p99 {p99:,.0f} ms, {errors:,.0f} errors. With so many at once a job's time is its place in the line.",
+        "",
+        "| 32 clients | bare FastAPI, requests/s | Penstock, requests/s | share |",
+        "|---|---:|---:|---:|",
+    ]
+    for name, what in (("request_start", "start a job"), ("request_get", "look at one")):
+        bare, ours = (figure.value for figure in figures if figure.name == name)
+        lines.append(f"| {what} | {bare:,.0f} | {ours:,.0f} | {ours / bare:.2f} |")
+    lines += [
+        "",
+        "The bare one has the same server, pool and payload, knows no callers, and does one statement. A request here is a",
+        "transaction under the caller's role, whose key is looked at in it; a job that starts is rows in seven tables. Of",
+        "the time of a start more than half is PostgreSQL's.",
+        "",
+    ]
+    return lines
+
+
 def page(rows: list[dict[str, Any]]) -> str:
     figures = [Figure(row["name"], row["system"], row["value"], row["unit"]) for row in rows]
     side = [figure for figure in figures if figure.name in measure.COLUMNS]
@@ -80,8 +130,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "Made by `make bench` on one 2-core machine, PostgreSQL 18 with default durability (fsync and",
         "synchronous_commit on), no-op jobs, each system at its documented fastest settings (`bench/peers`).",
         "What is compared was measured in one run; the parts (`python -m bench --only PART`) may be of several.",
-        "What is measured, and how, is in `bench/measure.py`, `bench/engine.py` and `bench/flow.py`. The machine",
-        "is shared and noisy: gaps under about 20 % mean nothing, and only ratios carry over.",
+        "What is measured, and how, is in `bench/measure.py`, `bench/engine.py`, `bench/flow.py` and `bench/api.py`.",
+        "The machine is shared and noisy: gaps under about 20 % mean nothing, and only ratios carry over.",
         "",
         "## Beside its peers",
         "",
@@ -105,6 +155,7 @@ def page(rows: list[dict[str, Any]]) -> str:
                 statement = f"pgbench with the same statements in batches of 500, {processes} client(s)"
                 lines.append(f"- {statement}: {bound:,.0f} tasks/s{share}.")
         lines.append("")
+    lines += over_http(figures)
     lines += ["## Promises", "", "| what | promised | measured |", "|---|---|---:|"]
     values = {figure.name: figure.value for figure in figures}
     lines += [

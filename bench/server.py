@@ -66,7 +66,7 @@ def postgres(binaries: Path | None = None) -> Iterator[Postgres]:
     account = _unprivileged_account()
     with _temporary_folder(account) as folder:
         binaries = _runnable_by(account, binaries or _embedded_binaries(), folder)
-        data, password, port = folder / "data", secrets.token_hex(16), _free_port()
+        data, password, port = folder / "data", secrets.token_hex(16), free_port()
         password_file = folder / "password"
         password_file.write_text(password)
         if account:
@@ -91,7 +91,7 @@ def redis() -> Iterator[str]:
     """Start Debian's redis-server with its default snapshots on a free loopback port; yields its URL."""
     account = _unprivileged_account()
     with _temporary_folder(account) as folder:
-        port = _free_port()
+        port = free_port()
         process = subprocess.Popen(
             [_redis_server(), "--bind", "127.0.0.1", "--port", str(port), "--logfile", "log"],
             cwd=folder,
@@ -186,7 +186,7 @@ def _run(command: Sequence[str | Path], account: pwd.struct_passwd | None, folde
             raise RuntimeError(f"{Path(command[0]).name} failed:\n{output.read()}")
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -126,6 +126,23 @@ async def transaction(where: Pool | Connection) -> AsyncGenerator[Connection]:
 
 
 @asynccontextmanager
+async def beginning(
+    pool: Pool, statements: LiteralString, values: Sequence[Any], *, read_only: bool = False
+) -> AsyncGenerator[Connection]:
+    """One transaction, on a connection from the pool, that begins with these statements.
+
+    They are sent together with the BEGIN, in one message. That has no parameters, so the driver quotes the
+    values itself. (Its pipelines would do the same, and cost more than the round trip that they save.)
+    """
+    with _translated():
+        # The pool's context commits, or rolls back.
+        async with pool.connection() as held:
+            begin: LiteralString = "begin read only; " if read_only else "begin; "
+            await psycopg.AsyncClientCursor(held).execute(begin + statements, values)
+            yield held
+
+
+@asynccontextmanager
 async def connection(where: Pool | Connection) -> AsyncGenerator[Connection]:
     """A connection from the pool, or the one given."""
     if isinstance(where, AsyncConnectionPool):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import re
+import time
+from collections import OrderedDict
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -26,11 +28,16 @@ DatabaseRole = Literal["anon", "authenticated", "service_role"]
 _KEY = re.compile(r"psk_[0-9a-f]{64}")
 _LONGEST = 8192
 
-# One statement, and all of it ends with the transaction: nothing is left behind on the connection.
+KNOWN_SECONDS = 60
+"""How long it is remembered whose a key is: its SHA-256 and its id belong together for good. Whether it has
+ended is asked in each transaction."""
+MOST_KNOWN = 10_000
+
+# All of it ends with the transaction: nothing is left behind on the connection.
 _BECOME: LiteralString = """\
 select set_config('role', %s, true), set_config('request.jwt.claims', %s, true),
-  set_config('penstock.actor', %s, true), set_config('statement_timeout', %s, true),
-  set_config('transaction_read_only', %s, true)"""
+  set_config('penstock.actor', %s, true), set_config('statement_timeout', %s, true)"""
+_BECOME_KEY: LiteralString = _BECOME + "; select penstock.check_key()"
 
 # What the login is or could become, that a user is not; and whether it can become what users are.
 _LOGIN: LiteralString = """\
@@ -49,6 +56,8 @@ class Caller:
     """The database role the request runs under."""
     claims: dict[str, Any]
     """What becomes `request.jwt.claims`."""
+    is_key: bool = False
+    """Whether `sub` is an API key's id."""
     is_worker: bool = False
     """Whether this is a service credential for the worker verbs only."""
     token: str = ""
@@ -79,6 +88,7 @@ class Callers:
         self._service = service
         self._tokens = tokens
         self._sessions = sessions
+        self._known: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
         self._milliseconds = str(round(seconds * 1000))
 
     async def of(self, request: Request) -> Caller:
@@ -96,14 +106,19 @@ class Callers:
 
     @asynccontextmanager
     async def acting(self, caller: Caller, *, read_only: bool = False) -> AsyncGenerator[db.Connection]:
-        """A transaction as this caller; commits at the end, rolls back on an exception."""
-        pool = self._service if caller.role == "service_role" else self._users
-        async with db.transaction(pool) as held:
-            # The audit log shows which of the service's keys it was; a user's name comes from the claims.
-            is_key = caller.role == "service_role" and "sub" in caller.claims
-            actor = f"service:{caller.claims['sub']}" if is_key else ""
-            settings = (caller.role, json.dumps(caller.claims), actor, self._milliseconds)
-            await db.rows(held, _BECOME, (*settings, "on" if read_only else "off"))
+        """A transaction as this caller; commits at the end, rolls back on an exception.
+
+        Raises Unauthenticated if the caller's key has ended meanwhile.
+        """
+        is_service = caller.role == "service_role"
+        # The audit log shows which of the service's keys it was; a user's name comes from the claims.
+        actor = f"service:{caller.claims['sub']}" if is_service and caller.is_key else ""
+        async with db.beginning(
+            self._service if is_service else self._users,
+            _BECOME_KEY if caller.is_key else _BECOME,
+            (caller.role, json.dumps(caller.claims), actor, self._milliseconds),
+            read_only=read_only,
+        ) as held:
             yield held
 
     async def check(self) -> None:
@@ -114,14 +129,21 @@ class Callers:
     async def _of_key(self, secret: str) -> Caller:
         if not _KEY.fullmatch(secret):
             raise Unauthenticated("the API key is not valid")
-        found = await db.call(self._service, "use_key", p_digest=sha256(secret.encode()).digest())
+        digest = sha256(secret.encode()).digest()
+        caller, until = self._known.get(digest, (None, 0.0))
+        if caller is not None and time.monotonic() < until:
+            return caller
+        found = await db.call(self._service, "use_key", p_digest=digest)
         if not found:
             raise Unauthenticated("the API key is not valid")
         key_id, role = str(found[0]["id"]), found[0]["role"]
-        if role in ("worker", "service"):
-            claims = {"role": "service_role", "sub": key_id}
-            return Caller("service_role", claims, is_worker=role == "worker")
-        return Caller("authenticated", {"role": "authenticated", "sub": key_id})
+        database_role: DatabaseRole = "service_role" if role in ("worker", "service") else "authenticated"
+        claims = {"role": database_role, "sub": key_id}
+        caller = Caller(database_role, claims, is_key=True, is_worker=role == "worker")
+        self._known[digest] = caller, time.monotonic() + KNOWN_SECONDS
+        if len(self._known) > MOST_KNOWN:
+            self._known.popitem(last=False)
+        return caller
 
 
 def _credential(request: Request) -> str | None:

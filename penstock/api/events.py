@@ -1,5 +1,6 @@
 """Live progress as server-sent events. One question to the database serves all watchers of a process: what is
-watched is asked for together, twice a second while somebody watches, and only changes are passed on."""
+watched is asked for together, twice a second while somebody watches, and only changes are passed on. Whether
+they all may still look is another one, once a minute."""
 
 from __future__ import annotations
 
@@ -70,12 +71,19 @@ order by id desc limit %s"""
 class Watcher:
     """One open stream. It holds the latest word of each job, not all of them: a slow reader skips."""
 
-    def __init__(self, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
+    def __init__(self, caller: Caller, job_id: UUID | None, tenant_id: UUID) -> None:
         self.caller, self.job_id, self.tenant_id = caller, job_id, tenant_id
         self.seen: dict[UUID, str] = {}
         self.news: dict[UUID, dict[str, Any]] = {}
         self.has_news = asyncio.Event()
         self.is_over = False
+        """Whether the job has ended, which is told."""
+        self.is_refused = False
+        """Whether it may not look any more, or at nothing: then the stream ends without a word."""
+
+    def refuse(self) -> None:
+        self.is_refused = True
+        self.has_news.set()
 
     def tell(self, state: dict[str, Any]) -> None:
         if self.job_id is not None and state["status"] in ENDED:
@@ -97,6 +105,7 @@ class Hub:
         self._watchers: set[Watcher] = set()
         self._of_callers: Counter[str] = Counter()
         self._running: asyncio.Task[None] | None = None
+        self._checked_at = 0.0
         self.questions = 0
         """How often the database was asked."""
 
@@ -114,6 +123,7 @@ class Hub:
         self._watchers.add(watcher)
         self._of_callers[watcher.caller.name] += 1
         if self._running is None or self._running.done():
+            self._checked_at = time.monotonic()
             self._running = asyncio.create_task(self._run(), name="events")
 
     def remove(self, watcher: Watcher) -> None:
@@ -144,9 +154,11 @@ class Hub:
         for watcher in self._watchers:
             if watcher.job_id is not None:
                 by_job.setdefault(watcher.job_id, []).append(watcher)
-            elif watcher.tenant_id is not None:
+            else:
                 by_tenant.setdefault(watcher.tenant_id, []).append(watcher)
         async with self._callers.acting(_SERVICE, read_only=True) as connection:
+            if time.monotonic() - self._checked_at > CHECK_SECONDS:
+                await self._check(connection)
             found: list[dict[str, Any]] = []
             if by_job:
                 self.questions += 1
@@ -156,8 +168,29 @@ class Hub:
                 limit = MOST_JOBS_OF_A_TENANT * len(by_tenant)
                 found += await _rows(connection, _OF_TENANTS, (list(by_tenant), limit))
         for state in found:
-            for watcher in (*by_job.get(state["id"], ()), *by_tenant.get(state["tenant_id"], ())):
+            for watcher in (*by_job.pop(state["id"], ()), *by_tenant.get(state["tenant_id"], ())):
                 watcher.tell(state)
+        for watchers in by_job.values():
+            # The job was there when they came: it has been removed.
+            for watcher in watchers:
+                watcher.refuse()
+
+    async def _check(self, connection: db.Connection) -> None:
+        """End the streams of those who could not open them any more."""
+        self.questions += 1
+        known = [watcher for watcher in self._watchers if "sub" in watcher.caller.claims]
+        gone = await db.call(
+            connection,
+            "list_strangers",
+            p_user_ids=[UUID(watcher.caller.claims["sub"]) for watcher in known],
+            # The service sees every tenant, as long as its key is good.
+            p_tenant_ids=[
+                None if watcher.caller.role == "service_role" else watcher.tenant_id for watcher in known
+            ],
+        )
+        for row in gone:
+            known[int(row["place"]) - 1].refuse()
+        self._checked_at = time.monotonic()
 
 
 async def _rows(
@@ -169,7 +202,9 @@ async def _rows(
 
 def _state(row: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(row, default=str, sort_keys=True)
-    return {**row, "version": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    state = {**row, "version": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    # Once for all who are told.
+    return {**state, "event": _event(state)}
 
 
 class EventStream(StreamingResponse):
@@ -207,7 +242,11 @@ async def job_events(
     request: Request, job_id: UUID, last_event_id: Annotated[str | None, Header()] = None
 ) -> EventStream:
     """The job's progress as it changes, until it ends. Resume with Last-Event-ID."""
-    return await _stream(request, Watcher(await admitted(request), job_id, None), last_event_id)
+    caller = await admitted(request)
+    callers: Callers = request.app.state.callers
+    async with callers.acting(caller, read_only=True) as held:
+        job = await jobs.get(held, job_id=job_id)
+    return _stream(request, Watcher(caller, job_id, job.tenant_id), last_event_id)
 
 
 @router.get("/events", response_class=EventStream)
@@ -217,47 +256,34 @@ async def tenant_events(
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> EventStream:
     """Changes of all jobs of a tenant that have not ended long ago."""
-    return await _stream(request, Watcher(await admitted(request), None, tenant_id), last_event_id)
-
-
-async def _check(callers: Callers, watcher: Watcher) -> None:
-    """Refuse whoever may not see this."""
-    async with callers.acting(watcher.caller, read_only=True) as connection:
-        if watcher.job_id is not None:
-            await jobs.get(connection, job_id=watcher.job_id)
-        else:
-            await db.call(connection, "get_usage_status", p_tenant_id=watcher.tenant_id)
-
-
-async def _stream(request: Request, watcher: Watcher, last_event_id: str | None) -> EventStream:
+    caller = await admitted(request)
     callers: Callers = request.app.state.callers
-    await _check(callers, watcher)
+    async with callers.acting(caller, read_only=True) as held:
+        # Refuses whoever is no member.
+        await db.call(held, "get_usage_status", p_tenant_id=tenant_id)
+    return _stream(request, Watcher(caller, None, tenant_id), last_event_id)
+
+
+def _stream(request: Request, watcher: Watcher, last_event_id: str | None) -> EventStream:
     if watcher.job_id is not None and last_event_id:
         # What it had when the connection broke is not said again.
         watcher.seen[watcher.job_id] = last_event_id[:64]
-    return Watched(hub_of(request), watcher, _lines(callers, watcher))
+    return Watched(hub_of(request), watcher, _lines(watcher))
 
 
-async def _lines(callers: Callers, watcher: Watcher) -> AsyncGenerator[str]:
-    checked_at = asyncio.get_running_loop().time()
+async def _lines(watcher: Watcher) -> AsyncGenerator[str]:
     yield f"retry: {RETRY_SECONDS * 1000}\n\n"
     while True:
         try:
             await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
         except TimeoutError:
             yield ": still here\n\n"
-        if watcher.caller.claims.get("exp", math.inf) < time.time():
+        if watcher.is_refused or watcher.caller.claims.get("exp", math.inf) < time.time():
             return
-        if asyncio.get_running_loop().time() - checked_at > CHECK_SECONDS:
-            try:
-                await _check(callers, watcher)
-            except Exception:
-                return
-            checked_at = asyncio.get_running_loop().time()
         watcher.has_news.clear()
         news, watcher.news = watcher.news, {}
         for state in news.values():
-            yield _event(state)
+            yield state["event"]
         if watcher.is_over:
             yield "event: end\ndata: {}\n\n"
             return

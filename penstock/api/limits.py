@@ -61,16 +61,13 @@ class Rate:
 
 async def read_body(request: Request, limits: Limits) -> bytes:
     """What the request brings, unless it is too large or too slow."""
-    refusal = TooLarge(
-        f"a request has at most {limits.body_bytes} bytes",
-        hint="Keep files in object storage; add the tasks of a large job in several requests.",
-        details={"limit": limits.body_bytes},
-    )
-    length = request.headers.get("content-length", "0")
-    if not length.isdecimal():
+    length = request.headers.get("content-length")
+    if length is None and "transfer-encoding" not in request.headers:
+        return b""
+    if length is not None and not length.isdecimal():
         raise Invalid("Content-Length is not a number")
-    if len(length) > 15 or int(length) > limits.body_bytes:
-        raise refusal
+    if length is not None and (len(length) > 15 or int(length) > limits.body_bytes):
+        raise _too_large(limits)
     parts: list[bytes] = []
     size = 0
     try:
@@ -78,11 +75,19 @@ async def read_body(request: Request, limits: Limits) -> bytes:
             async for part in request.stream():
                 size += len(part)
                 if size > limits.body_bytes:
-                    raise refusal
+                    raise _too_large(limits)
                 parts.append(part)
     except TimeoutError as error:
         raise TimedOut("the request did not arrive in time") from error
     return b"".join(parts)
+
+
+def _too_large(limits: Limits) -> TooLarge:
+    return TooLarge(
+        f"a request has at most {limits.body_bytes} bytes",
+        hint="Keep files in object storage; add the tasks of a large job in several requests.",
+        details={"limit": limits.body_bytes},
+    )
 
 
 def read_json(body: bytes, limits: Limits) -> Any:

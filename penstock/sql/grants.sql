@@ -31,7 +31,7 @@ grant execute on function
   penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid),
   penstock._base_rate(text, timestamptz), penstock.resolve_limits(uuid, timestamptz), penstock.get_usage_status(uuid),
   penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid),
-  penstock.create_key(text, text, uuid, timestamptz), penstock.list_keys(uuid), penstock.revoke_key(uuid),
+  penstock.create_key(text, text, uuid, timestamptz), penstock.list_keys(uuid), penstock.revoke_key(uuid), penstock.check_key(),
   penstock.begin_request(text, bytea), penstock.end_request(text, integer, jsonb),
   penstock.begin_upload(text, text, bigint, jsonb), penstock.take_upload(uuid), penstock.delete_artifact(uuid)
 to authenticated, service_role;
@@ -65,7 +65,7 @@ grant execute on function
   penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb),
   penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb),
   penstock.set_price(text, text, numeric, jsonb), penstock.set_exchange_rate(text, numeric, timestamptz),
-  penstock.use_key(bytea), penstock.drain_rates(),
+  penstock.use_key(bytea), penstock.list_strangers(uuid[], uuid[]), penstock.drain_rates(),
   penstock.begin_artifact(bigint, text, bigint, text, text, bigint), penstock.finish_artifact(uuid, text, bigint, bigint, text),
   penstock.drop_artifact(uuid, text, bigint), penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]),
   penstock.orphaned_artifacts(text[])

@@ -1859,6 +1859,14 @@ function penstock._keep_ledger()
   body: sha256 62bca0786c3739b2fe3100fc61e6016d
   comment: Nobody changes what is in the ledger.
 
+function penstock._key_role(penstock.api_keys)
+  arguments: p_key penstock.api_keys
+  returns: text
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e8b9f8bb55c45bd70e31e7aaa238b48d
+  comment: What a key is good for; null for one that is expired, revoked, or no member any more.
+
 function penstock._key_share_lease(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint
   returns: penstock.leases
@@ -2492,6 +2500,15 @@ function penstock.check_accounts()
   comment: Every account that is not the sum of its usage, costs and holds. No row: all is well.
   grant to service_role: execute
 
+function penstock.check_key()
+  returns: void
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0aab67742903ae2e0362eb05f286d2a9
+  comment: Refuses a caller whose id is no key's, or of one that has ended. For those who came with a key, at the beginning of their transaction.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.claim_tasks(text, integer, text[], integer)
   arguments: p_worker_id text, p_max_tasks integer DEFAULT 1, p_task_types text[] DEFAULT NULL::text[], p_lease_seconds integer DEFAULT NULL::integer
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
@@ -2806,6 +2823,15 @@ function penstock.list_keys(uuid)
   body: sha256 28eaa2fcdca85f46e98fb4f612354315
   comment: The API keys of a tenant; for the service without a tenant those of workers and services.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.list_strangers(uuid[], uuid[])
+  arguments: p_user_ids uuid[], p_tenant_ids uuid[]
+  returns: TABLE(place integer)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6798dc2c6340ece898c2681f53391d74
+  comment: The places of those users and keys that are not, or not any more, in the tenant beside them; with null beside them, of keys that have ended.
   grant to service_role: execute
 
 function penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint)
@@ -3265,7 +3291,7 @@ function penstock.use_key(bytea)
   returns: TABLE(id uuid, tenant_id uuid, role text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8f3e4796c85e7b304627d9ead734b08b
+  body: sha256 b44f61df6a69996399bfcaf70823c1ae
   comment: Whose key has this SHA-256, with its role; no row for one that is unknown, expired or revoked.
   grant to service_role: execute
 

@@ -154,6 +154,43 @@ async def test_ends_with_the_token(world: World, served: Served, monkeypatch: py
             await stream.next()
 
 
+@pytest.mark.parametrize("what", ["member", "key", "service key", "job"])
+async def test_who_may_not_look_any_more_is_not_told(
+    world: World, served: Served, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Whether all may still look is one question for all of them."""
+    monkeypatch.setattr(events, "CHECK_SECONDS", 0.1)
+    ann, bob = world.join("ann"), world.join("bob")
+    job = start(world, ann, 1)
+    world.db.execute("select penstock.set_member(%s, %s, 'viewer')", [ann.tenant, bob.id])
+    [key] = world.db.execute("select * from penstock.create_key('k', 'viewer', %s)", [ann.tenant])
+    [service] = world.db.execute("select * from penstock.create_key('s', 'service')")
+    person, statement = {
+        "member": (bob, f"select penstock.set_member('{ann.tenant}', '{bob.id}', null)"),
+        "key": (
+            Person(key["id"], ann.tenant, "", bearer(key["secret"])),
+            f"select penstock.revoke_key('{key['id']}')",
+        ),
+        "service key": (
+            Person(service["id"], ann.tenant, "", bearer(service["secret"])),
+            f"select penstock.revoke_key('{service['id']}')",
+        ),
+        "job": (
+            ann,
+            f"delete from penstock.ready; delete from penstock.tasks; delete from penstock.phases; delete from penstock.jobs where id = '{job}'",
+        ),
+    }[what]
+    async with watching(served, f"/api/jobs/{job}/events", person) as stream:
+        assert (await stream.next())["event"] == "progress"
+        for part in statement.split(";"):
+            world.db.execute(part)
+        with pytest.raises(EOFError):
+            await stream.next()
+    if what != "job":
+        async with watching(served, f"/api/jobs/{job}/events", ann) as stream:
+            assert (await stream.next())["event"] == "progress", "others are not bothered"
+
+
 async def test_many_watchers_are_one_question(world: World, served: Served) -> None:
     """Thousands of watchers cost the database almost nothing: the questions do not grow with them."""
     ann = world.join("ann")

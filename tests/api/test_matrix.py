@@ -173,6 +173,7 @@ FUNCTIONS: dict[str, Call] = {
     "begin_request": Call("viewer", None, {"p_key": "{name}", "p_digest": b"0" * 32}),
     "begin_upload": Call("member", "PT403", {"p_name": "a", "p_content_type": "text/plain", "p_bytes": 1, **CHOSEN}),
     "cancel_job": Call("member", "PT404", OF_JOB),
+    "check_key": Call("viewer", "PT401"),
     "confirm_job": Call("member", "PT404", OF_JOB, about={"job_id": "bulk_id"}, good="PT409"),
     "create_key": Call("admin", "PT403", {"p_name": "k", "p_role": "viewer", "p_tenant_id": "{tenant_id}"}),
     "delete_artifact": Call("member", "PT404", {"p_artifact_id": "{artifact_id}"}),

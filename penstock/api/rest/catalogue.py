@@ -16,7 +16,7 @@ from penstock import db
 FRESH_SECONDS = 10
 """How long a reading is used. A grant taken away since then is refused all the same: by the database."""
 
-HIDDEN = ["begin_request", "end_request", "use_key"]
+HIDDEN = ["begin_request", "check_key", "end_request", "list_strangers", "use_key"]
 """Functions that the API itself calls for a request; whoever called them would speak in its place."""
 
 _ROLES = ["anon", "authenticated", "service_role"]

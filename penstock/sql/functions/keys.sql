@@ -92,6 +92,13 @@ end
 $$;
 comment on function penstock.revoke_key(uuid) is 'Ends an API key at once. Ending it again changes nothing.';
 
+create or replace function penstock._key_role(p_key penstock.api_keys)
+returns text language sql stable set search_path = penstock, pg_temp as $$
+  select coalesce(p_key.role, (select m.role from members m where m.tenant_id = p_key.tenant_id and m.user_id = p_key.id))
+  where p_key.revoked_at is null and (p_key.expires_at is null or p_key.expires_at > _now())
+$$;
+comment on function penstock._key_role(penstock.api_keys) is 'What a key is good for; null for one that is expired, revoked, or no member any more.';
+
 create or replace function penstock.use_key(p_digest bytea)
 returns table (id uuid, tenant_id uuid, role text)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -99,10 +106,11 @@ language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
   v_key api_keys;
+  v_role text;
 begin
-  select * into v_key from api_keys k
-  where k.digest = p_digest and k.revoked_at is null and (k.expires_at is null or k.expires_at > v_now);
-  if v_key.id is null then
+  select * into v_key from api_keys k where k.digest = p_digest;
+  v_role := _key_role(v_key);
+  if v_role is null then
     return;
   end if;
   -- To the minute: not a write for each request, and nobody waits for another's.
@@ -110,13 +118,30 @@ begin
     update api_keys set last_used_at = v_now where ctid = (
       select k.ctid from api_keys k where k.id = v_key.id for no key update skip locked);
   end if;
-  return query
-    select v_key.id, v_key.tenant_id, coalesce(v_key.role, m.role)
-    from (select) as one left join members m on m.tenant_id = v_key.tenant_id and m.user_id = v_key.id
-    where v_key.tenant_id is null or m.role is not null;
+  return query select v_key.id, v_key.tenant_id, v_role;
 end
 $$;
 comment on function penstock.use_key(bytea) is 'Whose key has this SHA-256, with its role; no row for one that is unknown, expired or revoked.';
+
+create or replace function penstock.check_key()
+returns void language plpgsql stable security definer set search_path = penstock, pg_temp as $$
+begin
+  if auth.uid() is not null and not exists (select from api_keys k where k.id = auth.uid() and _key_role(k) is not null) then
+    perform _refuse(401, 'unauthenticated', 'the API key is not valid');
+  end if;
+end
+$$;
+comment on function penstock.check_key() is 'Refuses a caller whose id is no key''s, or of one that has ended. For those who came with a key, at the beginning of their transaction.';
+
+create or replace function penstock.list_strangers(p_user_ids uuid[], p_tenant_ids uuid[])
+returns table (place integer) language sql stable security definer set search_path = penstock, pg_temp as $$
+  select c.n::integer from unnest(p_user_ids, p_tenant_ids) with ordinality as c(user_id, tenant_id, n)
+  where exists (select from api_keys k where k.id = c.user_id and _key_role(k) is null)
+    or c.tenant_id is not null and not exists (
+      select from members m where m.tenant_id = c.tenant_id and m.user_id = c.user_id)
+$$;
+comment on function penstock.list_strangers(uuid[], uuid[]) is
+  'The places of those users and keys that are not, or not any more, in the tenant beside them; with null beside them, of keys that have ended.';
 
 create or replace function penstock.begin_request(p_key text, p_digest bytea)
 returns jsonb language plpgsql security definer set search_path = penstock, pg_temp as $$
