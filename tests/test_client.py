@@ -38,8 +38,9 @@ from penstock.settings import Settings, settings
 from penstock.types import Job, JobChange, LinkedArtifact
 from tests.api.conftest import Person, World, api_settings
 from tests.conftest import Eventually
+from tests.test_storage import bucket, credentials, s3
 
-__all__ = ["api_settings"]
+__all__ = ["api_settings", "bucket", "credentials", "s3"]
 
 PDF = b"%PDF-1.7\n" + bytes(range(256)) * 1000
 
@@ -854,6 +855,18 @@ def test_bytes_that_are_not_the_file_are_refused(
     with pytest.raises(penstock.PenstockError):
         ask.artifacts.read(kept)
     assert not list(tmp_path.glob("x.pdf*"))
+
+
+def test_files_in_a_bucket(
+    served: Served, ann: Person, ask: Client, bucket: storage.Bucket, tmp_path: Path
+) -> None:
+    """With the bucket's own URLs, byte for byte as they were signed."""
+    served.app.state.storage = bucket
+    kept = ask.artifacts.upload(PDF, name="ein Blatt.pdf")
+    assert not kept.url.startswith(served.url)
+    part = tmp_path / f"a.pdf.{kept.sha256[:16]}.part"
+    part.write_bytes(PDF[:1000])
+    assert ask.artifacts.download(kept, tmp_path / "a.pdf").read_bytes() == PDF
 
 
 def test_a_large_output_is_read_back(
