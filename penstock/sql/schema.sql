@@ -1920,7 +1920,7 @@ function penstock._locked_job(uuid)
   returns: penstock.jobs
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7200877eae384537664510a0f0c1d651
+  body: sha256 3efad6d32217a57215d002c9a6626cb6
   comment: The job, locked, if the caller may act on it.
 
 function penstock._lost_code(bigint)
@@ -2431,7 +2431,7 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 57dc7ddecc02477f6848ff11855a6e33
+  body: sha256 d86e05f82cc71bb372d85c4df82ef444
   comment: Adds tasks to a job that has not ended and returns the ids of those added, in order; one whose idempotency key is there already is left out. A running task names itself and its lease.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2550,7 +2550,7 @@ function penstock.confirm_job(uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c65c7701e08225ba073de46ea7cb9631
+  body: sha256 ddaa62d07dc99fb854062bd963e3fdb8
   comment: Lets the tasks run that wait for a confirmation, and returns how many they are. Once confirmed, a second call changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2625,7 +2625,7 @@ function penstock.discard_dead_letters(jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1b6adea3a63e75d649bae749148515fd
+  body: sha256 9231103ae685b5217ced47229179a4ef
   comment: Removes dead letters that match; their tasks stay failed. Returns how many.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2930,7 +2930,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4b3eaead49a1db16bc2d6fd6300c11f9
+  body: sha256 9a8e51556e75b03f87f7e722167883a1
   comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.
   grant to service_role: execute
 

@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 from uuid import UUID
 
+import pytest
+from psycopg.types.json import Jsonb
+
 from penstock.db import SyncConnection
 from penstock.testing import Clock
+from tests.sql.conftest import Call, Contract, Sessions
 
 TABLES = (
     "jobs",
@@ -91,3 +95,81 @@ def test_a_large_job_goes_in_bites(conn: SyncConnection, tenant: UUID, clock: Cl
     clock.advance(days=91)
     assert [prune(conn, 2) for _ in range(4)] == [2, 2, 2, 1]
     assert set(rows_of(conn, job).values()) == {0}
+
+
+class TestWithOthers:
+    """Retention waits for nobody who waits for it."""
+
+    def begin(self, sessions: Sessions, clock: Clock) -> tuple[Contract, UUID, Contract, Call]:
+        """A failed job that is just being deleted; its delete waits for a row that the first session has."""
+        sql = sessions.open()
+        job = sql.start([{"kind": "work"}])
+        sql.kill(sql.claim_one())
+        clock.advance(days=100)
+        blocker = sessions.open()
+        blocker.connection.execute("begin")
+        blocker.execute("select from penstock.results where job_id = %s for update", job)
+        pruner = sessions.open()
+        call = Call(lambda: pruner.value("prune"))
+        sessions.wait_until_blocked(pruner, call)
+        return blocker, job, pruner, call
+
+    def test_a_replay_of_what_is_being_deleted_finds_nothing(self, sessions: Sessions, clock: Clock) -> None:
+        blocker, job, _, deleting = self.begin(sessions, clock)
+        other = sessions.open()
+        replaying = Call(lambda: other.replay(all=True))
+        sessions.wait_until_blocked(other, replaying)
+        blocker.connection.execute("commit")
+        assert deleting.result() > 0
+        assert replaying.result() == 0
+        assert other.one("select count(*) from penstock.jobs where id = %s", job) == 0
+
+    @pytest.mark.parametrize("verb", ["pause", "resume", "cancel", "add", "confirm"])
+    def test_what_was_deleted_meanwhile_is_not_there(
+        self, sessions: Sessions, clock: Clock, verb: str
+    ) -> None:
+        blocker, job, _, deleting = self.begin(sessions, clock)
+        other = sessions.open()
+
+        def act() -> None:
+            with other.refused(404, "unknown_job"):
+                match verb:
+                    case "add":
+                        other.add(job, [{"kind": "work"}])
+                    case "confirm":
+                        other.value("confirm_job", job_id=job)
+                    case _:
+                        getattr(other, verb)(job)
+
+        acting = Call(act)
+        sessions.wait_until_blocked(other, acting)
+        blocker.connection.execute("commit")
+        assert deleting.result() > 0
+        acting.result()
+
+    def test_what_somebody_has_in_hand_stays_until_the_next_time(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
+        sql = sessions.open()
+        job = sql.start([{"kind": "work"}])
+        sql.drain()
+        clock.advance(days=100)
+        other = sessions.open()
+        other.connection.execute("begin")
+        other.execute("select from penstock.phases where job_id = %s for update", job)
+        assert sql.value("prune") == 0
+        assert sql.one("select count(*) from penstock.results where job_id = %s", job) == 1
+        other.connection.execute("commit")
+        assert sql.value("prune") > 0
+
+    def test_a_letter_that_is_being_replayed_is_not_discarded(self, sessions: Sessions) -> None:
+        sql = sessions.open()
+        jobs = [sql.start([{"kind": "work"}]) for _ in range(2)]
+        for task in sql.claim(2):
+            sql.kill(task)
+        other = sessions.open()
+        other.connection.execute("begin")
+        other.replay(job_id=str(jobs[0]))
+        assert sql.value("discard_dead_letters", filter=Jsonb({"all": True})) == 1
+        other.connection.execute("commit")
+        assert [sql.status(job) for job in jobs] == ["running", "failed"]

@@ -224,8 +224,10 @@ declare
   v_ids bigint[] := _matching_letters(p_filter);
   v_count integer;
 begin
+  -- One that is just being replayed is not waited for: it is no letter any more.
   with gone as (
-    delete from dead_letters where id = any (v_ids) returning tenant_id, job_id, task_id
+    delete from dead_letters where ctid = any (array(select ctid from dead_letters where id = any (v_ids) for update skip locked))
+    returning tenant_id, job_id, task_id
   ), logged as (
     insert into audit_log (at, tenant_id, actor, action, job_id, subject)
     select _now(), tenant_id, _actor(), 'dead_letter.discarded', job_id, 'task:' || task_id from gone

@@ -193,7 +193,7 @@ begin
     begin
       v_parents := case when v_job.finished_at is null then _parents(p_job_id, p_tasks) else '{}' end;
       perform _hold_jobs(array[p_job_id], array_fill(p_job_id, array[cardinality(v_parents)]), v_parents);
-      select * into v_job from jobs where id = p_job_id;
+      v_job := _visible_job(p_job_id, array['owner', 'admin', 'member']);
       exit when v_job.finished_at is not null or v_parents = _parents(p_job_id, p_tasks);
       raise exception using errcode = 'PS001', message = '0';
     exception when sqlstate 'PS001' then
@@ -280,6 +280,9 @@ declare
   v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
 begin
   select * into v_job from jobs where id = p_job_id for no key update;
+  if not found then  -- pruned while we waited for it
+    perform _refuse(404, 'unknown_job', 'there is no such job');
+  end if;
   return v_job;
 end
 $$;
@@ -351,7 +354,7 @@ begin
       v_tasks := array(
         select p.task_id from parked p where p.tenant_id = v_job.tenant_id and p.waits_for = 'confirm' and p.job_id = p_job_id
         order by p.task_id for update);
-      select * into v_job from jobs where id = p_job_id for no key update;
+      v_job := _locked_job(p_job_id);
       exit when not exists (
         select from parked p where p.tenant_id = v_job.tenant_id and p.waits_for = 'confirm' and p.job_id = p_job_id and p.task_id <> all (v_tasks));
       raise exception using errcode = 'PS001';
@@ -554,6 +557,15 @@ begin
     select id from jobs where status in ('completed', 'failed', 'canceled') and finished_at < v_cutoff
     order by id limit p_limit for update skip locked
   loop
+    -- Everybody else takes the job last. We have it first, so we wait for nothing more: what somebody has in hand, or a
+    -- large pause or cancel has not worked off yet, is for the next time.
+    continue when exists (select from chores where job_id = v_job_id) or exists (select from leases where job_id = v_job_id)
+      or (select count(*) from (select from parked where job_id = v_job_id for update skip locked) as p)
+        < (select count(*) from parked where job_id = v_job_id)
+      or (select count(*) from (select from phases where job_id = v_job_id for update skip locked) as p)
+        < (select count(*) from phases where job_id = v_job_id)
+      or (select count(*) from (select from bulks where job_id = v_job_id for update skip locked) as b)
+        < (select count(*) from bulks where job_id = v_job_id);
     -- First of all the way back: what is half deleted must not be retried.
     delete from dead_letters where job_id = v_job_id;
     delete from results where ctid = any (array(select ctid from results where job_id = v_job_id limit v_left));
@@ -572,8 +584,6 @@ begin
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
     exit when v_left <= 0;
-    -- A large pause or cancel may not have been worked off yet: then the job waits for the next time.
-    continue when exists (select from chores where job_id = v_job_id) or exists (select from leases where job_id = v_job_id);
     delete from edges where job_id = v_job_id;
     delete from attempts where job_id = v_job_id;
     delete from parked where job_id = v_job_id;
