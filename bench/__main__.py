@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import api, engine, flow, measure, ours, server
+from bench import api, bulks, engine, flow, measure, ours, server
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
@@ -40,6 +40,8 @@ PARTS = (
     "rollup",
     "wire",
     "api",
+    "rows",
+    "budget",
 )
 
 
@@ -103,6 +105,8 @@ def main() -> None:
         show("api", lambda: api.watchers(new(), size([20, 200, 2000], [20, 200]), size(15, 4)))
         show("api", lambda: api.clients(new(), size(1000, 100), size(15, 4)))
         show("api", lambda: api.beside(new, 32, size(6, 2), size(3, 1)))
+        show("rows", lambda: bulks.rows(new(), size(1_000_000, 100_000)))
+        show("budget", lambda: bulks.budgets(new(), size(100, 25)))
     save(figures, arguments.json, parts)
 
 

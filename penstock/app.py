@@ -550,10 +550,12 @@ class App:
         if self._is_declared:
             return
         await kinds.define(where, kinds=[task.settings for task in self.tasks.values()])
-        for kind in (*self.job_types.values(), *self.bulks.values()):
+        for kind in self.job_types.values():
             phases = [{"name": name, "weight": weight} for name, weight in kind.phases.items()]
             await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
         for kind in self.bulks.values():
+            phases = [{"name": name, "weight": weight} for name, weight in kind.all_phases().items()]
+            await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
             await bulks.define_type(where, name=kind.name, **kind.declared())
         for schedule in self.schedules.values():
             arguments: dict[str, Any] = {"tenant_id": await self.tenant_id(where), **schedule}

@@ -42,6 +42,8 @@ PREVIEW = 5
 """So many rows are shown before a confirmation where rows are not packed."""
 PART = 1000
 """So many rows are loaded in one transaction."""
+MOST_TASKS = 50_000
+"""So many tasks are added in one transaction, whatever the number of rows."""
 SAMPLE = 1000
 """So many rows are drawn for a forecast."""
 _REFUSALS = 20
@@ -144,6 +146,13 @@ class BulkType(Generic[T]):
 
     def __repr__(self) -> str:
         return f"<bulk type {self.name}>"
+
+    def all_phases(self) -> dict[str, float]:
+        """Its phases. Where they are declared, loading and applying are there too, but weigh nothing."""
+        if not self.phases:
+            return {}
+        own = [f"{self.name}.load", *([f"{self.name}.apply"] if self._apply is not None else [])]
+        return {**dict.fromkeys(own, 0.0), **self.phases}
 
     def declared(self) -> dict[str, Any]:
         """As `define_bulk_type` takes it."""
@@ -339,6 +348,9 @@ class BulkType(Generic[T]):
                 packs = packs[:1]
             is_more = following is not None or sum(map(len, packs)) < len(taken)
             drawings, problems = await self._drawings(packs, values, is_preview)
+            fitting = _fitting(drawings)
+            is_more = is_more or len(fitting) < len(drawings)
+            drawings = fitting
             next_load = {"kind": f"{self.name}.load", "confirm": is_preview} if is_more else None
             next_id = await self._add(ctx, drawings, problems, next_load, is_preview=is_preview)
             marks = [*problems, *(mark for each in drawings for mark in each.marks())]
@@ -526,6 +538,16 @@ def pack(
     if current and (not is_more or not packed or len(current) == batch):
         packed.append(current)
     return packed
+
+
+def _fitting(drawings: list[_Drawing]) -> list[_Drawing]:
+    """As many as one call takes."""
+    total = 0
+    for place, each in enumerate(drawings):
+        total += len(each.tasks)
+        if total > MOST_TASKS and place:
+            return drawings[:place]
+    return drawings
 
 
 class _Sample:

@@ -84,6 +84,40 @@ def test_a_guides_python_runs(
         settings.cache_clear()
 
 
+@pytest.mark.slow
+def test_the_guide_to_bulk_jobs_runs(db: testing.Database, tmp_path: Path) -> None:
+    """R0.1: from an empty folder to a sheet with results and real files, as a person types it."""
+    text = (ROOT / "docs/bulk.md").read_text()
+    parts: dict[str, list[str]] = {}
+    for language, part in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
+        parts.setdefault(language, []).append(part)
+    (tmp_path / "ideas.csv").write_text(parts["csv"][0])
+    (tmp_path / "posters.py").write_text("\n\n".join(parts["python"]))
+    typed = [line[2:] for line in parts["console"][0].splitlines() if line.startswith("$ ")]
+    script = "\n".join(line for line in typed if not line.startswith("pip "))
+    program = f'penstock() {{ {shlex.quote(sys.executable)} -m penstock "$@"; }}\n'
+    environment = {**os.environ, "DATABASE_URL": db.dsn, "PENSTOCK_ALLOW_UNSAFE": "1"}
+    done = subprocess.run(
+        ["sh", "-e", "-c", program + script],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "bad_value" in done.stdout
+    lines = (tmp_path / "results.csv").read_text("utf-8-sig").splitlines()
+    assert [line.split(",")[0] for line in lines[1:]] == [
+        line.split(",")[0] for line in parts["csv"][0].splitlines()[1:]
+    ]
+    posters = list((tmp_path / ".penstock/artifacts").rglob("*.svg"))
+    assert len(posters) == 3
+    assert all(poster.read_text().startswith("<svg") for poster in posters)
+    for part in parts["sql"]:
+        db.execute(re.sub(r"^.*(\\gset|:').*$", "", part, flags=re.MULTILINE))
+
+
 def test_the_guide_to_money_runs(
     db: testing.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

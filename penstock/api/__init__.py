@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from penstock import db
 from penstock.api import (
     artifacts,
+    bulks,
     dead_letters,
     development,
     events,
@@ -106,6 +107,9 @@ def create(
     for routes in (
         jobs.start_routes,
         jobs.routes,
+        bulks.start_routes,
+        bulks.file_routes,
+        bulks.routes,
         dead_letters.routes,
         schedules.routes,
         money.routes,

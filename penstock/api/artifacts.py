@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from datetime import datetime
 from email.utils import formatdate
 from functools import partial
@@ -20,11 +19,11 @@ from penstock import artifacts, content, jobs
 from penstock import storage as storages
 from penstock.api.callers import Caller, Callers
 from penstock.api.fields import NUMERIC, Asked
-from penstock.api.limits import Limits
+from penstock.api.limits import arriving
 from penstock.api.pages import LARGEST, LimitQuery, Page, UuidCursor, page
 from penstock.api.routes import PROBLEMS, Held, Route, StartRoute
 from penstock.api.routes import router as routes_for
-from penstock.errors import Conflict, Invalid, LeaseLost, NotFound, TimedOut, TooLarge
+from penstock.errors import Conflict, Invalid, LeaseLost, NotFound, TooLarge
 from penstock.storage import HOUR, File, Folder, Storage
 from penstock.types import Artifact
 
@@ -258,22 +257,7 @@ async def put_file(request: Request, path: str) -> None:
     if announced.isdecimal() and int(announced) > limit:
         # Before a byte of it is read.
         raise TooLarge(f"the file is larger than {limit} bytes", details={"limit": limit})
-    await folder.put(grant.path, _arriving(request), limit=limit)
-
-
-async def _arriving(request: Request) -> AsyncGenerator[bytes]:
-    """What is sent, for as long as something comes."""
-    limits: Limits = request.app.state.limits
-    chunks = request.stream()
-    while True:
-        try:
-            async with asyncio.timeout(limits.body_seconds):
-                chunk = await anext(chunks, None)
-        except TimeoutError:
-            raise TimedOut("the file came too slowly") from None
-        if chunk is None:
-            return
-        yield chunk
+    await folder.put(grant.path, arriving(request), limit=limit)
 
 
 @files.get("/storage/{path:path}", response_class=Response, responses=_PARTS, openapi_extra=_OPEN)

@@ -58,3 +58,8 @@ Money = Annotated[
     ),
 ]
 """An amount in the base currency: a text, which is exact, or a number."""
+
+StopAfter = Annotated[
+    str, Field(pattern=r"^([1-9][0-9]{0,8}|(100|[1-9]?[0-9](\.[0-9]{1,3})?)%)$", examples=["20", "5%"])
+]
+"""After how many failed tasks a job pauses, or after which part of them."""

@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from penstock import artifacts, costs, jobs
 from penstock.api.artifacts import ArtifactAnswer, linked
-from penstock.api.fields import NUMERIC, Asked, Instant, Money
+from penstock.api.fields import NUMERIC, Asked, Instant, Money, StopAfter
 from penstock.api.limits import MOST_PER_PAGE
 from penstock.api.pages import (
     LARGEST,
@@ -69,6 +69,7 @@ class TaskRequest(TypedDict, total=False):
     timeout_seconds: StrictFloat | None
     idempotency_key: str | None
     route: dict[str, Any] | None
+    confirm: bool | None
 
 
 class JobRequest(Asked):
@@ -88,6 +89,7 @@ class JobRequest(Asked):
     delay_seconds: StrictFloat | None = None
     on_failure: OnFailure | None = None
     on_limit: OnLimit | None = None
+    stop_after: StopAfter | None = None
     paused: StrictBool | None = None
     budget: Money | None = None
 
@@ -259,6 +261,12 @@ async def cancel_job(held: Held, job_id: UUID, why: Annotated[Reason | None, Bod
     """End the job now."""
     status: Any = await jobs.cancel(held, job_id=job_id, reason=why and why.reason)
     return Status(status=status)
+
+
+@routes.post("/jobs/{job_id:uuid}/confirm")
+async def confirm_job(held: Held, job_id: UUID) -> Count:
+    """Let the tasks run that wait for a confirmation."""
+    return Count(count=await jobs.confirm(held, job_id=job_id))
 
 
 @routes.post("/jobs/{job_id:uuid}/retry")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +26,8 @@ class Limits:
     """How long a request may take to arrive; no connection to the database is held meanwhile."""
     body_values: int = 200_000
     """Values in the JSON of one request: reading more of them would keep everybody else waiting."""
+    file_bytes: int = 256 << 20
+    """Of a file whose rows make a job."""
     statement_seconds: float = 10
     per_second: float = 100
     """Requests of one caller, on average."""
@@ -88,6 +91,21 @@ def _too_large(limits: Limits) -> TooLarge:
         hint="Keep files in object storage; add the tasks of a large job in several requests.",
         details={"limit": limits.body_bytes},
     )
+
+
+async def arriving(request: Request) -> AsyncGenerator[bytes]:
+    """A file that is sent, for as long as something comes."""
+    limits: Limits = request.app.state.limits
+    chunks = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(limits.body_seconds):
+                chunk = await anext(chunks, None)
+        except TimeoutError:
+            raise TimedOut("the file came too slowly") from None
+        if chunk is None:
+            return
+        yield chunk
 
 
 def read_json(body: bytes, limits: Limits) -> Any:

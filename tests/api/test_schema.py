@@ -45,7 +45,7 @@ FOR_SERVICE = "operations"
 
 # Ids that exist, so that what is tried gets further than to "there is no such thing".
 IDS = {
-    "job_id": ("job_id", "failed_job", "paused_job"),
+    "job_id": ("job_id", "failed_job", "paused_job", "gated_job", "bulk_id"),
     "tenant_id": ("tenant_id",),
     "task_id": ("task_id",),
     "letter_id": ("letter_id",),
