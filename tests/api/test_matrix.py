@@ -406,7 +406,9 @@ def ask(world: World, name: str, headers: dict[str, str], things: Things) -> htt
     if row.is_stream:
         return begun(world, target, headers)
     body = filled(row.body, things, row)
-    return world.client.request(method, target, headers=headers, json=body, content=row.content, follow_redirects=False)  # pyright: ignore[reportReturnType]
+    return world.client.request(
+        method, target, headers=headers, json=body, content=row.content, follow_redirects=False
+    )  # pyright: ignore[reportReturnType]
 
 
 def begun(world: World, target: str, headers: dict[str, str]) -> httpx.Response:
