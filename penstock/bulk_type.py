@@ -35,7 +35,7 @@ from penstock.context import Context, Fail, Reschedule
 from penstock.drawing import Graph, Options, drawing
 from penstock.errors import Invalid, Limited, PenstockError
 from penstock.signature import Signature, Step, key_of
-from penstock.types import Forecast, JobOptions
+from penstock.types import Forecast, JobOptions, RowProblem, SourceCheck
 
 T = TypeVar("T", bound=pydantic.BaseModel)
 PREVIEW = 5
@@ -88,30 +88,6 @@ class RowError(pydantic.BaseModel):
     @pydantic.model_serializer
     def _write(self) -> dict[str, Any]:
         return {"$error": {"code": self.code, "message": self.message}}
-
-
-@dataclass(frozen=True, slots=True)
-class RowProblem:
-    """Why a row is refused."""
-
-    line: int
-    column: str | None
-    code: str
-    message: str
-
-
-@dataclass(slots=True)
-class Check:
-    """What is in a source, and every row that would be refused."""
-
-    rows: int = 0
-    good: int = 0
-    problems: list[RowProblem] = field(default_factory=list[RowProblem])
-
-    @property
-    def is_good(self) -> bool:
-        """Whether no row would be refused."""
-        return not self.problems
 
 
 class BulkType(Generic[T]):
@@ -214,15 +190,16 @@ class BulkType(Generic[T]):
         """`astart` for code that is not async."""
         return self.app.block(self.astart(source, **params))
 
-    def check(self, source: Any) -> Check:
+    def check(self, source: Any) -> SourceCheck:
         """Every row that would be refused, with its line, column and reason. Needs no database."""
-        found = Check()
+        rows = good = 0
+        found: list[RowProblem] = []
         with bulks.opened(source) as table:
             for problems in self.checked(table):
-                found.rows += 1
-                found.good += not problems
-                found.problems += problems
-        return found
+                rows += 1
+                good += not problems
+                found += problems
+        return SourceCheck(rows, good, found)
 
     def checked(self, source: Iterable[Any]) -> Iterator[list[RowProblem]]:
         """For each row, what is wrong with it."""

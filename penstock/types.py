@@ -335,6 +335,25 @@ class BulkResult:
 
 
 @dataclass(frozen=True, slots=True)
+class RowProblem:
+    """Why a row is refused."""
+
+    line: int
+    column: str | None
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCheck:
+    """What is in a source, and the rows that would be refused."""
+
+    rows: int
+    good: int
+    problems: list[RowProblem]
+
+
+@dataclass(frozen=True, slots=True)
 class RowsAdded:
     """What became of rows that were sent."""
 

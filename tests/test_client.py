@@ -26,6 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, assert_type
 
+import pydantic
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -91,6 +92,11 @@ def running(app: FastAPI) -> Iterator[str]:
         listening.close()
 
 
+class Idea(pydantic.BaseModel):
+    title: str
+    seconds: int = 5
+
+
 @pytest.fixture
 def served(db: testing.Database, api_settings: Settings) -> Iterator[Served]:
     app = App(database_url=db.dsn)
@@ -98,6 +104,13 @@ def served(db: testing.Database, api_settings: Settings) -> Iterator[Served]:
     @app.task
     def draw(text: str) -> str:
         return text
+
+    @app.bulk(row=Idea, key=["title"])
+    def ideas(row: Idea) -> Any:
+        return draw.step(row.title)
+
+    @ideas.undo
+    async def undo(ctx: Any, connection: Any, row: Any, change: Any) -> None: ...
 
     made = api.create(api_settings, app)
     with running(made) as url:
@@ -384,6 +397,40 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert {member.user_id: member.role for member in await got(owner.members.list())}[new.id] == "member"
     await got(owner.members.remove(new.id))
     await got(owner.keys.revoke(new.id))
+
+    # bulk jobs
+    sheet = tmp_path / "ideas.csv"
+    sheet.write_text("title,seconds\notters,7\nherons,long\n")
+    checked = await got(owner.bulks.check("ideas", sheet))
+    assert (checked.rows, checked.good, checked.problems[0].line) == (2, 1, 3)
+    assert (await got(owner.bulks.forecast("ideas", sheet, budget=2))).tasks == 1
+    uploaded = await got(owner.bulks.upload("ideas", sheet, stop_after=3, idempotency_key="sheet"))
+    assert (
+        await got(owner.bulks.upload("ideas", sheet, stop_after=3, idempotency_key="sheet"))
+    ).id == uploaded.id
+    sheet.write_text("title,seconds\notters,7\nherons,6\nowls,1\n")
+    assert (await got(owner.bulks.add_file(uploaded.id, sheet))).added == 1
+    assert (await got(owner.bulks.add_rows(uploaded.id, {9: {"title": "voles"}}))).added == 1
+    bulk = await got(owner.bulks.get(uploaded.id))
+    assert (bulk.rows.total, bulk.source["name"], bulk.job.status) == (4, "ideas.csv", "queued")
+    assert [row.key for row in await got(owner.bulks.rows(uploaded.id, states=["waiting"], limit=2))] == [
+        "otters",
+        "herons",
+    ]
+    exported = await got(owner.bulks.export(uploaded.id, tmp_path / "out.jsonl"))
+    assert [json.loads(line)["title"] for line in exported.read_text().splitlines()] == [
+        "otters", "herons", "owls", "voles",
+    ]  # fmt: skip
+    posted = await got(owner.bulks.start("ideas", [{"title": "a"}], source={"name": "May"}, preview=True))
+    assert {each.id for each in await got(owner.bulks.list("type:ideas"))} == {posted.id, uploaded.id}
+    served.db.execute(
+        "insert into penstock.bulk_changes (tenant_id, job_id, row_number, name, applied_at)"
+        " values (%s, %s, 1, 'title', now())",
+        [ann.tenant, posted.id],
+    )
+    assert (await got((await got(owner.bulks.undo(posted.id, rows=[1]))).get())).type == "ideas.undo"
+    gated = await got(owner.jobs.start("report", tasks=[{"kind": "work", "confirm": True}]))
+    assert await got(owner.jobs.confirm(gated.id)) == 1
 
     # operations
     assert await got(service.providers.set("ann/own", concurrency=2, features=["fast"])) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from tempfile import SpooledTemporaryFile
@@ -34,6 +35,7 @@ from penstock.types import (
     RowCounts,
     RowsAdded,
     RowState,
+    SourceCheck,
     Wait,
 )
 
@@ -154,23 +156,6 @@ class Undo(Asked):
 
     rows: list[RowNumber] | None = Field(None, min_length=1, max_length=10_000)
     names: list[str] | None = Field(None, min_length=1, max_length=1000)
-
-
-class Problem(BaseModel):
-    """Why a row would be refused."""
-
-    line: int
-    column: str | None
-    code: str
-    message: str
-
-
-class CheckAnswer(BaseModel):
-    """What is in a file."""
-
-    rows: int
-    good: int
-    problems: list[Problem] = Field(description=f"The first {_MOST_PROBLEMS}.")
 
 
 class BulkAnswer(BaseModel):
@@ -308,16 +293,12 @@ async def upload_bulk(
 
 
 @file_routes.post("/bulks/check", openapi_extra=_BODY)
-async def check_bulk(request: Request, asked: Annotated[CheckQuery, Query()]) -> CheckAnswer:
-    """Every row of a file that would be refused: line, column and reason. Needs the app."""
+async def check_bulk(request: Request, asked: Annotated[CheckQuery, Query()]) -> SourceCheck:
+    """The rows of a file that would be refused: line, column and reason of the first 1000. Needs the app."""
     type = _type(request, asked.type)
     with _opened(request, asked) as source:
-        found = await asyncio.to_thread(type.check, source)
-    problems = [
-        Problem(line=each.line, column=each.column, code=each.code, message=each.message)
-        for each in found.problems[:_MOST_PROBLEMS]
-    ]
-    return CheckAnswer(rows=found.rows, good=found.good, problems=problems)
+        found: SourceCheck = await asyncio.to_thread(type.check, source)
+    return replace(found, problems=found.problems[:_MOST_PROBLEMS])
 
 
 @file_routes.post("/bulks/forecast", openapi_extra=_BODY)

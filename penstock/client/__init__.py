@@ -6,6 +6,7 @@ from typing import Self
 from uuid import UUID
 
 from penstock.client.artifacts import Artifacts
+from penstock.client.bulks import Bulks
 from penstock.client.core import Core
 from penstock.client.dead_letters import DeadLetters
 from penstock.client.jobs import Jobs, StartedJob
@@ -52,6 +53,7 @@ class _Nouns(Noun[IO]):
         )
         super().__init__(core)
         self.jobs = Jobs(core)
+        self.bulks = Bulks(core)
         self.artifacts = Artifacts(core)
         self.dead_letters = DeadLetters(core)
         self.schedules = Schedules(core)

@@ -96,7 +96,7 @@ class Artifacts(Noun[IO]):
         if known is None or kind is None:
             missing = "name" if known is None else "content_type"
             raise Invalid(f"the file's {missing} cannot be told from it", details={"field": missing})
-        file, size = await core.io.work(_opened, source)
+        file, size = await core.io.work(opened, source)
         try:
             body = {
                 "name": known,
@@ -287,7 +287,7 @@ class _Begun:
     url: str
 
 
-def _opened(source: Source) -> tuple[BinaryIO, int]:
+def opened(source: Source) -> tuple[BinaryIO, int]:
     """The file, which can be read more than once, and its size."""
     if isinstance(source, bytes | bytearray | memoryview):
         return io.BytesIO(source), len(source)
@@ -308,7 +308,7 @@ async def _send(core: Core[IO], body: Any, key: str, file: BinaryIO, size: int) 
         # Again with the same key: the same upload, and a fresh URL.
         begun = read(_Begun, (await core.ask("POST", "/api/uploads", body=body, key=key)).json())
         digest = hashlib.sha256()
-        chunks = core.io.body(_chunks(core, file, size, digest))
+        chunks = core.io.body(chunks_of(core, file, size, digest))
         headers = {"Content-Length": str(size)}
         try:
             request = core.signed_request("PUT", begun.url, headers, chunks)
@@ -321,7 +321,8 @@ async def _send(core: Core[IO], body: Any, key: str, file: BinaryIO, size: int) 
         await core.io.sleep(tries.pause(error))
 
 
-async def _chunks(core: Core[IO], file: BinaryIO, size: int, digest: Any) -> AsyncGenerator[bytes]:
+async def chunks_of(core: Core[IO], file: BinaryIO, size: int, digest: Any = None) -> AsyncGenerator[bytes]:
+    """A file's bytes, from its beginning."""
     await core.io.work(file.seek, 0)
     left = size
     while left:
@@ -329,5 +330,6 @@ async def _chunks(core: Core[IO], file: BinaryIO, size: int, digest: Any) -> Asy
         if not chunk:
             raise Invalid("the file became shorter while it was sent")
         left -= len(chunk)
-        digest.update(chunk)
+        if digest is not None:
+            digest.update(chunk)
         yield chunk

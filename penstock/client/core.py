@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar, cast
 from urllib.parse import quote, urlencode, urlsplit
 from uuid import UUID
 
@@ -86,6 +86,7 @@ class Core(Generic[IO]):
         *,
         query: Query | None = None,
         body: Any = None,
+        file: Callable[[], Any] | None = None,
         key: str | None = None,
         tag: str | None = None,
         good: int = 200,
@@ -94,15 +95,18 @@ class Core(Generic[IO]):
     ) -> Answer:
         """The answer to a request. A lost one is asked for again with the same key: nothing is done twice.
 
-        `tag`: the ETag of what is known already. `good`: a status that is no refusal, beside those below 300
-        and 304. `seconds`: how long to wait, if not `timeout`. `until`: when nobody waits any more, by the
-        monotonic clock.
+        `file`: makes what is sent in place of a document, from its beginning each time. `tag`: the ETag of
+        what is known already. `good`: a status that is no refusal, beside those below 300 and 304.
+        `seconds`: how long to wait, if not `timeout`. `until`: when nobody waits any more, by the monotonic
+        clock.
         """
         headers = {"Accept": "application/json"}
         content = None
         if body is not None:
             headers["Content-Type"] = "application/json"
             content = _json(body)
+        if file is not None:
+            headers["Content-Type"] = "application/octet-stream"
         if method != "GET":
             headers["Idempotency-Key"] = key = _idempotency_key(key)
         if tag is not None:
@@ -110,7 +114,8 @@ class Core(Generic[IO]):
         url = self.base_url + path + _query(query)
         tries = Tries(self._retries, until)
         while True:
-            request = self._request(method, url, headers, content, tries.seconds(seconds or self.timeout))
+            sent = content if file is None else file()
+            request = self._request(method, url, headers, sent, tries.seconds(seconds or self.timeout))
             try:
                 answer = await self.receive(request, self.max_bytes)
                 if answer.status < 300 or answer.status in (304, good):
@@ -161,6 +166,29 @@ class Core(Generic[IO]):
     def tenant_or_none(self, chosen: UUID | str | None) -> UUID | None:
         """The tenant that a call is about, if that is said."""
         return self._tenant if chosen is None else identifier(chosen, "tenant_id")
+
+    async def save(self, path: str, query: Query, file: BinaryIO) -> None:
+        """Write a GET's answer into a file, which is empty. What breaks off is asked for again."""
+        tries = self.tries()
+        while True:
+            headers = {"Accept": "*/*"}
+            request = self._request("GET", self.base_url + path + _query(query), headers, None, self.timeout)
+            try:
+                response = await self.open(request)
+                try:
+                    if response.status_code == 200:
+                        async with aclosing(self.chunks(response)) as chunks:
+                            async for chunk in chunks:
+                                await self.io.work(file.write, chunk)
+                        return
+                    error = refusal(await self.whole(response, self.max_bytes))
+                finally:
+                    await self.io.close(response)
+            except Unavailable as lost:
+                error = lost
+            await self.io.sleep(tries.pause(error))
+            await self.io.work(file.seek, 0)
+            await self.io.work(file.truncate)
 
     # Events
 
@@ -244,7 +272,7 @@ class Core(Generic[IO]):
         return Tries(self._retries)
 
     def _request(
-        self, method: str, url: str, headers: dict[str, str], content: bytes | None, seconds: float
+        self, method: str, url: str, headers: dict[str, str], content: Any, seconds: float
     ) -> httpx.Request:
         if self._key is not None:
             headers = {**headers, "Authorization": f"Bearer {self._key.reveal()}"}
@@ -318,8 +346,12 @@ def _json(body: Any) -> bytes:
 
 
 def _query(query: Query | None) -> str:
-    chosen = {name: str(value) for name, value in (query or {}).items() if value is not None}
-    return f"?{urlencode(chosen)}" if chosen else ""
+    chosen = {
+        name: [*map(str, cast("list[Any]", value))] if isinstance(value, list) else [str(value)]
+        for name, value in (query or {}).items()
+        if value is not None
+    }
+    return f"?{urlencode(chosen, doseq=True)}" if chosen else ""
 
 
 def _plain_request(

@@ -232,6 +232,12 @@ class Jobs(Noun[IO]):
         answer = await self._core.ask("POST", _path("/api/jobs/{}/retry", job_id))
         return answer.field(int, "count")
 
+    @call
+    async def confirm(self, job_id: Id) -> int:
+        """Let the tasks run that wait for a confirmation. Returns how many they are."""
+        answer = await self._core.ask("POST", _path("/api/jobs/{}/confirm", job_id))
+        return answer.field(int, "count")
+
     async def _act(self, job_id: Id, verb: str, body: Any) -> JobStatus:
         answer = await self._core.ask("POST", _path("/api/jobs/{}/" + verb, job_id), body=body)
         status: Any = answer.field(str, "status")
@@ -247,6 +253,8 @@ class Jobs(Noun[IO]):
         chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
         if "budget" in chosen:
             chosen["budget"] = format(exact(chosen["budget"], "budget"), "f")
+        if "stop_after" in chosen:
+            chosen["stop_after"] = str(chosen["stop_after"])
         chosen["tenant_id"] = self._core.tenant_or_none(chosen.get("tenant_id"))
         if tasks is not None:
             chosen["tasks"] = builtins.list(tasks)
