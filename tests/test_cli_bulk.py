@@ -19,7 +19,7 @@ CODE = """
 from pydantic import BaseModel
 from penstock import App, BulkRow, Change, Context
 
-app = App()
+app = App(tenant="studio")
 
 class Idea(BaseModel):
     title: str
@@ -150,7 +150,7 @@ def test_from_a_file_to_a_file(penstock: Run, app: App, drain: testing.Drain, tm
     assert penstock("bulk", "undo", job, "--row", 2).code == 0
     drain(app)
     assert penstock("bulk", "show", job, "-o", "json").json["undone"] == 1
-    assert penstock("bulk", "ls", "-o", "json").json[0]["id"] == job
+    assert penstock("bulk", "ls", "tenant:studio", "-o", "json").json[0]["id"] == job
 
 
 def test_a_budget_and_more_rows(penstock: Run, app: App, drain: testing.Drain, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from tempfile import SpooledTemporaryFile
-from typing import IO, Annotated, Any, Literal
+from typing import IO, Annotated, Any, Literal, cast
 from uuid import UUID
 
 from fastapi import Header, Query, Request, Response
@@ -229,10 +229,10 @@ def _opened(request: Request, table: TableQuery) -> Generator[sources.Source]:
 
 
 def _params(text: str | None, limits: Limits) -> dict[str, Any]:
-    params = {} if text is None else read_json(text.encode("utf-8", "replace"), limits)
+    params: Any = {} if text is None else read_json(text.encode("utf-8", "replace"), limits)
     if not isinstance(params, dict):
         raise Invalid("params is a JSON object", code="invalid_params", details={"field": "params"})
-    return params
+    return cast("dict[str, Any]", params)
 
 
 def _type(request: Request, name: str) -> Any:

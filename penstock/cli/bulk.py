@@ -39,16 +39,15 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="Jobs from sheets and files: one task or graph per row.", no_args_is_help=True)
 
-AppOption = Annotated[
-    str,
-    typer.Option(
-        "--app",
-        metavar="MODULE:APP",
-        envvar="PENSTOCK_APP",
-        show_default=False,
-        help="The app that has the type.",
-    ),
-]
+_APP_OPTION = typer.Option(
+    "--app",
+    metavar="MODULE:APP",
+    envvar="PENSTOCK_APP",
+    show_default=False,
+    help="The app that has the type.",
+)
+AppOption = Annotated[str, _APP_OPTION]
+MaybeAppOption = Annotated[str | None, _APP_OPTION]
 TypeArgument = Annotated[
     str, typer.Argument(metavar="TYPE", show_default=False, help="The type of bulk job.")
 ]
@@ -163,12 +162,20 @@ async def forecast(
     with table.opened() as source:
         tasks, times = _type(app, type).sample(source, pairs_of(param or []))
     options: dict[str, Any] = {"budget": None if budget is None else amount_of(budget)}
-    options["tenant_id"] = await _tenant(pool, tenant)
+    options["tenant_id"] = await _tenant(pool, tenant, app)
     found = await jobs.forecast(pool, type=type, tasks=tasks, times=times, **options)
     output.document(found, lambda: output.facts(forecast_facts(found)))
 
 
-async def _tenant(pool: db.Pool, name: str | None) -> UUID:
+async def _tenant(pool: db.Pool, name: str | None, app: str | None) -> UUID:
+    """Whose job it is: the app's tenant, if none is named. The app's kinds are declared by the way."""
+    if app is not None:
+        from penstock.app import load
+
+        found = load(app)
+        await found.declare(pool)
+        if name is None:
+            return await found.tenant_id(pool)
     return await (tenants.ensure(pool, name="default") if name is None else tenant_id_of(pool, name))
 
 
@@ -180,6 +187,7 @@ async def run(
     pool: db.Pool,
     type: TypeArgument,
     file: FileArgument,
+    app: MaybeAppOption = None,
     format: FormatOption = None,
     encoding: EncodingOption = None,
     delimiter: DelimiterOption = None,
@@ -210,10 +218,13 @@ async def run(
         bool, typer.Option("--watch/--no-watch", help="Watch it until it ends, or only print its id.")
     ] = True,
 ) -> int:
-    """Start a job of the rows of a file. The worker checks them: nothing but the file is needed here."""
+    """Start a job of the rows of a file. The worker checks them: only the file is needed here.
+
+    With an app it belongs to the app's tenant, and no worker has to have run before.
+    """
     table = _Table(file, format, encoding, delimiter, sheet, no_header, rename)
     options: dict[str, Any] = {
-        "tenant_id": await _tenant(pool, tenant),
+        "tenant_id": await _tenant(pool, tenant, app),
         "budget": None if budget is None else amount_of(budget),
         "stop_after": stop_after,
         "on_limit": on_limit,

@@ -92,7 +92,7 @@ def test_a_file_from_end_to_end(world: World, app: App, drain: testing.Drain) ->
     drain(app)
     bulk = get(f"/api/bulks/{job}").json()
     assert (bulk["rows"]["loaded"], bulk["to_confirm"], bulk["job"]["status"]) == (4, 3, "running")
-    assert (bulk["source"]["name"], bulk["problems"][0]["count"], bulk["cost"]) == ("ideas.csv", 1, "0.5")
+    assert (bulk["source"]["name"], bulk["problems"][0]["count"], bulk["cost"]) == ("ideas.csv", 1, "0.75")
     assert world.client.post(f"/api/jobs/{job}/confirm", headers=ann.headers).json() == {"count": 3}
     drain(app)
 
