@@ -18,7 +18,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, StrictBool
 
 from penstock import bulks, content, jobs, sources
-from penstock.api.fields import NUMERIC, Asked, Money, StopAfter
+from penstock.api.fields import NUMERIC, Asked, Money, MoneyText, StopAfter
 from penstock.api.jobs import JobAnswer, JobStarted
 from penstock.api.limits import Limits, arriving, read_json
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, UuidCursor, filter_query, page
@@ -62,7 +62,7 @@ class BulkOptions(Asked):
 
     type: str = Field(max_length=200, examples=["ideas"])
     tenant_id: UUID | None = None
-    budget: Money | None = Field(None, description="It pauses before it costs more.")
+    budget: MoneyText | None = Field(None, description="It pauses before it costs more.")
     stop_after: StopAfter | None = Field(None, description="Pause after so many failures, or such a part.")
     on_failure: OnFailure | None = None
     on_limit: OnLimit | None = None
@@ -95,6 +95,7 @@ class BulkRequest(BulkOptions):
         examples=[{"name": "ideas of May"}],
     )
     params: dict[str, Any] = Field(default_factory=dict[str, Any])
+    budget: Money | None = None
     priority: Annotated[int, Field(ge=0, le=10), NUMERIC] | None = None
     preview: StrictBool | None = None
     skip_done: StrictBool | None = None
@@ -130,7 +131,7 @@ class ForecastQuery(CheckQuery):
     """How a file is read, and what its job would be."""
 
     tenant_id: UUID | None = None
-    budget: Money | None = None
+    budget: MoneyText | None = None
     params: str | None = Field(None, max_length=100_000)
 
 

@@ -59,6 +59,14 @@ Money = Annotated[
 ]
 """An amount in the base currency: a text, which is exact, or a number."""
 
+MoneyText = Annotated[
+    Decimal,
+    Field(ge=0, le=_MOST),
+    BeforeValidator(_amount),
+    WithJsonSchema({"type": "string", "pattern": _AMOUNT, "examples": ["12.50"]}),
+]
+"""An amount in a query, where everything is a text."""
+
 StopAfter = Annotated[
     str, Field(pattern=r"^([1-9][0-9]{0,8}|(100|[1-9]?[0-9](\.[0-9]{1,3})?)%)$", examples=["20", "5%"])
 ]
