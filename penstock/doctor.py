@@ -68,10 +68,22 @@ async def _database(pool: db.Pool) -> Check:
         pool, "select current_setting('server_version_num')::integer, current_setting('server_version')", ()
     )
     milliseconds = 1000 * (time.monotonic() - started)
-    finding = f"PostgreSQL {version.split()[0]}, answers in {milliseconds:.0f} ms"
-    if number < 150000:
+    return _version(number, f"PostgreSQL {version.split()[0]}, answers in {milliseconds:.0f} ms")
+
+
+# The first of each that keeps policies in every plan, and statistics to itself:
+# CVE-2023-2455, CVE-2024-10976, CVE-2025-8713.
+_MENDED = {15: 14, 16: 10, 17: 6}
+
+
+def _version(number: int, finding: str) -> Check:
+    major, minor = divmod(number, 10_000)
+    if major < 15:
         return Check("database", "fail", finding, "Penstock needs PostgreSQL 15 or newer.")
-    if number >= 190000:
+    if minor < _MENDED.get(major, 0):
+        action = f"Update to {major}.{_MENDED[major]} or newer: before, row security could be got around."
+        return Check("database", "warn", finding, action)
+    if major >= 19:
         return Check("database", "warn", finding, "Penstock has been tested with 15 to 18.")
     return Check("database", "ok", finding)
 

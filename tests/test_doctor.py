@@ -74,3 +74,14 @@ async def test_a_database_without_the_schema(server: testing.Server) -> None:
 async def test_no_database() -> None:
     [check] = await doctor.examine("postgresql://nobody@127.0.0.1:1/x")
     assert (check.name, check.state) == ("database", "fail")
+
+
+def test_versions() -> None:
+    """S17: a server whose row security can be got around is named."""
+    found = {
+        number: doctor._version(number, "").state
+        for number in (140022, 150013, 150014, 160009, 170006, 180000, 190001)
+    }
+    assert found == {
+        140022: "fail", 150013: "warn", 150014: "ok", 160009: "warn", 170006: "ok", 180000: "ok", 190001: "warn",
+    }  # fmt: skip

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
+import re
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from urllib.parse import urlsplit
+from typing import Literal
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import pytest
+from botocore.auth import S3SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.credentials import Credentials
 
 from penstock import storage
 from penstock.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
@@ -159,6 +165,44 @@ class TestFiles:
         await store.delete(["t/a/1", "t/none", "t/b/1"])
         assert await paths(store) == ["t/a/2"]
 
+    async def test_no_path_leads_out(self, folder: Folder, tmp_path: Path) -> None:
+        """S28: whatever dots, slashes and blanks are written with, and wherever they stand."""
+        (tmp_path / "secret").write_text("secret")
+        dots = (
+            "..",
+            "%2e%2e",
+            "%252e%252e",
+            ".%2e",
+            "..%00",
+            "\uff0e\uff0e",
+            "%c0%ae%c0%ae",
+            "..;",
+            ". .",
+            "...",
+            "~",
+            "..\t",
+        )
+        slashes = ("/", "//", "\\", "%2f", "%252f", "%5c", "\u2215", "%c0%af", "/./", "/\0/")
+        tried = 0
+        for dot, slash, before in itertools.product(dots, slashes, ("", "t/", "t/a/")):
+            # A blank part between two slashes is nothing either.
+            for path in (f"{before}{dot}{slash}secret", f"{before}x{slash}{dot}{slash}{dot}{slash}secret"):
+                with pytest.raises(Invalid) as caught:
+                    await folder.get(path)
+                assert caught.value.code == "invalid_path", path
+                tried += 1
+        assert tried > 300
+
+    async def test_a_link_is_replaced_and_not_written_through(self, folder: Folder, tmp_path: Path) -> None:
+        """S28: nobody makes links here but the operator; a file outside is not touched all the same."""
+        outside = tmp_path / "outside"
+        outside.write_text("mine")
+        (folder.root / "t").mkdir()
+        (folder.root / "t/link").symlink_to(outside)
+        await folder.put("t/link", b"theirs", limit=10)
+        await folder.delete(["t/link"])
+        assert outside.read_text() == "mine"
+
     @pytest.mark.parametrize(
         "path",
         ["", "/", "/etc/passwd", "..", "../x", "t/../x", "t/./x", "t//x", "t/x/", "t/.hidden", "t/%2e%2e/x",
@@ -177,7 +221,59 @@ class TestFiles:
             assert caught.value.code == "invalid_path"
 
 
+def sigv4(method: str, url: str, secret: str) -> str:
+    """The signature that Amazon's own library computes for this URL."""
+    parts = urlsplit(url)
+    fields = [pair for pair in parts.query.split("&") if not pair.startswith("X-Amz-Signature=")]
+    values = dict(parse_qsl(parts.query))
+    key, _, region, service, _ = values["X-Amz-Credential"].split("/")
+    signer = S3SigV4QueryAuth(Credentials(key, secret), service, region, int(values["X-Amz-Expires"]))
+    request = AWSRequest(method, parts._replace(query="&".join(fields)).geturl())
+    request.context["timestamp"] = values["X-Amz-Date"]
+    text = signer.string_to_sign(request, signer.canonical_request(request))
+    return str(signer.signature(text, request))
+
+
 class TestBucket:
+    async def test_urls_are_signed_as_amazon_checks_them(self, bucket: Bucket) -> None:
+        """S27: the test server does not look at signatures, so they are computed a second time."""
+        for method, path in (
+            ("GET", "t/a.pdf"),
+            ("PUT", "t/incoming/0190a1b2-c3d4"),
+            ("GET", "t/j/k:1/1-x_y.z"),
+        ):
+            url = await bucket.url(method, path, base="", seconds=60)  # pyright: ignore[reportArgumentType]
+            signature = dict(parse_qsl(urlsplit(url).query))["X-Amz-Signature"]
+            assert signature == sigv4(method, url, "test")
+            for other in (
+                sigv4("PUT" if method == "GET" else "GET", url, "test"),
+                sigv4("DELETE", url, "test"),
+                sigv4(method, url.replace("/t/", "/u/"), "test"),
+                sigv4(method, url.replace("X-Amz-Expires=60", "X-Amz-Expires=6000"), "test"),
+                sigv4(method, url.replace("us-east-1", "eu-west-1"), "test"),
+                sigv4(method, url + "&response-content-type=text%2Fhtml", "test"),
+                sigv4(method, url.replace("127.0.0.1", "localhost"), "test"),
+                sigv4(method, url, "other"),
+            ):
+                assert other != signature
+
+    async def test_what_breaks_off_leaves_no_parts_behind(self, bucket: Bucket, s3: str) -> None:
+        """An upload in parts that fails is given up: nobody pays for what nobody sees."""
+        piece = os.urandom(1 << 20)
+
+        async def unfinished() -> list[str]:
+            async with httpx.AsyncClient() as client:
+                answer = await client.get(f"{s3}/penstock-files?uploads")
+            return re.findall(r"<Key>([^<]*)</Key>", answer.text)
+
+        before = await unfinished()
+        with pytest.raises(ZeroDivisionError):
+            await bucket.put("t/a", pieces(*[piece] * 12, error=ZeroDivisionError()), limit=20 << 20)
+        with pytest.raises(TooLarge):
+            await bucket.put("t/b", pieces(*[piece] * 12), limit=11 << 20)
+        assert await unfinished() == before
+        assert await paths(bucket) == []
+
     async def test_what_a_browser_is_told_is_kept_with_the_file(self, bucket: Bucket) -> None:
         headers = {"Content-Type": "application/octet-stream", "Content-Disposition": "attachment"}
         await bucket.put("t/page.html", b"<script>", limit=10, headers=headers)
@@ -247,16 +343,21 @@ class TestSignedUrls:
             assert grant.fields["name"] == "Bericht 世界.pdf"
         assert urlsplit(target).query.isascii()
 
-    async def test_every_byte_counts(self, signer: Folder) -> None:
-        """Each byte flipped, doubled and left out: all refused."""
-        target = await self.signed(signer)
+    @pytest.mark.parametrize("method", ["GET", "PUT"])
+    async def test_every_byte_counts(self, signer: Folder, method: Literal["GET", "PUT"]) -> None:
+        """S27: each byte flipped, doubled and left out, also of the size that may be written: all refused."""
+        fields = {"type": "text/plain", "name": "Bericht 世界.txt"} if method == "GET" else {"limit": "1000"}
+        path = f"{TENANT}/j/pdf/1.pdf"
+        url = await signer.url(method, path, base="https://x.org", seconds=60, tenant=TENANT, **fields)
+        target = url.split("/storage/")[1]
+        assert signer.verify(method, target).path == path
         refused = 0
         for place, byte in enumerate(target):
             for other in {chr(ord(byte) ^ 1), chr(ord(byte) ^ 32), "%", "", byte * 2, f"%{ord(byte):02x}"}:
                 if other == byte:
                     continue
                 with pytest.raises(Forbidden):
-                    signer.verify("GET", target[:place] + other + target[place + 1 :])
+                    signer.verify(method, target[:place] + other + target[place + 1 :])
                 refused += 1
         assert refused > 1000
 

@@ -7,6 +7,7 @@ what its type says. What a token says about where its key is to be found (`jku`,
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 import urllib.request
@@ -14,6 +15,7 @@ from collections.abc import Iterator
 from typing import Any, cast
 from uuid import UUID
 
+import jiter
 import jwt
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
@@ -48,6 +50,7 @@ class Tokens:
     async def verify(self, token: str) -> dict[str, Any]:
         """The claims of a token, if all of it holds. Raises Unauthenticated otherwise."""
         try:
+            _check_keys(token)
             header = jwt.get_unverified_header(token)
             algorithm = header.get("alg")
             if algorithm == "HS256" and self._secret:
@@ -82,6 +85,9 @@ class Tokens:
             # Who it is from and for depends on the role, which is only known now: see below.
             options={"require": ["exp", "role"], "verify_aud": False, "verify_iss": False},
         )
+        for name in ("exp", "nbf", "iat"):
+            if name in claims and not _is_moment(claims[name]):
+                raise Unauthenticated("the token's times are none")
         match claims["role"]:
             case "authenticated":
                 self._check_user(claims)
@@ -98,7 +104,10 @@ class Tokens:
             raise Unauthenticated("the token is for another audience")
         if not isinstance(claims.get("sub"), str):
             raise Unauthenticated("the token names no user")
-        claims["sub"] = str(UUID(claims["sub"]))
+        # One way to write it: others that mean the same user might be somebody else's name elsewhere.
+        if str(UUID(claims["sub"])) != claims["sub"].lower():
+            raise Unauthenticated("the token names no user")
+        claims["sub"] = claims["sub"].lower()
 
     def _check_key(self, claims: dict[str, Any]) -> None:
         """The project's own keys are tokens of ten years without a user or an audience, from `supabase`."""
@@ -179,6 +188,17 @@ def _usable(document: Any) -> Iterator[tuple[str, jwt.PyJWK]]:
             and entry.get("alg", key.algorithm_name) == key.algorithm_name
         ):
             yield str(entry["kid"]), key
+
+
+def _check_keys(token: str) -> None:
+    """Raise ValueError for a token that says something twice: which of them counts depends on the reader."""
+    for part in token.split(".")[:2]:
+        jiter.from_json(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)), catch_duplicate_keys=True)
+
+
+def _is_moment(value: object) -> bool:
+    """Whether this is a number of seconds between 1970 and the year 10000."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 253_402_300_800
 
 
 def _is_for(audience: object, wanted: str) -> bool:

@@ -1532,7 +1532,7 @@ function penstock._caller_tenant(uuid)
   returns: uuid
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c10e338b7fce54efbde202880bc464ca
+  body: sha256 8820aefaec22d59fab6faa9e6f90db23
   comment: The tenant a call works for: the one named, if the caller may, else the caller's own.
 
 function penstock._can_spend(integer, timestamp with time zone)
@@ -3152,7 +3152,7 @@ function penstock.set_member(uuid, uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a0929b7f138ade9b204ae9e0efa8de01
+  body: sha256 47f57883d37cd741df7827f7175b643c
   comment: Gives a user a role in a tenant; null removes the user.
   grant to authenticated: execute
   grant to service_role: execute

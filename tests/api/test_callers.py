@@ -6,7 +6,9 @@ import base64
 import hashlib
 import hmac
 import http.server
+import itertools
 import json
+import sys
 import threading
 import time
 import uuid
@@ -24,9 +26,9 @@ from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
 from penstock import api, db, server, testing
 from penstock.api import callers, tokens
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Unauthenticated
 from penstock.settings import Settings
-from tests.api.conftest import SECRET, World, bearer, claims, token
+from tests.api.conftest import ISSUER, SECRET, World, bearer, claims, token
 
 ANN = uuid.UUID("0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")
 
@@ -38,6 +40,11 @@ def part(value: Any) -> str:
 
 def forged(header: Any, body: Any, signature: bytes = b"") -> str:
     return f"{part(header)}.{part(body)}.{part(signature)}"
+
+
+def twice(values: dict[str, Any], more: bytes) -> bytes:
+    """An object that says something of it once more, at the end, where most readers take it from."""
+    return json.dumps(values).encode()[:-1] + b", " + more + b"}"
 
 
 def signed(header: Any, body: Any, secret: bytes) -> str:
@@ -100,6 +107,28 @@ def corpus() -> dict[str, str]:
         "jku in the header": signed({"alg": "HS256", "jku": "http://127.0.0.1:1/"}, claims(ANN), b"mine"),
         "kid is a path": signed({"alg": "HS256", "kid": "../../dev/null"}, claims(ANN), b""),
         "kid is SQL": signed({"alg": "HS256", "kid": "' union select 'x"}, claims(ANN), b"x"),
+        "crit that is not known": signed({"alg": "HS256", "crit": ["exp"]}, claims(ANN), SECRET.encode()),
+        "x5u in the header": signed({"alg": "HS256", "x5u": "http://127.0.0.1:1/"}, claims(ANN), b"mine"),
+        "a token in a token": signed({"alg": "HS256", "cty": "JWT"}, good.encode(), SECRET.encode()),
+        "role said twice": signed(
+            {"alg": "HS256"}, twice(claims(ANN), b'"role": "service_role"'), SECRET.encode()
+        ),
+        "user said twice": signed({"alg": "HS256"}, twice(claims(ANN), b'"sub": "x"'), SECRET.encode()),
+        "algorithm said twice": signed(
+            twice({"alg": "none"}, b'"alg": "HS256"'), claims(ANN), SECRET.encode()
+        ),
+        "user in other digits": token(str(ANN).replace("0", "\uff10")),
+        "user with underscores": token(str(ANN).replace("-", "_")),
+        "user without dashes": token(ANN.hex),
+        "user in braces": token(f"{{{ANN}}}"),
+        "user as a URN": token(ANN.urn),
+        "user with a blank": token(f" {ANN}"),
+        "users": signed({"alg": "HS256"}, {**claims(ANN), "sub": [str(ANN)]}, SECRET.encode()),
+        "expiry as digits": token(ANN, exp=str(now + 600)),
+        "expiry beyond all times": token(ANN, exp=10**20),
+        "expiry is true": token(ANN, exp=True),
+        "expiry is a list": signed({"alg": "HS256"}, {**claims(ANN), "exp": [now + 600]}, SECRET.encode()),
+        "begin as text": token(ANN, nbf="0"),
         "encrypted": f"{part({'alg': 'dir', 'enc': 'A128GCM'})}..{part(b'iv')}.{part(b'text')}.{part(b'tag')}",
     }
     for name in ("none", "None", "NONE", "nOnE", "", None, 0, [], "HS256 "):
@@ -113,8 +142,47 @@ def corpus() -> dict[str, str]:
 CORPUS = corpus()
 
 
+# Every way to give a claim, and whether it is good. None leaves it out.
+NOW = int(time.time())
+OTHER = "https://evil.example"
+EVERY: dict[str, list[tuple[Any, bool]]] = {
+    "exp": [(NOW + 900, True), (NOW + 900.5, True), (NOW - 60, False), (None, False), ("soon", False),
+            (str(NOW + 900), False), (10**20, False), (-1, False)],
+    "nbf": [(None, True), (NOW - 60, True), (NOW + 900, False), ("x", False)],
+    "iat": [(NOW - 60, True), (None, True), (NOW + 900, False), ([NOW], False)],
+    "aud": [("authenticated", True), (["x", "authenticated"], True), ("Authenticated", False), (None, False),
+            ([["authenticated"]], False), ("x", False)],
+    "iss": [(ISSUER, True), (ISSUER + "/", False), (OTHER, False), (None, False), ([ISSUER], False)],
+    "sub": [(str(ANN), True), (str(ANN).upper(), True), (ANN.hex, False), (None, False), ("", False), ([str(ANN)], False)],
+    "role": [("authenticated", True), ("Authenticated", False), ("postgres", False), (None, False)],
+}  # fmt: skip
+
+
 class TestTokens:
-    """S21–S24: the algorithm belongs to the key, and every claim is checked."""
+    """S21, S23: the algorithm belongs to the key, and every claim is checked."""
+
+    async def test_of_all_combinations_of_claims_only_those_that_are_good_throughout_get_in(self) -> None:
+        """S23: what is wrong with one claim is not made good by another."""
+        verifier = tokens.Tokens(Settings(jwt_secret=SECRET, jwt_issuer=ISSUER))
+        tried = accepted = 0
+        for combination in itertools.product(*EVERY.values()):
+            wrong = sum(not is_good for _, is_good in combination)
+            # Of three things that are wrong, two are enough.
+            if wrong > 2:
+                continue
+            values = {
+                name: value for name, (value, _) in zip(EVERY, combination, strict=True) if value is not None
+            }
+            try:
+                found = await verifier.verify(signed({"alg": "HS256"}, values, SECRET.encode()))
+            except Unauthenticated:
+                assert wrong, values
+            else:
+                assert not wrong, values
+                assert found["sub"] == str(ANN)
+                accepted += 1
+            tried += 1
+        assert (tried > 3_900, accepted) == (True, 2 * 2 * 2 * 2 * 2)
 
     def test_none_of_the_corpus_gets_in(self, world: World) -> None:
         assert len(CORPUS) >= 60
@@ -222,6 +290,19 @@ def curve() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP256R1())
 
 
+_HEARING: list[list[tuple[str, Any]]] = []
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    """Python tells of every file that is opened, every program and every connection. It cannot be told to stop."""
+    if _HEARING and event in ("open", "subprocess.Popen", "os.system", "socket.connect"):
+        for heard in _HEARING:
+            heard.append((event, arguments[1] if event == "socket.connect" else arguments[0]))
+
+
+sys.addaudithook(_hear)
+
+
 class Turned:
     """A monotonic clock that the test turns."""
 
@@ -245,6 +326,8 @@ def by_keys(
 
 
 class TestKeySets:
+    """S21, S22, S24: keys that others publish."""
+
     def ask(self, world: World, key: Any, kid: str | None, algorithm: str = "ES256", **others: Any) -> int:
         bad = jwt.encode(claims(ANN, **others), key, algorithm, headers={"kid": kid} if kid else None)
         return world.client.get("/api/me", headers=bearer(bad)).status_code
@@ -314,6 +397,33 @@ class TestKeySets:
             bad = forged({"alg": "ES256", "kid": "a"}, claims(ANN), signature)
             assert world.client.get("/api/me", headers=bearer(bad)).status_code == 401
 
+    async def test_a_token_does_not_say_where_its_key_is(self, key_server: KeyServer) -> None:
+        """S22: whatever its header names, nothing is opened and nobody is asked but the key server, once."""
+        both = Settings(jwt_secret=SECRET, jwt_issuer=ISSUER, jwks_url=key_server.url)
+        verifier = tokens.Tokens(both)
+        url = "http://127.0.0.1:9/keys"
+        places: list[dict[str, Any]] = [
+            {"jku": url}, {"x5u": url}, {"jku": "file:///etc/passwd"}, {"x5c": [part(b"x")]}, {"x5t": "x"},
+            {"jwk": {"kty": "oct", "k": part(b"mine")}}, {"jwk": {"kty": "RSA", "n": "AQAB", "e": "AQAB"}},
+        ]  # fmt: skip
+        kids: list[Any] = [
+            "../../dev/null", "/etc/passwd", "file:///etc/passwd", url, "' or 1=1 --", "a\0b", "%00", "$(id)",
+            "x" * 1000, {"a": 1}, ["a"], 0, None, "a",
+        ]  # fmt: skip
+        heard: list[tuple[str, Any]] = []
+        _HEARING.append(heard)
+        try:
+            for place, kid, algorithm in itertools.product(places, kids, ("HS256", "ES256", "RS256", "none")):
+                bad = signed({"alg": algorithm, "kid": kid, **place}, claims(ANN), b"mine")
+                with pytest.raises(Unauthenticated):
+                    await verifier.verify(bad)
+        finally:
+            _HEARING.remove(heard)
+        assert [event for event, _ in heard if event != "socket.connect"] == []
+        own = ("127.0.0.1", int(key_server.url.split(":")[2].split("/")[0]))
+        assert {address for _, address in heard} <= {own}
+        assert key_server.asked == 1
+
     def test_users_keys_do_not_make_a_service(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
@@ -371,6 +481,8 @@ class TestKeySets:
 
 
 class TestKeys:
+    """S24, S25: a key is good for what it was made for, until it is not."""
+
     def test_a_key_is_a_member_with_its_role(self, world: World) -> None:
         ann = world.join("ann")
         for role in ("owner", "admin", "member", "viewer"):

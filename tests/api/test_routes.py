@@ -176,7 +176,7 @@ class TestPages:
          "filter=" + "x" * 2001],
     )  # fmt: skip
     def test_what_is_no_page(self, world: World, ann: Person, query: str) -> None:
-        """S38: no page is larger than it may be, and no cursor gets as far as the database."""
+        """S9, S38: no page is larger than it may be, and no cursor gets as far as the database."""
         answer = world.client.get(f"/api/jobs?{query}", headers=ann.headers)
         assert answer.status_code == 422
 

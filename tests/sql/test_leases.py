@@ -147,7 +147,7 @@ class TestClaim:
 
 
 class TestFence:
-    """R1.2: a late worker gets a clear refusal and changes nothing."""
+    """R1.2, S26: a late worker gets a clear refusal and changes nothing."""
 
     def refuse(self, sql: Contract, write: Any, task: Any, worker: str, code: str) -> None:
         before = sql.snapshot()

@@ -50,6 +50,7 @@ create or replace function penstock._caller_tenant(p_tenant_id uuid)
 returns uuid language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_tenants uuid[];
+  v_own uuid;
 begin
   if p_tenant_id is not null then
     perform _require_role(p_tenant_id, array['owner', 'admin', 'member']);
@@ -66,14 +67,14 @@ begin
     select tenant_id from members where user_id = auth.uid() and role in ('owner', 'admin', 'member'));
   if cardinality(v_tenants) = 0 then
     perform _refuse(403, 'no_tenant', 'you are not a member of a tenant that may start jobs');
-  elsif cardinality(v_tenants) > 1 then
-    select tenant_id into p_tenant_id from profiles where user_id = auth.uid();
-    if p_tenant_id is null or not p_tenant_id = any (v_tenants) then
-      perform _refuse(422, 'tenant_missing', 'you belong to several tenants: say which in the options');
-    end if;
-    return p_tenant_id;
   end if;
-  return v_tenants[1];
+  -- Who has a tenant of their own works there, and nowhere else without saying so: others may make anybody a member.
+  select tenant_id into v_own from profiles where user_id = auth.uid();
+  v_own := coalesce(v_own, case when cardinality(v_tenants) = 1 then v_tenants[1] end);
+  if v_own is null or not v_own = any (v_tenants) then
+    perform _refuse(422, 'tenant_missing', 'it is not clear in which of your tenants: say which in the options');
+  end if;
+  return v_own;
 end
 $$;
 comment on function penstock._caller_tenant(uuid) is 'The tenant a call works for: the one named, if the caller may, else the caller''s own.';
@@ -131,7 +132,12 @@ comment on function penstock.set_tenant_weight(uuid, double precision) is 'Chang
 create or replace function penstock.set_member(p_tenant_id uuid, p_user_id uuid, p_role text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  perform _require_role(p_tenant_id, array['owner', 'admin']);
+  -- Everybody may leave. Nobody was asked whether they want to be a member.
+  if p_role is not null or p_user_id is distinct from auth.uid() then
+    perform _require_role(p_tenant_id, array['owner', 'admin']);
+  else
+    perform _require_role(p_tenant_id, array['owner', 'admin', 'member', 'viewer']);
+  end if;
   if p_role is not null and p_role not in ('owner', 'admin', 'member', 'viewer') then
     perform _refuse(422, 'invalid_role', format('%L is not a role', p_role), '{}', 'owner, admin, member or viewer; null removes');
   end if;

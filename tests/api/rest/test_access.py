@@ -143,8 +143,54 @@ INJECTIONS = [
 ]
 
 
+# What every role of PostgreSQL may call or read.
+ANYBODYS = [
+    "pg_sleep",
+    "pg_advisory_lock",
+    "pg_try_advisory_lock",
+    "pg_notify",
+    "lo_create",
+    "lo_export",
+    "lo_import",
+    "set_config",
+    "current_setting",
+    "pg_read_file",
+    "pg_ls_dir",
+    "pg_terminate_backend",
+    "pg_cancel_backend",
+    "query_to_xml",
+    "dblink",
+    "version",
+    "nextval",
+    "setval",
+    "pg_catalog.pg_sleep",
+    "penstock.get_job",
+    "public.my_tenants",
+]
+TELLING = [
+    "pg_class",
+    "pg_stats",
+    "pg_stat_activity",
+    "pg_stat_user_tables",
+    "pg_roles",
+    "pg_settings",
+    "information_schema",
+    "auth.users",
+    "users",
+]
+
+
 class TestAttacks:
     """S12, S17, S38, S39: names and values that are meant to become something else."""
+
+    def test_nothing_but_the_contract_is_there(self, site: Site, ann: Person) -> None:
+        """S10, S18: not what PostgreSQL gives to everybody: locks, notifications, sleep, files, statistics."""
+        for credential in (ann.token, site.service_key):
+            for name in ANYBODYS:
+                for body in ({}, {"n": 1}, {"seconds": 100}):
+                    refused(site.post(name, credential, body), 404, "PGRST202")
+            for name in TELLING:
+                refused(site.get(name, credential), 404, "PGRST205")
 
     def test_sql_in_names_and_values(self, site: Site) -> None:
         for number, text in enumerate(INJECTIONS):

@@ -175,7 +175,7 @@ class TestSupabasePython:
         assert json.loads(caught.value.details or "") == {"code": "no_tasks", "field": "tasks"}
 
     def test_a_worker_s_key_is_for_the_worker_s_functions(self, site: Site, ann: Person) -> None:
-        """R1.9"""
+        """R1.9, S24, S26"""
         key = site.key("worker")
         job = site.start(ann.tenant)
         worker = site.client(key)

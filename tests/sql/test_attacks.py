@@ -1,0 +1,143 @@
+"""Somebody who can send SQL as a user: what is asked of rows that are not theirs, and what gets in others' way."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from penstock import testing
+from tests.sql.conftest import Contract
+from tests.sql.test_access import (
+    CATALOGUE,
+    GRANTS,
+    World,
+    acting,
+    api,
+    committed,
+    privileges,
+    state,
+    visible,
+    world,
+)
+
+__all__ = ["api", "committed", "world"]
+
+
+def of_bob(world: World) -> str:
+    """A condition that holds for bob's rows, wherever they are."""
+    return f"x::text like '%%{world.bob.tenant}%%'"
+
+
+class TestLeaks:
+    """S17: what is asked of a row is asked only of rows that one may see."""
+
+    def test_errors_tell_nothing(self, sql: Contract, world: World) -> None:
+        for relation in set(visible(sql)) - CATALOGUE:
+            attacks = {
+                "22012": f"1 / (case when {of_bob(world)} then 0 else 1 end) = 1",
+                "22P02": f"(case when {of_bob(world)} then x::text else '1' end)::integer = 1",
+                "22003": f"(case when {of_bob(world)} then 70000 else 1 end)::smallint = 1",
+            }
+            for code, condition in attacks.items():
+                query = f"select count(*) from penstock.{relation} as x where {condition}".replace("%%", "%")
+                assert state(sql, query) == code, "the attack is a real one"
+                with acting(sql, world.ann):
+                    assert state(sql, query) is None, (relation, code)
+                    assert state(sql, query.replace("where", "where random() >= 0 and")) is None, relation
+
+    def test_a_function_of_ones_own_hears_nothing(self, sql: Contract, world: World) -> None:
+        """However cheap it claims to be, it comes after the policy."""
+        heard: list[str] = []
+        sql.connection.add_notice_handler(lambda notice: heard.append(notice.message_primary or ""))
+        with acting(sql, world.ann):
+            sql.execute("""
+                create function pg_temp.hear(x text) returns boolean language plpgsql cost 0.0000001 as $$ begin
+                  raise notice '%', x;
+                  return true;
+                end $$""")
+            for relation in visible(sql):
+                sql.execute(f"select count(*) from penstock.{relation} as x where pg_temp.hear(x::text)")
+        assert "canary of ann" in "".join(heard)
+        assert not [text for text in heard if "canary of bob" in text or str(world.bob.tenant) in text]
+
+    def test_plans_and_statistics_tell_nothing(self, sql: Contract, world: World) -> None:
+        sql.execute("analyze penstock.jobs, penstock.tasks, penstock.audit_log, penstock.profiles")
+        statistics = "select count(*) from pg_stats where schemaname = 'penstock'"
+        assert sql.one(statistics) > 20
+        with acting(sql, world.ann):
+            assert sql.one(statistics) == 0
+            assert sql.one("select count(*) from pg_stats_ext where schemaname = 'penstock'") == 0
+            for relation in visible(sql):
+                plan = sql.execute(
+                    f"explain (analyze, verbose, format json) select * from penstock.{relation}"
+                )
+                text = json.dumps(plan, default=str)
+                assert "canary of bob" not in text and str(world.bob.tenant) not in text, relation
+
+    def test_a_user_makes_nothing_that_stays(self, sql: Contract, world: World) -> None:
+        """Without a function, an operator or a table of one's own there is nothing to put in others' way."""
+        with acting(sql, world.ann):
+            for statement in (
+                "create function penstock.mine() returns integer language sql as 'select 1'",
+                "create function public.mine() returns integer language sql as 'select 1'",
+                "create table penstock.mine ()",
+                "create operator penstock.=== (function = pg_catalog.int4eq, leftarg = integer, rightarg = integer)",
+                "create trigger mine before insert on penstock.jobs for each row execute function pg_catalog.suppress_redundant_updates_trigger()",
+                "create rule mine as on select to penstock.jobs do instead nothing",
+                "create index on penstock.jobs (type)",
+                "comment on table penstock.jobs is 'mine'",
+                "create event trigger mine on ddl_command_end execute function pg_catalog.suppress_redundant_updates_trigger()",
+            ):
+                assert state(sql, statement) == "42501", statement
+
+
+def test_what_users_may_not_write_nothing_but_functions_write(sql: Contract) -> None:
+    """S3, S6: of all upserts there could be, none is a user's: there is not one right to insert."""
+    grants = sql.execute(GRANTS)
+    for relation in visible(sql):
+        found = privileges(grants, "relation", relation, "authenticated")
+        assert found == ("select, update (display_name)" if relation == "profiles" else "select")
+
+
+@pytest.mark.parametrize("how", ["locks", "notifications", "objects"])
+def test_who_makes_a_nuisance_of_themselves_stops_nothing(
+    db: testing.Database, api: Contract, committed: World, how: str
+) -> None:
+    """S18: what PostgreSQL lets every role do, done to the queue; others' work starts, runs and ends meanwhile."""
+    bob = committed.bob.tenant
+    nuisance: dict[str, list[Any]] = {
+        "locks": [
+            "select pg_advisory_lock(n) from generate_series(-100, 1000) as n",
+            f"select pg_advisory_lock(n, hashtext('{bob}')) from generate_series(1, 200) as n",
+            "set statement_timeout = 0",
+            "select pg_sleep(0)",
+        ],
+        "notifications": [
+            "listen penstock",
+            *(f"select pg_notify('penstock', '{text}')" for text in ("", ":", "ready", "ready:", "cancel:x", "chores:")),
+            "select pg_notify('penstock', repeat('x', 7999)) from generate_series(1, 100)",
+        ],
+        "objects": [
+            "create temp table ready (task_id bigint)",
+            "create temp table tenants (id uuid)",
+            "select lo_create(0)",
+            "set search_path = pg_temp, penstock",
+            "set default_transaction_isolation = 'serializable'",
+        ],
+    }  # fmt: skip
+    for statement in nuisance[how]:
+        with acting(api, committed.ann):
+            api.execute(statement)
+    own = Contract(db.connect(), bob)
+    with api.connection.transaction(force_rollback=True), acting(api, committed.ann):
+        job = own.start(3)
+        tasks = own.claim(3)
+        assert {task["tenant_id"] for task in tasks} <= {bob, committed.ann.tenant}
+        while tasks:
+            assert own.complete_all(tasks) == []
+            tasks = own.claim(3)
+        own.upkeep()
+        own.reclaim()
+        assert own.status(job) == "completed"
