@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test fuzz check format bench bench-quick seeded schema docs clean
+.PHONY: help setup system-packages demo test fuzz check format bench bench-quick faults seeded schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,10 @@ bench: setup ## Measure everything, beside its peers (long)
 
 bench-quick: setup ## Measure everything briefly
 	$(BIN)/python -m bench --quick --json bench/results/quick.json
+
+faults: setup system-packages ## Kill, pause, cut and fill up everything under load, on PostgreSQL 18 and 15, and check the history (long)
+	$(BIN)/python -m faults --server 18 --save $(ARGS)
+	$(BIN)/python -m faults --server 15 --save $(ARGS)
 
 seeded: setup ## Plant known bugs and holes, one by one, and see that the tests catch each
 	$(BIN)/python scripts/seeded.py $(ARGS)

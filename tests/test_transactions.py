@@ -12,7 +12,7 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from penstock import App, Context, Invalid, Reschedule, Retry, testing
+from penstock import App, Context, Invalid, Reschedule, Retry, tasks, testing
 from penstock.app import Task
 
 both_modes = pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
@@ -257,3 +257,22 @@ def test_many_transactional_tasks_do_not_use_up_the_workers_connections(
     job = posts.start()
     drain(app, concurrency=12)
     assert job.get().status == "completed" and len(ledger()) == 12
+
+
+def test_whoever_vanishes_before_the_commit_does_not_hold_up_the_others(
+    db: testing.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a task locks its job's progress until the commit, which a dead machine never sends."""
+    monkeypatch.setattr(tasks, "COMMIT_SECONDS", 0.3)
+    db.execute("select penstock.define_kind('work')")
+    db.execute(
+        'select penstock.start_job(\'two\', \'{}\', \'[{"kind": "work"}, {"kind": "work"}]\', '
+        "jsonb_build_object('tenant_id', penstock.create_tenant('test')))"
+    )
+    rows = db.execute("select id, lease from penstock.claim_tasks('w', 2)")
+    first, second = (tasks.Done(row["id"], row["lease"], None) for row in rows)
+    vanished, other = db.connect(), db.connect()
+    with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout), vanished.transaction():
+        assert tasks.complete_last_sync(vanished, "w", [first]) == []
+        assert tasks.complete_sync(other, "w", [second]) == []
+    assert [row["task_id"] for row in db.execute("select task_id from penstock.leases")] == [first.id]

@@ -69,7 +69,7 @@ def worker(
     ] = None,
     lease: Annotated[
         int, typer.Option(min=1, help="Seconds until the tasks of a dead worker run elsewhere.")
-    ] = 30,
+    ] = 10,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds that running tasks have to end when the worker is stopped.")
     ] = 25,

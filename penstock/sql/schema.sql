@@ -2372,7 +2372,7 @@ function penstock._wake(uuid[], integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 498d328349aec74ba6c4548f3768fc05
+  body: sha256 1e909651301fa3ac80748dce4b8ea0bb
   comment: Queues what waits for quotas and budgets of these tenants that have room now, passing by at most so many that do not fit. Returns how many it queued.
 
 function penstock._wake_missed()
@@ -3124,7 +3124,7 @@ function penstock.set_budget(uuid, numeric)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 91be7e7829b3b53d68797c7b7a927bad
+  body: sha256 3a7323b333a0fadf8c597fd8c52e1b1a
   comment: Changes what a job may cost, in the base currency (null: anything). A job that paused for want of budget goes on.
   grant to authenticated: execute
   grant to service_role: execute

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import time
@@ -26,7 +27,7 @@ import structlog
 import penstock
 from penstock import db, migrate
 from penstock.app import App
-from penstock.errors import Invalid, NotMigrated
+from penstock.errors import Invalid, NotMigrated, Unavailable
 from penstock.settings import settings
 from penstock.worker.beat import Beat
 from penstock.worker.desk import Desk
@@ -37,6 +38,7 @@ from penstock.worker.upkeep import Upkeep
 from penstock.worker.wake import Wake
 
 log = structlog.get_logger("penstock.worker")
+START_SECONDS = 30
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -54,7 +56,7 @@ class Worker:
         dsn: str | None = None,
         concurrency: int = 10,
         kinds: list[str] | None = None,
-        lease_seconds: int = 30,
+        lease_seconds: int = 10,
         grace_seconds: float = 25,
         drain: bool = False,
         buffer: int = 1000,
@@ -80,8 +82,7 @@ class Worker:
         """Work until `stop()` is called, or until all is done when draining."""
         dsn = await asyncio.to_thread(self.app.dsn)
         async with db.pool(dsn, name=f"penstock worker {self.id}", min_size=2, max_size=6) as pool:
-            await self._check(pool)
-            await self.app.declare(pool)
+            await self._begin(pool)
             desk = self._desk = Desk(
                 self.id, self.app, pool, concurrency=self.concurrency, buffer=self.buffer,
                 lease_seconds=self.lease_seconds, kinds=self.kinds,
@@ -132,6 +133,20 @@ class Worker:
         await asyncio.wait(loops, timeout=1)
         await asyncio.to_thread(beat.stop)
         self.is_clean = await execute.close()
+
+    async def _begin(self, pool: db.Pool) -> None:
+        """Check and declare. A database that goes away meanwhile is waited for, as it is later on."""
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                await self._check(pool)
+                await self.app.declare(pool)
+                return
+            except Unavailable as error:
+                if time.monotonic() > deadline or self._stopping.is_set():
+                    raise
+                log.warning("worker.start_failed", error=str(error))
+            await asyncio.sleep(random.uniform(0.2, 1))
 
     async def _check(self, pool: db.Pool) -> None:
         """Refuse to run where acknowledged work could be lost, or on a schema that is not ours."""
@@ -188,7 +203,7 @@ def run(
     *,
     concurrency: int = 10,
     kinds: list[str] | None = None,
-    lease_seconds: int = 30,
+    lease_seconds: int = 10,
     grace_seconds: float = 25,
     processes: int = 1,
     drain: bool = False,

@@ -190,7 +190,7 @@ class Execute(Hooks):
                 if self._is_large(output):
                     output = await self._small(context, output)
                 done = tasks.Done(context.task_id, context.lease, output)
-                refusals = await tasks.complete(connection, context.worker_id, [done])
+                refusals = await tasks.complete_last(connection, context.worker_id, [done])
                 if refusals:
                     raise outcome.refused(refusals[0])
         else:
@@ -206,7 +206,7 @@ class Execute(Hooks):
             output = outcome.output(task, task.function(context, **values))
             if self._is_large(output):
                 output = self.block(self._small(context, output))
-            refusals = tasks.complete_sync(
+            refusals = tasks.complete_last_sync(
                 connection, context.worker_id, [tasks.Done(context.task_id, context.lease, output)]
             )
             if refusals:

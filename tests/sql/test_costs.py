@@ -325,6 +325,19 @@ class TestBudgets:
         with sql.refused(409, "job_ended"):
             sql.value("set_budget", job_id=job, amount=1)
 
+    def test_a_paused_one_is_left_alone_until_it_goes_on(self, sql: Contract) -> None:
+        """Whoever reports usage wakes what waits, and must not look through all jobs that wait for a decision."""
+        job = sql.start(calls(2, units={"tokens": 1000}), budget=0)
+        sql.claim(5)
+        sql.upkeep()
+        assert sql.status(job) == "paused"
+        sql.execute("update penstock.jobs set budget = 100 where id = %s", job)
+        sql.value("record_usage", units=Jsonb({"requests": 1}), tenant_id=sql.tenant, action="test")
+        sql.value("_wake_missed")
+        assert [sql.where(task) for task in sql.tasks(job)] == [["parked"], ["parked"]]
+        sql.value("set_budget", job_id=job, amount=50)
+        assert [sql.where(task) for task in sql.tasks(job)] == [["ready"], ["ready"]]
+
     def test_another_job_is_not_paused(self, sql: Contract) -> None:
         sql.start(calls(500, units={"tokens": 1000}), budget=1)
         other = sql.start(calls(3, units={"tokens": 1000}))

@@ -269,12 +269,12 @@ begin
   end if;
   update jobs set budget = p_amount where id = p_job_id;
   perform _audit(v_job.tenant_id, 'job.budget_set', p_job_id, 'job:' || p_job_id, jsonb_build_object('from', v_job.budget, 'to', p_amount));
-  -- The first of what waits for it; the rest, and what somebody else has in hand, is woken by upkeep.
-  perform _wake_waiting(array[v_job.tenant_id]);
-  perform pg_notify('penstock', 'chores');
   if v_job.status = 'paused' and v_job.status_reason like 'budget:%' then
     perform resume_job(p_job_id);
   end if;
+  -- The first of what waits for it; the rest, and what somebody else has in hand, is woken by upkeep.
+  perform _wake_waiting(array[v_job.tenant_id]);
+  perform pg_notify('penstock', 'chores');
 end
 $$;
 comment on function penstock.set_budget(uuid, numeric) is 'Changes what a job may cost, in the base currency (null: anything). A job that paused for want of budget goes on.';

@@ -255,7 +255,8 @@ begin
           select (select p.job_id from parked p where p.tenant_id = g.id and p.waits_for = 'budget' and p.job_id > n.job_id order by p.job_id limit 1)
           from next n where n.job_id is not null
         ) select n.job_id from next n where n.job_id is not null) as d
-      join jobs j on j.id = d.job_id and j.finished_at is null) as w
+      -- One that is paused waits for a decision, and is woken by it: there may be many.
+      join jobs j on j.id = d.job_id and j.status in ('queued', 'running')) as w
   loop
     if v_line.waits_for = 'budget' then
       select j.budget - coalesce(a.used + a.held, 0) into v_left from jobs j

@@ -1,0 +1,188 @@
+"""The work: an app whose tasks tell what they do, and whose jobs can be drawn again from what was asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import os
+import random
+import signal
+import time
+from typing import Any, NoReturn
+
+from faults import points
+from faults.history import History
+from penstock import App, Context
+from penstock.errors import LeaseLost
+
+app = App(tenant="faults")
+LIMITED, PRICED = "sim/limited", "sim/priced"
+REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE, PLACES = 3000, 400_000, 8
+UNITS = {"input_tokens": 100, "output_tokens": 50}
+HUNGRY_BYTES = 512 << 20
+
+# A broken connection costs a transactional attempt: there must be enough of them.
+_MANY: dict[str, Any] = {"max_attempts": 50, "backoff": "50ms", "backoff_cap": "500ms"}
+_history: History | None = None
+
+
+def tell(history: History) -> None:
+    """Where this process's handlers write their history."""
+    global _history
+    _history = history
+
+
+def note(ctx: Context, event: str, **values: Any) -> None:
+    if _history is not None:
+        _history.note(event, task=ctx.task_id, lease=ctx.lease, kind=ctx.kind, **values)
+
+
+async def pause(n: int) -> None:
+    await asyncio.sleep(n % 7 * 0.003)
+
+
+@app.task(**_MANY)
+async def plain(ctx: Context, n: int) -> int:
+    note(ctx, "began")
+    await pause(n)
+    note(ctx, "ended")
+    return n
+
+
+@app.task(transactional=True, **_MANY)
+async def post(ctx: Context, n: int) -> int:
+    """Its effect and its end are one commit."""
+    note(ctx, "began")
+    await pause(n)
+    await ctx.connection.execute(EFFECT, [ctx.task_id, ctx.lease, n])
+    points.reach("effect.written")
+    return n
+
+
+@app.task(transactional=True, **_MANY)
+def post_in_thread(ctx: Context, n: int) -> int:
+    note(ctx, "began")
+    time.sleep(n % 7 * 0.003)
+    ctx.connection.execute(EFFECT, [ctx.task_id, ctx.lease, n])
+    points.reach("effect.written")
+    return n
+
+
+EFFECT = "insert into faults.effects (task_id, lease, n) values (%s, %s, %s)"
+
+
+@app.task(transactional=True, **_MANY)
+async def grow(ctx: Context, n: int, more: int) -> int:
+    """Adds tasks to its job; they are there if and only if it has ended."""
+    note(ctx, "began")
+    specs = [{"kind": "plain", "key": f"more-{k}", "input": {"n": n + k + 1}} for k in range(more)]
+    await ctx.aadd_tasks(specs)
+    points.reach("effect.written")
+    return n
+
+
+@app.task(**_MANY)
+async def join(ctx: Context, n: int, parts: list[int]) -> int:
+    note(ctx, "began")
+    return (n + sum(parts)) % 1_000_003
+
+
+@app.task(**_MANY)
+async def flaky(ctx: Context, n: int) -> int:
+    note(ctx, "began")
+    if ctx.attempt <= n % 3:
+        raise ValueError("not yet")
+    return n
+
+
+@app.task(max_attempts=2, backoff=0)
+async def doomed(ctx: Context, n: int) -> NoReturn:
+    note(ctx, "began")
+    raise ValueError("never")
+
+
+@app.task(**_MANY)
+async def slow(ctx: Context, n: int) -> int:
+    note(ctx, "began")
+    for step in range(10):
+        await asyncio.sleep(n % 5 * 0.1)
+        ctx.progress(step, 10)
+    note(ctx, "ended")
+    return n
+
+
+@app.task(**_MANY)
+def hungry(ctx: Context, n: int) -> int:
+    """Asks for more memory than a worker with little of it has. (It does not touch it: the machine has others.)"""
+    note(ctx, "began")
+    if ctx.attempt < 5:
+        mmap.mmap(-1, HUNGRY_BYTES).close()
+    return n
+
+
+@app.task(backoff=0)
+def poison(ctx: Context, n: int) -> NoReturn:
+    """Takes its worker down."""
+    note(ctx, "began")
+    note(ctx, "killed", by="poison")
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+@app.task(**_MANY)
+async def call(ctx: Context, n: int) -> int:
+    """A call of a provider with limits and prices, which reports what it used."""
+    note(ctx, "began")
+    await pause(n)
+    try:
+        # Never more than was estimated. The checker has the same in SQL.
+        await ctx.ausage(input_tokens=10 + n % 90, output_tokens=n % 50)
+    except LeaseLost:
+        note(ctx, "refused", verb="usage", code="lease_lost")
+        raise
+    note(ctx, "used")
+    return n
+
+
+@app.task(**_MANY)
+async def page(ctx: Context, n: int) -> int:
+    """Uses what was estimated, of a quota."""
+    note(ctx, "began")
+    await pause(n)
+    return n
+
+
+MIX = {"plain": 70, "post": 18, "post_in_thread": 3, "flaky": 6, "slow": 1, "doomed": 0.5, "hungry": 0.5}
+FLAVOURS = ("mix", "tree", "grow", "calls", "budget", "pages", "poison")
+
+
+@app.job
+def work(flavour: str, seed: int, size: int) -> None:
+    """A job of `size` tasks, the same whenever it is drawn."""
+    dice = random.Random(seed)
+    n = seed * 1000
+    match flavour:
+        case "mix":
+            for k, kind in enumerate(dice.choices(list(MIX), list(MIX.values()), k=size)):
+                app.tasks[kind].step(n + k)
+        case "tree":
+            steps: list[Any] = [plain.step(n)]
+            for k in range(1, size):
+                steps.append(join.step(n + k, dice.sample(steps[-6:], min(len(steps), dice.randint(1, 3)))))
+        case "grow" if size > 1:
+            grow.step(n, size - 1)
+        case "calls":
+            for k in range(size):
+                call.options(provider=LIMITED, units=UNITS).step(n + k)
+        case "budget":
+            for k in range(size):
+                call.options(provider=PRICED, units=UNITS).step(n + k)
+        case "pages":
+            for k in range(size):
+                page.options(units={"pages": 1 + k % 3}).step(n + k)
+        case "poison":
+            for k in range(size):
+                poison.step(n + k)
+        case _:
+            for k in range(size):
+                plain.step(n + k)

@@ -1,0 +1,383 @@
+"""The checker: everything that must hold of a whole history, as queries that return what does not.
+
+The history is in the database itself (jobs, tasks, results, attempts, ledgers), in a log of moves that triggers of our
+own keep there, and in what the processes wrote down while they lived.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from faults import app as work
+from faults.invariants import INVARIANTS
+from penstock import db
+
+# Moves are numbered when they are made. Whoever moves a task holds its lease's row, so that for one task the numbers
+# are in the order of the commits.
+TABLES = """
+create schema faults;
+create table faults.effects (task_id bigint, lease bigint, n bigint);
+create table faults.moves (
+  seq bigint generated always as identity, at timestamptz not null default clock_timestamp(), xid bigint not null default pg_current_xact_id()::text::bigint,
+  what text, task_id bigint, lease bigint, worker_id text, lane_id integer, is_gated boolean, granted_at timestamptz);
+create table faults.job_moves (seq bigint generated always as identity, job_id uuid, was text, became text);
+create table faults.over (at timestamptz default clock_timestamp(), tenant_id uuid, job_id uuid, meter text, used numeric, held numeric, most numeric);
+create table faults.attempted (key text, at double precision, flavour text, seed bigint, size integer);
+create table faults.acknowledged (key text, job_id uuid);
+create table faults.unknown (key text);
+create table faults.refusals (key text, error text);
+create table faults.began (task_id bigint, lease bigint, pid integer, at double precision);
+create table faults.used (task_id bigint, lease bigint);
+create table faults.refused (verb text, task_id bigint, lease bigint, code text, pid integer);
+create table faults.killed (pid integer, at double precision, by text);
+create table faults.drained (pid integer, began_at double precision, at double precision);
+create table faults.strikes (at double precision, name text);
+create table faults.outages (down_at double precision, up_at double precision, why text);
+
+create function faults.note_lease() returns trigger language plpgsql as $$
+begin
+  if tg_op = 'INSERT' then
+    insert into faults.moves (what, task_id, lease, worker_id, lane_id, is_gated, granted_at)
+    select 'granted', task_id, lease, worker_id, lane_id, is_gated, started_at from changed;
+  else
+    insert into faults.moves (what, task_id, lease, worker_id, lane_id, is_gated)
+    select 'released', task_id, lease, worker_id, lane_id, is_gated from changed;
+  end if;
+  return null;
+end $$;
+create trigger faults_granted after insert on penstock.leases referencing new table as changed for each statement execute function faults.note_lease();
+create trigger faults_released after delete on penstock.leases referencing old table as changed for each statement execute function faults.note_lease();
+
+create function faults.note_result() returns trigger language plpgsql as $$
+begin
+  insert into faults.moves (what, task_id, lease, worker_id) select case tg_op when 'INSERT' then 'ended' else 'reopened' end, task_id, lease, worker_id from changed;
+  return null;
+end $$;
+create trigger faults_ended after insert on penstock.results referencing new table as changed for each statement execute function faults.note_result();
+create trigger faults_reopened after delete on penstock.results referencing old table as changed for each statement execute function faults.note_result();
+
+create function faults.note_job() returns trigger language plpgsql as $$
+begin
+  insert into faults.job_moves (job_id, was, became) values (new.id, case tg_op when 'UPDATE' then old.status end, new.status);
+  return null;
+end $$;
+create trigger faults_job_made after insert on penstock.jobs for each row execute function faults.note_job();
+create trigger faults_job_moved after update on penstock.jobs for each row when (old.status is distinct from new.status) execute function faults.note_job();
+
+create function faults.watch() returns trigger language plpgsql as $$
+begin
+  insert into faults.over (tenant_id, job_id, meter, used, held, most)
+  select new.tenant_id, new.job_id, new.meter, new.used, new.held, m.most from (
+    select l.amount as most from penstock.tenant_limits l where new.job_id is null and l.tenant_id = new.tenant_id and l.meter = new.meter
+    union all
+    select j.budget from penstock.jobs j where j.id = new.job_id and new.meter = 'cost') as m
+  where new.used + new.held > m.most;
+  return null;
+end $$;
+create trigger faults_watch after insert or update on penstock.accounts for each row execute function faults.watch();
+"""
+
+_PID = "reverse(split_part(reverse(a.worker_id), '-', 2))::integer"
+_N = "(t.input ->> 'n')::bigint"
+_LOST_TO_DEATHS = "exists (select from penstock.dead_letters d where d.job_id = r.job_id and d.task_id = r.task_id and d.reason = 'worker_deaths')"
+
+# What each query returns is wrong. The group is a line of the summary.
+CHECKS: dict[str, dict[str, str]] = {
+    "lost": {
+        "an acknowledged job is not there": """
+            select a.key, a.job_id from faults.acknowledged a left join penstock.jobs j on j.id = a.job_id and j.idempotency_key = a.key where j.id is null""",
+        "a job has not all its tasks": """
+            select j.id, a.size, count(t.id) from penstock.jobs j join faults.attempted a on a.key = j.idempotency_key
+            left join penstock.tasks t on t.job_id = j.id group by j.id, a.size having count(t.id) < a.size""",
+        "a task has not ended": """
+            select t.job_id, t.id, t.kind from penstock.tasks t left join penstock.results r on r.job_id = t.job_id and r.task_id = t.id where r.task_id is null""",
+        "a job has not ended": "select id, status, status_reason from penstock.jobs where finished_at is null",
+        "a task did not end as it should": f"""
+            select t.id, t.kind, r.outcome, r.error_code, r.error_message from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
+            where case
+              when t.kind = 'doomed' then r.outcome <> 'failed'
+              when t.kind = 'poison' then r.outcome <> 'failed' or not {_LOST_TO_DEATHS}
+              when r.outcome = 'succeeded' then false
+              when r.outcome = 'canceled' then r.error_code is distinct from 'parent_failed'
+              else not {_LOST_TO_DEATHS} end""",
+        "a task was given up although its worker did not die three times": """
+            select d.task_id from penstock.dead_letters d where d.reason = 'worker_deaths'
+            and (select count(*) from penstock.attempts a where a.job_id = d.job_id and a.task_id = d.task_id and a.outcome = 'lost') <> 3""",
+        "an output is not the one of its input": f"""
+            select t.id, t.kind, r.output from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
+            where r.outcome = 'succeeded' and r.output is distinct from to_jsonb(case t.kind when 'join' then ({_N} + (
+              select sum((p.output #>> '{{}}')::bigint) from penstock.edges e join penstock.results p on p.job_id = e.job_id and p.task_id = e.parent_id
+              where e.job_id = t.job_id and e.child_id = t.id)) % 1000003 else {_N} end)""",
+    },
+    "unexpected": {
+        "a job nobody asked for": """
+            select j.id, j.idempotency_key from penstock.jobs j left join faults.attempted a on a.key = j.idempotency_key where a.key is null""",
+        "a job that was refused": "select r.key, r.error from faults.refusals r join penstock.jobs j on j.idempotency_key = r.key",
+        "a producer was refused": "select key, error from faults.refusals",
+        "a task nobody asked for": """
+            select j.id, a.size, count(*) from penstock.jobs j join faults.attempted a on a.key = j.idempotency_key
+            join penstock.tasks t on t.job_id = j.id group by j.id, a.size having count(*) > a.size""",
+        "work is left": """
+            select 'ready', task_id from penstock.ready union all select 'parked', task_id from penstock.parked union all select 'leases', task_id from penstock.leases""",
+    },
+    "duplicated": {
+        "one key, two jobs": "select idempotency_key, count(*) from penstock.jobs group by 1 having count(*) > 1",
+        "one key, two answers": "select key, count(distinct job_id) from faults.acknowledged group by key having count(distinct job_id) > 1",
+        "a lease was run twice": "select task_id, lease, count(*) from faults.began group by 1, 2 having count(*) > 1",
+    },
+    "effects": {
+        "an effect is there twice": "select task_id, count(*) from faults.effects group by 1 having count(*) > 1",
+        "an effect is missing": """
+            select t.id from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
+            left join faults.effects e on e.task_id = t.id and e.lease = r.lease
+            where t.kind in ('post', 'post_in_thread') and r.outcome = 'succeeded' and e.task_id is null""",
+        "an effect without a task that succeeded": """
+            select e.* from faults.effects e where not exists (
+              select from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
+              where t.id = e.task_id and r.lease = e.lease and r.outcome = 'succeeded')""",
+        "tasks were added by a task that did not succeed": """
+            select t.job_id, count(*) from penstock.tasks t join penstock.tasks g on g.job_id = t.job_id and g.kind = 'grow'
+            join penstock.results r on r.job_id = g.job_id and r.task_id = g.id where t.key like 'more-%' and r.outcome <> 'succeeded' group by 1""",
+    },
+    "leases": {
+        "two leases of one task at once, or a number that does not grow": """
+            select * from (
+              select seq, task_id, what, lease, lag(what) over w as before, lag(lease) over w as lease_before
+              from faults.moves where what in ('granted', 'released') window w as (partition by task_id order by seq)) as m
+            where m.what = 'granted' and (m.before = 'granted' or m.lease <= m.lease_before)
+               or m.what = 'released' and (m.before is distinct from 'granted' or m.lease <> m.lease_before)""",
+    },
+    "stale": {
+        "a task was ended by a lease that was over": """
+            select e.* from faults.moves e where e.what = 'ended' and e.lease is not null and not exists (
+              select from faults.moves r where r.what = 'released' and r.task_id = e.task_id and r.lease = e.lease and r.xid = e.xid)
+            and exists (select from penstock.results x where x.task_id = e.task_id and x.outcome = 'succeeded')""",
+        "what was refused counts": """
+            select f.* from faults.refused f join penstock.results r on r.task_id = f.task_id and r.lease = f.lease
+            -- A failure is rightly refused when its transaction was committed after all.
+            where f.verb in ('complete', 'usage') and f.code in ('lease_lost', 'canceled') and r.outcome = 'succeeded'""",
+        "a result of a lease that was given up": """
+            select r.task_id, r.lease, a.lease from penstock.results r join penstock.attempts a on a.job_id = r.job_id and a.task_id = r.task_id
+            where r.outcome = 'succeeded' and a.lease >= r.lease""",
+        "usage of a lease that was over": """
+            select u.task_id, u.lease from penstock.usage_events u join penstock.attempts a on a.job_id = u.job_id and a.task_id = u.task_id and a.lease = u.lease
+            where u.at > a.ended_at""",
+        "an effect of another lease than the one that counts": """
+            select e.* from faults.effects e join penstock.tasks t on t.id = e.task_id join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
+            where e.lease is distinct from r.lease""",
+    },
+    "transitions": {
+        "an illegal move of a job": """
+            select * from faults.job_moves where (was, became) not in (
+              ('queued', 'running'), ('queued', 'paused'), ('running', 'paused'), ('paused', 'running'), ('paused', 'queued'), ('queued', 'completed'),
+              ('running', 'completed'), ('running', 'failed'), ('queued', 'failed'), ('paused', 'failed'), ('paused', 'completed')) and was is not null""",
+        "a job that begins in the middle": "select * from faults.job_moves where was is null and became <> 'queued'",
+        "a task moved after its end": """
+            select m.* from (select task_id, min(seq) as seq from faults.moves where what = 'ended' group by 1) as e
+            join faults.moves m on m.task_id = e.task_id and m.seq > e.seq and m.what in ('granted', 'ended', 'reopened')""",
+    },
+    "counters": {
+        **INVARIANTS,
+        "a sum of usage is not the sum of its lines": """
+            select * from (
+              select tenant_id, action, meter, sum(amount) as amount from penstock.usage_sums group by 1, 2, 3) as s
+            full join (
+              select u.tenant_id, u.action, k.key as meter, sum(k.value::numeric) as amount from penstock.usage_events u cross join lateral jsonb_each_text(u.units) as k group by 1, 2, 3) as l
+            using (tenant_id, action, meter) where s.amount is distinct from l.amount""",
+        "a sum of costs is not the sum of its lines": """
+            select * from (
+              select tenant_id, provider, cost_type, sum(amount) as amount, sum(lines) as n from penstock.cost_sums where tenant_id is not null group by 1, 2, 3) as s
+            full join (select tenant_id, provider, cost_type, sum(base_amount) as amount, count(*) as n from penstock.cost_entries group by 1, 2, 3) as l
+            using (tenant_id, provider, cost_type) where s.amount is distinct from l.amount or s.n is distinct from l.n""",
+    },
+    "ledger": {
+        "an account is not the sum of its lines": "select * from penstock.check_accounts()",
+        "something is still set aside": "select id::text, status from penstock.holds where status = 'held' union all select tenant_id::text, held::text from penstock.accounts where held <> 0",
+        "usage that is not what was used": f"""
+            select u.id, u.task_id, u.units from penstock.usage_events u join penstock.tasks t on t.job_id = u.job_id and t.id = u.task_id
+            where case t.kind when 'call' then u.is_estimate or (u.units ->> 'input_tokens')::bigint <> 10 + {_N} % 90 or (u.units ->> 'output_tokens')::bigint <> {_N} % 50
+              else u.units <> t.units end""",
+        "a lease's usage is there twice": "select task_id, lease, count(*) from penstock.usage_events group by 1, 2 having count(*) > 1",
+        "usage that was acknowledged is not there": """
+            select u.* from faults.used u left join penstock.usage_events e on e.task_id = u.task_id and e.lease = u.lease where e.id is null""",
+        "a call or a page that succeeded was not counted": """
+            select t.id from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id and r.outcome = 'succeeded'
+            left join penstock.usage_events e on e.task_id = t.id and e.lease = r.lease where t.kind in ('call', 'page') and e.id is null""",
+        "a cost that is not units times price": """
+            select c.id from penstock.cost_entries c join penstock.usage_events u on u.task_id = c.task_id and u.lease = c.lease
+            where c.base_amount <> (u.units ->> c.meter)::numeric * case c.meter when 'input_tokens' then 0.00000015 when 'output_tokens' then 0.0000006 end""",
+        "usage without its cost": """
+            select u.id, count(c.id) from penstock.usage_events u left join penstock.cost_entries c on c.task_id = u.task_id and c.lease = u.lease
+            where u.provider is not null group by u.id having count(c.id) <> (select count(*) from jsonb_each_text(u.units) as k where k.key in ('input_tokens', 'output_tokens') and k.value::numeric > 0)""",
+    },
+    "limits": {
+        "a quota or a budget was passed": "select * from faults.over",
+        "too many at once": f"""
+            select * from (
+              select m.seq, sum(case m.what when 'granted' then 1 else -1 end) over (order by m.seq) as running
+              from faults.moves m join penstock.lanes l on l.id = m.lane_id where l.provider = '{work.LIMITED}' and m.what in ('granted', 'released')) as s
+            where s.running > {work.PLACES}""",
+        "too many in some minute": f"""
+            select * from (
+              select g.granted_at, count(*) over w as calls, sum(coalesce((u.units ->> 'tokens')::numeric, 0)) over w as tokens
+              from faults.moves g join penstock.lanes l on l.id = g.lane_id
+              join faults.began b on b.task_id = g.task_id and b.lease = g.lease
+              left join penstock.usage_events u on u.task_id = g.task_id and u.lease = g.lease
+              where l.provider = '{work.LIMITED}' and g.what = 'granted'
+              window w as (order by g.granted_at range between interval '59.999 seconds' preceding and current row)) as s
+            where s.calls > {work.REQUESTS_PER_MINUTE} or s.tokens > {work.TOKENS_PER_MINUTE}""",
+    },
+    "drains": {
+        # Of those near PostgreSQL, when nothing else happened there.
+        "a drained worker left a task behind": f"""
+            select a.task_id, a.worker_id from penstock.attempts a join faults.drained d on {_PID} = d.pid
+            where a.outcome = 'lost' and extract(epoch from a.ended_at) > d.began_at and not exists (
+              select from faults.strikes s where s.at between d.began_at - 20 and d.at)""",
+    },
+}
+_RECOVERY = f"""
+with again as (
+  select k.by, k.at, extract(epoch from a.ended_at) - k.at as back, g.is_gated, extract(epoch from g.at) - k.at as claimed,
+    exists (select from faults.outages o where o.up_at > k.at and o.down_at < k.at + 20) as is_outage
+  from faults.killed k join penstock.attempts a on {_PID} = k.pid and a.outcome = 'lost' and extract(epoch from a.ended_at) > k.at
+    and extract(epoch from a.started_at) <= k.at
+  cross join lateral (select m.at, m.is_gated from faults.moves m where m.task_id = a.task_id and m.what = 'granted' and m.lease > a.lease order by m.lease limit 1) as g
+)
+"""
+FIGURES = {
+    "jobs attempted": "select count(*) from faults.attempted",
+    "jobs acknowledged": "select count(distinct key) from faults.acknowledged",
+    "jobs whose answer was lost on the way": "select count(distinct key) from faults.unknown",
+    "attempted": "select sum(size) from faults.attempted",
+    "acknowledged": "select coalesce(sum(a.size), 0) from faults.attempted a where exists (select from faults.acknowledged k where k.key = a.key)",
+    "recovered": """
+        select coalesce(sum(a.size), 0) from faults.attempted a join penstock.jobs j on j.idempotency_key = a.key
+        where not exists (select from faults.acknowledged k where k.key = a.key)""",
+    "never begun": "select coalesce(sum(a.size), 0) from faults.attempted a where not exists (select from penstock.jobs j where j.idempotency_key = a.key)",
+    "ended": "select count(*) from penstock.results",
+    "succeeded": "select count(*) from penstock.results where outcome = 'succeeded'",
+    "failed": "select count(*) from penstock.results where outcome = 'failed'",
+    "attempts lost": "select count(*) from penstock.attempts where outcome = 'lost'",
+    "attempts failed": "select count(*) from penstock.attempts where outcome = 'failed'",
+    "leases granted": "select count(*) from faults.moves where what = 'granted'",
+    "handlers begun": "select count(*) from faults.began",
+    "tasks begun more than once": "select count(*) from (select from faults.began group by task_id having count(*) > 1) as x",
+    "given up after three deaths: poison": "select count(*) from penstock.dead_letters where reason = 'worker_deaths' and kind = 'poison'",
+    "given up after three deaths: others": "select count(*) from penstock.dead_letters where reason = 'worker_deaths' and kind <> 'poison'",
+    "stale writes rejected": "select count(*) from faults.refused f where f.verb <> 'beat' and f.code = 'lease_lost' and not exists (select from penstock.results r where r.task_id = f.task_id and r.lease = f.lease)",
+    "stale heartbeats rejected": "select count(*) from faults.refused f where f.verb = 'beat' and f.code = 'lease_lost' and not exists (select from penstock.results r where r.task_id = f.task_id and r.lease = f.lease)",
+    "effects in the database": "select count(*) from faults.effects",
+    "calls of the limited provider": f"select count(*) from faults.moves m join penstock.lanes l on l.id = m.lane_id where m.what = 'granted' and l.provider = '{work.LIMITED}'",
+    "most calls at once (of " + str(work.PLACES) + ")": f"""
+        select coalesce(max(s.running), 0) from (select sum(case m.what when 'granted' then 1 else -1 end) over (order by m.seq) as running
+          from faults.moves m join penstock.lanes l on l.id = m.lane_id where l.provider = '{work.LIMITED}' and m.what in ('granted', 'released')) as s""",
+    f"most calls in any minute (of {work.REQUESTS_PER_MINUTE})": f"""
+        select coalesce(max(n), 0) from (select count(*) over (order by g.granted_at range between interval '59.999 seconds' preceding and current row) as n
+          from faults.moves g join penstock.lanes l on l.id = g.lane_id join faults.began b on b.task_id = g.task_id and b.lease = g.lease
+          where l.provider = '{work.LIMITED}' and g.what = 'granted') as s""",
+    "ledger lines": "select count(*) from penstock.cost_entries",
+    "holds settled": "select count(*) from penstock.holds where status <> 'held'",
+    "tasks taken back from killed workers": _RECOVERY + "select count(*) from again",
+    "killed → claimed again, p50 (s)": _RECOVERY
+    + "select percentile_cont(0.5) within group (order by claimed) from again where not is_gated and not is_outage",
+    "killed → claimed again, p99 (s)": _RECOVERY
+    + "select percentile_cont(0.99) within group (order by claimed) from again where not is_gated and not is_outage",
+    "killed → claimed again, most (s)": _RECOVERY
+    + "select max(claimed) from again where not is_gated and not is_outage",
+    "killed → claimed again, p99 with PostgreSQL away as well (s)": _RECOVERY
+    + "select percentile_cont(0.99) within group (order by claimed) from again where not is_gated",
+    "outages of PostgreSQL": "select count(*) from faults.outages",
+    "PostgreSQL back → first completion, p50 (s)": """
+        select percentile_cont(0.5) within group (order by s.seconds) from (
+          select (select min(extract(epoch from m.at)) from faults.moves m where m.what = 'ended' and extract(epoch from m.at) > o.up_at) - o.up_at as seconds from faults.outages o) as s""",
+    "PostgreSQL back → first completion, most (s)": """
+        select max(s.seconds) from (
+          select (select min(extract(epoch from m.at)) from faults.moves m where m.what = 'ended' and extract(epoch from m.at) > o.up_at) - o.up_at as seconds from faults.outages o) as s""",
+}
+
+
+@dataclass
+class Found:
+    """What the checker says."""
+
+    wrong: dict[str, dict[str, list[db.Row]]] = field(default_factory=dict[str, dict[str, list[db.Row]]])
+    """By group and sentence: what is not as it must be."""
+    figures: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def count(self, group: str) -> int:
+        return sum(len(rows) for rows in self.wrong.get(group, {}).values())
+
+
+# event → table and the fields of its line
+_LINES = {
+    "attempted": ("attempted", ("key", "at", "flavour", "seed", "size")),
+    "acknowledged": ("acknowledged", ("key", "job")),
+    "unknown": ("unknown", ("key",)),
+    "refusal": ("refusals", ("key", "error")),
+    "began": ("began", ("task", "lease", "pid", "at")),
+    "used": ("used", ("task", "lease")),
+    "refused": ("refused", ("verb", "task", "lease", "code", "pid")),
+    "killed": ("killed", ("victim", "at", "by")),
+    "drained": ("drained", ("victim", "began_at", "at")),
+    "strike": ("strikes", ("at", "name")),
+    "outage": ("outages", ("down_at", "up_at", "why")),
+}
+
+
+def load(connection: db.SyncConnection, lines: Iterable[dict[str, Any]]) -> None:
+    """Bring what the processes wrote down into the database."""
+    by_table: dict[str, list[tuple[Any, ...]]] = {table: [] for table, _ in _LINES.values()}
+    for line in lines:
+        if found := _LINES.get(line["event"]):
+            table, fields = found
+            # Who killed itself is its own victim.
+            line.setdefault("victim", line["pid"])
+            by_table[table].append(tuple(line.get(name) for name in fields))
+    with connection.cursor() as cursor:
+        for table, rows in by_table.items():
+            with cursor.copy(f"copy faults.{table} from stdin".encode()) as copy:
+                for row in rows:
+                    copy.write_row(row)
+    for table in (
+        "began (task_id, lease)",
+        "moves (task_id, lease)",
+        "effects (task_id)",
+        "used (task_id)",
+        "attempted (key)",
+        "acknowledged (key)",
+    ):
+        connection.execute(f"create index on faults.{table}".encode())
+    # The checks look tasks up by their number alone, which nobody else does.
+    connection.execute("create index on penstock.results (task_id)")
+    connection.execute("create index on penstock.tasks (id)")
+    connection.execute("create index on penstock.usage_events (task_id, lease)")
+    connection.execute("create index on penstock.cost_entries (task_id, lease)")
+    connection.execute("analyze")
+
+
+def check(connection: db.SyncConnection, groups: Iterable[str] = CHECKS) -> Found:
+    """Ask everything."""
+    found = Found()
+    for group in groups:
+        found.wrong[group] = {}
+        for sentence, query in CHECKS[group].items():
+            rows = connection.execute(query.encode()).fetchall()
+            if rows:
+                found.wrong[group][sentence] = rows
+    return found
+
+
+def figures(connection: db.SyncConnection) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, query in FIGURES.items():
+        [row] = connection.execute(query.encode()).fetchall()
+        [value] = row.values()
+        made[name] = None if value is None else round(float(value), 2) if float(value) % 1 else int(value)
+    return made
+
+
+def show(rows: list[db.Row]) -> str:
+    return json.dumps(rows[:3], default=str)

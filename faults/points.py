@@ -1,0 +1,145 @@
+"""Named points at which a worker or a producer kills itself: between what it did and what it said of it.
+
+They are put around the product's own calls by the entry of the faults' processes; the product knows nothing of
+them. A process is started with one point armed, and dies the nth time it gets there.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from faults.history import History
+from penstock import db, jobs, tasks
+
+OF_WORKERS = {
+    "claim.sent": "a claim is under way",
+    "claim.answered": "tasks are claimed, none has begun",
+    "effect.written": "the handler has written, nothing is committed",
+    "complete.committing": "the task's end is written in the handler's transaction, not committed",
+    "complete.sent": "a report of ends is under way",
+    "complete.answered": "ends are committed, the worker has not heard of it yet",
+    "fail.sent": "a report of failures is under way",
+    "return.sent": "tasks are being handed back",
+    "usage.sent": "a report of usage is under way",
+    "beat.sent": "a heartbeat is under way",
+    "upkeep.sent": "what others lost is being taken back",
+}
+OF_PRODUCERS = {
+    "start.sent": "a job is being started",
+    "start.answered": "a job is started, nobody was told",
+}
+
+_armed: tuple[str, int] | None = None
+_history: History | None = None
+
+
+def arm(history: History, armed: tuple[str, int] | None) -> None:
+    """Die at this point, when it is reached so many times."""
+    global _armed, _history
+    _armed, _history = armed, history
+
+
+def reach(name: str) -> None:
+    """Die here, if it is time."""
+    if _is_due(name):
+        _die(name)
+
+
+def pass_by(name: str) -> None:
+    """Die a moment from now, if it is time: what is sent next is under way then."""
+    if _is_due(name):
+        threading.Timer(random.uniform(0, 0.003), _die, [name]).start()
+
+
+def _is_due(name: str) -> bool:
+    global _armed
+    if _armed is None or _armed[0] != name:
+        return False
+    _armed = (name, _armed[1] - 1)
+    return _armed[1] == 0
+
+
+def _die(name: str) -> None:
+    assert _history is not None
+    _history.note("killed", by=name)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def install(history: History) -> None:
+    """Put the points around the calls of the product, and note what the database refuses."""
+
+    def refused(verb: str, leases: dict[int, int], codes: list[tuple[int, str]]) -> None:
+        for task_id, code in codes:
+            history.note("refused", verb=verb, task=task_id, lease=leases.get(task_id), code=code)
+
+    def reports(verb: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        async def report(where: Any, worker_id: str, batch: Any, **how: Any) -> Any:
+            is_own = isinstance(where, db.AsyncConnectionPool)
+            if is_own:
+                pass_by(f"{verb}.sent")
+            answer = await original(where, worker_id, batch, **how)
+            refused(verb, {one[0]: one[1] for one in batch}, [(one.id, one.code) for one in answer])
+            if verb == "complete":
+                reach("complete.answered" if is_own else "complete.committing")
+            return answer
+
+        return report
+
+    claim, complete_sync, heartbeat = tasks.claim, tasks.complete_sync, tasks.heartbeat_sync
+    call, start = db.call, jobs.start
+
+    async def noted_claim(*args: Any, **how: Any) -> Any:
+        pass_by("claim.sent")
+        claims = await claim(*args, **how)
+        if claims:
+            reach("claim.answered")
+        return claims
+
+    def noted_complete_sync(held: Any, worker_id: str, done: Any) -> Any:
+        answer = complete_sync(held, worker_id, done)
+        refused("complete", {one.id: one.lease for one in done}, [(one.id, one.code) for one in answer])
+        reach("complete.committing")
+        return answer
+
+    def noted_heartbeat(held: Any, worker_id: str, leases: Any, lease_seconds: int) -> Any:
+        pass_by("beat.sent")
+        lost = heartbeat(held, worker_id, leases, lease_seconds)
+        for task_id, lease, code in lost:
+            history.note("refused", verb="beat", task=task_id, lease=lease, code=code)
+        return lost
+
+    async def noted_call(where: Any, function: str, **arguments: Any) -> Any:
+        if function in ("upkeep", "record_usage"):
+            pass_by({"upkeep": "upkeep.sent", "record_usage": "usage.sent"}[function])
+        return await call(where, function, **arguments)
+
+    async def noted_start(*args: Any, **how: Any) -> Any:
+        pass_by("start.sent")
+        started = await start(*args, **how)
+        reach("start.answered")
+        return started
+
+    tasks.claim, tasks.complete_sync, tasks.heartbeat_sync = noted_claim, noted_complete_sync, noted_heartbeat
+    tasks.complete = reports("complete", tasks.complete)
+    tasks.fail, tasks.reschedule = reports("fail", tasks.fail), reports("return", tasks.reschedule)
+    db.call, jobs.start = noted_call, noted_start
+
+
+def shim_clock() -> None:
+    """On SIGUSR1 this process's wall clock jumps by up to a day, either way."""
+    import time
+
+    real, shift = time.time, 0.0
+
+    def jump(*_: object) -> None:
+        nonlocal shift
+        shift = random.uniform(-86_400, 86_400)
+
+    time.time = lambda: real() + shift
+    time.time_ns = lambda: int((real() + shift) * 1e9)
+    signal.signal(signal.SIGUSR1, jump)

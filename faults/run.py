@@ -1,0 +1,544 @@
+"""One run: starts everything, lets the faults happen, heals, waits until all work has ended, and has it checked."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+import penstock
+from faults import app as work
+from faults import check, history, points, processes
+from faults.history import History
+from faults.proxy import Proxy
+from faults.schedule import LOST, Fault, schedule
+from faults.server import Disk, Postgres, place
+from penstock import db, migrate
+from penstock.server import ensure_login
+
+_context = multiprocessing.get_context("forkserver")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How large a run is."""
+
+    server: int = 18
+    tasks: int = 200_000
+    seed: int = 7
+    seconds: float = 900
+    """How long faults happen, and how long work comes."""
+    every: float = 2.5
+    """Seconds between two faults, on average."""
+    workers: int = 4
+    producers: int = 2
+    lease_seconds: int | None = None
+    """None: the worker's own default."""
+    poison: int = 10
+    has_api: bool = True
+    is_disk_wanted: bool = True
+    drain_seconds: float = 600
+    """How long the rest of the work may take after the last fault."""
+
+
+@dataclass
+class Result:
+    """What a run found."""
+
+    plan: Plan
+    version: str
+    found: check.Found
+    faults: Counter[str]
+    skipped: dict[str, str]
+    armed: Counter[str]
+    fired: Counter[str]
+    lost_answers: Counter[str]
+    ended_by_themselves: list[str]
+    seconds: float
+    drained_in: float
+    promises: list[tuple[str, str, bool]] = field(default_factory=list[tuple[str, str, bool]])
+
+    @property
+    def is_good(self) -> bool:
+        return all(holds for _, _, holds in self.promises)
+
+
+@dataclass
+class Slot:
+    """A place for a process, which is filled again when it dies."""
+
+    name: str
+    spawn: Callable[[], Any]
+    process: Any = None
+    why: str | None = None
+    """Why it is about to end, if we know."""
+    drained_at: float = 0.0
+    is_paused: bool = False
+    is_short: bool = False
+
+    @property
+    def is_up(self) -> bool:
+        return (
+            self.process is not None and self.process.is_alive() and not self.is_paused and self.why is None
+        )
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+
+class Run:
+    """The parts of a run while it lasts."""
+
+    def __init__(self, plan: Plan, folder: Path, disk: Disk | None) -> None:
+        self.plan, self.folder, self.disk = plan, folder, disk
+        self.dice = random.Random(plan.seed)
+        self.logs = folder / "logs"
+        self.logs.mkdir()
+        self.history = History(self.logs / "run.jsonl")
+        self.faults: Counter[str] = Counter()
+        self.armed: Counter[str] = Counter()
+        self.ended_by_themselves: list[str] = []
+        self.is_healing = False
+        self.server_lock = asyncio.Lock()
+        self.postgres = Postgres((disk.folder if disk else folder) / "postgres", plan.server)
+        self.proxy = Proxy(self.postgres.port)
+        self.workers: list[Slot] = []
+        self.producers: list[Slot] = []
+        self.api: Slot | None = None
+        self.spawned = 0
+        self.limit = 0
+        migrate.migrate(self.postgres.dsn)
+        self.tenants = self._prepare()
+
+    # --- before ---
+
+    def _prepare(self) -> dict[str, str]:
+        with db.connect(self.postgres.dsn) as connection:
+            connection.execute(check.TABLES.encode())
+
+            def one(query: str, *params: Any) -> Any:
+                row = connection.execute(query.encode(), params).fetchone()
+                assert row
+                return next(iter(row.values()))
+
+            tenants = {
+                name: one("select penstock.create_tenant(%s) as id", name)
+                for name in ("all", "calls", "tight")
+            }
+            limits = {"requests_per_minute": work.REQUESTS_PER_MINUTE, "tokens_per_minute": work.TOKENS_PER_MINUTE,
+                      "concurrency": work.PLACES, "backpressure_threshold": None, "depth_limit": None}  # fmt: skip
+            for name, values in ((work.LIMITED, limits), (work.PRICED, {"backpressure_threshold": None})):
+                one("select penstock.set_provider(%s, %s)", name, db.Json(values))
+                one("select penstock.set_price(%s, 'input_tokens', 0.15, '{\"per\": 1000000}')", name)
+                one("select penstock.set_price(%s, 'output_tokens', 0.60, '{\"per\": 1000000}')", name)
+            one("select penstock.set_limit(%s, 'tokens', 1000000000000)", tenants["calls"])
+            one("select penstock.set_limit(%s, 'pages', %s)", tenants["tight"], self.limit)
+        by_flavour = {"calls": "calls", "budget": "calls", "pages": "tight"}
+        return {flavour: str(tenants[by_flavour.get(flavour, "all")]) for flavour in work.FLAVOURS}
+
+    def _worker(self, number: int) -> Callable[[], Any]:
+        def spawn() -> Any:
+            self.spawned += 1
+            # Every other one dies at a point, one point after the other.
+            armed = None
+            if self.spawned % 2 == 0 and not self.is_healing:
+                names = list(points.OF_WORKERS)
+                name = names[self.spawned // 2 % len(names)]
+                armed = (name, self.dice.randint(1, 10) if name not in ("beat.sent", "upkeep.sent") else 2)
+                self.armed[name] += 1
+            options = {} if self.plan.lease_seconds is None else {"lease_seconds": self.plan.lease_seconds}
+            # One is near PostgreSQL, the others behind the proxy.
+            dsn = self.postgres.dsn if number == 0 else self.proxied
+            return self._start(
+                processes.worker, self.logs, dsn, options, armed, self.workers[number].is_short
+            )
+
+        return spawn
+
+    def _producer(self, number: int, url: str | None, key: str | None) -> Callable[[], Any]:
+        name = f"producer{number}"
+        share = self.plan.tasks // self._producer_count + (number < self.plan.tasks % self._producer_count)
+
+        def spawn() -> Any:
+            self.spawned += 1
+            mine = [line for line in history.read(self.logs, f"{name}-*") if line["event"] == "attempted"]
+            left = share - sum(line["size"] for line in mine)
+            poison = (
+                self.plan.poison - sum(line["flavour"] == "poison" for line in mine) if number == 0 else 0
+            )
+            armed = None
+            if self.spawned % 2 and not self.is_healing and url is None:
+                armed = (self.dice.choice(list(points.OF_PRODUCERS)), self.dice.randint(5, 40))
+                self.armed[armed[0]] += 1
+            time_left = max(5.0, self.ends_at - time.monotonic())
+            order = processes.Order(
+                name, left, max(1.0, left / time_left), poison, self.plan.seed * 10_000 + self.spawned, self.tenants,
+                self.proxied, url, key, armed,
+            )  # fmt: skip
+            return self._start(processes.producer, self.logs, processes.plain(order))
+
+        return spawn
+
+    def _start(self, target: Callable[..., None], *args: Any) -> Any:
+        process = _context.Process(target=target, args=args, daemon=True)
+        process.start()
+        return process
+
+    # --- while it runs ---
+
+    async def run(self) -> None:
+        plan = self.plan
+        async with self.proxy.listening() as port:
+            self.proxied = self.postgres.tcp_dsn.replace(f":{self.postgres.port}/", f":{port}/")
+            self.ends_at = time.monotonic() + plan.seconds * 0.9
+            url, key = self._start_api() if plan.has_api else (None, None)
+            self._producer_count = plan.producers + plan.has_api
+            for number in range(plan.workers):
+                self.workers.append(Slot(f"worker{number}", self._worker(number), is_short=number == 3))
+            for number in range(plan.producers):
+                self.producers.append(Slot(f"producer{number}", self._producer(number, None, None)))
+            if url:
+                self.producers.append(
+                    Slot(f"producer{plan.producers}", self._producer(plan.producers, url, key))
+                )
+            supervising = asyncio.create_task(self._supervise())
+            operating = asyncio.create_task(self._operate())
+            try:
+                await self._let_happen()
+                began = time.monotonic()
+                await self._heal()
+                await self._await_the_end()
+                self.drained_in = time.monotonic() - began
+            finally:
+                supervising.cancel()
+                operating.cancel()
+                await asyncio.gather(supervising, operating, return_exceptions=True)
+                await self._stop_all()
+
+    def _start_api(self) -> tuple[str, str]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        settings = {
+            "database_url": self.postgres.dsn,
+            "api_url": ensure_login(self.postgres.dsn),
+            "jwt_secret": "only for the faults, and for nothing else",
+            "home": self.folder / "home",
+        }
+        [row] = self.postgres.execute("select secret from penstock.create_key('faults', 'service', null)")
+        self.api = Slot("api", lambda: self._start(processes.api, self.logs, settings, port))
+        return f"http://127.0.0.1:{port}", row["secret"]
+
+    async def _let_happen(self) -> None:
+        left_out = set() if self.disk else {"disk.full"}
+        if not self.plan.has_api:
+            left_out.add("api.killed")
+        began, happening = time.monotonic(), set[asyncio.Task[None]]()
+        for fault in schedule(self.plan.seed, self.plan.seconds, self.plan.every, left_out):
+            await asyncio.sleep(max(0.0, began + fault.at - time.monotonic()))
+            happening.add(asyncio.create_task(self._happen(fault)))
+        await asyncio.sleep(max(0.0, began + self.plan.seconds - time.monotonic()))
+        if happening:
+            await asyncio.gather(*happening)
+
+    async def _happen(self, fault: Fault) -> None:
+        try:
+            if await self._apply(fault):
+                self.faults[fault.name] += 1
+                self.history.note("fault", name=fault.name)
+        except (OSError, psycopg.Error, penstock.PenstockError) as error:
+            # Another fault was there first.
+            self.history.note("missed", name=fault.name, error=str(error))
+
+    def _pick(self, slots: list[Slot], roll: float) -> Slot | None:
+        up = [slot for slot in slots if slot.is_up]
+        return up[int(roll * len(up))] if up else None
+
+    async def _apply(self, fault: Fault) -> bool:
+        what, _, how = fault.name.partition(".")
+        if what == "worker":
+            victim = self._pick(self.workers, fault.roll)
+            return victim is not None and await self._hit(victim, how, fault.size)
+        if what in ("producer", "api"):
+            slots = self.producers if what == "producer" else [self.api] if self.api else []
+            victim = self._pick(slots, fault.roll)
+            return victim is not None and await self._hit(victim, "killed", fault.size)
+        if what == "link":
+            return await self._disturb(how, fault)
+        async with self.server_lock:
+            return await self._strike(what, how, fault)
+
+    async def _hit(self, victim: Slot, how: str, size: float) -> bool:
+        pid = victim.process.pid
+        match how:
+            case "killed":
+                victim.why = "killed"
+                victim.signal(signal.SIGKILL)
+                self.history.note("killed", victim=pid, by="us")
+            case "drained":
+                victim.why = "drained"
+                victim.signal(signal.SIGTERM)
+                victim.drained_at = history.now()
+            case "paused":
+                victim.is_paused = True
+                victim.signal(signal.SIGSTOP)
+                await asyncio.sleep((self.plan.lease_seconds or 10) * (1.2 + 0.8 * size))
+                victim.signal(signal.SIGCONT)
+                victim.is_paused = False
+            case _:
+                victim.signal(signal.SIGUSR1)
+        return True
+
+    async def _disturb(self, how: str, fault: Fault) -> bool:
+        links = self.proxy.links
+        some = random.Random(fault.roll).sample(links, min(len(links), 1 + int(fault.size * 5)))
+        match how:
+            case "cut":
+                for link in some:
+                    link.cut()
+            case "half":
+                for link in some:
+                    link.held.add("up" if fault.roll < 0.5 else "down")
+                await asyncio.sleep(2 + fault.size * 10)
+                for link in some:
+                    link.cut()
+            case "slow":
+                self.proxy.delay = 0.01 + 0.2 * fault.roll
+                await asyncio.sleep(1 + fault.size * 4)
+                self.proxy.delay = 0
+            case _:
+                self.proxy.drops.append(LOST[int(fault.roll * len(LOST))])
+        return True
+
+    async def _strike(self, what: str, how: str, fault: Fault) -> bool:
+        """At PostgreSQL itself, one at a time."""
+        postgres = self.postgres
+        self.history.note("strike", name=fault.name)
+        if what == "backend" and how != "killed":
+            verb = "pg_terminate_backend" if how == "ended" else "pg_cancel_backend"
+            query = f"""select {verb}(pid) from (select pid from pg_stat_activity where application_name like 'penstock%%'
+                and pid <> pg_backend_pid() and (%s or state = 'active') order by random() limit %s) as x"""
+            await asyncio.to_thread(postgres.execute, query, (how == "ended", 1 + int(fault.size * 6)))
+            return True
+        down_at = history.now()
+        match what, how:
+            case "postgres", "killed":
+                await asyncio.to_thread(postgres.kill)
+            case "postgres", _:
+                await asyncio.to_thread(postgres.stop_immediately)
+            case "backend", _:
+                await asyncio.to_thread(postgres.kill_backend)
+                await asyncio.sleep(0.2)
+            case _:
+                assert self.disk
+                await asyncio.to_thread(self.disk.fill)
+                await asyncio.sleep(2 + fault.size * 4)
+                self.disk.free()
+        await asyncio.to_thread(postgres.start)
+        self.history.note("outage", down_at=down_at, up_at=history.now(), why=f"{what}.{how}")
+        return True
+
+    async def _supervise(self) -> None:
+        """Start again what has died, and note what died by itself."""
+        while True:
+            for slot in (*self.workers, *([self.api] if self.api else []), *self.producers):
+                if slot.process is None:
+                    slot.process = await asyncio.to_thread(slot.spawn)
+                elif not slot.process.is_alive():
+                    self._bury(slot)
+                    is_done = slot in self.producers and slot.process.exitcode == 0
+                    slot.why = "done" if is_done else None
+                    if is_done:
+                        self.producers = [other for other in self.producers if other is not slot]
+                    else:
+                        slot.process = await asyncio.to_thread(slot.spawn)
+            await asyncio.sleep(0.05)
+
+    def _bury(self, slot: Slot) -> None:
+        code, pid = slot.process.exitcode, slot.process.pid
+        if slot.why == "drained" and code == 0:
+            if slot is self.workers[0]:
+                self.history.note("drained", victim=pid, began_at=slot.drained_at)
+        elif code == -signal.SIGKILL:
+            pass  # by us, by a point, or by poison: the histories say which
+        elif not (slot in self.producers and code == 0):
+            self.history.note("died", victim=pid, code=code, name=slot.name)
+            if not slot.is_short:
+                logs = sorted(self.logs.glob(f"*-{pid}.log"))
+                tail = logs[0].read_text(errors="replace")[-1500:] if logs else ""
+                self.ended_by_themselves.append(f"{slot.name} ({pid}) ended with {code}:\n{tail}")
+
+    async def _operate(self) -> None:
+        """Somebody buys more quota, and lets jobs go on that have spent their budget."""
+        while True:
+            try:
+                await asyncio.to_thread(self._give_room)
+            except (psycopg.Error, penstock.PenstockError) as error:
+                self.history.note("missed", name="operator", error=str(error))
+            await asyncio.sleep(1)
+
+    def _give_room(self) -> None:
+        with db.connect(self.postgres.dsn, name="faults operator", wait_seconds=0) as connection:
+            tight = self.tenants["pages"]
+            held = connection.execute(
+                "select count(*) as n from penstock.parked where tenant_id = %s and waits_for = 'pages'",
+                [tight],
+            ).fetchone()
+            if held and held["n"]:
+                self.limit += 20 + held["n"] // (1 if self.is_healing else 5)
+                connection.execute("select penstock.set_limit(%s, 'pages', %s)", [tight, self.limit])
+            for row in connection.execute(
+                "select id from penstock.jobs where status = 'paused' limit 100"
+            ).fetchall():
+                connection.execute("select penstock.set_budget(%s, null)", [row["id"]])
+                connection.execute(
+                    "select penstock.resume_job(%s) from penstock.jobs where id = %s and status = 'paused'",
+                    [row["id"]] * 2,
+                )
+
+    # --- afterwards ---
+
+    async def _heal(self) -> None:
+        self.is_healing = True
+        self.proxy.delay, self.proxy.drops = 0.0, []
+        for link in self.proxy.links:
+            link.held.clear()
+        self.history.note("healed")
+
+    async def _await_the_end(self) -> None:
+        deadline = time.monotonic() + self.plan.drain_seconds
+        while time.monotonic() < deadline:
+            try:
+                [row] = await asyncio.to_thread(
+                    self.postgres.execute, "select count(*) as n from penstock.jobs where finished_at is null"
+                )
+                if row["n"] == 0 and not self.producers:
+                    return
+            except (psycopg.Error, penstock.PenstockError) as error:
+                self.history.note("missed", name="look", error=str(error))
+            await asyncio.sleep(0.3)
+
+    async def _stop_all(self) -> None:
+        slots = [slot for slot in (*self.workers, self.api, *self.producers) if slot and slot.process]
+        for slot in slots:
+            if slot.process.is_alive():
+                slot.signal(signal.SIGCONT)
+                slot.process.terminate()
+        deadline = time.monotonic() + 45
+        for slot in slots:
+            await asyncio.to_thread(slot.process.join, max(0.1, deadline - time.monotonic()))
+            if slot.process.is_alive():
+                self.ended_by_themselves.append(f"{slot.name} did not end")
+                slot.process.kill()
+                slot.process.join()
+            elif slot in self.workers and slot.process.exitcode != 0 and not slot.is_short:
+                self.ended_by_themselves.append(f"{slot.name} ended with {slot.process.exitcode}")
+
+    def check(self, look: Callable[[db.SyncConnection], None]) -> check.Found:
+        with db.connect(self.postgres.dsn, name="faults check") as connection:
+            connection.execute("set work_mem = '256MB'")
+            check.load(connection, history.read(self.logs))
+            found = check.check(connection)
+            found.figures = check.figures(connection)
+            look(connection)
+        return found
+
+
+def run(
+    plan: Plan, keep: Path | None = None, look: Callable[[db.SyncConnection], None] = lambda _: None
+) -> Result:
+    """Run it all, and say how it went. `keep`: a folder for the histories. `look`: at the database at the end."""
+    # What is loaded here once need not be loaded for every process.
+    _context.set_forkserver_preload(["faults.processes"])
+    began = time.monotonic()
+    with place(is_disk_wanted=plan.is_disk_wanted) as (folder, disk, why):
+        made = Run(plan, folder, disk)
+        try:
+            asyncio.run(made.run())
+            found = made.check(look)
+            [row] = made.postgres.execute("select current_setting('server_version') as version")
+        finally:
+            if keep is not None:
+                shutil.copytree(made.logs, keep, dirs_exist_ok=True)
+            made.postgres.close()
+        lines = [line for line in history.read(made.logs) if line["event"] == "killed"]
+        result = Result(
+            plan, row["version"], found, made.faults, {} if disk else {"disk.full": why}, made.armed,
+            Counter(line["by"] for line in lines if "." in line["by"]),
+            Counter(words.decode() for words in made.proxy.dropped),
+            made.ended_by_themselves, time.monotonic() - began, made.drained_in,
+        )  # fmt: skip
+    result.promises = promises(result)
+    return result
+
+
+def promises(result: Result) -> list[tuple[str, str, bool]]:
+    """What was promised, what was found, and whether that is the same."""
+    found, figures = result.found, result.found.figures
+    made: list[tuple[str, str, bool]] = []
+    for group, text in {
+        "lost": "acknowledged work lost, or ended otherwise than it should",
+        "unexpected": "work that nobody asked for, or left over",
+        "duplicated": "work twice",
+        "effects": "effects in the database twice or missing",
+        "leases": "two leases at once",
+        "stale": "stale writes accepted",
+        "transitions": "illegal transitions",
+        "counters": "counters and sums off",
+        "ledger": "accounts, holds, usage and costs off",
+        "limits": "limits, quotas and budgets passed",
+        "drains": "tasks left behind by drained workers",
+    }.items():
+        n = found.count(group)
+        made.append((text, str(n), n == 0))
+    made.append(
+        (
+            "processes that ended by themselves",
+            str(len(result.ended_by_themselves)),
+            not result.ended_by_themselves,
+        )
+    )
+    if result.faults["worker.paused"] >= 3:
+        n = figures["stale writes rejected"] + figures["stale heartbeats rejected"]
+        made.append(("stale writes and heartbeats rejected (more than 0)", str(n), n > 0))
+    if result.plan.lease_seconds is None:
+        for name, most in (
+            ("killed → claimed again, p99 (s)", 15),
+            ("PostgreSQL back → first completion, most (s)", 5),
+        ):
+            value = figures[name]
+            made.append((f"{name}, at most {most}", f"{value}", value is None or value <= most))
+    return made
+
+
+def as_dict(result: Result) -> dict[str, Any]:
+    return {
+        "server": result.version,
+        "plan": asdict(result.plan),
+        "is_good": result.is_good,
+        "seconds": round(result.seconds, 1),
+        "drained_in": round(result.drained_in, 1),
+        "promises": [
+            {"what": what, "found": value, "holds": holds} for what, value, holds in result.promises
+        ],
+        "figures": result.found.figures,
+        "faults": dict(sorted(result.faults.items())),
+        "skipped": result.skipped,
+        "points": {
+            name: {"armed": result.armed[name], "fired": result.fired[name]}
+            for name in (*points.OF_WORKERS, *points.OF_PRODUCERS)
+        },
+        "lost_answers": dict(sorted(result.lost_answers.items())),
+    }

@@ -1,0 +1,90 @@
+"""A small run of `make faults` on each PostgreSQL, and whether its checker finds what is planted in a good history."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from faults import check, report, run, schedule
+from penstock import db, testing
+from penstock.errors import PenstockError
+
+pytestmark = pytest.mark.slow
+
+PLAN = run.Plan(
+    tasks=1500, seed=5, seconds=8, every=0.7, workers=3, producers=1, lease_seconds=3, poison=1, is_disk_wanted=False,
+    drain_seconds=60,
+)  # fmt: skip
+
+# What must not be: the statement that plants it, and the group of checks that must find it.
+PLANTED = {
+    "delete from penstock.tasks where id in (select task_id from penstock.results limit 1)": "lost",
+    "delete from penstock.jobs where id in (select job_id from faults.acknowledged limit 1)": "lost",
+    "update penstock.results set output = '0' where task_id in (select task_id from penstock.results where outcome = 'succeeded' limit 1)": "lost",
+    "update penstock.results set outcome = 'failed' where task_id in (select id from penstock.tasks where kind = 'plain' limit 1)": "lost",
+    "delete from faults.attempted where key in (select idempotency_key from penstock.jobs limit 1)": "unexpected",
+    "insert into penstock.parked (task_id, job_id, tenant_id, lane_id, priority, phase, until, reason) select id, job_id, tenant_id, lane_id, 5, phase, now(), 'x' from penstock.tasks limit 1": "unexpected",
+    "insert into faults.acknowledged select key, gen_random_uuid() from faults.acknowledged limit 1": "duplicated",
+    "insert into faults.began select * from faults.began limit 1": "duplicated",
+    "insert into faults.effects select * from faults.effects limit 1": "effects",
+    "delete from faults.effects where task_id in (select task_id from faults.effects limit 1)": "effects",
+    "insert into faults.effects select id, 1, 1 from penstock.tasks where kind = 'doomed' limit 1": "effects",
+    "insert into faults.moves (what, task_id, lease) select 'granted', task_id, lease + 1 from faults.moves where what = 'granted' limit 1": "leases",
+    "update penstock.results set lease = lease - 1 where task_id in (select task_id from faults.effects limit 1)": "stale",
+    "delete from faults.moves where (task_id, what) in (select task_id, 'released' from penstock.results where outcome = 'succeeded' limit 1)": "stale",
+    "insert into faults.refused select 'complete', task_id, lease, 'lease_lost', 1 from penstock.results where outcome = 'succeeded' limit 1": "stale",
+    "insert into faults.job_moves (job_id, was, became) select job_id, 'completed', 'running' from faults.job_moves limit 1": "transitions",
+    "insert into faults.moves (what, task_id, lease) select 'granted', task_id, lease + 1 from faults.moves where what = 'ended' limit 1": "transitions",
+    "update penstock.phases set succeeded = succeeded - 1 where job_id in (select job_id from penstock.phases where succeeded > 0 limit 1) and succeeded > 0": "counters",
+    "update penstock.usage_sums set amount = amount + 1 where ctid in (select ctid from penstock.usage_sums limit 1)": "counters",
+    "update penstock.cost_sums set amount = amount * 2 where ctid in (select ctid from penstock.cost_sums where tenant_id is not null limit 1)": "counters",
+    "update penstock.accounts set used = used + 0.0000001 where ctid in (select ctid from penstock.accounts where meter = 'cost' limit 1)": "ledger",
+    "update penstock.accounts set held = 1 where ctid in (select ctid from penstock.accounts limit 1)": "ledger",
+    "update penstock.holds set status = 'held' where id in (select id from penstock.holds limit 1)": "ledger",
+    "delete from penstock.usage_events where id in (select id from penstock.usage_events where provider is not null limit 1)": "ledger",
+    "insert into penstock.usage_events (at, tenant_id, action, job_id, task_id, lease, provider, units) select at, tenant_id, action, job_id, task_id, lease, provider, units from penstock.usage_events where task_id is not null limit 1": "ledger",
+    "insert into faults.used select id, 1 from penstock.tasks where kind = 'call' limit 1": "ledger",
+    "update penstock.jobs set budget = 0 where id in (select job_id from penstock.accounts where job_id is not null limit 1); update penstock.accounts set used = used where job_id is not null": "limits",
+    "insert into faults.moves (what, task_id, lease, lane_id) select 'granted', -n, n, (select id from penstock.lanes where provider = 'sim/limited') from generate_series(1, 9) as n": "limits",
+    "insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome, error_code) select job_id, task_id, 1, tenant_id, 1, 'vm-1-x', now(), now(), 'lost', 'x' from penstock.results limit 1; insert into faults.drained values (1, 0, 1)": "drains",
+}
+
+
+def is_here(major: int) -> bool:
+    try:
+        return testing.binaries(major).exists()
+    except PenstockError:
+        return False
+
+
+def finds(connection: db.SyncConnection, planted: str, group: str) -> bool:
+    """Whether that group of checks finds it; then it was never there."""
+    with connection.transaction(force_rollback=True):
+        connection.execute(planted.encode())
+        return check.check(connection, [group]).count(group) > 0
+
+
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("major", [15, 18])
+def test_a_small_run_of_faults_finds_nothing_and_its_checker_what_is_planted(major: int) -> None:
+    """B7, B3, B6, R1.2, R1.6: kill -9 of everything, zombies, cut connections and lost answers; nothing is off."""
+    if not is_here(major):
+        pytest.skip(f"there is no PostgreSQL {major} here")
+    missed: list[str] = []
+
+    def plant(connection: db.SyncConnection) -> None:
+        if major == 18:
+            missed.extend(text for text, group in PLANTED.items() if not finds(connection, text, group))
+
+    result = run.run(replace(PLAN, server=major), look=plant)
+    assert result.is_good, report.table(result)
+    assert missed == []
+    assert result.found.figures["attempted"] == PLAN.tasks
+    assert result.faults["worker.killed"] and result.faults["postgres.killed"]
+
+
+def test_the_same_seed_gives_the_same_schedule() -> None:
+    made = schedule.schedule(7, 900, 2.5, set())
+    assert made == schedule.schedule(7, 900, 2.5, set()) != schedule.schedule(8, 900, 2.5, set())
+    assert {fault.name for fault in made} == set(schedule.FAULTS)
