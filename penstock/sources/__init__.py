@@ -28,7 +28,6 @@ from penstock.sources.rows import Header, Problem, Row
 from penstock.sources.source import Source
 from penstock.sources.writers import FORMATS as WRITTEN
 from penstock.sources.writers import Writer, safe, writer
-from penstock.sources.xlsx import Xlsx
 
 FORMATS = ("csv", "tsv", "xlsx", "jsonl")
 """What can be read."""
@@ -69,6 +68,9 @@ def open(
                 raise Invalid(f"{option} is not for {chosen}", details={"field": option})
         match chosen:
             case "xlsx":
+                # Only here: openpyxl takes as long to load as all the rest, and workers need it seldom.
+                from penstock.sources.xlsx import Xlsx
+
                 return Xlsx(binary, named, sheet=sheet, header=header, rename=rename, is_own=is_own)
             case "jsonl":
                 return Jsonl(binary, named, encoding=encoding, rename=rename, is_own=is_own)

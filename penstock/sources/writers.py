@@ -19,9 +19,6 @@ from decimal import Decimal
 from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
-from openpyxl import Workbook
-from openpyxl.cell import WriteOnlyCell
-
 from penstock.errors import Invalid, TooLarge
 
 FORMATS = ("csv", "jsonl", "xlsx")
@@ -184,8 +181,13 @@ class _Xlsx(Writer):
     """One sheet; each text is marked as a text."""
 
     def __init__(self, columns: Sequence[str], out: IO[bytes]) -> None:
+        # Only here: openpyxl takes as long to load as all the rest, and workers need it seldom.
+        from openpyxl import Workbook
+        from openpyxl.cell import WriteOnlyCell
+
         super().__init__(columns)
         self._out = out
+        self._new_cell: Any = WriteOnlyCell
         self._book = Workbook(write_only=True)
         self._sheet: Any = self._book.create_sheet("rows")
         self._sheet.append([self._cell(name) for name in self.columns])
@@ -204,7 +206,7 @@ class _Xlsx(Writer):
         if not isinstance(found, str):
             return found
         text = found if len(found) <= _XLSX_CELL else found[: _XLSX_CELL - 1] + "…"
-        made: Any = WriteOnlyCell(self._sheet)
+        made: Any = self._new_cell(self._sheet)
         # Not by its setter: that makes formulas, and cuts in silence.
         made._value, made.data_type = _ESCAPED.sub(_escape, text), "s"
         return made
