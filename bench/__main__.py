@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import api, bulks, engine, flow, measure, ours, server
+from bench import api, bulks, engine, flow, measure, ours, server, sheets
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
@@ -42,6 +42,7 @@ PARTS = (
     "api",
     "rows",
     "budget",
+    "sheets",
 )
 
 
@@ -107,6 +108,7 @@ def main() -> None:
         show("api", lambda: api.beside(new, 32, size(6, 2), size(3, 1)))
         show("rows", lambda: bulks.rows(new(), size(1_000_000, 100_000)))
         show("budget", lambda: bulks.budgets(new(), size(100, 25)))
+        show("sheets", lambda: sheets.pipeline(new(), size(10_000, 1000)))
     save(figures, arguments.json, parts)
 
 

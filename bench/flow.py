@@ -150,13 +150,12 @@ def closed_lane(dsn: str, n: int) -> list[Figure]:
 @contextmanager
 def simulator(*options: str) -> Any:
     command = [sys.executable, "-m", "penstock", "-o", "jsonl", "simulate", *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-    try:
-        assert process.stdout
-        yield json.loads(process.stdout.readline())
-    finally:
-        process.terminate()
-        process.wait(20)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY) as process:
+        try:
+            assert process.stdout
+            yield json.loads(process.stdout.readline())
+        finally:
+            process.terminate()
 
 
 def control(url: str, body: bytes | None = None) -> Any:

@@ -33,7 +33,18 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    Protocol,
+    TypeVar,
+    cast,
+    overload,
+)
 from uuid import UUID
 
 import pydantic
@@ -48,6 +59,9 @@ from penstock.settings import settings
 from penstock.signature import Signature, Step, decode, encode
 from penstock.types import Forecast, Job, failure
 from penstock.words import seconds
+
+if TYPE_CHECKING:
+    from penstock.sheets import Sheets
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -306,6 +320,8 @@ class App:
         self.artifacts: Artifacts | None = None
         """How `Context.save` keeps a file, if not in `storage`: given context, name, data and type, returns
         its description."""
+        self.sheets: Sheets | Callable[[UUID], Sheets] | None = None
+        """The Google account of all tenants, or what gives the account of each."""
         self.tenant = tenant
         self.own: migrate.Own | None = None if schema is None or sql is None else migrate.Own(schema, sql)
         """The SQL that it brings."""
@@ -606,6 +622,24 @@ class App:
     @storage.setter
     def storage(self, chosen: storages.Storage) -> None:
         self._storage = chosen
+
+    def sheets_of(self, tenant_id: UUID) -> Sheets:
+        """The Google account that reads and writes the sheets of a tenant: what `sheets` says, or what
+        `PENSTOCK_SHEETS_CREDENTIALS` names."""
+        if callable(self.sheets):
+            return self.sheets(tenant_id)
+        with self._lock:
+            if self.sheets is None:
+                from penstock.sheets import Sheets
+
+                found = settings()
+                if found.sheets_credentials is None:
+                    hint = "Set PENSTOCK_SHEETS_CREDENTIALS for the worker, or app.sheets."
+                    raise Invalid("there is no Google account", code="no_sheets_account", hint=hint)
+                url = found.sheets_url
+                own = {} if url is None else {"base_url": url, "token_url": f"{url.rstrip('/')}/token"}
+                self.sheets = Sheets(found.sheets_credentials, **own)
+            return self.sheets
 
     @asynccontextmanager
     async def connections(self) -> AsyncGenerator[db.Pool]:

@@ -23,19 +23,23 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
 import pydantic
 import pydantic_core
 
-from penstock import bulks, db, jobs
+from penstock import bulk_sheets, bulks, db, jobs
 from penstock.bulks import By, Taken
 from penstock.context import Context, Fail, Reschedule
 from penstock.drawing import Graph, Options, drawing
 from penstock.errors import Invalid, Limited, PenstockError
+from penstock.sheets import GoogleSheet
 from penstock.signature import Signature, Step, key_of
 from penstock.types import Forecast, JobOptions, RowProblem, SourceCheck
+
+if TYPE_CHECKING:
+    from penstock.sheets import Sheets
 
 T = TypeVar("T", bound=pydantic.BaseModel)
 PREVIEW = 5
@@ -60,6 +64,7 @@ class Host(Protocol):
     def block(self) -> Any: ...
     def connections(self) -> AbstractAsyncContextManager[db.Pool]: ...
     async def ready(self, where: db.Pool, options: Options) -> JobOptions: ...
+    def sheets_of(self, tenant_id: UUID) -> Sheets: ...
     def started(self, job_id: UUID) -> Any: ...
 
 
@@ -102,11 +107,11 @@ class BulkType(Generic[T]):
             raise Invalid(f"{name}: a bulk job's body is a plain function", hint="It only draws the graph.")
         if group_by is not None and batch is None:
             raise Invalid(f"{name}: group_by is for batches", hint="Say batch=25, for example.")
-        names = {info.alias or field for field, info in row.model_fields.items()}
+        self.row = row
         for column in (*key, *([group_by] if group_by else [])):
-            if column not in names and row.model_config.get("extra") != "allow":
+            if column not in self.columns() and row.model_config.get("extra") != "allow":
                 raise Invalid(f"{name}: {row.__name__} has no column {column!r}")
-        self.app, self.function, self.name, self.row = app, function, name, row
+        self.app, self.function, self.name = app, function, name
         self.key, self.batch, self.group_by = list(key), batch, group_by
         self.is_exclusive, self.phases, self.on_failure = is_exclusive, phases, on_failure
         self.chosen = Options()
@@ -119,6 +124,7 @@ class BulkType(Generic[T]):
         self._undo: Callable[..., Awaitable[None]] | None = None
         self.__doc__, self.__name__ = function.__doc__, function.__name__
         app.task(kind=f"{name}.load", transactional=True, max_attempts=10, backoff=1)(self._load)
+        bulk_sheets.add_to(app, name)
 
     def __repr__(self) -> str:
         return f"<bulk type {self.name}>"
@@ -129,6 +135,10 @@ class BulkType(Generic[T]):
             return {}
         own = [f"{self.name}.load", *([f"{self.name}.apply"] if self._apply is not None else [])]
         return {**dict.fromkeys(own, 0.0), **self.phases}
+
+    def columns(self) -> set[str]:
+        """The columns that a row has."""
+        return {info.alias or field for field, info in self.row.model_fields.items()}
 
     def declared(self) -> dict[str, Any]:
         """As `define_bulk_type` takes it."""
@@ -175,14 +185,20 @@ class BulkType(Generic[T]):
         return other
 
     async def astart(self, source: Any, **params: Any) -> Any:
-        """Start a job of a source's rows: a path, an opened source, or any iterable of dicts."""
+        """Start a job of a source's rows: a path, an opened source, an iterable of dicts, a Google Sheet."""
         encoded, _ = self._signature.encode(params)
+        is_sheet = isinstance(source, GoogleSheet)
+        for name in source.written.values() if is_sheet else ():
+            if name in self.columns():
+                hint = f"Call it otherwise: write={{...: {name + ' of the job'!r}}}."
+                raise Invalid(f"the column {name!r} is read and written", code="duplicate_column", hint=hint)
         async with self.app.connections() as where:
             options = await self.app.ready(where, self.chosen)
             with bulks.opened(source) as table:
                 job_id = await bulks.start(
-                    where, type=self.name, rows=bulks.numbered(table), source=bulks.describe(table),
-                    params=encoded, preview=self.chosen.preview, skip_done=self.chosen.skip_done, **options,
+                    where, type=self.name, rows=None if is_sheet else bulks.numbered(table),
+                    source=bulks.describe(table), params=encoded, preview=self.chosen.preview,
+                    skip_done=self.chosen.skip_done, **options,
                 )  # fmt: skip
         return self.app.started(job_id)
 
@@ -191,9 +207,12 @@ class BulkType(Generic[T]):
         return self.app.block(self.astart(source, **params))
 
     def check(self, source: Any) -> SourceCheck:
-        """Every row that would be refused, with its line, column and reason. Needs no database."""
+        """Every row that would be refused, with its line, column and reason. Needs no database, except for
+        the quotas of a Google Sheet."""
         rows = good = 0
         found: list[RowProblem] = []
+        if isinstance(source, GoogleSheet):
+            source = self.app.block(self._fetched(source))
         with bulks.opened(source) as table:
             for problems in self.checked(table):
                 rows += 1
@@ -223,6 +242,8 @@ class BulkType(Generic[T]):
 
     async def aforecast(self, source: Any, **params: Any) -> Forecast:
         """What a job of these rows would cost, use and take. Of many rows some are drawn. Starts nothing."""
+        if isinstance(source, GoogleSheet):
+            source = await self._fetched(source)
         tasks, times = await asyncio.to_thread(self.sample, source, params)
         async with self.app.connections() as where:
             options = await self.app.ready(where, self.chosen)
@@ -253,6 +274,12 @@ class BulkType(Generic[T]):
             raise Invalid("there is no good row in it", code="no_rows")
         tasks = [task for pack in packs.kept for task in self._draw(pack, values, is_preview=False).tasks]
         return tasks, packs.count / len(packs.kept)
+
+    async def _fetched(self, sheet: GoogleSheet) -> list[Any]:
+        async with self.app.connections() as where:
+            options = await self.app.ready(where, self.chosen)
+            google = self.app.sheets_of(cast("UUID", options.get("tenant_id")))
+            return await bulk_sheets.fetch(where, google, sheet.description)
 
     # --- rows ---
 

@@ -107,14 +107,15 @@ async def start(
     where: db.Pool | db.Connection,
     *,
     type: str,
-    rows: Iterable[Row],
+    rows: Iterable[Row] | None,
     source: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     **options: Unpack[BulkOptions],
 ) -> UUID:
     """Make a bulk job of any number of rows in one transaction, from an iterable that is read as it is sent.
 
-    An idempotency key that was used before gives its job and reads no row.
+    An idempotency key that was used before gives its job and reads no row. Without rows, a worker reads them
+    from the source.
     """
     async with db.transaction(where) as held:
         [opened] = await db.call(
@@ -125,13 +126,18 @@ async def start(
             p_options=given(options),
             p_params=dict(params or {}),
         )
-        if opened["is_new"]:
+        if opened["is_new"] and rows is not None:
             await add_rows(held, job_id=opened["job_id"], rows=rows)
         return opened["job_id"]
 
 
-async def add_rows(where: db.Pool | db.Connection, *, job_id: UUID, rows: Iterable[Row]) -> RowsAdded:
-    """Add rows to a bulk job that has not ended, in one transaction. Those it has already are left out."""
+async def add_rows(
+    where: db.Pool | db.Connection, *, job_id: UUID, rows: Iterable[Row], load: bool = True
+) -> RowsAdded:
+    """Add rows to a bulk job that has not ended, in one transaction. Those it has already are left out.
+
+    With `load=False` they wait until the last ones come.
+    """
     counts: builtins.list[dict[str, int]] = []
 
     async with db.transaction(where) as held:
@@ -140,7 +146,7 @@ async def add_rows(where: db.Pool | db.Connection, *, job_id: UUID, rows: Iterab
             counts.append(await db.value(held, "add_bulk_rows", p_job_id=job_id, p_rows=part, p_load=load))
 
         await db.send_in_parts(map(_document, rows), send, most=PART, dumps=_text)
-        await send(db.Json([]), load=True)
+        await send(db.Json([]), load)
     return RowsAdded(**{name: sum(count[name] for count in counts) for name in counts[0]})
 
 
@@ -173,6 +179,19 @@ def _storable(row: dict[str, Any]) -> dict[str, Any]:
     message = "it holds a NUL character, half of a surrogate pair, or what has no form in JSON"
     problem = {"code": "unstorable_text", "column": ascii(column)[1:-1], "message": message}
     return {"number": row["number"], "data": {}, "problem": problem}
+
+
+# A source that workers read and write
+
+
+async def source(
+    where: db.Pool | db.Connection, *, job_id: UUID
+) -> tuple[dict[str, Any], builtins.list[str]]:
+    """Where the rows of a job are from, and the columns that make their keys."""
+    [(found, key)] = await db.rows(
+        where, "select source, key from penstock.bulks where job_id = %s", (job_id,)
+    )
+    return found, key or []
 
 
 # Looking

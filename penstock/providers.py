@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import builtins
-from typing import LiteralString, Unpack
+from collections.abc import Mapping
+from typing import Any, LiteralString, Unpack
 from uuid import UUID
 
 from penstock import db, filters
@@ -42,6 +43,27 @@ async def set(
 async def open(where: db.Pool | db.Connection, *, name: str, tenant_id: UUID | None = None) -> None:
     """Open what a provider's answer closed, after its account was topped up or the trouble is over."""
     await db.call(where, "open_provider", p_name=name, p_tenant_id=tenant_id)
+
+
+async def acquire(where: db.Pool | db.Connection, *, provider: str, endpoint: str) -> bool:
+    """Take room for one call outside of a claim: whether there is any now."""
+    return await db.value(
+        where,
+        "acquire_api_capacity",
+        p_provider_name=provider,
+        p_api_endpoint=endpoint,
+        p_estimated_tokens=0,
+    )
+
+
+async def report(where: db.Pool | db.Connection, *, name: str, signal: Mapping[str, Any]) -> None:
+    """Pass on what an endpoint answered about its limits (see `signals`): it slows for everybody at once."""
+    await db.call(where, "report_provider", p_name=name, p_signal=db.Json(dict(signal)))
+
+
+async def ensure_sheets_account(where: db.Pool | db.Connection, *, account: str) -> None:
+    """Make the limits of an account of Google Sheets, if they are not there."""
+    await db.call(where, "ensure_sheets_account", p_account=account)
 
 
 async def events(

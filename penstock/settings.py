@@ -55,6 +55,13 @@ class Settings:
     """`PENSTOCK_STORAGE`: where files go, `file:///folder` or `s3://bucket/prefix?endpoint=…&region=…`.
     Without it they are in the folder `artifacts` of `PENSTOCK_HOME`."""
 
+    sheets_credentials: Path | None = None
+    """`PENSTOCK_SHEETS_CREDENTIALS`: the file of the Google account whose sheets workers read and write."""
+
+    sheets_url: str | None = None
+    """`PENSTOCK_SHEETS_URL`: another address of the Sheets API, such as the simulator's. Tokens come from
+    `/token` there."""
+
     storage_secret: str | None = field(default=None, repr=False)
     """`PENSTOCK_STORAGE_SECRET`: what URLs of local files are signed with, of at least 32 bytes. Without it
     one is made, and kept in `PENSTOCK_HOME`; servers on several machines need the same."""
@@ -85,6 +92,10 @@ def read(environment: Mapping[str, str]) -> Settings:
             for origin in environment.get("PENSTOCK_ALLOWED_ORIGINS", "").split(",")
             if origin.strip()
         ),
+        sheets_credentials=Path(sheets)
+        if (sheets := environment.get("PENSTOCK_SHEETS_CREDENTIALS"))
+        else None,
+        sheets_url=environment.get("PENSTOCK_SHEETS_URL") or None,
         storage=environment.get("PENSTOCK_STORAGE") or None,
         storage_secret=_secret("PENSTOCK_STORAGE_SECRET", environment),
         url=environment.get("PENSTOCK_URL") or None,

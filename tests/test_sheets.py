@@ -12,16 +12,19 @@ import sys
 import urllib.request
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import jwt
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import sheets, signals, simulator
+from bench import sheets as bench
+from penstock import App, Context, Fail, bulks, jobs, sheets, signals, simulator, testing
 from penstock.errors import (
     Forbidden,
     Invalid,
@@ -33,7 +36,7 @@ from penstock.errors import (
     Unauthenticated,
     Unavailable,
 )
-from penstock.sheets import Block, Part, Sheets, blocks, cell, spreadsheet_id, table_rows
+from penstock.sheets import Block, GoogleSheet, Part, Sheets, blocks, cell, spreadsheet_id, table_rows
 from penstock.simulator import Simulator
 from penstock.sources import Header, a1
 from penstock.sources.a1 import Range
@@ -72,6 +75,8 @@ RANGES = {
     "A:C": Range(None, None, 1, None, 3),
     "5:7": Range(None, 5, None, 7, None),
     "A5:C": Range(None, 5, 1, None, 3),
+    "Ideas!5:5": Range("Ideas", 5, None, 5, None),
+    "Ideas!B:B": Range("Ideas", None, 2, None, 2),
     "Ideas": Range("Ideas"),
     "Sheet1": Range("Sheet1"),
     "'A1'": Range("A1"),
@@ -429,3 +434,212 @@ def test_sheets_of_penstock_simulate(tmp_path: Path) -> None:
     finally:
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=20)
+
+
+# --- bulk jobs --------------------------------------------------------------------------------------------
+
+
+class Idea(pydantic.BaseModel):
+    title: str
+    seconds: int = 5
+
+
+@dataclass
+class Desk:
+    """An app with a type of bulk job, on a database and a Sheets server of its own."""
+
+    app: App
+    ideas: Any
+    sim: Simulator
+    drain: testing.Drain
+    clock: testing.Clock
+    hand: Hand
+    ran: list[str]
+
+    async def finish(self, job: Any, seconds: float = 11) -> Any:
+        """Let workers run, and time pass, until the job has ended."""
+        for _ in range(60):
+            await self.drain.arun(self.app)
+            found = await job.aget()
+            if found.finished_at is not None:
+                return found
+            self.clock.advance(seconds=seconds)
+            self.hand.now += seconds
+        raise AssertionError("the job has not ended")
+
+
+@asynccontextmanager
+async def desk(
+    drain: testing.Drain, clock: testing.Clock, key: Any = ("title",), **options: Any
+) -> AsyncGenerator[Desk]:
+    hand, ran = Hand(), list[str]()
+    app = App()
+
+    @app.task(max_attempts=2, backoff=0)
+    async def render(ctx: Context, title: str, seconds: int) -> dict[str, Any]:
+        ran.append(title)
+        if title == "bad":
+            raise Fail("no such thing", code="no_thing")
+        await ctx.acost("render", "0.25")
+        return {"url": f"https://example.org/{title}.mp4", "seconds": seconds}
+
+    @app.bulk(row=Idea, key=key)
+    def ideas(row: Idea) -> Any:
+        return render.step(row.title, row.seconds)
+
+    async with simulator.serve(clock=hand, sheets=options) as sim:
+        app.sheets = client(sim, sim.sheets.service_account())
+        drain.use(app)
+        async with app:
+            yield Desk(app, ideas, sim, drain, clock, hand, ran)
+
+
+async def test_a_sheet_becomes_a_bulk_job(drain: testing.Drain, clock: testing.Clock) -> None:
+    """R0.1, R0.7: each row is done once, and its status, output, cost and error are beside it."""
+    async with desk(drain, clock) as at:
+        at.sim.sheets.add("book", {
+            "Other": [["x"]],
+            "Ideas": [[], ["title", "seconds", "note"], ["otters", 7, "=x"], ["bad"], [], ["herons", "long"], ["", 3], ["otters", 1]],
+        })  # fmt: skip
+        job = await at.ideas.options(budget=5).astart(GoogleSheet("book", "Ideas"))
+        found = await at.finish(job)
+        assert found.status == "failed"
+        values = at.sim.sheets.values("book", "Ideas")
+        assert values[1] == ["title", "seconds", "note", "status", "output", "cost", "error"]
+        assert values[2] == ["otters", 7, "=x", "succeeded", "https://example.org/otters.mp4", 0.25]
+        assert values[3] == ["bad", "", "", "failed", "", 0, "no_thing: no such thing"]
+        assert values[4] == []
+        assert values[5][3] == "refused" and str(values[5][6]).startswith(
+            "bad_value: seconds: Input should be a valid integer"
+        )
+        assert values[6][3] == "refused" and str(values[6][6]).startswith("no_key: ")
+        assert values[7][3:] == ["refused", "", 0, "duplicate_key: row 3 has the same key"]
+        assert sorted(at.ran) == ["bad", "otters"]
+        seen = at.sim.stats()["sheets"]
+        assert seen["calls"] == {"read": 4, "write": 1}
+        assert (seen["rows_written"], seen["rows_written_again"], seen["rows_changed"]) == (6, 0, 0)
+        # The next job of the same sheet finds its columns, and does what is new.
+        at.sim.sheets.spreadsheets["book"].find(Range("Ideas")).set(9, 1, "coots")
+        again = await at.ideas.options(skip_done=True).astart(GoogleSheet("book", "Ideas"))
+        await at.finish(again)
+        values = at.sim.sheets.values("book", "Ideas")
+        assert [row[3] for row in values[2:] if row] == [
+            "skipped",
+            "failed",
+            "refused",
+            "refused",
+            "refused",
+            "succeeded",
+        ]
+        assert len(values[1]) == 7 and at.ran.count("otters") == 1 and "coots" in at.ran
+        assert at.sim.stats()["sheets"]["violation_count"] == 0
+
+
+async def test_a_sheet_is_looked_at_before(drain: testing.Drain, clock: testing.Clock) -> None:
+    """What would be refused, and what it would cost, without a job; the quotas count."""
+    async with desk(drain, clock) as at:
+        at.sim.sheets.add(
+            "book", {"Ideas": [["title", "seconds", "status"], ["otters", 7, "x"], ["herons", "long"], [1]]}
+        )
+        found = await asyncio.to_thread(at.ideas.check, GoogleSheet("book"))
+        assert (found.rows, found.good) == (3, 1)
+        assert [(p.line, p.column, p.code) for p in found.problems] == [
+            (3, "seconds", "bad_value"), (4, "title", "bad_value"),
+        ]  # fmt: skip
+        forecast = await at.ideas.aforecast(GoogleSheet("book"))
+        assert forecast.tasks == 1
+        assert at.sim.stats()["sheets"]["calls"] == {"read": 4}
+
+
+async def test_rows_are_followed_when_people_move_them(drain: testing.Drain, clock: testing.Clock) -> None:
+    """What is written goes to the row it is of, also after a sort, and nowhere if that is gone."""
+    async with desk(drain, clock) as at:
+        sheet = at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"], ["herons"], ["coots"]]}).sheets[0]
+        job = await at.ideas.astart(GoogleSheet("book"))
+        await drain.arun(at.app)
+        assert sorted(at.ran) == ["coots", "herons", "otters"]
+        sheet.cells[:] = [["n", "title", "status"], [1, "otters"], [2, "new"], [3, "herons"]]
+        found = await at.finish(job)
+        assert found.status == "completed"
+        assert [row[:3] for row in at.sim.sheets.values("book", "Ideas")] == [
+            ["n", "title", "status"], [1, "otters", "succeeded"], [2, "new"], [3, "herons", "succeeded"],
+        ]  # fmt: skip
+
+
+async def test_a_sheet_without_room_is_made_wider(drain: testing.Drain, clock: testing.Clock) -> None:
+    async with desk(drain, clock, key=()) as at:
+        sheet = at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"]]}).sheets[0]
+        sheet.columns = 2
+        names = {"status": "State", "output": "Video"}
+        job = await at.ideas.astart(GoogleSheet("book", write=names))
+        await at.finish(job)
+        assert sheet.columns == 5
+        assert at.sim.sheets.values("book", "Ideas!A1:E1") == [["title", "State", "Video", "cost", "error"]]
+        with pytest.raises(Invalid) as caught:
+            await at.ideas.astart(GoogleSheet("book", write={"status": "title"}))
+        assert caught.value.code == "duplicate_column"
+        for wrong in ({"none": "x"}, {"status": "cost"}):
+            with pytest.raises(Invalid):
+                assert GoogleSheet("book", write=wrong).written
+
+
+async def test_refusals_and_faults_lose_nothing(
+    drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R0.7: 429s, errors and timeouts: nothing is lost or doubled, and no quota exceeded."""
+    monkeypatch.setattr("penstock.bulk_sheets.MOST_ROWS", 20)
+    monkeypatch.setattr("penstock.sheets.cells._FIRST_CELLS", 20)
+    faults = {"429": 0.3, "500": 0.15, "timeout": 0.1}
+    async with desk(drain, clock, faults=faults, longest_seconds=0.01) as at:
+        rows = [["title"], *([f"idea {n}"] for n in range(100))]
+        at.sim.sheets.add("book", {"Ideas": rows})
+        job = await at.ideas.astart(GoogleSheet("book", "A1:A101"))
+        found = await at.finish(job)
+        assert found.status == "completed", found
+        values = at.sim.sheets.values("book", "Ideas!A2:C101")
+        assert values == [[f"idea {n}", "succeeded", f"https://example.org/idea {n}.mp4"] for n in range(100)]
+        assert len(at.ran) == len(set(at.ran)) == 100
+        seen = at.sim.stats()["sheets"]
+        assert set(seen["faults"]) == set(faults)
+        assert (seen["violation_count"], seen["rows_changed"], seen["formulas"]) == (0, 0, 0)
+
+
+async def test_what_no_retry_helps_ends_with_clear_words(drain: testing.Drain, clock: testing.Clock) -> None:
+    async with desk(drain, clock) as at:
+        at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"]]})
+        at.sim.sheets.add("empty", {"Ideas": []})
+        at.sim.sheets.spreadsheets["book"].writers = set()
+        for sheet, code in (
+            (GoogleSheet("none"), "sheet_missing"),
+            (GoogleSheet("book", "Nowhere!A1"), "unknown_sheet"),
+            (GoogleSheet("empty"), "no_rows"),
+            (GoogleSheet("book"), "sheet_forbidden"),
+        ):
+            job = await at.ideas.astart(sheet)
+            found = await at.finish(job)
+            assert found.status == "failed"
+            async with at.app.connections() as where:
+                [failed] = await jobs.tasks(where, job_id=job.id, status="failed")
+            assert (failed.error_code, failed.kind in ("ideas.read", "ideas.write")) == (code, True)
+        for source, account, code in (
+            ({"type": "google-sheets", "id": "../x"}, at.app.sheets, "invalid_spreadsheet"),
+            ({"type": "google-sheets", "id": "book", "write": [1]}, at.app.sheets, "invalid_spreadsheet"),
+            (GoogleSheet("book").description, None, "no_sheets_account"),
+        ):
+            at.app.sheets = account
+            async with at.app.connections() as where:
+                tenant_id = await at.app.tenant_id(where)
+                id = await bulks.start(where, type="ideas", rows=None, source=source, tenant_id=tenant_id)
+                await at.finish(at.app.started(id))
+                [failed] = await jobs.tasks(where, job_id=id, status="failed")
+            assert failed.error_code == code
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_lose_and_double_nothing(db: testing.Database) -> None:
+    """R0.7: every row once, written back, within the quotas, whatever dies; the benchmark has more rows."""
+    figures = {
+        figure.name: figure.value for figure in bench.pipeline(db.dsn, 90, workers=1, wait=0.5, lease=2)
+    }
+    zero = ("sheets_once", "sheets_written", "sheets_changed", "sheets_violations")
+    assert {name: figures[name] for name in zero} == dict.fromkeys(zero, 0)

@@ -13,32 +13,36 @@ configured), and is in no message.
 
 from __future__ import annotations
 
-from penstock.sheets.account import TOKEN_URL
-from penstock.sheets.cells import (
-    LARGEST_REQUEST,
-    LONGEST_CELL,
-    Block,
-    Part,
-    blocks,
-    cell,
-    request,
-    table_rows,
-)
-from penstock.sheets.client import BASE_URL, Sheets, Spreadsheet, Tab, spreadsheet_id
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from penstock.sheets.cells import LARGEST_REQUEST, LONGEST_CELL, Block, Part, blocks, cell, table_rows
+from penstock.sheets.source import COLUMNS, GoogleSheet, spreadsheet_id
+
+if TYPE_CHECKING:
+    from penstock.sheets.client import Sheets, Spreadsheet, Tab
+
+# Imported when first asked for: every app can have sheets, and few do.
+_OF_CLIENT = ("Sheets", "Spreadsheet", "Tab")
 
 __all__ = [
-    "BASE_URL",
+    "COLUMNS",
     "LARGEST_REQUEST",
     "LONGEST_CELL",
-    "TOKEN_URL",
     "Block",
+    "GoogleSheet",
     "Part",
     "Sheets",
     "Spreadsheet",
     "Tab",
     "blocks",
     "cell",
-    "request",
     "spreadsheet_id",
     "table_rows",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_CLIENT:
+        return getattr(importlib.import_module("penstock.sheets.client"), name)
+    raise AttributeError(f"module 'penstock.sheets' has no attribute {name!r}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from penstock.errors import (
 )
 from penstock.sheets.account import TOKEN_URL, Account, safe_url, tls
 from penstock.sheets.cells import LARGEST_REQUEST, Block, Part, request
+from penstock.sheets.source import spreadsheet_id
 from penstock.sources.a1 import Range, parse
 
 BASE_URL = "https://sheets.googleapis.com"
@@ -32,9 +32,6 @@ LONGEST_SECONDS = 180.0
 """Google gives up on a request after so long."""
 
 _LARGEST_ANSWER = 64 << 20
-_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
-_URL_ID = re.compile(r"/spreadsheets/(?:u/\d+/)?d/([A-Za-z0-9_-]+)")
-_GID = re.compile(r"[#&?]gid=(\d+)")
 _FIELDS = "spreadsheetId,properties.title,sheets.properties(sheetId,title,sheetType,gridProperties)"
 _LIMITED = {"rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "RATE_LIMIT_EXCEEDED"}
 
@@ -80,22 +77,6 @@ class Spreadsheet:
             min(wanted.right or tab.columns, tab.columns),
         )
         return Range(tab.title, top, left, bottom, right)
-
-
-def spreadsheet_id(text: str) -> tuple[str, int | None]:
-    """The id of a spreadsheet from its address or id, and the sheet that the address shows, if it says so."""
-    found = _URL_ID.search(text)
-    if found and found[1] != "e":
-        gid = _GID.search(text)
-        return found[1], int(gid[1]) if gid else None
-    if found is None and _ID.fullmatch(text):
-        return text, None
-    raise Invalid(
-        f"{text[:200]!r} is not a spreadsheet",
-        code="invalid_spreadsheet",
-        hint="Copy its address from the browser: https://docs.google.com/spreadsheets/d/… (and not the one "
-        "under which it is published).",
-    )
 
 
 class Sheets:

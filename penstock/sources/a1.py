@@ -23,7 +23,8 @@ class Range:
     def __str__(self) -> str:
         first = f"{letters(self.left)}{self.top or ''}"
         last = f"{letters(self.right)}{self.bottom or ''}"
-        cells = first if first == last else f"{first}:{last}" if first or last else ""
+        is_cell = first == last and self.left is not None and self.top is not None
+        cells = first if is_cell else f"{first}:{last}" if first or last else ""
         if self.sheet is None:
             return cells
         # Always in quotes: some names would be taken for cells.

@@ -51,7 +51,7 @@ grant execute on function
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),
   penstock.take_bulk_rows(bigint, text, bigint, integer), penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint),
   penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[]), penstock.record_changes(bigint, text, bigint, jsonb), penstock.undo_changes(bigint, text, bigint),
-  penstock.bulk_rows_to_write(uuid, integer), penstock.mark_rows_written(uuid, bigint[], text[]),
+  penstock.ensure_sheets_account(text), penstock.bulk_rows_to_write(uuid, integer), penstock.mark_rows_written(uuid, bigint[], text[]),
   penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
   penstock.create_tenant(text, double precision), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb),
   penstock.set_provider(text, jsonb, uuid), penstock.open_provider(text, uuid), penstock.report_provider(text, jsonb, uuid), penstock.report_limited(bigint, text, bigint, jsonb),

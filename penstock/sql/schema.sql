@@ -2477,8 +2477,8 @@ function penstock.bulk_rows_to_write(uuid, integer)
   arguments: p_job_id uuid, p_max integer DEFAULT 1000
   returns: TABLE(number bigint, key text, data jsonb, state text, output jsonb, error_code text, error_message text, cost numeric, finished_at timestamp with time zone)
   attributes: sql, stable, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 4b9c24865c68ff5678f67d7f8f788eb0
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 9e70c8ac4f35d52adb3ca4710804eb19
   comment: Rows that have ended and whose state was not written back to the source yet.
   grant to service_role: execute
 
@@ -2672,6 +2672,15 @@ function penstock.end_request(text, integer, jsonb)
   body: sha256 04608a80c987d6b1f320b6129fb70a4b
   comment: Keeps the answer to a request, in the transaction that began it.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.ensure_sheets_account(text)
+  arguments: p_account text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e74f802a94743efb1d77bf9a10893077
+  comment: Makes the limits of Google Sheets where they are missing: 300 reads and 300 writes a minute for the project, 60 and 60 for an account.
   grant to service_role: execute
 
 function penstock.ensure_tenant(text)
@@ -2882,8 +2891,8 @@ function penstock.open_bulk(text, jsonb, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7fb647e1368300daa6e2c33c5e83f123
-  comment: Makes a bulk job without rows, or finds the one its idempotency key names; add_bulk_rows fills it. The source says where its rows are from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
+  body: sha256 739e537f7385b52835864f9ba8f8d23e
+  comment: Makes a bulk job without rows, or finds the one its idempotency key names; add_bulk_rows fills it, or a worker if the source is a Google Sheet. The source says where its rows are from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
   grant to authenticated: execute
   grant to service_role: execute
 

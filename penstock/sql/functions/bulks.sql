@@ -90,12 +90,16 @@ begin
     values (v_job_id, v_job.tenant_id, p_type, v_source, coalesce(v_source ->> 'id', v_source ->> 'name'), nullif(v_key, '{}'),
       v_type ->> 'group_by', (v_type ->> 'batch')::integer, coalesce((v_type ->> 'is_exclusive')::boolean, false), v_preview, v_skip_done);
     perform _require_alone(v_job_id);
+    if v_source ->> 'type' = 'google-sheets' then
+      -- Workers have the account: they read the rows, and write back what became of them.
+      perform _add_tasks(v_job_id, jsonb_build_array(jsonb_build_object('kind', p_type || '.read')));
+    end if;
   end if;
   return query select v_job_id, v_is_new;
 end
 $$;
 comment on function penstock.open_bulk(text, jsonb, jsonb, jsonb) is
-  'Makes a bulk job without rows, or finds the one its idempotency key names; add_bulk_rows fills it. The source says where its rows are from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.';
+  'Makes a bulk job without rows, or finds the one its idempotency key names; add_bulk_rows fills it, or a worker if the source is a Google Sheet. The source says where its rows are from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.';
 
 create or replace function penstock._check_rows(p_rows jsonb)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
@@ -495,10 +499,14 @@ comment on function penstock.undo_changes(bigint, text, bigint) is
 
 create or replace function penstock.bulk_rows_to_write(p_job_id uuid, p_max integer default 1000)
 returns table (number bigint, key text, data jsonb, state text, output jsonb, error_code text, error_message text, cost numeric, finished_at timestamptz)
-language sql stable security definer set search_path = penstock, pg_temp as $$
+language sql stable security definer set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
   select b.number, coalesce(b.key, b.number::text), b.data, s.state, s.output, s.error_code, s.error_message, _row_cost(b), s.finished_at
   from bulk_rows b cross join lateral _bulk_row_state(b) as s
   where b.job_id = p_job_id and b.written is distinct from 'succeeded'
+    -- Before the state is asked for, which takes a hundred times as long: whether it can be one of these, and a new one.
+    and case when b.problem is not null then b.written is null
+      else exists (select from results r where r.job_id = b.job_id and r.task_id = b.last_id and (b.written is null or r.outcome = 'succeeded'))
+        or b.written is null and exists (select from jobs j where j.id = b.job_id and j.status = 'canceled') end
     and s.state in ('succeeded', 'failed', 'refused', 'skipped', 'canceled') and b.written is distinct from s.state
   order by b.number limit p_max
 $$;

@@ -1,0 +1,27 @@
+-- Google Sheets: its quotas as limits of providers, so that all workers share them.
+
+create or replace function penstock.ensure_sheets_account(p_account text)
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_name text;
+begin
+  if p_account is null or p_account !~ '^[a-z0-9]{1,64}$' then
+    perform _refuse(422, 'invalid_account', 'an account is named by 1 to 64 small letters and digits', '{"field": "p_account"}');
+  end if;
+  -- One after the other: two workers find their account missing at once.
+  perform pg_advisory_xact_lock(hashtext('google-sheets'));
+  foreach v_name in array array['read', 'write', 'read:' || p_account, 'write:' || p_account] loop
+    v_name := 'google-sheets/' || v_name;
+    -- What somebody has changed stays.
+    if not exists (select from endpoints where name = v_name and tenant_id is null) then
+      perform set_provider(v_name, jsonb_build_object('requests_per_minute', case when v_name like '%:%' then 60 else 300 end));
+    end if;
+    -- It costs nothing; jobs with a budget ask for a price all the same.
+    if not _has_price(v_name, null, _now()) then
+      perform set_price(v_name, 'requests', 0);
+    end if;
+  end loop;
+end
+$$;
+comment on function penstock.ensure_sheets_account(text) is
+  'Makes the limits of Google Sheets where they are missing: 300 reads and 300 writes a minute for the project, 60 and 60 for an account.';
