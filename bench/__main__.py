@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import api, bulks, engine, flow, measure, ours, server, sheets
+from bench import api, bulks, engine, flow, measure, ours, scale, server, sheets
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
@@ -43,6 +43,7 @@ PARTS = (
     "rows",
     "budget",
     "sheets",
+    "scale",
 )
 
 
@@ -109,6 +110,7 @@ def main() -> None:
         show("rows", lambda: bulks.rows(new(), size(1_000_000, 100_000)))
         show("budget", lambda: bulks.budgets(new(), size(100, 25)))
         show("sheets", lambda: sheets.pipeline(new(), size(10_000, 1000)))
+        show("scale", lambda: scale.measure(new, arguments.quick))
     save(figures, arguments.json, parts)
 
 

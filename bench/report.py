@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Writes docs/benchmarks.md and the figures in README.md from bench/results/latest.json."""
+"""Writes docs/benchmarks.md, docs/scale.md and the figures in README.md from bench/results/latest.json."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from bench import measure
+from bench import measure, scale
 from bench.measure import Figure
 
 ROOT = Path(__file__).parent.parent
@@ -191,7 +191,10 @@ def main() -> None:
     rows = json.loads(LATEST.read_text())
     (ROOT / "docs/benchmarks.md").write_text(page(rows))
     (ROOT / "README.md").write_text(readme(rows))
-    print("wrote docs/benchmarks.md and the figures in README.md")
+    text = scale.page([Figure(row["name"], row["system"], row["value"], row["unit"]) for row in rows])
+    if text:
+        (ROOT / "docs/scale.md").write_text(text)
+    print("wrote docs/benchmarks.md, docs/scale.md and the figures in README.md")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -420,6 +421,36 @@ def test_polling_backs_off_and_comes_back() -> None:
     with_listen, alone = asyncio.run(pauses(True)), asyncio.run(pauses(False))
     assert with_listen[:4] == [5, 10, 20, 30] and with_listen[11:14] == [30, 5, 10]
     assert alone[:2] == [0.05, 0.1] and alone[11:14] == [30, 0.05, 0.1]
+
+
+async def test_whoever_came_in_vain_lets_others_go_first() -> None:
+    """R1.7: a word reaches all workers; one of them finds the work, and the others ask less and less."""
+    wake = Wake("", SimpleNamespace(kinds=["draw"]), "auto")  # type: ignore[arg-type]
+    delays: list[float] = []
+
+    def uniform(low: float, high: float) -> float:
+        if low == 0:
+            delays.append(high)
+        return low
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.worker.wake.random.uniform", uniform)
+
+        async def called() -> None:
+            for _ in range(3):
+                wake._hear("ready:draw")  # pyright: ignore[reportPrivateUsage]
+            wake._hear("ready:other")  # pyright: ignore[reportPrivateUsage]
+            await wake.for_work()
+
+        for _ in range(7):
+            await called()
+            wake.found_nothing()
+            wake.found_nothing()  # a look without a word says nothing
+        assert delays == [0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.25]
+        await called()
+        wake.found_work()
+        await called()
+        assert delays[7:] == [0.25, 0]
 
 
 # --- sharing -----------------------------------------------------------------------------------------------

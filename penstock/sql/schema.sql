@@ -2875,8 +2875,8 @@ function penstock.next_opening(text[])
   returns: double precision
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 922961c32f71820936e41244cfa29a71
-  comment: In how many seconds a lane that is full or closed opens for work that waits; null: none does.
+  body: sha256 844a9521be31196ed0afc9f0ba24dbab
+  comment: In how many seconds a claim that found nothing may find something without a word: a lane that is full or closed opens, or one is looked at whole. null: unknown.
   grant to service_role: execute
 
 function penstock.on_new_user()

@@ -63,10 +63,11 @@ class Fetch:
             elif self._stop_when_idle:
                 await desk.changed(0.05 if desk.held else 0)
             else:
+                self._wake.found_nothing()
                 await self._wake.for_work(1.0 if desk.waiting else await self._opening())
 
     async def _opening(self) -> float | None:
-        """When a lane that is full or closed opens again for work that waits."""
+        """When to look again without a word: a lane opens, or one was not looked at whole."""
         try:
             opening = await tasks.next_opening(self._desk.pool, self._desk.kinds)
         except Exception as error:

@@ -28,6 +28,9 @@ class Wake:
     POLL_SECONDS_ALONE = (0.05, 30.0)
     """Without it, polling starts quick after work and backs off."""
     PROBE_SECONDS = 5.0
+    CALM_SECONDS = 0.25
+    """A word about work reaches every worker. Whoever came in vain lets others go first, at most so long;
+    whoever found work comes at once the next time."""
 
     def __init__(self, dsn: str, desk: Desk, mode: Listen) -> None:
         self.work = asyncio.Event()
@@ -36,6 +39,9 @@ class Wake:
         self.is_listening = False
         self._dsn, self._desk, self._mode = dsn, desk, mode
         self._pause = 0.0
+        self._calm = 0.0
+        self._is_called = False
+        self._calling: asyncio.TimerHandle | None = None
         self._token = f"probe:{uuid4()}"
 
     async def for_work(self, limit: float | None = None) -> None:
@@ -53,6 +59,13 @@ class Wake:
     def found_work(self) -> None:
         """There was work: look again soon."""
         self._pause = 0.0
+        if self._is_called:
+            self._is_called, self._calm = False, 0.0
+
+    def found_nothing(self) -> None:
+        """Somebody else was quicker, if there was a word."""
+        if self._is_called:
+            self._is_called, self._calm = False, min(self.CALM_SECONDS, max(0.01, 2 * self._calm))
 
     async def run(self) -> None:
         """Listen, and again after each broken connection."""
@@ -101,11 +114,18 @@ class Wake:
         self.is_listening = True
         word, _, what = payload.partition(":")
         if word == "ready" and what in self._desk.kinds:
-            self.work.set()
+            # Words that come meanwhile are the same word.
+            if self._calling is None:
+                delay = random.uniform(0, self._calm)
+                self._calling = asyncio.get_running_loop().call_later(delay, self._call)
         elif word == "chores":
             self.chores.set()
         elif word == "cancel":
             self.on_cancel()
+
+    def _call(self) -> None:
+        self._calling, self._is_called = None, True
+        self.work.set()
 
     def _wake_all(self) -> None:
         self.work.set()

@@ -363,3 +363,20 @@ class TestLate:
         found = worker.claim(10)
         assert [task["job_id"] for task in found[:2]] == [late, late]
         assert len(found) == 10
+
+    def test_what_commits_behind_the_clock_is_found_when_nothing_else_comes(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
+        """B1: the worker that found nothing is told when to look at the whole lane."""
+        clock.freeze()
+        worker, slow = sessions.open(), sessions.open()
+        tenant(worker).start(800)
+        assert worker.value("next_opening") is None
+        with slow.connection.transaction():
+            late = slow.start(2)
+            take(worker, clock, 800, 100)
+        assert worker.claim(10) == []
+        seconds = worker.value("next_opening")
+        assert 0 < seconds <= 1
+        clock.advance(milliseconds=1000 * seconds + 1)
+        assert [task["job_id"] for task in worker.claim(10)] == [late, late]

@@ -546,14 +546,23 @@ comment on function penstock._admit(text[], integer, uuid[], timestamptz, boolea
 
 create or replace function penstock.next_opening(p_task_types text[] default null)
 returns double precision language sql stable security definer set search_path = penstock, pg_temp as $$
-  select extract(epoch from min(greatest(s.open_at, s.closed_until)) - _now())::double precision
-  from lanes l join endpoints e on e.name = l.provider and e.tenant_id is not distinct from l.tenant_id
-  join endpoint_states s on s.endpoint_id = e.id
-  where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)) and e.status = 'active'
-    and greatest(s.open_at, s.closed_until) > _now() and isfinite(greatest(s.open_at, s.closed_until))
-    and exists (select from ready r where r.lane_id = l.id)
+  select extract(epoch from min(x.at) - _now())::double precision from (
+    select greatest(s.open_at, s.closed_until) as at
+    from lanes l join endpoints e on e.name = l.provider and e.tenant_id is not distinct from l.tenant_id
+    join endpoint_states s on s.endpoint_id = e.id
+    where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)) and e.status = 'active'
+      and greatest(s.open_at, s.closed_until) > _now() and isfinite(greatest(s.open_at, s.closed_until))
+      and exists (select from ready r where r.lane_id = l.id)
+    union all
+    -- What was put in line behind a lane's clock is met by the next claim that looks at the whole lane; with no other
+    -- work there would be none for a long time.
+    select max(l.swept_at) + interval '1 second' from lanes l
+    where (p_task_types is null or l.kind = any (p_task_types)) and l.swept_at >= _now() - interval '1 second' and not exists (
+      select from endpoint_states s where s.endpoint_id = l.endpoint_id and greatest(s.open_at, s.closed_until) > _now())
+  ) as x
 $$;
-comment on function penstock.next_opening(text[]) is 'In how many seconds a lane that is full or closed opens for work that waits; null: none does.';
+comment on function penstock.next_opening(text[]) is
+  'In how many seconds a claim that found nothing may find something without a word: a lane that is full or closed opens, or one is looked at whole. null: unknown.';
 
 create or replace function penstock._refuse_waiting()
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
