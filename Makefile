@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test fuzz check format bench bench-quick faults seeded schema docs clean
+.PHONY: help setup system-packages demo test fuzz check format bench bench-quick faults seeded attack schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ faults: setup system-packages ## Kill, pause, cut and fill up everything under l
 
 seeded: setup ## Plant known bugs and holes, one by one, and see that the tests catch each
 	$(BIN)/python scripts/seeded.py $(ARGS)
+
+attack: setup system-packages ## Try every attack of docs/security.md, look for known holes, list what a release installs
+	$(BIN)/python -m scripts.attack
 
 schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 	$(BIN)/python scripts/schema.py

@@ -202,6 +202,7 @@ def test_one_bad_schedule_does_not_stop_the_others(
 
 
 def test_schedules_that_cannot_work_are_refused() -> None:
+    """S41: when they are declared, not when they fire."""
     app = App()
 
     @app.task

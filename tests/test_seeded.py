@@ -9,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def test_every_seed_has_its_place() -> None:
+    """S63: what is planted is planted exactly there."""
     seeds = tomllib.loads((ROOT / "tests/seeded.toml").read_text())
     assert len(seeds["bug"]) >= 25
     assert len(seeds["hole"]) >= 20

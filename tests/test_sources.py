@@ -315,7 +315,7 @@ HARMLESS = ["x", "-5", "+5", "-5.25", "-1,5", "1e5", "'tis", "a=b", "x\n=1", ""]
 
 @pytest.mark.parametrize("text", FORMULAS)
 def test_no_export_makes_a_formula(text: str) -> None:
-    """The rule, in each format: text stays text for a spreadsheet, and comes back as it was."""
+    """S48: the rule, in each format: text stays text for a spreadsheet, and comes back as it was."""
     for format in ("csv", "jsonl", "xlsx"):
         out = io.BytesIO()
         assert sources.write([{text: text, "n": -5}], [text, "n"], format, out) == 1

@@ -940,7 +940,7 @@ class FlowStorm:
 
 @pytest.mark.parametrize("threads", [4, 8])
 def test_a_storm_of_money(sessions: Sessions, clock: Clock, threads: int) -> None:
-    """B3, R2.3, R3.2, R4.1: the books are right at every moment, no limit is passed, no deadlock, every job ends."""
+    """S43, B3, R2.3, R3.2, R4.1: the books are right at every moment, no limit is passed, no deadlock, every job ends."""
     storm = FlowStorm(sessions, clock, seed=threads)
     storm.blow(threads, seconds=4)
     storm.settle()
