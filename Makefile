@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test fuzz check format bench bench-quick faults seeded attack schema docs clean
+.PHONY: help setup system-packages demo test fuzz check format bench bench-quick faults screenshots seeded attack schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-system-packages: ## Install the PostgreSQL 15 server and pgbouncer for the tests, where possible
+system-packages: ## Install the PostgreSQL 15 server, pgbouncer and Chromium for the tests, where possible
 	@scripts/system-packages
 
 demo: setup ## Start the embedded database, the API and a worker, and make a small book: PDFs and MP3s
@@ -66,6 +66,9 @@ schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 
 docs: setup ## Rewrite the generated parts of docs/
 	$(BIN)/python scripts/docs.py
+
+screenshots: setup system-packages ## Look at every page in every theme and size, and rewrite docs/images/
+	PENSTOCK_SCREENSHOTS=1 $(BIN)/pytest -q tests/dashboard/test_browser.py -k every_page
 
 clean: ## Remove what the other targets made (the data in .penstock stays)
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

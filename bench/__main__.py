@@ -20,7 +20,7 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import api, bulks, engine, flow, measure, ours, scale, server, sheets
+from bench import api, bulks, dashboard, engine, flow, measure, ours, scale, server, sheets
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
@@ -44,6 +44,7 @@ PARTS = (
     "budget",
     "sheets",
     "scale",
+    "dashboard",
 )
 
 
@@ -103,6 +104,7 @@ def main() -> None:
         show("quota", lambda: flow.last_unit(new(), size(10_000, 500)))
         show("forecast", lambda: flow.forecasts(new(), size(50, 10)))
         show("rollup", lambda: flow.rollup(new(), size(10_000_000, 1_000_000)))
+        show("dashboard", lambda: dashboard.pages(new(), size(1_000_000, 100_000), size(10_000, 1000)))
         show("wire", lambda: flow.wire(new(), size(600, 60)))
         show("api", lambda: api.watchers(new(), size([20, 200, 2000], [20, 200]), size(15, 4)))
         show("api", lambda: api.clients(new(), size(1000, 100), size(15, 4)))

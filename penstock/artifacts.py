@@ -27,6 +27,8 @@ from penstock.types import Artifact, referred
 _COLUMNS: LiteralString = """\
 select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, created_at, stored_at
 from penstock.artifacts where status = 'stored' and """
+_OF_JOB: LiteralString = """\
+job_id = %s and (%s::bigint is null or task_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"""
 _BATCH = 100
 Data: TypeAlias = bytes | Path | AsyncIterable[bytes]
 """What a file is made of: bytes, a local file, or pieces as they come."""
@@ -250,11 +252,16 @@ async def get(where: db.Pool | db.Connection, *, artifact_id: UUID) -> Artifact:
 
 
 async def list(
-    where: db.Pool | db.Connection, *, job_id: UUID, after: UUID | None = None, limit: int = 100
+    where: db.Pool | db.Connection,
+    *,
+    job_id: UUID,
+    task_id: int | None = None,
+    after: UUID | None = None,
+    limit: int = 100,
 ) -> builtins.list[Artifact]:
-    """A job's artifacts, oldest first. The next page comes `after` the id of the last one of this page."""
-    statement = _COLUMNS + "job_id = %s and (%s::uuid is null or id > %s) order by id limit %s"
-    rows = await db.rows(where, statement, (job_id, after, after, filters.page(limit)))
+    """A job's artifacts, or one task's, oldest first. The next page comes `after` the last id of this one."""
+    statement = _COLUMNS + _OF_JOB
+    rows = await db.rows(where, statement, (job_id, task_id, task_id, after, after, filters.page(limit)))
     return [Artifact(*row) for row in rows]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from datetime import date, datetime
 from decimal import Decimal
 from typing import Any, LiteralString
@@ -9,7 +10,19 @@ from uuid import UUID
 
 from penstock import db, filters
 from penstock.errors import Invalid, NotFound
-from penstock.types import Amount, By, CostEntry, CostSum, ExchangeRate, JobCost, Price, Rate, exact
+from penstock.types import (
+    Amount,
+    By,
+    CostDay,
+    CostEntry,
+    CostSum,
+    DearJob,
+    ExchangeRate,
+    JobCost,
+    Price,
+    Rate,
+    exact,
+)
 
 # By day, provider and type the sums are read, which are small; only a job's are not kept there.
 _KEYS: dict[str, LiteralString] = {
@@ -36,6 +49,20 @@ from penstock.cost_entries where """
 _JOB: LiteralString = """\
 select j.id, coalesce(c.cost, 0), coalesce(c.held, 0), j.budget
 from penstock.jobs j left join penstock.job_costs c on c.job_id = j.id where j.id = %s"""
+_DAYS_OF_ALL: LiteralString = """\
+select day, coalesce(provider, ''), sum(amount) from penstock.cost_totals where day >= %s
+group by 1, 2 order by 1, 2"""
+_DAYS_OF_TENANT: LiteralString = """\
+select day, coalesce(provider, ''), sum(amount) from penstock.cost_days where tenant_id = %s and day >= %s
+group by 1, 2 order by 1, 2"""
+_LATEST: LiteralString = """\
+select j.id, j.tenant_id, j.type, j.status, a.used, j.budget
+from (select * from penstock.jobs where """
+_DEAREST: LiteralString = """ order by id desc limit 1000) as j
+join penstock.accounts a on a.job_id = j.id and a.meter = 'cost' where a.used > 0
+order by a.used desc, j.id limit %s"""
+_OF_JOBS: LiteralString = """\
+select job_id, sum(used) from penstock.accounts where job_id = any (%s) and meter = 'cost' group by job_id"""
 _PRICES: LiteralString = """\
 select id, provider, tenant_id, meter, variant, cost_type, amount, currency, valid_from, valid_until,
   is_current
@@ -80,6 +107,25 @@ def _sums(rows: list[tuple[Any, ...]]) -> list[CostSum]:
     return [CostSum(*row) for row in rows]
 
 
+async def days(
+    where: db.Pool | db.Connection, *, since: date, tenant_id: UUID | None = None
+) -> list[CostDay]:
+    """Costs per day and provider since a day, of a tenant or of all."""
+    if tenant_id is None:
+        return [CostDay(*row) for row in await db.rows(where, _DAYS_OF_ALL, (since,))]
+    return [CostDay(*row) for row in await db.rows(where, _DAYS_OF_TENANT, (tenant_id, since))]
+
+
+async def dearest(
+    where: db.Pool | db.Connection, *, tenant_ids: Sequence[UUID] | None = None, limit: int = 10
+) -> list[DearJob]:
+    """The dearest of the latest thousand jobs."""
+    wanted = "true" if tenant_ids is None else "tenant_id = any (%s)"
+    statement = _LATEST + wanted + _DEAREST
+    values = [] if tenant_ids is None else [list(tenant_ids)]
+    return [DearJob(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
+
+
 async def entries(
     where: db.Pool | db.Connection,
     *,
@@ -107,6 +153,11 @@ async def of_job(where: db.Pool | db.Connection, *, job_id: UUID) -> JobCost:
     if not rows:
         raise NotFound("there is no such job", code="unknown_job")
     return JobCost(*rows[0])
+
+
+async def of_jobs(where: db.Pool | db.Connection, *, job_ids: Iterable[UUID]) -> dict[UUID, Decimal]:
+    """What some jobs have cost so far; those that have cost nothing are left out."""
+    return dict(await db.rows(where, _OF_JOBS, (list(job_ids),)))  # pyright: ignore[reportArgumentType]
 
 
 async def record(

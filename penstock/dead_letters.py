@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from typing import Any, LiteralString
 from uuid import UUID
 
 from penstock import db, filters
 from penstock.errors import NotFound
-from penstock.types import DeadLetter
+from penstock.types import Cause, DeadLetter, LetterVerb, Weight
 
 FIELDS: Mapping[str, filters.Field] = {
     "id": filters.numbers("id"),
     "job": filters.ids("job_id"),
+    "task": filters.numbers("task_id"),
     "kind": filters.words("kind"),
     "code": filters.words("error_code"),
     "reason": filters.words("reason", ("attempts", "time", "permanent", "worker_deaths")),
@@ -26,18 +28,48 @@ _LETTERS: LiteralString = """\
 select id, tenant_id, job_id, task_id, kind, reason, error_code, error_message, attempts, died_at
 from penstock.dead_letter_list where """
 
+_LATEST: LiteralString = """\
+select error_code, (array_agg(error_message order by id desc))[1], count(*), kind, max(died_at)
+from (select * from penstock.dead_letters where """
+_CAUSES: LiteralString = """ order by id desc limit 10000) as latest
+group by kind, error_code order by 3 desc, 4, 1 limit %s"""
+_FOUND: LiteralString = "with found as materialized (select id from penstock.dead_letters where "
+_WEIGH: LiteralString = """ order by id limit %s)
+select (select count(*) from found), penstock.weigh_action(%s, array(select id::text from found))"""
+_ACT: LiteralString = """ order by id limit %s)
+select penstock.start_action(%s, array(select id::text from found))"""
+_MOST_ACTED_ON = 500_000
+
 
 async def list(
-    where: db.Pool | db.Connection, *, filter: str = "", before: int | None = None, limit: int = 50
+    where: db.Pool | db.Connection,
+    *,
+    filter: str = "",
+    tenant_ids: Sequence[UUID] | None = None,
+    before: int | None = None,
+    limit: int = 50,
 ) -> builtins.list[DeadLetter]:
     """Dead letters, newest first. The next page comes `before` the id of the last one of this page."""
-    chosen = filters.conditions(filter, FIELDS)
+    chosen = [*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)]
     if before is not None:
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
     statement = _LETTERS + condition + " order by id desc limit %s"
     rows = await db.rows(where, statement, [*values, filters.page(limit)])
     return [DeadLetter(*row) for row in rows]
+
+
+async def causes(
+    where: db.Pool | db.Connection,
+    *,
+    filter: str = "",
+    tenant_ids: Sequence[UUID] | None = None,
+    limit: int = 20,
+) -> builtins.list[Cause]:
+    """The causes of the latest ten thousand that match, the most frequent first."""
+    condition, values = filters.every([*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)])
+    statement = _LATEST + condition + _CAUSES
+    return [Cause(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
 
 
 async def get(where: db.Pool | db.Connection, *, letter_id: int) -> DeadLetter:
@@ -59,6 +91,49 @@ async def replay(where: db.Pool | db.Connection, *, filter: Mapping[str, Any]) -
 async def discard(where: db.Pool | db.Connection, *, filter: Mapping[str, Any]) -> int:
     """Forget dead letters; their tasks stay failed. Returns how many. `filter` is as in `replay`."""
     return await db.value(where, "discard_dead_letters", p_filter=_document(filter))
+
+
+async def weigh(
+    where: db.Pool | db.Connection,
+    *,
+    verb: LetterVerb,
+    filter: str = "",
+    ids: Sequence[int] | None = None,
+    tenant_ids: Sequence[UUID] | None = None,
+) -> Weight:
+    """What `act` with the same arguments would be about, and its money."""
+    found, values = _acted_on(filter, ids, tenant_ids)
+    rows = await db.rows(where, _FOUND + found + _WEIGH, [*values, _MOST_ACTED_ON + 1, verb])
+    [(count, some)] = rows
+    return Weight(count, some["tasks"], Decimal(some["cost"]), some["unpriced"], some["is_part"])
+
+
+async def act(
+    where: db.Pool | db.Connection,
+    *,
+    verb: LetterVerb,
+    filter: str = "",
+    ids: Sequence[int] | None = None,
+    tenant_ids: Sequence[UUID] | None = None,
+) -> UUID:
+    """Replay or discard the letters with these ids, or all that match the filter of `list`.
+
+    Returns the action, which tells how far it is: a hundred are done at once, more by the workers.
+    """
+    found, values = _acted_on(filter, ids, tenant_ids)
+    rows = await db.rows(where, _FOUND + found + _ACT, [*values, _MOST_ACTED_ON, verb])
+    return rows[0][0]
+
+
+def _acted_on(filter: str, ids: Sequence[int] | None, tenant_ids: Sequence[UUID] | None) -> filters.Condition:
+    if ids is not None:
+        return filters.every([("id = any (%s)", [builtins.list(ids)])])
+    return filters.every([*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)])
+
+
+def _of_tenants(tenant_ids: Sequence[UUID] | None) -> builtins.list[filters.Condition]:
+    """That a member's own are meant is clear anyway; said outright, an index leads to them."""
+    return [] if tenant_ids is None else [("tenant_id = any (%s)", [builtins.list(tenant_ids)])]
 
 
 def _document(filter: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -93,7 +93,7 @@ class _Api(NamedTuple):
 async def _api(settings: Settings) -> AsyncGenerator[_Api | None]:
     """The API on this machine. None on a database that has no login for users."""
     try:
-        found = server.with_development_login(settings)
+        found = server.with_development_login(replace(settings, environment="demo"))
     except PenstockError:
         yield None
         return

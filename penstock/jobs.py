@@ -7,8 +7,9 @@ import builtins
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Generator, Iterable, Mapping
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import partial
 from typing import Any, LiteralString, TypeAlias, Unpack
 from uuid import UUID
@@ -21,21 +22,27 @@ from penstock.types import (
     Attempt,
     Explanation,
     Forecast,
+    GraphTask,
     Job,
+    JobExplanation,
     JobOptions,
     JobStatus,
+    JobVerb,
     Progress,
     Task,
     TaskStatus,
+    Weight,
     given,
 )
 
 TaskSpec: TypeAlias = Mapping[str, Any]
 """What a caller says of a task: an element of p_tasks."""
 
+_STATUSES = ("queued", "running", "paused", "completed", "failed", "canceled")
+
 FIELDS: Mapping[str, filters.Field] = {
     "id": filters.ids("id"),
-    "status": filters.words("status", ("queued", "running", "paused", "completed", "failed", "canceled")),
+    "status": filters.words("status", _STATUSES),
     "type": filters.words("type"),
     "tenant": filters.tenant("tenant_id"),
     "age": filters.age("created_at"),
@@ -58,6 +65,26 @@ from penstock.attempts where job_id = %s and task_id = coalesce(%s, task_id) ord
 _OUTPUTS: LiteralString = """\
 select coalesce(key, id::text), output from penstock.task_list
 where job_id = %s and status = 'succeeded' order by id"""
+_GRAPH: LiteralString = """\
+select id, kind, key, phase, status, waiting_for, waiting_until, attempt, fraction, message, created_at,
+  ready_at, started_at, finished_at, error_code, parents
+from penstock.job_graph(%s, %s, %s)"""
+_COUNTS: LiteralString = """\
+select s.status, (select count(*) from (select from penstock.jobs where status = s.status and """
+# What each verb can be done to.
+_TO: dict[JobVerb, LiteralString] = {
+    "pause": "status in ('queued', 'running')",
+    "resume": "status = 'paused'",
+    "cancel": "status in ('queued', 'running', 'paused')",
+    "retry": "status in ('failed', 'running', 'paused')"
+    " and exists (select from penstock.dead_letters d where d.job_id = jobs.id)",
+}
+_FOUND: LiteralString = "with found as materialized (select id from penstock.jobs where "
+_WEIGH: LiteralString = """ order by id limit %s)
+select (select count(*) from found), penstock.weigh_action(%s, array(select id::text from found))"""
+_ACT: LiteralString = """ order by id limit %s)
+select penstock.start_action(%s, array(select id::text from found), %s)"""
+_MOST_ACTED_ON = 500_000
 # For a session of SQLAlchemy, whatever driver is below it.
 _START = """\
 select penstock.start_job(p_type => :type, p_params => cast(:params as jsonb),
@@ -209,6 +236,7 @@ async def list(
     *,
     filter: str = "",
     tenant_id: UUID | None = None,
+    tenant_ids: Sequence[UUID] | None = None,
     type: str | None = None,
     status: JobStatus | None = None,
     before: UUID | None = None,
@@ -216,6 +244,7 @@ async def list(
 ) -> builtins.list[Job]:
     """Jobs, newest first. The next page comes `before` the id of the last one of this page."""
     chosen = [*filters.conditions(filter, FIELDS), *_equal(tenant_id=tenant_id, type=type, status=status)]
+    chosen += _of_tenants(tenant_ids)
     if before is not None:
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
@@ -242,6 +271,26 @@ async def tasks(
     return [Task(*row) for row in rows]
 
 
+async def counts(
+    where: db.Pool | db.Connection,
+    *,
+    filter: str = "",
+    tenant_ids: Sequence[UUID] | None = None,
+    most: int,
+) -> dict[str, int]:
+    """How many jobs of each status match; of more than `most`, one more than that: it costs no more."""
+    condition, values = filters.every([*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)])
+    statement = _COUNTS + condition + " limit %s) as x) from unnest(%s::text[]) as s(status)"
+    return dict(await db.rows(where, statement, [*values, most + 1, builtins.list(_STATUSES)]))  # pyright: ignore[reportArgumentType]
+
+
+async def graph(
+    where: db.Pool | db.Connection, *, job_id: UUID, after: int = 0, limit: int = 500
+) -> builtins.list[GraphTask]:
+    """A job's tasks with what each comes after, and when it could have begun."""
+    return [GraphTask(*row) for row in await db.rows(where, _GRAPH, (job_id, after, limit))]
+
+
 async def attempts(
     where: db.Pool | db.Connection, *, job_id: UUID, task_id: int | None = None
 ) -> builtins.list[Attempt]:
@@ -262,6 +311,11 @@ async def forecast_rest(where: db.Pool | db.Connection, *, job_id: UUID) -> Fore
 async def explain(where: db.Pool | db.Connection, *, job_id: UUID, task_id: int) -> Explanation:
     """Why a task is not running: what it waits for, about how long, and its place in line."""
     return Explanation.read(await db.value(where, "explain_task", p_job_id=job_id, p_task_id=task_id))
+
+
+async def explain_job(where: db.Pool | db.Connection, *, job_id: UUID) -> JobExplanation:
+    """How a job stands, and what happens next."""
+    return JobExplanation.read(await db.value(where, "explain_job", p_job_id=job_id))
 
 
 async def watch(where: db.Pool | db.Connection, *, job_id: UUID, interval: float = 1.0) -> AsyncIterator[Job]:
@@ -320,6 +374,58 @@ async def confirm(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
 async def retry(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
     """Run the failed tasks again, and what was canceled because of them. Returns how many had failed."""
     return await db.value(where, "retry_job", p_job_id=job_id)
+
+
+async def weigh(
+    where: db.Pool | db.Connection,
+    *,
+    verb: JobVerb,
+    filter: str = "",
+    ids: Sequence[UUID] | None = None,
+    tenant_ids: Sequence[UUID] | None = None,
+) -> Weight:
+    """What `act` with the same arguments would be about, and its money."""
+    found, values = _acted_on(verb, filter, ids, tenant_ids)
+    statement = _FOUND + found + _WEIGH
+    [(count, some)] = await db.rows(where, statement, [*values, _MOST_ACTED_ON + 1, verb])
+    return Weight(count, some["tasks"], Decimal(some["cost"]), some["unpriced"], some["is_part"])
+
+
+async def act(
+    where: db.Pool | db.Connection,
+    *,
+    verb: JobVerb,
+    filter: str = "",
+    ids: Sequence[UUID] | None = None,
+    tenant_ids: Sequence[UUID] | None = None,
+    reason: str | None = None,
+) -> UUID:
+    """Do it to the jobs with these ids, or to all that match; returns the action, which tells how far it is.
+
+    A hundred are done at once, more by the workers. Jobs that it cannot be done to are left out.
+    """
+    found, values = _acted_on(verb, filter, ids, tenant_ids)
+    statement = _FOUND + found + _ACT
+    [[action_id]] = await db.rows(where, statement, [*values, _MOST_ACTED_ON, verb, reason])
+    return action_id
+
+
+def _acted_on(
+    verb: JobVerb, filter: str, ids: Sequence[UUID] | None, tenant_ids: Sequence[UUID] | None
+) -> filters.Condition:
+    if verb not in _TO:
+        raise Invalid(f"{verb!r} is not done to jobs", code="invalid_verb", details={"field": "verb"})
+    chosen: builtins.list[filters.Condition] = [(_TO[verb], [])]
+    if ids is None:
+        chosen += [*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)]
+    else:
+        chosen.append(("id = any (%s)", [builtins.list(ids)]))
+    return filters.every(chosen)
+
+
+def _of_tenants(tenant_ids: Sequence[UUID] | None) -> builtins.list[filters.Condition]:
+    """That a member's own are meant is clear anyway; said outright, an index leads to them."""
+    return [] if tenant_ids is None else [("tenant_id = any (%s)", [builtins.list(tenant_ids)])]
 
 
 # What start and list need

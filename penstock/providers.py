@@ -23,10 +23,21 @@ from penstock.provider_events e join penstock.endpoints p on p.id = e.endpoint_i
 where p.name = %s and p.tenant_id is not distinct from %s and (%s::bigint is null or e.id < %s)
 order by e.id desc limit %s"""
 
+_WAITING: LiteralString = """\
+select r.tenant_id, count(*) from penstock.lanes l
+cross join lateral (
+  select x.tenant_id from penstock.ready x where x.lane_id = l.id order by x.vtime limit 10000) as r
+where l.provider = %s group by r.tenant_id order by 2 desc, 1 limit 10"""
+
 
 async def list(where: db.Pool | db.Connection, *, name: str | None = None) -> builtins.list[Provider]:
     """Provider endpoints by name, each tenant's own after the one for all; or those of one name."""
     return [Provider(*row) for row in await db.rows(where, _PROVIDERS, (name, name))]
+
+
+async def waiting(where: db.Pool | db.Connection, *, name: str) -> builtins.list[tuple[UUID, int]]:
+    """Whose tasks wait for a provider: of the next ten thousand, how many are which tenant's."""
+    return [(row[0], row[1]) for row in await db.rows(where, _WAITING, (name,))]
 
 
 async def set(

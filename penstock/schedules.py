@@ -21,7 +21,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from penstock import db
-from penstock.errors import Invalid, PenstockError, Unavailable
+from penstock.errors import Invalid, NotFound, PenstockError, Unavailable
 from penstock.types import Missed, Schedule
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,31 @@ async def list(
     """Schedules by name: all of them, a tenant's, or those of one name."""
     rows = await db.rows(where, _SCHEDULES, (tenant_id, tenant_id, name, name))
     return [Schedule(*row) for row in rows]
+
+
+async def get(where: db.Pool | db.Connection, *, schedule_id: UUID) -> Schedule:
+    """One schedule."""
+    found = [each for each in await list(where) if each.id == schedule_id]
+    if not found:
+        raise NotFound("there is no such schedule", code="unknown_schedule")
+    return found[0]
+
+
+async def enable(where: db.Pool | db.Connection, *, schedule: Schedule, is_enabled: bool) -> None:
+    """Let a schedule start jobs, or keep it from it."""
+    await set(
+        where,
+        name=schedule.name,
+        cron=schedule.cron,
+        job_type=schedule.job_type,
+        tenant_id=schedule.tenant_id,
+        timezone=schedule.timezone,
+        params=schedule.params,
+        tasks=schedule.tasks,
+        options=schedule.options,
+        missed=schedule.missed,
+        is_enabled=is_enabled,
+    )
 
 
 async def remove(where: db.Pool | db.Connection, *, schedule_id: UUID) -> None:
@@ -137,6 +162,12 @@ def next_tick(cron: str, timezone: str, now: datetime) -> datetime:
             f"the cron expression {cron!r} never comes true", code="invalid_cron", details={"field": "cron"}
         )
     return found
+
+
+def ticks(cron: str, timezone: str, now: datetime, count: int) -> builtins.list[datetime]:
+    """The next ticks after now."""
+    coming = (tick.astimezone(UTC) for tick in _simulation(cron, timezone, now))
+    return builtins.list(islice((tick for tick in coming if tick > now), count))
 
 
 def starts(cron: str, timezone: str, missed: str, due_at: datetime, now: datetime) -> builtins.list[datetime]:

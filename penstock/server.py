@@ -1,4 +1,4 @@
-"""`penstock serve` and `dev`: the API on a socket, with a login of its own for users' requests."""
+"""`penstock serve` and `dev`: the API and the dashboard on a socket, with a login for users' requests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from typing import Any
 
 import psycopg
 import uvicorn
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
 from psycopg.conninfo import make_conninfo
 
-from penstock import api, db
+from penstock import api, dashboard, db
 from penstock.api.development import Development
 from penstock.app import App
 from penstock.errors import Conflict, Invalid, PenstockError
@@ -58,16 +60,30 @@ HOW: dict[str, Any] = {
 }
 
 
-def run(settings: Settings, *, host: str, port: int, app: App | None = None) -> None:
+def run(settings: Settings, *, host: str, port: int, app: App | None = None, root_path: str = "") -> None:
     """Serve until SIGTERM or Ctrl-C; what is being answered then is answered first."""
     check_address(settings, host)
-    made = api.create(settings, app)
+    made = application(settings, app)
     # What is loaded now stays, and a request leaves few circles behind: looking for garbage as often, and as
     # far, as Python does by itself would be a tenth of each request's time.
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 50)
-    uvicorn.run(made, host=host, port=port, timeout_graceful_shutdown=20, **HOW)
+    uvicorn.run(made, host=host, port=port, root_path=root_path, timeout_graceful_shutdown=20, **HOW)
+
+
+def application(
+    settings: Settings, app: App | None = None, *, developer: Development | None = None
+) -> FastAPI:
+    """The API with the dashboard in it, to which its root leads."""
+    made = api.create(settings, app, developer=developer)
+    dashboard.mount(made)
+
+    @made.get("/", include_in_schema=False)
+    async def root(request: Request) -> Response:  # pyright: ignore[reportUnusedFunction]
+        return RedirectResponse(f"{request.scope.get('root_path', '')}/dashboard/", 307)
+
+    return made
 
 
 def check_address(settings: Settings, host: str) -> None:
@@ -143,7 +159,7 @@ def run_beside(
     settings: Settings, listening: socket.socket, *, developer: Development, app: App | None = None
 ) -> None:
     """Serve for development in a process of its own, until its parent ends it or itself."""
-    made = api.create(settings, app, developer=developer)
+    made = application(settings, app, developer=developer)
     # No proxy's word is taken for where a request comes from: there is none.
     how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **HOW)
     _Beside(how).run([listening])
@@ -154,7 +170,7 @@ async def serving(
     settings: Settings, listening: socket.socket, *, developer: Development, app: App | None = None
 ) -> AsyncGenerator[None]:
     """Serve for development in this event loop, for as long as the block lasts."""
-    made = api.create(settings, app, developer=developer)
+    made = application(settings, app, developer=developer)
     how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **HOW)
     server = uvicorn.Server(how)
     # Not server.serve(): that takes over the process's signals.

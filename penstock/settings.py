@@ -51,6 +51,12 @@ class Settings:
     """`PENSTOCK_ALLOWED_ORIGINS`: the sites whose pages may use the API from a browser, with commas between
     them; `*` is any. None by default."""
 
+    environment: str = "production"
+    """`PENSTOCK_ENVIRONMENT`: what the dashboard calls this installation, on every page."""
+
+    read_only: bool = False
+    """`PENSTOCK_READ_ONLY`: whether the dashboard only shows. `1` or `true`; the API is not concerned."""
+
     storage: str | None = None
     """`PENSTOCK_STORAGE`: where files go, `file:///folder` or `s3://bucket/prefix?endpoint=…&region=…`.
     Without it they are in the folder `artifacts` of `PENSTOCK_HOME`."""
@@ -96,11 +102,20 @@ def read(environment: Mapping[str, str]) -> Settings:
         if (sheets := environment.get("PENSTOCK_SHEETS_CREDENTIALS"))
         else None,
         sheets_url=environment.get("PENSTOCK_SHEETS_URL") or None,
+        environment=environment.get("PENSTOCK_ENVIRONMENT") or "production",
+        read_only=_flag("PENSTOCK_READ_ONLY", environment),
         storage=environment.get("PENSTOCK_STORAGE") or None,
         storage_secret=_secret("PENSTOCK_STORAGE_SECRET", environment),
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )
+
+
+def _flag(name: str, environment: Mapping[str, str]) -> bool:
+    text = environment.get(name, "").lower()
+    if text not in ("", "0", "1", "false", "true"):
+        raise Invalid(f"{name} is {text!r}", hint="Set it to true or false.")
+    return text in ("1", "true")
 
 
 def _secret(name: str, environment: Mapping[str, str]) -> str | None:

@@ -8,12 +8,23 @@ from typing import LiteralString
 from uuid import UUID
 
 from penstock import db, filters
-from penstock.types import Member, Role, Tenant
+from penstock.types import Member, Role, Tenant, TenantShare
 
 _TENANTS: LiteralString = "select id, name, weight, is_personal, created_at from penstock.tenants where "
 _MEMBERS: LiteralString = """\
 select tenant_id, user_id, role, created_at from penstock.members
 where tenant_id = %s and (%s::uuid is null or user_id > %s) order by user_id limit %s"""
+
+_SHARES: LiteralString = """\
+select t.id, t.plan, coalesce(l.running, 0), coalesce(c.amount, 0) from penstock.tenants t
+left join (
+  select tenant_id, count(*) as running from penstock.leases group by tenant_id) as l on l.tenant_id = t.id
+left join lateral (
+  select sum(s.amount) as amount from penstock.cost_sums s
+  where s.tenant_id = t.id
+    and s.day >= date_trunc('month', penstock._now() at time zone 'utc')::date) as c on true
+where t.id = any (%s)"""
+_ROLES: LiteralString = "select tenant_id, role from penstock.members where user_id = %s"
 
 
 async def create(where: db.Pool | db.Connection, *, name: str, weight: float = 1) -> UUID:
@@ -41,10 +52,20 @@ async def list(
     return [Tenant(*row) for row in rows]
 
 
+async def shares(where: db.Pool | db.Connection, *, ids: Iterable[UUID]) -> builtins.list[TenantShare]:
+    """What of the running tasks is these tenants', their plans, and what they spent since the month began."""
+    return [TenantShare(*row) for row in await db.rows(where, _SHARES, (builtins.list(set(ids)),))]
+
+
 async def names(where: db.Pool | db.Connection, *, ids: Iterable[UUID]) -> dict[UUID, str]:
     """What these tenants are called."""
     rows = await db.rows(where, _TENANTS + "id = any (%s)", (builtins.list(set(ids)),))
     return {row[0]: row[1] for row in rows}
+
+
+async def roles(where: db.Pool | db.Connection, *, user_id: UUID) -> dict[UUID, Role]:
+    """What a user is in each of their tenants."""
+    return dict(await db.rows(where, _ROLES, (user_id,)))  # pyright: ignore[reportArgumentType]
 
 
 async def set_weight(where: db.Pool | db.Connection, *, tenant_id: UUID, weight: float) -> None:

@@ -22,6 +22,9 @@ KeyRole: TypeAlias = Literal["owner", "admin", "member", "viewer", "worker", "se
 By: TypeAlias = Literal["day", "provider", "type", "tenant", "job"]
 """What costs are summed by."""
 
+JobVerb: TypeAlias = Literal["pause", "resume", "cancel", "retry"]
+LetterVerb: TypeAlias = Literal["replay", "discard"]
+
 Amount: TypeAlias = Decimal | int
 """Of money or of a meter: exact, and so never a float."""
 
@@ -242,6 +245,8 @@ class Cause:
     count: int
     kind: str | None = None
     """Of tasks: their kind."""
+    last_at: datetime | None = None
+    """When the last of them failed, where that is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -423,6 +428,19 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
+class Run:
+    """A task that a worker runs now."""
+
+    job_id: UUID
+    task_id: int
+    kind: str
+    key: str | None
+    started_at: datetime
+    fraction: float | None
+    message: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Lane:
     """How much work waits in one lane."""
 
@@ -434,6 +452,161 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneState:
+    """A lane: its work, the live workers for its kind, and whether its provider takes work."""
+
+    id: int
+    kind: str
+    provider: str | None
+    tenant_id: UUID | None
+    waiting: int
+    """Counted up to 100,001."""
+    running: int
+    oldest_seconds: float | None
+    workers: int
+    state: Literal["active", "full", "closed", "exhausted", "disabled", "maintenance"]
+    reason: str | None
+    opens_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRate:
+    """What ended in a minute, and how long it waited and ran, in seconds."""
+
+    minute: datetime
+    succeeded: int
+    failed: int
+    wait_p50: float | None
+    wait_p95: float | None
+    run_p50: float | None
+    run_p95: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that stands in the way of work, or of how much of it."""
+
+    about: Literal["maintenance", "worker", "provider", "quota"]
+    text: str
+    subject: str | None = None
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCounts:
+    """How many workers there are."""
+
+    alive: int
+    late: int
+    gone: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """How it goes, for a tenant or for all. Counts stop at 100,001 for each lane."""
+
+    at: datetime
+    waiting: int
+    running: int
+    held: int
+    """Held back by quotas, budgets and the like."""
+    oldest_seconds: float | None
+    failed_hour: int
+    """Of the latest 10,000 failures, those of the last hour."""
+    spent_today: Decimal
+    spent_yesterday: Decimal
+    currency: str
+    causes: tuple[Cause, ...]
+    problems: tuple[Problem, ...]
+    has_jobs: bool
+    workers: WorkerCounts | None = None
+    """Not told to users."""
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Overview:
+        """From the document of overview."""
+        values = _exact(cls, document, "spent_today", "spent_yesterday")
+        values["at"] = datetime.fromisoformat(values["at"])
+        values["oldest_seconds"] = values["oldest_seconds"] and float(values["oldest_seconds"])
+        values["causes"] = tuple(
+            Cause(c["error_code"], c["message"], c["count"], c["kind"], datetime.fromisoformat(c["last_at"]))
+            for c in values["causes"]
+        )
+        values["problems"] = tuple(Problem(**_known(Problem, line)) for line in values["problems"])
+        if values.get("workers") is not None:
+            values["workers"] = WorkerCounts(**_known(WorkerCounts, values["workers"]))
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTask:
+    """A task in its job's graph: what it comes after, and when it could have begun."""
+
+    id: int
+    kind: str
+    key: str | None
+    phase: str
+    status: TaskStatus
+    waiting_for: str | None
+    waiting_until: datetime | None
+    attempt: int
+    fraction: float | None
+    message: str | None
+    created_at: datetime
+    ready_at: datetime
+    started_at: datetime | None
+    finished_at: datetime | None
+    error_code: str | None
+    parents: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One thing done to many jobs or dead letters."""
+
+    id: UUID
+    actor: str
+    verb: JobVerb | LetterVerb
+    reason: str | None
+    total: int
+    done: int
+    refused: int
+    refusal: str | None
+    """Why the last one that was refused was."""
+    created_at: datetime
+    finished_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """What an action is about: how many things, their tasks, and their money so far or to come."""
+
+    count: int
+    """Counted up to 500,001."""
+    tasks: int | None
+    cost: Decimal
+    unpriced: int
+    """Tasks of which it is not known what they cost."""
+    is_part: bool
+    """Whether tasks and money are those of the first thousand only."""
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLine:
+    """Who did what."""
+
+    id: int
+    at: datetime
+    tenant_id: UUID | None
+    actor: str
+    action: str
+    job_id: UUID | None
+    subject: str | None
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class Tenant:
     """The unit of isolation, plan and bill."""
 
@@ -442,6 +615,16 @@ class Tenant:
     weight: float
     is_personal: bool
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class TenantShare:
+    """What of the running tasks is a tenant's, its plan, and what it spent since the month began."""
+
+    tenant_id: UUID
+    plan: str | None
+    running: int
+    spent: Decimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -593,6 +776,23 @@ class Explanation:
 
 
 @dataclass(frozen=True, slots=True)
+class JobExplanation:
+    """How a job stands, and what happens next."""
+
+    status: JobStatus
+    text: str
+    next: str | None
+    task_id: int | None
+    """The task that is nearest to its turn."""
+    running: int
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> JobExplanation:
+        """From the document of explain_job."""
+        return cls(**_known(cls, document))
+
+
+@dataclass(frozen=True, slots=True)
 class Provider:
     """A provider's endpoint: its limits (None: none), and what of them is in use in the present windows."""
 
@@ -652,6 +852,15 @@ class ProviderEvent:
     tenant_id: UUID | None
     event: Literal["refused", "exhausted", "opened", "changed"]
     details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A setting that all workers share."""
+
+    name: str
+    value: Any
+    comment: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -759,6 +968,27 @@ class CostSum:
     amount: Decimal
     unit_count: Decimal
     lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostDay:
+    """What was spent at a provider in a day (UTC), in the base currency."""
+
+    day: date
+    provider: str
+    amount: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class DearJob:
+    """A job and what it has cost."""
+
+    id: UUID
+    tenant_id: UUID
+    type: str
+    status: JobStatus
+    cost: Decimal
+    budget: Decimal | None
 
 
 @dataclass(frozen=True, slots=True)

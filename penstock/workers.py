@@ -7,16 +7,41 @@ from collections.abc import Mapping
 from typing import Any, LiteralString
 
 from penstock import db
-from penstock.types import Lane, Worker
+from penstock.types import Lane, Run, Worker
 
 _WORKERS: LiteralString = """\
 select id, host, pid, kinds, concurrency, version, state, running, started_at, beat_at
 from penstock.worker_list order by started_at, id"""
 
+_IS_DRAIN_ASKED: LiteralString = """\
+select from penstock.workers where id = %s and drain_asked_at is not null"""
+_RUNNING: LiteralString = """\
+select l.worker_id, l.job_id, l.task_id, t.kind, t.key, l.started_at, l.fraction, l.message
+from (select * from penstock.leases order by started_at limit 1000) as l
+join penstock.tasks t on t.job_id = l.job_id and t.id = l.task_id order by l.started_at"""
+
 
 async def list(where: db.Pool | db.Connection) -> builtins.list[Worker]:
     """The workers of the last day, oldest first: running, draining, late, gone or stopped."""
     return [Worker(*row) for row in await db.rows(where, _WORKERS, ())]
+
+
+async def drain(where: db.Pool | db.Connection, *, worker_id: str) -> None:
+    """Ask a worker to take nothing new, let what runs end, and stop. It sees that at its next beat."""
+    await db.call(where, "drain_worker", p_worker_id=worker_id)
+
+
+def is_drain_asked_sync(held: db.SyncConnection, *, worker_id: str) -> bool:
+    """Whether somebody asked this worker to stop."""
+    return bool(db.rows_sync(held, _IS_DRAIN_ASKED, (worker_id,)))
+
+
+async def running(where: db.Pool | db.Connection) -> dict[str, builtins.list[Run]]:
+    """What each worker runs now, at most a thousand tasks in all."""
+    found: dict[str, builtins.list[Run]] = {}
+    for worker_id, *rest in await db.rows(where, _RUNNING, ()):
+        found.setdefault(worker_id, []).append(Run(*rest))
+    return found
 
 
 async def backlog(where: db.Pool | db.Connection) -> builtins.list[Lane]:

@@ -139,7 +139,7 @@ def test_a_program_and_a_browser_can_use_it_at_once(
         assert client.get(link[:-1]).status_code == 401
         assert "set-cookie" not in client.get("/dev/login").headers
         answer = client.get(link)
-        assert (answer.status_code, answer.headers["location"]) == (303, "/api/me")
+        assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/")
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Max-Age=28800" in cookie
 
@@ -255,7 +255,7 @@ def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iter
     [row] = db.execute("select penstock.ensure_tenant('default') as id")
     db.execute("select penstock.set_member(%s, %s, 'owner')", [row["id"], developer.user_id])
     db.execute("select penstock.define_kind('work')")
-    app = api.create(found, developer=developer)
+    app = server.application(found, developer=developer)
     with TestClient(app, base_url="http://localhost:1", client=("127.0.0.1", 9)) as made:
         assert made.get("/dev/login", params={"token": developer.token}).status_code == 200
         yield made

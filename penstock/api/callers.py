@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Literal, LiteralString
 
-from fastapi import Request
+from fastapi import Request, Response
 
 from penstock import db
 from penstock.api.sessions import Sessions
@@ -64,6 +64,12 @@ class Caller:
     """The beginning of its token's digest: tells those apart that name no user."""
 
     @property
+    def is_over(self) -> bool:
+        """Whether the token has expired meanwhile. What has no time, such as a key, does not by itself."""
+        expires = self.claims.get("exp")
+        return expires is not None and expires < time.time()
+
+    @property
     def name(self) -> str:
         """Who this is, for limits and logs."""
         return f"{self.role}:{self.claims.get('sub') or self.token}"
@@ -97,12 +103,21 @@ class Callers:
         if credential is None:
             session = self._sessions.claims(request) if self._sessions else None
             return Caller(session["role"], session) if session else ANON
+        return await self.bearing(credential)
+
+    async def bearing(self, credential: str) -> Caller:
+        """Whose token or key this is. Raises Unauthenticated for a bad one."""
         if len(credential) > _LONGEST:
             raise Unauthenticated("the credential is too long")
         if credential.startswith("psk_"):
             return await self._of_key(credential)
         claims = await self._tokens.verify(credential)
         return Caller(claims["role"], claims, token=sha256(credential.encode()).hexdigest()[:12])
+
+    def forget(self, response: Response) -> None:
+        """Let the browser that gets this response be logged in no more, if it was."""
+        if self._sessions:
+            self._sessions.end(response)
 
     @asynccontextmanager
     async def acting(self, caller: Caller, *, read_only: bool = False) -> AsyncGenerator[db.Connection]:

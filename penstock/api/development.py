@@ -22,7 +22,7 @@ from penstock.api.sessions import Sessions
 from penstock.errors import Forbidden, Unauthenticated
 from penstock.settings import is_loopback
 
-HOME = "/api/me"
+HOME = "/dashboard/"
 """Where a login leads to."""
 
 _PROXIES = ("forwarded", "via", "x-real-ip")

@@ -29,7 +29,7 @@ def add_to(app: FastAPI) -> None:
 def answer(error: PenstockError, request_id: str | None = None) -> JSONResponse:
     """The response that says this."""
     problem: dict[str, Any] = jsonable_encoder(to_problem(error))
-    if _is_from_postgres(error):
+    if is_from_postgres(error):
         problem["detail"] = problem["title"]
         problem.pop("hint", None)
     if request_id:
@@ -47,7 +47,7 @@ def unexpected(request_id: str | None) -> JSONResponse:
     return answer(PenstockError("This is a mistake of ours, and it has been logged."), request_id)
 
 
-def _is_from_postgres(error: PenstockError) -> bool:
+def is_from_postgres(error: PenstockError) -> bool:
     """Whether the words are PostgreSQL's own: those name tables, logins, addresses. Our functions' do not."""
     cause: Any = error.__cause__
     sqlstate = getattr(cause, "sqlstate", "")

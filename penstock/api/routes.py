@@ -7,7 +7,7 @@ transaction as that caller for everything; the same answer to the same POST with
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -21,6 +21,8 @@ from penstock.api.limits import Limits, Rate, read_body, read_json
 from penstock.errors import Conflict, Forbidden, Invalid, Unauthenticated
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+Finding = Callable[[Request], Awaitable[Caller]]
+"""Finds out who sent a request."""
 
 _REFUSALS: dict[int, str] = {
     401: "Nobody is logged in, or the credential is not good.",
@@ -174,13 +176,16 @@ class Route(APIRoute):
         return response
 
 
-async def asking(request: Request, *, is_service_limited: bool = True) -> Caller:
-    """Who is asking, if they have not asked too much. What nobody asks counts for their address."""
+async def asking(request: Request, *, is_service_limited: bool = True, find: Finding | None = None) -> Caller:
+    """Who is asking, if they have not asked too much. What nobody asks counts for their address.
+
+    `find` knows of other ways to say who one is.
+    """
     callers: Callers = request.app.state.callers
     rate: Rate = request.app.state.rate
     nobody = f"nobody:{request.client.host if request.client else ''}"
     try:
-        caller = await callers.of(request)
+        caller = await (find or callers.of)(request)
     except Unauthenticated:
         rate.take(nobody)
         raise
@@ -190,9 +195,9 @@ async def asking(request: Request, *, is_service_limited: bool = True) -> Caller
     return caller
 
 
-async def admitted(request: Request) -> Caller:
+async def admitted(request: Request, find: Finding | None = None) -> Caller:
     """Who is asking, if they may ask anything here, and now."""
-    caller = await asking(request)
+    caller = await asking(request, find=find)
     if caller.role == "anon":
         raise Unauthenticated
     if caller.is_worker:

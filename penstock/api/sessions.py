@@ -38,6 +38,10 @@ class Sessions:
         # Not `secure`: loopback, where this is for, has no TLS.
         response.set_cookie(self._cookie, value, max_age=SECONDS, path="/", httponly=True, samesite="strict")
 
+    def end(self, response: Response) -> None:
+        """Log the browser that gets this response out."""
+        response.delete_cookie(self._cookie, path="/", httponly=True, samesite="strict")
+
     def claims(self, request: Request) -> dict[str, Any] | None:
         """The claims of the session that a request belongs to; None if it brings no cookie.
 

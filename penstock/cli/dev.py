@@ -66,7 +66,8 @@ def dev(
             )
         address = dsn(make=True)
         applied = app.migrate(address) if app else migrate.migrate(address)
-        found = server.with_development_login(replace(settings(), database_url=address))
+        ours = replace(settings(), database_url=address, environment="development")
+        found = server.with_development_login(ours)
         output.note(f"penstock {penstock.__version__}, development", "bold")
         output.note(f"  Database  {'as given' if given else f'embedded PostgreSQL in {settings().home}'}")
         if not given:
@@ -111,7 +112,7 @@ async def _develop(
 
 def _tell(url: str, login: str, secret: str) -> None:
     output.note(f"  API       {url}")
-    output.note(f"  Browser   {login}")
+    output.note(f"  Dashboard {login}")
     output.note(f"  Shell     export PENSTOCK_URL={url} PENSTOCK_KEY={secret}")
     output.note('            curl "$PENSTOCK_URL/api/me" -H "Authorization: Bearer $PENSTOCK_KEY"')
 

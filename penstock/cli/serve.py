@@ -1,4 +1,4 @@
-"""`penstock serve`: the HTTP API."""
+"""`penstock serve`: the HTTP API and the dashboard."""
 
 from __future__ import annotations
 
@@ -29,8 +29,14 @@ def serve(
     ] = None,
     host: Annotated[str, typer.Option(help="An address of this machine.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 8080,
+    root_path: Annotated[
+        str, typer.Option(metavar="PATH", help="Below which a proxy serves this, such as /penstock.")
+    ] = "",
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="The dashboard only shows. The API is not concerned.")
+    ] = False,
 ) -> int:
-    """Serve the HTTP API until stopped.
+    """Serve the HTTP API and the dashboard until stopped.
 
     Users' requests run on the login of PENSTOCK_API_URL, which can become nothing but a user. On the embedded
     database it is made, and the schema brought up to date.
@@ -48,6 +54,9 @@ def serve(
         found = replace(found, database_url=address)
     log_to_stderr(logging.INFO)
     ready = server.with_logins(found, is_embedded=is_embedded)
+    output.note(f"The dashboard is at http://{host}:{port}{root_path}/dashboard/")
     output.note(f"The API answers at http://{host}:{port}; its description is at /api/openapi.json")
-    server.run(ready, host=host, port=port, app=load(path) if path else None)
+    if read_only:
+        ready = replace(ready, read_only=True)
+    server.run(ready, host=host, port=port, app=load(path) if path else None, root_path=root_path)
     return 0

@@ -17,7 +17,7 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.meters, penstock.plans, penstock.endpoints, penstock.prices, penstock.exchange_rates, penstock.tenant_limits, penstock.allowances,
   penstock.accounts, penstock.holds, penstock.usage_events, penstock.usage_sums, penstock.cost_entries, penstock.cost_sums,
   penstock.usage_days, penstock.cost_days, penstock.job_costs, penstock.price_list, penstock.rate_comparison, penstock.artifacts,
-  penstock.bulks, penstock.bulk_rows, penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list to authenticated;
+  penstock.bulks, penstock.bulk_rows, penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
@@ -30,10 +30,12 @@ grant execute on function
   penstock.set_member(uuid, uuid, text),
   penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid),
   penstock._base_rate(text, timestamptz), penstock.resolve_limits(uuid, timestamptz), penstock.get_usage_status(uuid),
-  penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid),
+  penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.explain_job(uuid), penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid),
   penstock.create_key(text, text, uuid, timestamptz), penstock.list_keys(uuid), penstock.revoke_key(uuid), penstock.check_key(),
   penstock.begin_request(text, bytea), penstock.end_request(text, integer, jsonb),
-  penstock.begin_upload(text, text, bigint, jsonb), penstock.take_upload(uuid), penstock.delete_artifact(uuid)
+  penstock.begin_upload(text, text, bigint, jsonb), penstock.take_upload(uuid), penstock.delete_artifact(uuid),
+  penstock.overview(uuid), penstock.lane_states(uuid), penstock.task_rates(uuid, integer), penstock.job_graph(uuid, bigint, integer),
+  penstock.start_action(text, text[], text), penstock.weigh_action(text, text[])
 to authenticated, service_role;
 
 -- The service: workers and operators.
@@ -47,7 +49,7 @@ grant execute on function
   penstock.fail_tasks(text, bigint[], bigint[], jsonb[]),
   penstock.reschedule_task(bigint, double precision, text, bigint, text),
   penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text),
-  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.backlog(),
+  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),
   penstock.take_bulk_rows(bigint, text, bigint, integer), penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint),
   penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[]), penstock.record_changes(bigint, text, bigint, jsonb), penstock.undo_changes(bigint, text, bigint),
@@ -68,7 +70,7 @@ grant execute on function
   penstock.use_key(bytea), penstock.list_strangers(uuid[], uuid[]), penstock.drain_rates(),
   penstock.begin_artifact(bigint, text, bigint, text, text, bigint), penstock.finish_artifact(uuid, text, bigint, bigint, text),
   penstock.drop_artifact(uuid, text, bigint), penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]),
-  penstock.orphaned_artifacts(text[])
+  penstock.orphaned_artifacts(text[]), penstock.do_actions(integer)
 to service_role;
 
 -- The policies that go with the grants. Service-only tables have none for users.
@@ -80,7 +82,7 @@ begin
     'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'mixed', 'edges', 'ready',
     'parked', 'leases', 'chores', 'workers', 'migrations', 'endpoints', 'endpoint_states', 'spent', 'calls', 'provider_events',
     'meters', 'plans', 'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'exchange_rates', 'prices',
-    'cost_entries', 'cost_sums', 'api_keys', 'requests', 'artifacts', 'bulks', 'bulk_rows', 'bulk_changes'] loop
+    'cost_entries', 'cost_sums', 'api_keys', 'requests', 'artifacts', 'bulks', 'bulk_rows', 'bulk_changes', 'task_sums', 'actions', 'action_items'] loop
     execute format('drop policy if exists service_reads on penstock.%I', v_table);
     execute format('create policy service_reads on penstock.%I for select to service_role using (true)', v_table);
   end loop;
@@ -110,3 +112,5 @@ create policy own_profile on penstock.profiles for select to authenticated using
 drop policy if exists own_profile_update on penstock.profiles;
 create policy own_profile_update on penstock.profiles for update to authenticated
   using (user_id = (select auth.uid())) with check (user_id = (select auth.uid()));
+drop policy if exists own_actions on penstock.actions;
+create policy own_actions on penstock.actions for select to authenticated using (user_id = (select auth.uid()));

@@ -62,6 +62,42 @@ table penstock.accounts
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.action_items
+  comment: What of an action is left to do: ids of jobs (pause, resume, cancel, retry) or of dead letters (replay, discard).
+  row security: enabled
+  column action_id: uuid not null
+  column subject: text not null
+  constraint action_items_action_id_fkey: FOREIGN KEY (action_id) REFERENCES penstock.actions(id) ON DELETE CASCADE
+  constraint action_items_pkey: PRIMARY KEY (action_id, subject)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.actions
+  comment: What somebody does to many jobs or dead letters at once: the first at once, the rest in bites by the workers.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column actor: text not null
+  column user_id: uuid
+  column verb: text not null
+  column reason: text
+  column total: integer not null
+  column done: integer not null default 0
+  column refused: integer not null default 0
+  column refusal: text
+  column created_at: timestamp with time zone not null
+  column finished_at: timestamp with time zone
+  comment on column user_id: Whose roles decide about each of them; null: the service.
+  comment on column refusal: Why the last one that was refused was.
+  constraint actions_pkey: PRIMARY KEY (id)
+  constraint actions_reason_check: CHECK ((length(reason) <= 1000))
+  constraint actions_verb_check: CHECK ((verb = ANY (ARRAY['pause'::text, 'resume'::text, 'cancel'::text, 'retry'::text, 'replay'::text, 'discard'::text])))
+  index actions_open: CREATE INDEX actions_open ON penstock.actions USING btree (created_at) WHERE (finished_at IS NULL)
+  index actions_user: CREATE INDEX actions_user ON penstock.actions USING btree (user_id, id)
+  policy own_actions: permissive for select to authenticated using (user_id = ( SELECT auth.uid() AS uid))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.allowances
   comment: What a tenant may use beyond its limit: an override until its expiry day (included), or a purchase.
   row security: enabled
@@ -398,6 +434,7 @@ table penstock.dead_letters
   constraint dead_letters_tenant_id_job_id_task_id_key: UNIQUE (tenant_id, job_id, task_id)
   index dead_letters_cause: CREATE INDEX dead_letters_cause ON penstock.dead_letters USING btree (tenant_id, kind, error_code, id)
   index dead_letters_job: CREATE INDEX dead_letters_job ON penstock.dead_letters USING btree (job_id, task_id)
+  index dead_letters_tenant: CREATE INDEX dead_letters_tenant ON penstock.dead_letters USING btree (tenant_id, id)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -589,6 +626,7 @@ table penstock.jobs
   index jobs_status: CREATE INDEX jobs_status ON penstock.jobs USING btree (status, id)
   index jobs_tenant: CREATE INDEX jobs_tenant ON penstock.jobs USING btree (tenant_id, id)
   index jobs_tenant_status: CREATE INDEX jobs_tenant_status ON penstock.jobs USING btree (tenant_id, status, id)
+  index jobs_type: CREATE INDEX jobs_type ON penstock.jobs USING btree (type)
   trigger jobs_artifacts: CREATE TRIGGER jobs_artifacts AFTER DELETE ON penstock.jobs FOR EACH ROW EXECUTE FUNCTION penstock._delete_job_artifacts()
   trigger jobs_audit: CREATE TRIGGER jobs_audit AFTER UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION penstock._audit_job()
   trigger jobs_transitions: CREATE TRIGGER jobs_transitions BEFORE UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((((((((((((((((old.status <> 'queued'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'running'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'queued'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'failed'::text) OR (new.status <> 'running'::text))))) EXECUTE FUNCTION penstock._guard_job()
@@ -916,6 +954,7 @@ table penstock.results
   column output: jsonb
   constraint results_outcome_check: CHECK ((outcome = ANY (ARRAY['succeeded'::text, 'failed'::text, 'canceled'::text])))
   constraint results_pkey: PRIMARY KEY (job_id, task_id)
+  index results_finished: CREATE INDEX results_finished ON penstock.results USING brin (finished_at) WITH (pages_per_range='32', autosummarize='on')
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -987,6 +1026,22 @@ table penstock.spent
   constraint spent_endpoint_id_fkey: FOREIGN KEY (endpoint_id) REFERENCES penstock.endpoints(id) ON DELETE CASCADE
   constraint spent_pkey: PRIMARY KEY (endpoint_id, width, slot)
   constraint spent_width_check: CHECK ((width = ANY (ARRAY[1, 60])))
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.task_sums
+  comment: Tasks that ended in a minute, of each tenant and (tenant null) of all. Upkeep adds a minute when it is over.
+  row security: enabled
+  column tenant_id: uuid
+  column minute: timestamp with time zone not null
+  column succeeded: integer not null
+  column failed: integer not null
+  column waits: jsonb not null
+  column runs: jsonb not null
+  comment on column waits: How many waited how long: {"bucket": tasks}; a bucket begins at 2^(n/2) milliseconds.
+  comment on column runs: How many ran how long, in the same buckets.
+  constraint task_sums_tenant_id_minute_key: UNIQUE NULLS NOT DISTINCT (tenant_id, minute)
+  index task_sums_minute: CREATE INDEX task_sums_minute ON penstock.task_sums USING btree (minute)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -1116,6 +1171,8 @@ table penstock.workers
   column running: integer not null default 0
   column started_at: timestamp with time zone not null
   column beat_at: timestamp with time zone not null
+  column drain_asked_at: timestamp with time zone
+  comment on column drain_asked_at: When somebody asked it to take nothing new and end; it sees that at its next beat.
   constraint workers_id_check: CHECK (((length(id) >= 1) AND (length(id) <= 200)))
   constraint workers_pkey: PRIMARY KEY (id)
   constraint workers_state_check: CHECK ((state = ANY (ARRAY['running'::text, 'draining'::text, 'stopped'::text])))
@@ -1415,6 +1472,22 @@ function penstock._about(double precision)
   body: sha256 d379b82ecfbe26dda350500ef3736ef5
   comment: A duration for people.
 
+function penstock._act(text, text[], text)
+  arguments: p_verb text, p_subjects text[], p_reason text, OUT done integer, OUT refused integer, OUT refusal text
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 186660ce5938d72c70eb5f5f51cb6ff7
+  comment: Does it to these, and says to how many, and why not to others.
+
+function penstock._acting_on(text, text[], uuid)
+  arguments: p_verb text, p_subjects text[], p_user_id uuid
+  returns: text[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 717d6c1177392a6d8be5902793e4f2dd
+  comment: Those of the subjects that are there and that the user, or the service, may act on; in order.
+
 function penstock._actor()
   returns: text
   attributes: sql, stable, security invoker, parallel unsafe
@@ -1510,11 +1583,18 @@ function penstock._book(penstock.booking[])
   body: sha256 f22bbbedadcf8f8298aa19c7982751af
   comment: Moves accounts, in one lock order.
 
+function penstock._bucket(double precision)
+  arguments: p_seconds double precision
+  returns: integer
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 cee196524f5099f8ffdba8c1047b5579
+  comment: The bucket of a duration: number n begins at 2^(n/2) milliseconds.
+
 function penstock._bulk_row_state(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: TABLE(state text, output jsonb, error_code text, error_message text, started_at timestamp with time zone, finished_at timestamp with time zone)
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 d77be11f5f5a7a5c2f356d6cc6e7b2f3
+  body: sha256 cc058bc8cefa9aab9242dde8394e4c7c
   comment: Where a row stands: the state, result and error of the tasks it made. The only place where this is decided.
   grant to authenticated: execute
   grant to service_role: execute
@@ -1676,6 +1756,14 @@ function penstock._delete_job_artifacts()
   settings: search_path=penstock, pg_temp
   body: sha256 239d1a69d633ccf07f434d0fb283b54a
   comment: A job's files go with it.
+
+function penstock._do_action(uuid, integer)
+  arguments: p_action_id uuid, p_bite integer
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c848278f9ad1369632c4d00d3791c529
+  comment: Does the next bite of an action, and says how many were in it.
 
 function penstock._do_chore(uuid, integer)
   arguments: p_job_id uuid, p_bite integer
@@ -2042,6 +2130,14 @@ function penstock._pause_spent_jobs()
   body: sha256 2e735c980d684179e0b11b3f5fac1283
   comment: Pauses jobs whose budget has no room for any of their tasks, and those that pause for want of quota.
 
+function penstock._percentile(jsonb, double precision)
+  arguments: p_buckets jsonb, p_part double precision
+  returns: double precision
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f30e8085adabf6c6a08431f6b079a5cc
+  comment: In seconds, the duration that this part of what is in the buckets did not exceed, to within a fifth.
+
 function penstock._period(text, timestamp with time zone)
   arguments: p_meter text, p_at timestamp with time zone, OUT starts date, OUT resets_at timestamp with time zone
   returns: record
@@ -2302,6 +2398,13 @@ function penstock._stop_job(uuid, uuid, text, text)
   body: sha256 2661ef0ff6a1fcb81802a00f7375aed3
   comment: Ends a job before its tasks have ended.
 
+function penstock._sum_tasks()
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 28db4bea5c8f58aa1a42e36f8f8545e2
+  comment: Adds up what ended in the minutes that are over.
+
 function penstock._sum_units(jsonb, jsonb)
   arguments: p_one jsonb, p_other jsonb
   returns: jsonb
@@ -2366,6 +2469,22 @@ function penstock._visible_job(uuid, text[])
   settings: search_path=penstock, pg_temp
   body: sha256 c03b4ef4e386cea000f657bd5d58be23
   comment: The job, if the caller may act on it; another tenant's job does not exist.
+
+function penstock._waiting(uuid, integer)
+  arguments: p_tenant_id uuid, p_lane_id integer
+  returns: bigint
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 2c7b2f35e6fa42544b8958c2d9a3d70f
+  comment: How many tasks wait in a lane, of a tenant or of all; more than 100,000 are 100,001.
+
+function penstock._waiting_task(penstock.jobs)
+  arguments: p_job penstock.jobs
+  returns: bigint
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 3df7db61fb56dbf81c2fdc0d6f2544a0
+  comment: A task of the job that waits, the one that is nearest to its turn.
 
 function penstock._wake(uuid[], integer)
   arguments: p_tenant_ids uuid[], p_depth integer
@@ -2630,12 +2749,30 @@ function penstock.discard_dead_letters(jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.do_actions(integer)
+  arguments: p_bite integer DEFAULT 200
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2974097c9f12924072d1db14e1c20811
+  comment: Does the next bite of an action that is under way, and says how many things were in it.
+  grant to service_role: execute
+
 function penstock.drain_rates()
   returns: TABLE(kind text, provider text, per_second double precision)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 6013244ec56600e0e6f70858eb9fe628
   comment: Per lane in which tasks run: about how many end in a second, by how long the last ones took.
+  grant to service_role: execute
+
+function penstock.drain_worker(text)
+  arguments: p_worker_id text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c158c3a761a3bb0297b673a8fbe442d6
+  comment: Asks a worker to take nothing new, let what runs end, and stop. It sees that at its next beat.
   grant to service_role: execute
 
 function penstock.drop_artifact(uuid, text, bigint)
@@ -2690,6 +2827,16 @@ function penstock.ensure_tenant(text)
   settings: search_path=penstock, pg_temp
   body: sha256 b5ef8fd1c99ac27d3254fb05d59408f6
   comment: The oldest tenant of this name, made when there is none.
+  grant to service_role: execute
+
+function penstock.explain_job(uuid)
+  arguments: p_job_id uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6254043d9b6132cd46dd9b19966b6168
+  comment: How a job stands and what happens next, in words, with the task that is nearest to its turn.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.explain_task(uuid, bigint)
@@ -2824,6 +2971,26 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone: lease_lost or canceled.
   grant to service_role: execute
 
+function penstock.job_graph(uuid, bigint, integer)
+  arguments: p_job_id uuid, p_after bigint DEFAULT 0, p_limit integer DEFAULT 500
+  returns: TABLE(id bigint, kind text, key text, phase text, status text, waiting_for text, waiting_until timestamp with time zone, attempt integer, fraction real, message text, created_at timestamp with time zone, ready_at timestamp with time zone, started_at timestamp with time zone, finished_at timestamp with time zone, error_code text, parents bigint[])
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 fd871c42cf8fff770964a0cccd90557f
+  comment: A job's tasks with what each comes after, and when it could have begun: for a graph, a grid and a timeline.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.lane_states(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: TABLE(lane_id integer, kind text, provider text, tenant_id uuid, waiting bigint, running bigint, oldest_seconds double precision, workers bigint, state text, reason text, opens_at timestamp with time zone)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 99f60e0f0eb0064f0e6009647c638e51
+  comment: Lanes, of all or as far as a tenant has work in them: what waits and runs, how old the next task is, live workers for its kind, and whether its provider takes work. Counts stop at 100,001.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.list_keys(uuid)
   arguments: p_tenant_id uuid DEFAULT NULL::uuid
   returns: TABLE(id uuid, tenant_id uuid, name text, prefix text, role text, created_by text, created_at timestamp with time zone, expires_at timestamp with time zone, last_used_at timestamp with time zone, revoked_at timestamp with time zone)
@@ -2924,6 +3091,16 @@ function penstock.orphaned_artifacts(text[])
   comment: Of these paths, at most 500 that have no record, though they are of a tenant of ours. Locked: remove the files in the same transaction.
   grant to service_role: execute
 
+function penstock.overview(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 f541cb58fd26004586981efd54dd2d28
+  comment: How it goes, for a tenant or (for the service) for all: what waits, runs and failed, what it costs today, what stands in the way, and the causes of failures.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.pause_job(uuid, text)
   arguments: p_job_id uuid, p_reason text DEFAULT NULL::text
   returns: text
@@ -2939,8 +3116,16 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9a8e51556e75b03f87f7e722167883a1
+  body: sha256 9ce5ffd91aac28a10faf2acaa9d0a2ed
   comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.
+  grant to service_role: execute
+
+function penstock.pulse()
+  returns: record
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 47a6f3618f3f9ea14cb57986cec889d5
+  comment: Whether anything runs, and the number of the last lease: another one than before says that something ran meanwhile.
   grant to service_role: execute
 
 function penstock.reclaim_stale_tasks()
@@ -3239,6 +3424,16 @@ function penstock.set_tenant_weight(uuid, double precision)
   comment: Changes a tenant's share of every lane, for work queued from now on.
   grant to service_role: execute
 
+function penstock.start_action(text, text[], text)
+  arguments: p_verb text, p_subjects text[], p_reason text DEFAULT NULL::text
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 52d3a045d1335a670eaeeb32f1f1c18c
+  comment: Does one thing to many: pause, resume, cancel or retry to jobs, replay or discard to dead letters, by their ids. The first hundred are done at once, the rest by the workers. Returns the action, which tells how far it is.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.start_job(text, jsonb, jsonb, jsonb)
   arguments: p_type text, p_params jsonb DEFAULT '{}'::jsonb, p_tasks jsonb DEFAULT '[]'::jsonb, p_options jsonb DEFAULT '{}'::jsonb
   returns: uuid
@@ -3268,6 +3463,16 @@ function penstock.take_upload(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.task_rates(uuid, integer)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid, p_minutes integer DEFAULT 60
+  returns: TABLE(minute timestamp with time zone, succeeded integer, failed integer, wait_p50 double precision, wait_p95 double precision, run_p50 double precision, run_p95 double precision)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3e29a9841551b964b864508686105bf9
+  comment: Per minute of the last hour, of a tenant or (for the service) of all: tasks that succeeded and failed, and how long they waited and ran, in seconds, median and 95th percentile.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.undo_bulk(uuid, jsonb)
   arguments: p_job_id uuid, p_filter jsonb DEFAULT '{}'::jsonb
   returns: uuid
@@ -3291,7 +3496,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ed839cdb682878839f66fffdbfc94ecd
+  body: sha256 67dacbe4a0cc13c0677f432b6488d23b
   comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
   grant to service_role: execute
 
@@ -3302,6 +3507,16 @@ function penstock.use_key(bytea)
   settings: search_path=penstock, pg_temp
   body: sha256 b44f61df6a69996399bfcaf70823c1ae
   comment: Whose key has this SHA-256, with its role; no row for one that is unknown, expired or revoked.
+  grant to service_role: execute
+
+function penstock.weigh_action(text, text[])
+  arguments: p_verb text, p_subjects text[]
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 e0b6e7bba21e3c2ab30326e02f982673
+  comment: What an action would be about: how many tasks, and the money they may cost (retry, replay) or have cost (cancel, pause, resume). Of more than 1,000 things, for the first 1,000.
+  grant to authenticated: execute
   grant to service_role: execute
 
 trigger penstock_on_new_user on auth.users

@@ -94,6 +94,7 @@ class Worker:
             fetch = Fetch(desk, wake, finish, upkeep, stop_when_idle=self.is_draining)
             beat = Beat(dsn, desk, self._description())
             wake.on_cancel = beat.beat_now
+            beat.on_drain = self._stopping.set
             finish.on_parked = wake.chores.set
             desk.on_drop = execute.release
             desk.on_room = wake.work.set
@@ -277,10 +278,11 @@ def _run_many(app: App, options: dict[str, Any], processes: int) -> int:
     children.extend(start() for _ in range(processes))
     if is_stopping:
         stop(0, None)
-    while not (is_stopping or options["drain"]) or any(child.is_alive() for child in children):
+    while any(child.is_alive() for child in children):
         wait([child.sentinel for child in children if child.is_alive()], timeout=0.5)
         for index, child in enumerate(children):
-            if not child.is_alive() and not is_stopping and not options["drain"]:
+            # One that ended well was asked to.
+            if not child.is_alive() and child.exitcode != 0 and not is_stopping and not options["drain"]:
                 log.warning("worker.died", exit_code=child.exitcode)
                 time.sleep(1)
                 if not is_stopping:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -27,6 +28,8 @@ class Beat:
         self._now = threading.Event()
         self._thread = threading.Thread(target=self._beats, name="penstock beat", daemon=True)
         self._connection: db.SyncConnection | None = None
+        self.on_drain: Callable[[], None] = lambda: None
+        """What to do when somebody asks the worker to stop."""
 
     def start(self) -> None:
         self._thread.start()
@@ -93,6 +96,8 @@ class Beat:
         assert self._connection is not None
         info = {**self._description, "running": self._desk.running}
         workers.report_sync(self._connection, worker_id=self._desk.worker_id, info=info)
+        if workers.is_drain_asked_sync(self._connection, worker_id=self._desk.worker_id):
+            self._loop.call_soon_threadsafe(self.on_drain)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -44,9 +44,10 @@ class Upkeep:
         """Do what is to be done now."""
         async with self._lock:
             row = (await db.call(self._desk.pool, "upkeep"))[0]
+            acted = await db.value(self._desk.pool, "do_actions")
             fired = await schedules.fire_due(self._desk.pool, self._desk.app.draw)
-            self._pause = 5.0 if row["next_seconds"] is None else row["next_seconds"]
-            if row["reclaimed"] or row["promoted"] or row["chores"] or fired:
+            self._pause = 0.0 if acted else 5.0 if row["next_seconds"] is None else row["next_seconds"]
+            if row["reclaimed"] or row["promoted"] or row["chores"] or acted or fired:
                 self.count += 1
                 self._wake.work.set()
                 log.info(

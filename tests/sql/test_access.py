@@ -163,6 +163,8 @@ def populate(sql: Contract, clock: Clock, person: Person) -> None:
     person.schedule = schedule(own, clock, f"{secret} schedule", tenant_id=str(person.tenant))
     bulk(own, person, secret)
     spend(own, person, secret)
+    with acting(own, person):
+        own.value("start_action", verb="cancel", subjects=[str(jobs["completed"])], reason=secret)
 
 
 def bulk(own: Contract, person: Person, secret: str) -> None:
@@ -265,9 +267,12 @@ def relation_cells(sql: Contract) -> dict[str, list[str]]:
     grants = sql.execute(GRANTS)
     policies = sql.execute("select * from pg_policies where schemaname = 'penstock'")
     rows = {
-        p["tablename"]: {"members_read": "own tenants", "own_profile": "own", "all_read": "all"}[
-            p["policyname"]
-        ]
+        p["tablename"]: {
+            "members_read": "own tenants",
+            "own_profile": "own",
+            "own_actions": "own",
+            "all_read": "all",
+        }[p["policyname"]]
         if p["tablename"] not in SHARED
         else "own tenants and those for all"
         for p in policies
@@ -361,7 +366,7 @@ class TestMatrix:
         ]
 
 
-INLINED = ("_now", "_setting", "_size", "_slot_ends", "_pace", "_bulk_row_state", "_row_cost")
+INLINED = ("_now", "_bucket", "_setting", "_size", "_slot_ends", "_pace", "_bulk_row_state", "_row_cost")
 
 
 class TestCatalogue:
@@ -471,7 +476,7 @@ def texts(sql: Contract, relation: str, condition: str = "true", *params: Any) -
 
 def check_members(sql: Contract, world: World, relation: str) -> None:
     """Members see their own tenant's rows and what is for all, and all of that."""
-    column = {"tenants": "id", "profiles": "user_id"}.get(relation, "tenant_id")
+    column = {"tenants": "id", "profiles": "user_id", "actions": "user_id"}.get(relation, "tenant_id")
     condition = "true" if relation in CATALOGUE else f"{column} = %s"
     condition += " or tenant_id is null" if relation in SHARED else ""
     for person in (world.ann, world.bob):

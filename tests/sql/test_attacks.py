@@ -27,7 +27,7 @@ __all__ = ["api", "committed", "world"]
 
 def of_bob(world: World) -> str:
     """A condition that holds for bob's rows, wherever they are."""
-    return f"x::text like '%%{world.bob.tenant}%%'"
+    return f"x::text ~ '{world.bob.tenant}|{world.bob.id}'"
 
 
 class TestLeaks:

@@ -349,7 +349,8 @@ language sql stable as $$
       when p_row.first_id is null then 'waiting'
       when penstock._is_running(p_row.job_id, p_row.first_id, p_row.last_id) then 'running'
       else 'queued' end,
-    case when l.outcome = 'succeeded' and e.error is null then o.output end,
+    -- Also before it is applied: a preview is there to be looked at.
+    case when coalesce(l.outcome, r.outcome) = 'succeeded' and e.error is null then o.output end,
     coalesce(p_row.problem ->> 'code', e.error ->> 'code', case when l.outcome is distinct from 'succeeded' then coalesce(f.error_code, l.error_code) end),
     coalesce(p_row.problem ->> 'message', e.error ->> 'message', case when l.outcome is distinct from 'succeeded' then coalesce(f.error_message, l.error_message) end),
     coalesce(f.started_at, r.started_at, l.started_at),

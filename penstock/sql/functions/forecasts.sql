@@ -129,6 +129,81 @@ $$;
 comment on function penstock.explain_task(uuid, bigint) is
   'Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.';
 
+create or replace function penstock._waiting_task(p_job penstock.jobs)
+returns bigint language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+declare
+  v_lane record;
+  v_task_id bigint;
+begin
+  -- The lanes and priorities of this tenant lead the index; there are few, so each is asked in turn.
+  for v_lane in
+    select l.id, p.priority from lanes l cross join generate_series(0, 10) as p(priority)
+    where l.tenant_id is null or l.tenant_id = p_job.tenant_id order by 2, 1
+  loop
+    select task_id into v_task_id from ready
+    where tenant_id = p_job.tenant_id and lane_id = v_lane.id and priority = v_lane.priority and job_id = p_job.id order by task_id limit 1;
+    if found then
+      return v_task_id;
+    end if;
+  end loop;
+  -- Those that wait for their parents are explained by those.
+  select task_id into v_task_id from (
+    select task_id, pending from parked where job_id = p_job.id order by task_id limit 1000) as p
+  order by pending > 0, task_id limit 1;
+  return v_task_id;
+end
+$$;
+comment on function penstock._waiting_task(penstock.jobs) is 'A task of the job that waits, the one that is nearest to its turn.';
+
+create or replace function penstock.explain_job(p_job_id uuid)
+returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member', 'viewer']);
+  v_now timestamptz := _now();
+  v_counts record;
+  v_running bigint;
+  v_task_id bigint;
+  v_waits jsonb;
+  v_text text;
+  v_next text;
+begin
+  select coalesce(sum(total), 0) as total, coalesce(sum(succeeded), 0) as succeeded, coalesce(sum(failed), 0) as failed,
+    coalesce(sum(succeeded + failed + canceled), 0) as done into v_counts from phases where job_id = p_job_id;
+  if v_job.status = 'completed' then
+    v_text := case when v_counts.succeeded = v_counts.total then format('All %s tasks succeeded.', v_counts.total)
+      else format('%s of %s tasks succeeded, the others were left out.', v_counts.succeeded, v_counts.total) end;
+  elsif v_job.status = 'failed' then
+    v_text := format('%s of %s tasks failed%s.', v_counts.failed, v_counts.total, coalesce(': ' || (
+      select string_agg(format('%s × %s', c.n, c.error_code), ', ' order by c.n desc, c.error_code) from (
+        select d.error_code, count(*) as n from dead_letters d where d.job_id = p_job_id group by d.error_code order by 2 desc limit 3) as c), ''));
+    v_next := 'Nothing more happens by itself. Retry runs the failed tasks again, and what was left out because of them.';
+  elsif v_job.status = 'canceled' then
+    v_text := format('Canceled with %s of %s tasks done%s.', v_counts.done, v_counts.total, coalesce(': ' || v_job.status_reason, ''));
+  else
+    select count(*) into v_running from leases where job_id = p_job_id and not is_canceled;
+    v_task_id := _waiting_task(v_job);
+    if v_task_id is not null then
+      v_waits := explain_task(p_job_id, v_task_id);
+    end if;
+    if v_job.status = 'paused' then
+      v_text := 'Paused' || coalesce(': ' || v_job.status_reason, '') || '.' || case when v_running > 0 then format(' %s running tasks end normally.', v_running) else '' end;
+      v_next := 'Nothing new starts until it is resumed.';
+    elsif v_job.run_at > v_now then
+      v_text := format('Starts in %s.', replace(_about(extract(epoch from v_job.run_at - v_now)), 'about ', ''));
+    elsif v_running > 0 then
+      v_text := format('%s of %s tasks done, %s running.', v_counts.done, v_counts.total, v_running);
+    else
+      v_text := format('%s of %s tasks done, none running.', v_counts.done, v_counts.total);
+    end if;
+    if v_job.status <> 'paused' and v_waits is not null then
+      v_next := 'The next task is ' || (v_waits ->> 'text') || '.';
+    end if;
+  end if;
+  return jsonb_build_object('status', v_job.status, 'text', v_text, 'next', v_next, 'task_id', v_task_id, 'running', coalesce(v_running, 0));
+end
+$$;
+comment on function penstock.explain_job(uuid) is 'How a job stands and what happens next, in words, with the task that is nearest to its turn.';
+
 create or replace function penstock._pace_of(p_kind text, p_provider text, out seconds double precision, out spread double precision, out samples integer)
 language sql stable set search_path = penstock, pg_temp as $$
   -- The last ones that succeeded. Where a provider is used its log leads to them, elsewhere the latest jobs do.

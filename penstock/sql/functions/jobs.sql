@@ -553,6 +553,7 @@ begin
   perform _prune_providers();
   delete from holds where ctid = any (array(select ctid from holds where settled_at < v_cutoff limit p_limit));
   delete from provider_events where at < v_cutoff;
+  delete from actions where finished_at < v_cutoff;
   for v_job_id in
     select id from jobs where status in ('completed', 'failed', 'canceled') and finished_at < v_cutoff
     order by id limit p_limit for update skip locked

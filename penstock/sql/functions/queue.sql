@@ -397,6 +397,7 @@ begin
   perform _pause_spent_jobs();
   perform _reroute();
   perform _compact();
+  perform _sum_tasks();
   chores := 0;
   -- Of those with nothing left to do, many at once; of the others, one bite.
   for v_job_id in select c.job_id from penstock.chores c order by c.created_at limit 100 loop

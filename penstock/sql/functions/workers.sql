@@ -15,6 +15,18 @@ end
 $$;
 comment on function penstock.report_worker(text, jsonb) is 'A worker says that it is there: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.';
 
+create or replace function penstock.drain_worker(p_worker_id text)
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  update workers set drain_asked_at = coalesce(drain_asked_at, _now()) where id = p_worker_id and state <> 'stopped';
+  if not found then
+    perform _refuse(404, 'unknown_worker', 'there is no such worker, or it has stopped');
+  end if;
+  perform _audit(null, 'worker.drained', null, 'worker:' || p_worker_id);
+end
+$$;
+comment on function penstock.drain_worker(text) is 'Asks a worker to take nothing new, let what runs end, and stop. It sees that at its next beat.';
+
 create or replace function penstock.backlog()
 returns table (kind text, provider text, waiting bigint, running bigint, oldest_seconds double precision)
 language sql stable security definer set search_path = penstock, pg_temp as $$

@@ -1,0 +1,63 @@
+"""Audit: who did what, when, to what."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+
+from penstock import audit, tenants
+from penstock.dashboard import exports
+from penstock.dashboard.pages import PER_PAGE, FilterQuery, Held, Page, Seen, render
+from penstock.errors import PenstockError
+from penstock.types import AuditLine
+
+router = APIRouter(route_class=Page)
+
+
+@router.get("/audit")
+async def list_lines(
+    request: Request,
+    held: Held,
+    viewer: Seen,
+    filter: FilterQuery = "",
+    before: Annotated[int | None, Query(ge=0, lt=1 << 63)] = None,
+) -> Response:
+    """The audit log, newest first."""
+    problem: PenstockError | None = None
+    found: list[AuditLine] = []
+    try:
+        found = await audit.list(
+            held, filter=filter, tenant_ids=viewer.tenant_ids, before=before, limit=PER_PAGE + 1
+        )
+    except PenstockError as error:
+        if error.code != "invalid_filter":
+            raise
+        problem = error
+    shown = found[:PER_PAGE]
+    return render(
+        request,
+        "audit.html",
+        lines=shown,
+        next=shown[-1].id if len(found) > PER_PAGE else None,
+        filter=filter,
+        fields=list(audit.FIELDS),
+        problem=problem,
+        names=await tenants.names(held, ids=[line.tenant_id for line in shown if line.tenant_id]),
+        before=before,
+        live=None if before else {"tenant": viewer.tenant(None)},
+    )
+
+
+@router.get("/audit.csv")
+async def export_lines(held: Held, viewer: Seen, filter: FilterQuery = "") -> Response:
+    """The lines that match, as a file."""
+    rows: list[AuditLine] = []
+    while len(rows) < exports.MOST:
+        before = rows[-1].id if rows else None
+        some = await audit.list(held, filter=filter, tenant_ids=viewer.tenant_ids, before=before, limit=1000)
+        rows += some
+        if len(some) < 1000:
+            break
+    head = ("id", "at", "tenant_id", "actor", "action", "job_id", "subject", "details")
+    return exports.as_csv("audit", head, ([getattr(row, name) for name in head] for row in rows))

@@ -1,0 +1,32 @@
+"""Lists as files for spreadsheets."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+from fastapi import Response
+
+from penstock import sources
+
+MOST = 10_000
+"""Lines in a file."""
+
+
+def as_csv(name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
+    """A CSV file. What a spreadsheet would take for a formula is a text in it."""
+    text = io.StringIO()
+    writer = csv.writer(text)
+    writer.writerow(head)
+    writer.writerows([_cell(value) for value in row] for row in rows)
+    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
+    return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+
+
+def _cell(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    return sources.safe(value) if isinstance(value, str) else value

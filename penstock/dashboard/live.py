@@ -1,0 +1,202 @@
+"""Live pages: a stream that says when to look again. What there is to see comes with the page itself.
+
+All pages that are open in a process cost one small question a second, whatever they show: the last line of
+the audit log of what they are about, for every change of a job leaves one. A page is told of its own lines at
+once; while anything runs, and when it has ended, every page looks again each few seconds, for the progress
+within jobs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from typing import Annotated, LiteralString, NamedTuple
+from uuid import UUID
+
+import structlog
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from starlette.datastructures import State
+
+from penstock import db, jobs
+from penstock.api.callers import Caller, Callers
+from penstock.api.problems import answer
+from penstock.api.routes import admitted
+from penstock.dashboard.pages import who_asks
+from penstock.errors import Forbidden, PenstockError
+
+router = APIRouter()
+log = structlog.get_logger("penstock.dashboard")
+
+TICK_SECONDS = 1.0
+WHILE_RUNNING_SECONDS = 4.0
+KEEP_ALIVE_SECONDS = 15.0
+# Who lost the right to look is noticed within so long.
+CHECK_SECONDS = 60.0
+_SERVICE = Caller("service_role", {})
+# The last line, and whether a page may have been made just before it.
+_ALL: LiteralString = """\
+select l.id, l.at > penstock._now() - interval '1 minute', p.is_running, p.last_lease
+from penstock.pulse() as p
+left join lateral (select a.id, a.at from penstock.audit_log a order by a.id desc limit 1) as l on true"""
+_TENANTS: LiteralString = """\
+select w.id, l.id, l.at > penstock._now() - interval '1 minute' from unnest(%s::uuid[]) as w(id)
+left join lateral (
+  select a.id, a.at from penstock.audit_log a where a.tenant_id = w.id order by a.id desc limit 1
+) as l on true"""
+_JOBS: LiteralString = """\
+select w.id, l.id, l.at > penstock._now() - interval '1 minute' from unnest(%s::uuid[]) as w(id)
+left join lateral (
+  select a.id, a.at from penstock.audit_log a where a.job_id = w.id order by a.id desc limit 1
+) as l on true"""
+
+
+class Line(NamedTuple):
+    """The last line of the audit log."""
+
+    id: int | None = None
+    is_recent: bool | None = None
+
+
+class Watcher:
+    """One open page, about a job, a tenant, or all."""
+
+    def __init__(self, job_id: UUID | None, tenant_id: UUID | None) -> None:
+        self.job_id, self.tenant_id = job_id, tenant_id
+        self.has_news = asyncio.Event()
+        self._seen: int | None = None
+        self._is_first = True
+        self._told_at = time.monotonic()
+        self._is_behind = False
+
+    def look(self, line: Line, is_running: bool) -> None:
+        """Tell the page if there is something new, or something to follow.
+
+        At first that is what may have happened between the making of the page and now.
+        """
+        self._is_behind |= is_running
+        is_due = not is_running or time.monotonic() - self._told_at > WHILE_RUNNING_SECONDS
+        is_new = line.is_recent if self._is_first else line.id != self._seen
+        if is_new or (self._is_behind and is_due):
+            self._told_at, self._is_behind = time.monotonic(), is_running
+            self.has_news.set()
+        self._seen, self._is_first = line.id, False
+
+
+class Pulse:
+    """Asks the database for all pages of this process."""
+
+    def __init__(self, callers: Callers) -> None:
+        self._callers = callers
+        self._watchers: set[Watcher] = set()
+        self._running: asyncio.Task[None] | None = None
+        self._lease = 0
+
+    def add(self, watcher: Watcher) -> None:
+        self._watchers.add(watcher)
+        if self._running is None or self._running.done():
+            self._running = asyncio.create_task(self._run(), name="pulse")
+
+    def remove(self, watcher: Watcher) -> None:
+        self._watchers.discard(watcher)
+
+    async def close(self) -> None:
+        if self._running is not None:
+            self._running.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._running
+
+    async def _run(self) -> None:
+        while self._watchers:
+            try:
+                await self._look()
+            except Exception as error:
+                # The database may be back in a moment; the streams stay open until then.
+                log.warning("live.look_failed", error=str(error))
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _look(self) -> None:
+        tenants = {watcher.tenant_id for watcher in self._watchers if watcher.tenant_id}
+        watched = {watcher.job_id for watcher in self._watchers if watcher.job_id}
+        async with self._callers.acting(_SERVICE, read_only=True) as held:
+            [(*last, is_running, lease)] = await db.rows(held, _ALL, ())
+            found = await db.rows(held, _TENANTS, (list(tenants),)) if tenants else []
+            found += await db.rows(held, _JOBS, (list(watched),)) if watched else []
+        lines: dict[UUID | None, Line] = {None: Line(*last), **{about: Line(*line) for about, *line in found}}
+        # What began and ended since the last time counts, too.
+        is_running, self._lease = is_running or lease != self._lease, lease
+        for watcher in self._watchers:
+            about = watcher.job_id or watcher.tenant_id
+            # One that came while this was asked has its turn the next time.
+            if about in lines:
+                watcher.look(lines[about], is_running)
+
+
+def _pulse(request: Request) -> Pulse:
+    """The application's pulse, made when it is first needed."""
+    state = request.app.state
+    if not hasattr(state, "pulse"):
+        state.pulse = Pulse(state.callers)
+    return state.pulse
+
+
+async def close(state: State) -> None:
+    """End it with the application."""
+    if hasattr(state, "pulse"):
+        await state.pulse.close()
+
+
+@router.get("/live")
+async def live(
+    request: Request,
+    job: Annotated[UUID | None, Query()] = None,
+    tenant: Annotated[UUID | None, Query()] = None,
+) -> Response:
+    """Says `changed` when a page about this job, this tenant, or (for operators) about all is out of date."""
+    callers: Callers = request.app.state.callers
+    try:
+        caller = await admitted(request, who_asks)
+        await _check(callers, caller, job, tenant)
+    except PenstockError as error:
+        return answer(error)
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    lines = _lines(_pulse(request), callers, caller, Watcher(job, None if job else tenant))
+    return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
+
+
+async def _check(callers: Callers, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
+    """Refuse whoever may not see this."""
+    async with callers.acting(caller, read_only=True) as held:
+        if job_id is not None:
+            await jobs.get(held, job_id=job_id)
+        elif tenant_id is not None:
+            await db.call(held, "get_usage_status", p_tenant_id=tenant_id)
+        elif caller.role != "service_role":
+            raise Forbidden("say which tenant")
+
+
+async def _lines(pulse: Pulse, callers: Callers, caller: Caller, watcher: Watcher) -> AsyncGenerator[str]:
+    pulse.add(watcher)
+    checked_at = time.monotonic()
+    try:
+        yield "retry: 3000\n\n"
+        while True:
+            try:
+                await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
+            except TimeoutError:
+                yield ": still here\n\n"
+            if caller.is_over:
+                return
+            if time.monotonic() - checked_at > CHECK_SECONDS:
+                try:
+                    await _check(callers, caller, watcher.job_id, watcher.tenant_id)
+                except PenstockError:
+                    return
+                checked_at = time.monotonic()
+            if watcher.has_news.is_set():
+                watcher.has_news.clear()
+                yield "event: changed\ndata: look\n\n"
+    finally:
+        pulse.remove(watcher)

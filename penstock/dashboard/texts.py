@@ -1,0 +1,155 @@
+"""How values are written for people: numbers, money, durations, sizes, documents without their secrets."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Any, cast
+
+MOST = 100_000
+"""What is counted live is counted up to this."""
+
+HIDDEN = "•••••"
+_SECRET = re.compile(
+    r"pass(word|wd|phrase)|secret|token$|api_?key|authorization|credential|private_?key|cookie|^auth$", re.I
+)
+# The app's own lines of a stack are what one looks for.
+_LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python\d|/penstock/|<frozen)")
+
+LOOKS: Mapping[str, tuple[str, str]] = {
+    "queued": ("○", "idle"),
+    "blocked": ("◌", "idle"),
+    "waiting": ("○", "idle"),
+    "running": ("●", "busy"),
+    "paused": ("‖", "warn"),
+    "draining": ("‖", "warn"),
+    "completed": ("✓", "good"),
+    "succeeded": ("✓", "good"),
+    "failed": ("✗", "bad"),
+    "canceled": ("⊘", "idle"),
+    "late": ("!", "warn"),
+    "gone": ("✗", "bad"),
+    "stopped": ("⊘", "idle"),
+    "active": ("✓", "good"),
+    "full": ("●", "busy"),
+    "closed": ("‖", "warn"),
+    "maintenance": ("‖", "warn"),
+    "exhausted": ("✗", "bad"),
+    "disabled": ("⊘", "idle"),
+    "lost": ("✗", "bad"),
+    "held": ("○", "idle"),
+}
+"""A sign and a tone for each state, always beside its word."""
+
+
+def number(value: Decimal | float | None, most: int | None = None) -> str:
+    """12,345; 500,000+ for what was counted no further."""
+    if value is None:
+        return "–"
+    if most is not None and value > most:
+        return f"{most:,}+"
+    if isinstance(value, Decimal):
+        value = value.normalize()
+        return f"{value:,f}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+def money(value: Decimal | None, currency: str = "") -> str:
+    """Two digits after the point, or as many as a small amount needs to be seen; never rounded to nothing."""
+    if value is None:
+        return "–"
+    places = 2
+    while places < 8 and value and abs(value) < Decimal(10) ** (1 - places):
+        places += 1
+    text = f"{value:,.{places}f}"
+    return f"{text} {currency}" if currency else text
+
+
+def duration(seconds: float | None) -> str:
+    """850 ms, 12.3 s, 4 min, 2 h 10 min, 3 d."""
+    if seconds is None:
+        return "–"
+    if seconds < 0:
+        return f"-{duration(-seconds)}"
+    if seconds < 1:
+        return f"{round(seconds * 1000)} ms"
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 100:
+        return f"{round(seconds)} s"
+    if seconds < 5400:
+        return f"{round(seconds / 60)} min"
+    if seconds < 172_800:
+        hours, minutes = divmod(round(seconds / 60), 60)
+        return f"{hours} h {minutes} min" if minutes and hours < 10 else f"{hours} h"
+    return f"{round(seconds / 86400)} d"
+
+
+def ago(moment: datetime, now: datetime) -> str:
+    """3 min ago; in 2 h."""
+    seconds = (now - moment).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    whole = abs(seconds) if abs(seconds) >= 10 else float(round(abs(seconds)))
+    text = duration(whole).replace(".0 s", " s")
+    return f"{text} ago" if seconds > 0 else f"in {text}"
+
+
+def absolute(moment: datetime) -> str:
+    """2026-11-15 14:03:22 UTC."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def size(count: int | None) -> str:
+    """1.4 MB."""
+    if count is None:
+        return "–"
+    value = float(count)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" or value >= 100 else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def redacted(value: Any) -> Any:
+    """The document with what its names call secret left out."""
+    if isinstance(value, dict):
+        return {
+            name: HIDDEN if _SECRET.search(str(name)) and item not in (None, "", {}, []) else redacted(item)
+            for name, item in cast("dict[str, Any]", value).items()
+        }
+    if isinstance(value, list):
+        return [redacted(item) for item in cast("list[Any]", value)]
+    return value
+
+
+def document(value: Any) -> str:
+    """A JSON document for reading, without its secrets."""
+    return json.dumps(redacted(value), indent=2, ensure_ascii=False, default=str)
+
+
+def frames(stack: str) -> list[tuple[bool, str]]:
+    """The parts of a stack, each with whether it is the app's own; what belongs together stays together."""
+    parts: list[tuple[bool, str]] = []
+    is_own = True
+    for line in stack.splitlines():
+        if line.startswith("  File "):
+            is_own = not _LIBRARY.search(line)
+        elif not line.startswith("    "):
+            is_own = True
+        if parts and parts[-1][0] == is_own:
+            parts[-1] = (is_own, parts[-1][1] + "\n" + line)
+        else:
+            parts.append((is_own, line))
+    return parts
+
+
+def percent(part: Decimal | float | None, whole: Decimal | float | None) -> float:
+    """How much of the whole it is, 0 to 100."""
+    if not whole or part is None:
+        return 0.0
+    return min(100.0, max(0.0, 100 * float(part) / float(whole)))

@@ -1,0 +1,21 @@
+"""Installation: the settings in the database, which all workers share."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any, LiteralString
+
+from penstock import db
+from penstock.types import Setting
+
+_SETTINGS: LiteralString = "select name, value, comment from penstock.settings order by name"
+
+
+async def settings(where: db.Pool | db.Connection) -> builtins.list[Setting]:
+    """All settings."""
+    return [Setting(*row) for row in await db.rows(where, _SETTINGS, ())]
+
+
+async def set(where: db.Pool | db.Connection, *, name: str, value: Any) -> None:
+    """Change a setting, for everybody and at once."""
+    await db.call(where, "set_setting", p_name=name, p_value=db.Json(value))

@@ -1,0 +1,442 @@
+"""The dashboard in a real browser: Debian's Chromium.
+
+Every page, empty and full, light and dark, on a phone and on a desk: nothing serious for axe, no error on the
+console, no request to anywhere else. And what people come for, by mouse and by keyboard alone. With
+`PENSTOCK_SCREENSHOTS=1` it also writes the pictures of the documentation.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from penstock import server
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+AXE = Path(__file__).parent / "axe"
+IMAGES = Path(__file__).parent.parent.parent / "docs/images"
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 860}
+LOOKS = [("light", DESK), ("dark", PHONE), ("light", PHONE), ("dark", DESK)]
+IS_LONG = bool(os.environ.get("PENSTOCK_SCREENSHOTS"))
+RUN_AXE = """async () => {
+  const result = await axe.run(document, {
+    resultTypes: ["violations"], runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]});
+  return result.violations.filter((each) => ["serious", "critical"].includes(each.impact))
+    .map((each) => `${each.id}: ${each.nodes.slice(0, 3).map((node) => node.html.slice(0, 160) + " " + node.failureSummary.slice(0, 200)).join(" | ")}`);
+}"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if not program:
+        pytest.skip("there is no Chromium here: apt-get install chromium")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    """axe-core from the registry, in the version that package-lock.json names."""
+    # The one of the type checker, where there is no other.
+    npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
+    if not npm:
+        pytest.skip("there is no npm here, and so no axe-core")
+    with (AXE / "package.json").open() as lock:
+        # One of several test processes installs it, the others wait.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (AXE / "node_modules/.package-lock.json").exists():
+            command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            done = subprocess.run(command, cwd=AXE, capture_output=True, text=True)
+            if done.returncode:
+                pytest.skip(f"axe-core cannot be installed: {done.stderr[-500:]}")
+    return (AXE / "node_modules/axe-core/axe.min.js").read_text()
+
+
+class Served:
+    """The application on a socket, and browsers that look at it."""
+
+    def __init__(self, base: str, chromium: Any) -> None:
+        self.base, self._chromium = base, chromium
+        self.errors: list[str] = []
+        self._contexts: list[Any] = []
+
+    def page(self, credential: str, **options: Any) -> Any:
+        """A page in a browser of its own, signed in."""
+        context = self._chromium.new_context(viewport=DESK, reduced_motion="reduce", **options)
+        self._contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on(
+            "console",
+            lambda said: said.type in ("error", "warning") and self.errors.append(f"{page.url}: {said.text}"),
+        )
+        page.on("pageerror", lambda error: self.errors.append(f"{page.url}: {error}"))
+        page.on("dialog", lambda dialog: (self.errors.append(f"dialog on {page.url}"), dialog.dismiss()))
+        page.on(
+            "request",
+            lambda sent: (
+                sent.url.startswith((self.base, "data:", "blob:"))
+                or self.errors.append(f"request to {sent.url}")
+            ),
+        )
+        page.goto(f"{self.base}/dashboard/sign-in")
+        page.fill("#credential", credential)
+        page.click("button.primary")
+        page.wait_for_url(f"{self.base}/dashboard/")
+        return page
+
+    def close(self) -> None:
+        for context in self._contexts:
+            context.close()
+
+
+@contextmanager
+def serving(made: Any, chromium: Any) -> Iterator[Served]:
+    listening = socket.create_server(("127.0.0.1", 0))
+    how = uvicorn.Config(made, log_level="error", access_log=False, timeout_graceful_shutdown=1)
+    running = uvicorn.Server(how)
+    thread = threading.Thread(target=running.run, kwargs={"sockets": [listening]}, daemon=True)
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not running.started:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    served = Served(f"http://127.0.0.1:{listening.getsockname()[1]}", chromium)
+    try:
+        yield served
+    finally:
+        served.close()
+        running.should_exit = True
+        thread.join(20)
+    assert not served.errors, served.errors
+
+
+@pytest.fixture
+def served(db: Any, dashboard_settings: Any, chromium: Any) -> Iterator[Served]:
+    with serving(server.application(dashboard_settings), chromium) as made:
+        yield made
+
+
+def tenant(db: Any, name: str) -> Any:
+    return db.execute("select penstock.create_tenant(%s) as id", [name])[0]["id"]
+
+
+def key(db: Any, role: str, tenant: Any = None) -> str:
+    return db.execute("select secret from penstock.create_key(%s, %s, %s)", [role, role, tenant])[0]["secret"]
+
+
+@pytest.fixture
+def fill(db: Any, beside: Any) -> Any:
+    """Puts something on every page."""
+    return lambda: beside("sample").fill(db, acme=tenant(db, "Acme"), other=tenant(db, "Other"))
+
+
+PAGES = (
+    "/",
+    "/jobs",
+    "/bulks",
+    "/bulks/new",
+    "/dead-letters",
+    "/schedules",
+    "/lanes",
+    "/workers",
+    "/usage",
+    "/tenants",
+    "/audit",
+    "/settings",
+)
+
+
+def look_at(page: Any, base: str, paths: list[str], axe: str, first: int = 0) -> list[str]:
+    """What axe finds on these pages, in both themes and both sizes, and what does not fit."""
+    found: list[str] = []
+    for n, path in enumerate(paths):
+        page.set_viewport_size(DESK)
+        page.goto(f"{base}/dashboard{path}")
+        page.wait_for_selector("html.scripted")
+        page.evaluate(axe)
+        # Every look of every page takes minutes: `make screenshots` has the time, here each has one in turn.
+        for scheme, size in LOOKS if IS_LONG else [LOOKS[(n + first) % 4]]:
+            page.emulate_media(color_scheme=scheme)
+            page.set_viewport_size(size)
+            found += [f"{path} {scheme} {size['width']}: {line}" for line in page.evaluate(RUN_AXE)]
+            wide = page.evaluate(
+                "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            if wide > 0:
+                found.append(f"{path} {size['width']}: {wide} pixels too wide")
+    return found
+
+
+def test_every_page_when_there_is_something(served: Served, db: Any, axe: str, fill: Any) -> None:
+    sample = fill()
+    page = served.page(key(db, "service"))
+    [task] = db.execute(
+        "select id from penstock.tasks where job_id = %s and key = 'audio 2'", [sample.jobs["failed"]]
+    )
+    paths = [
+        *PAGES,
+        *(f"/jobs/{sample.jobs['running']}?view={view}" for view in ("graph", "grid", "timeline", "tasks")),
+        f"/jobs/{sample.jobs['failed']}",
+        f"/jobs/{sample.jobs['failed']}/tasks/{task['id']}",
+        "/provider?name=openai/gpt-5",
+        f"/tenants/{sample.acme}",
+        f"/usage?tenant={sample.acme}",
+        f"/confirm?noun=jobs&verb=retry&id={sample.jobs['failed']}",
+    ]
+    found = look_at(page, served.base, paths, axe)
+    assert not found, "\n".join(found)
+    if IS_LONG:
+        take_pictures(page, served.base, sample, task["id"])
+
+
+def test_every_page_when_there_is_nothing(served: Served, db: Any, axe: str) -> None:
+    page = served.page(key(db, "service"))
+    assert look_at(page, served.base, [*PAGES, "/nowhere"], axe, 1) == []
+    served.errors = [error for error in served.errors if "/nowhere" not in error]
+    member = served.page(key(db, "viewer", tenant(db, "New")))
+    assert look_at(member, served.base, ["/", "/jobs", "/usage", "/settings"], axe, 2) == []
+
+
+def test_a_failed_task_is_found_understood_and_retried_by_mouse(served: Served, db: Any, fill: Any) -> None:
+    sample = fill()
+    page = served.page(key(db, "member", sample.acme))
+    page.click("nav >> text=Jobs")
+    page.click(".tabs >> text=Failed")
+    page.click("tr[data-row] td.main a")
+    assert "voice_missing" in page.inner_text(".lead")
+    page.click(".list a >> text=narrate >> nth=0")
+    page.wait_for_url("**/tasks/*")
+    assert "voice_missing" in page.inner_text(".lead") and "reading.py" in page.inner_text(".stack")
+    page.click("text=Retry this task…")
+    assert "1 failed task runs again" in page.inner_text("main")
+    page.click("main button.primary")
+    page.wait_for_url("**/tasks/*")
+    assert "1 dead letter replayed." in page.inner_text(".said")
+    assert page.inner_text("h1").endswith("queued")
+
+
+def confirm(page: Any) -> None:
+    """Say yes to what the page asks, by keyboard."""
+    page.wait_for_url("**/confirm*")
+    page.wait_for_function("document.activeElement.matches('main form button')")
+    page.keyboard.press("Enter")
+
+
+def test_a_failed_task_is_found_and_retried_by_keyboard(served: Served, db: Any, fill: Any) -> None:
+    sample = fill()
+    page = served.page(key(db, "member", sample.acme))
+    press = page.keyboard.press
+    press("g")
+    press("j")
+    page.wait_for_url("**/jobs")
+    press("/")
+    page.keyboard.type("status:fai")
+    # The box offers what it may become.
+    assert "status:failed" in page.inner_text(".suggestions")
+    press("ArrowDown")
+    press("Enter")
+    press("Enter")
+    page.wait_for_url("**filter=status*")
+    press("Escape")
+    press("j")
+    press("Enter")
+    page.wait_for_url("**/jobs/0*")
+    press("j")
+    press("Enter")
+    page.wait_for_url("**/tasks/*")
+    for _ in range(40):
+        if page.evaluate("document.activeElement.textContent").startswith("Retry this task"):
+            break
+        press("Tab")
+    press("Enter")
+    confirm(page)
+    page.wait_for_url("**/tasks/*")
+    assert "1 dead letter replayed." in page.inner_text(".said")
+
+
+def test_a_lane_is_paused_by_mouse_and_taken_up_by_keyboard(served: Served, db: Any, fill: Any) -> None:
+    fill()
+    page = served.page(key(db, "service"))
+    page.click("nav >> text=Lanes")
+    page.click("a >> text=openai/gpt-5")
+    page.click("text=Pause…")
+    assert "waiting" in page.inner_text("main") and "costs nothing" in page.inner_text("main")
+    page.click("main button.primary")
+    page.wait_for_selector("text=Paused: nothing new is sent to it.")
+    press = page.keyboard.press
+    press("g")
+    press("l")
+    page.wait_for_url("**/lanes")
+    press("j")
+    press("Enter")
+    page.wait_for_url("**/provider*")
+    for _ in range(40):
+        if page.evaluate("document.activeElement.textContent").startswith("Resume"):
+            break
+        press("Tab")
+    press("Enter")
+    confirm(page)
+    page.wait_for_selector("text=It takes work again.")
+    assert (
+        db.execute("select status from penstock.endpoints where name = 'openai/gpt-5'")[0]["status"]
+        == "active"
+    )
+
+
+def test_a_table_becomes_a_job_that_is_previewed_confirmed_and_exported(
+    db: Any, dashboard_settings: Any, chromium: Any, beside: Any, drain: Any
+) -> None:
+    acme = tenant(db, "Acme")
+    films = beside("films")
+    app = drain.use(films.make(db.dsn, acme))
+
+    def work() -> None:
+        # In a thread of its own: the browser's loop runs in this one.
+        thread = threading.Thread(target=drain, args=(app,))
+        thread.start()
+        thread.join()
+
+    with serving(server.application(dashboard_settings, app), chromium) as served:
+        work()
+        page = served.page(key(db, "member", acme))
+        page.click("nav >> text=Bulk")
+        page.click("text=From a table…")
+        file = {"name": "ideas.csv", "mimeType": "text/csv", "buffer": films.ROWS.encode()}
+        page.set_input_files("#file", file)
+        page.wait_for_function("document.querySelector('#rows').value.includes('otters')")
+        page.click("text=Check and forecast")
+        page.wait_for_selector("text=7 good rows")
+        page.click("text=Preview 7 rows")
+        page.wait_for_url("**/bulks/0*")
+        work()
+        page.wait_for_selector("text=until it is confirmed")
+        page.wait_for_selector("text=/OTTERS.mp4")
+        page.click("text=Confirm")
+        assert "Let films go on?" in page.inner_text("h1")
+        page.click("main button.primary")
+        page.wait_for_selector("text=Confirmed: 4 tasks go on.")
+        work()
+        page.wait_for_selector("h1 >> text=failed")
+        with page.expect_download() as download:
+            page.click("text=Export what failed")
+        text = Path(download.value.path()).read_text()
+        assert "bad one" in text and "mayflies" in text and "herons" not in text
+
+
+def test_pages_follow_what_happens_and_wait_while_one_selects(served: Served, db: Any, fill: Any) -> None:
+    sample = fill()
+    page = served.page(key(db, "member", sample.acme))
+    page.goto(f"{served.base}/dashboard/jobs")
+    page.wait_for_selector("#live[data-state=live]")
+    row = f"#job-{sample.jobs['paused']}"
+    page.focus(f"{row} td.main a")
+    db.execute("select penstock.cancel_job(%s, 'seen live')", [sample.jobs["paused"]])
+    page.wait_for_selector(f"{row} >> text=seen live")
+    assert page.evaluate("document.activeElement.closest('tr').id") == row[1:]
+    # A selection is not swept away.
+    page.keyboard.press("x")
+    page.wait_for_selector("#live[data-state=paused]")
+    assert "1 selected" in page.inner_text("[data-bar]")
+    db.execute("select penstock.cancel_job(%s, 'not yet')", [sample.jobs["running"]])
+    page.wait_for_timeout(1500)
+    assert page.query_selector("text=not yet") is None and page.is_checked(f"{row} input")
+    page.keyboard.press("x")
+    page.wait_for_selector("text=not yet")
+
+
+def test_no_payload_runs(served: Served, db: Any, beside: Any) -> None:
+    own = tenant(db, "<img src=x onerror=hit(1)>")
+    jobs = beside("test_xss").poison(db, beside("payloads").PAYLOADS, own)
+    page = served.page(key(db, "service"))
+    page.add_init_script("window.hit = () => { window.wasHit = true; }")
+    paths = [
+        "/",
+        "/jobs",
+        "/dead-letters",
+        "/audit",
+        "/tenants",
+        "/workers",
+        "/schedules",
+        "/settings",
+        f"/settings?tenant={own}",
+        "/provider?name=tts/nova",
+    ]
+    for path in [
+        *paths,
+        *(
+            f"/jobs/{job}?view={view}"
+            for job, view in zip(jobs, ("graph", "grid", "timeline", "tasks"), strict=False)
+        ),
+    ]:
+        page.goto(f"{served.base}/dashboard{path}")
+        page.wait_for_selector("html.scripted")
+        # Also what is put in place when the page looks again.
+        page.evaluate("htmx.trigger('#main', 'look')")
+        page.wait_for_timeout(60)
+        assert page.evaluate("window.wasHit") is None, path
+    # Files of these artifacts are not there; that the page says so is no mistake of its own.
+    served.errors = [error for error in served.errors if "404" not in error]
+
+
+def test_everything_can_be_read_and_done_without_scripts(served: Served, db: Any, fill: Any) -> None:
+    sample = fill()
+    page = served.page(key(db, "member", sample.acme), java_script_enabled=False)
+    page.goto(f"{served.base}/dashboard/")
+    assert page.is_visible("text=As a table")
+    page.goto(f"{served.base}/dashboard/jobs")
+    page.check(f"#job-{sample.jobs['paused']} input")
+    page.click("button[value=resume]")
+    page.click("main button.primary")
+    assert "1 job resumed." in page.inner_text(".said")
+    page.goto(f"{served.base}/dashboard/dead-letters")
+    page.check("input[name=every]")
+    page.click("button[value=replay]")
+    page.click("main button.primary")
+    assert "3 dead letters replayed." in page.inner_text(".said")
+    page.click("button[name=theme]")
+    assert page.get_attribute("html", "data-theme") == "light"
+
+
+def take_pictures(page: Any, base: str, sample: Any, task_id: int) -> None:
+    """The pictures of the documentation."""
+    IMAGES.mkdir(exist_ok=True)
+    running = sample.jobs["running"]
+    for name, path, scheme, size in (
+        ("overview", "/", "light", {"width": 1180, "height": 780}),
+        ("overview-dark", "/", "dark", {"width": 1180, "height": 780}),
+        ("jobs", "/jobs", "light", {"width": 1180, "height": 620}),
+        ("job-grid", f"/jobs/{running}?view=grid", "light", {"width": 1180, "height": 1000}),
+        (
+            "job-timeline",
+            f"/jobs/{sample.jobs['failed']}?view=timeline",
+            "dark",
+            {"width": 1180, "height": 1300},
+        ),
+        ("task", f"/jobs/{sample.jobs['failed']}/tasks/{task_id}", "light", {"width": 1180, "height": 660}),
+        ("lanes", "/lanes", "light", {"width": 1180, "height": 760}),
+        ("usage", "/usage", "light", {"width": 1180, "height": 640}),
+        ("phone", "/jobs", "dark", PHONE),
+    ):
+        page.emulate_media(color_scheme=scheme)
+        page.set_viewport_size(size)
+        page.goto(f"{base}/dashboard{path}")
+        page.wait_for_timeout(400)
+        page.screenshot(path=str(IMAGES / f"{name}.png"))

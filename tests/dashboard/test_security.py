@@ -1,0 +1,280 @@
+"""What a browser may be made to do by others: nothing."""
+
+from __future__ import annotations
+
+import re
+import time
+import uuid
+from typing import Any
+
+import jwt
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from penstock import dashboard
+from penstock.dashboard import forms
+
+WRITES = (
+    ("/act", {"noun": "jobs", "verb": "cancel"}),
+    ("/provider", {"name": "openai/gpt-5", "verb": "pause"}),
+    ("/workers/drain", {"id": "box-1:2210"}),
+    ("/settings/value", {"name": "maintenance", "value": "true"}),
+    ("/settings/keys", {"name": "mine", "role": "owner"}),
+    ("/settings/keys/revoke", {"id": str(uuid.uuid4())}),
+)
+
+
+def test_every_answer_lets_nothing_else_in(site: Any, sample: Any) -> None:
+    operator = site.browser(site.key("service"))
+    answers = [
+        operator.get(path)
+        for path in (
+            "/",
+            "/jobs",
+            f"/jobs/{sample.jobs['failed']}",
+            "/nowhere",
+            "/jobs/x",
+            "/sign-in",
+            "/settings",
+        )
+    ]
+    answers += [
+        site.browser(None).get("/jobs"),
+        operator.client.post("/dashboard/act"),
+        operator.get("/jobs.csv"),
+    ]
+    nonces = set()
+    for answer in answers:
+        policy = dict(
+            part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";")
+        )
+        assert policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'"
+        assert policy["base-uri"] == "'none'" and policy["form-action"] == "'self'"
+        assert re.fullmatch(r"'nonce-[\w-]*'", policy["script-src"]) and "unsafe" not in str(policy)
+        nonces.add(policy["script-src"])
+        assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "same-origin"
+        assert answer.headers["cache-control"] == "no-store"
+        # No script, style or handler in the page itself.
+        assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=", answer.text)
+    assert len(nonces) > 5
+
+
+def test_static_files_are_ours_and_kept(site: Any) -> None:
+    answer = site.client.get("/dashboard/static/vendor/htmx.min.js?v=1")
+    assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"]
+    for path in (
+        "/dashboard/static/../pages.py",
+        "/dashboard/static/%2e%2e/pages.py",
+        "/dashboard/static/vendor",
+    ):
+        assert site.client.get(path).status_code == 404
+
+
+def test_vendored_files_are_those_that_are_noted() -> None:
+    from hashlib import sha256
+    from pathlib import Path
+
+    folder = Path(dashboard.__file__).parent / "static/vendor"
+    for line in (folder / "VERSIONS").read_text().splitlines()[2:]:
+        name, *_, digest = line.split()
+        assert sha256((folder / name).read_bytes()).hexdigest() == digest, name
+
+
+def test_forms_need_their_token_and_their_own_site(site: Any, sample: Any) -> None:
+    owner, other = site.browser(site.key("owner", sample.acme)), site.browser(site.key("owner", sample.other))
+    job = str(sample.jobs["running"])
+    form = {"noun": "jobs", "verb": "cancel", "id": job}
+    good = {"Origin": "http://testserver", "Sec-Fetch-Site": "same-origin"}
+    tries = [
+        ({}, good),
+        ({"token": ""}, good),
+        ({"token": "x" * 64}, good),
+        # Another's token, and one's own from before the sign-in.
+        ({"token": other.token("token")}, good),
+        ({"token": owner.token("open_token")}, good),
+        ({"token": owner.token("token")}, {"Origin": "http://evil.example"}),
+        ({"token": owner.token("token")}, {"Origin": "null"}),
+        ({"token": owner.token("token")}, {**good, "Sec-Fetch-Site": "cross-site"}),
+        ({"token": owner.token("token")}, {**good, "Sec-Fetch-Site": "same-site"}),
+    ]
+    for data, headers in tries:
+        answer = owner.client.post("/dashboard/act", data={**form, **data}, headers=headers)
+        assert answer.status_code == 403 and "cross_site" in answer.text, (data, headers)
+    [row] = sample.db.execute("select status from penstock.jobs where id = %s", [job])
+    assert row["status"] == "running"
+    assert owner.client.get("/dashboard/act").status_code == 405
+
+
+def test_nothing_is_written_without_a_role_for_it(site: Any, sample: Any) -> None:
+    """R0.9, R2.10: viewers look, members act in their tenant, operators do the rest."""
+    for role in ("viewer", "member"):
+        browser = site.browser(site.key(role, sample.acme))
+        for path, data in WRITES:
+            data = {**data, "id": str(sample.jobs["other"])} if path == "/act" else data
+            answer = browser.post(path, data)
+            assert answer.status_code in (403, 404, 422), (role, path, answer.status_code)
+    for table, condition in (
+        ("settings", "name = 'maintenance' and value = 'true'"),
+        ("endpoints", "status <> 'active'"),
+        ("workers", "drain_asked_at is not null"),
+    ):
+        assert not sample.db.execute(f"select 1 from penstock.{table} where {condition}"), table
+    assert (
+        "Retry 3 failed"
+        not in site.browser(site.key("viewer", sample.acme)).get(f"/jobs/{sample.jobs['failed']}").text
+    )
+
+
+def test_a_read_only_dashboard_changes_nothing(site: Any, sample: Any) -> None:
+    operator = site.browser(site.key("service"))
+    from dataclasses import replace
+
+    site.app.state.settings = replace(site.app.state.settings, read_only=True)
+    for path, data in (*WRITES, ("/schedules/" + str(uuid.uuid4()), {"verb": "run"})):
+        answer = operator.post(path, {**data, "id": str(sample.jobs["running"])} if path == "/act" else data)
+        assert answer.status_code == 403 and "read_only" in answer.text, path
+    for path in (
+        "/jobs",
+        f"/jobs/{sample.jobs['running']}",
+        "/dead-letters",
+        "/workers",
+        "/schedules",
+        "/settings",
+        f"/tenants/{sample.acme}",
+        "/provider?name=openai/gpt-5",
+    ):
+        page = operator.get(path).text
+        assert "read-only" in page
+        # What is left are those that look, leave or change the looks.
+        actions = set(re.findall(r'<form[^>]*method="post"[^>]*action="([^"]*)"', page))
+        assert actions <= {
+            "/dashboard/theme",
+            "/dashboard/sign-out",
+            "/dashboard/provider",
+            f"/dashboard/tenants/{sample.acme}",
+        }, (path, actions)
+    assert operator.post("/theme", {"theme": "dark", "next": "/jobs"}).status_code == 303
+
+
+def test_another_tenant_is_not_there(site: Any, sample: Any) -> None:
+    """Of what is another tenant's, the same is said as of what does not exist."""
+    stranger = site.browser(site.key("owner", sample.other))
+    job, [task] = (
+        sample.jobs["failed"],
+        sample.db.execute("select id, job_id from penstock.tasks where key = 'audio 2' limit 1"),
+    )
+    for path in (
+        f"/jobs/{job}", f"/jobs/{job}?view=grid", f"/jobs/{job}/tasks/{task['id']}", f"/jobs/{uuid.uuid4()}",
+        f"/tenants/{sample.acme}", f"/?tenant={sample.acme}", f"/usage?tenant={sample.acme}", f"/lanes?tenant={sample.acme}",
+        f"/settings?tenant={sample.acme}", f"/costs.csv?tenant={sample.acme}", f"/live?job={job}", f"/actions/{uuid.uuid4()}",
+    ):  # fmt: skip
+        assert stranger.get(path).status_code == 404, path
+    for path in (f"/live?tenant={sample.acme}", "/live", "/workers", "/provider?name=openai/gpt-5"):
+        assert stranger.get(path).status_code == 403, path
+    for path in (
+        "/",
+        "/jobs",
+        "/dead-letters",
+        "/audit",
+        "/usage",
+        "/tenants",
+        "/schedules",
+        "/jobs.csv",
+        "/dead-letters.csv",
+        "/audit.csv",
+        f"/jobs?filter=tenant:{sample.acme}",
+        f"/audit?filter=job:{job}",
+    ):
+        text = stranger.get(path).text
+        assert f"jobs/{job}" not in text and "Acme" not in text and "voice_missing" not in text, path
+    for verb in ("cancel", "retry"):
+        weighed = stranger.get(f"/confirm?noun=jobs&verb={verb}&id={job}&id={sample.jobs['running']}")
+        assert "Nothing to" in weighed.text
+        assert stranger.post("/act", {"noun": "jobs", "verb": verb, "id": str(job)}).status_code == 422
+    letters = [str(row["id"]) for row in sample.db.execute("select id from penstock.dead_letters")]
+    assert "Nothing to" in stranger.get(f"/confirm?noun=dead-letters&verb=discard&id={letters[0]}").text
+    assert (
+        stranger.post("/act", {"noun": "dead-letters", "verb": "discard", "id": letters}).status_code == 422
+    )
+    assert len(sample.db.execute("select 1 from penstock.dead_letters")) == len(letters)
+
+
+def test_a_way_back_leads_nowhere_else(site: Any) -> None:
+    key = site.key("service")
+    for target in (
+        "//evil.example", "https://evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "/\t/evil.example",
+        "///evil.example", "http:evil.example", "evil.example", "", "/%0d%0aSet-Cookie:x=1\r\nX: y", "//evil.example/dashboard", "data:text/html,x",
+    ):  # fmt: skip
+        browser = site.browser(None)
+        answer = browser.post("/sign-in", {"credential": key, "next": target})
+        assert answer.status_code == 303 and answer.headers["location"] == "/dashboard/", target
+        assert 'value="/"' in browser.get("/sign-in", params={"next": target}).text
+        assert browser.post("/theme", {"theme": "dark", "next": target}).headers["location"] == "/dashboard/"
+    assert forms.local("/jobs?filter=status:failed") == "/jobs?filter=status:failed"
+
+
+def test_signing_in_and_out(site: Any, sample: Any) -> None:
+    browser = site.browser(None)
+    answer = browser.get("/jobs?filter=status:failed")
+    assert (
+        answer.status_code == 303
+        and answer.headers["location"] == "/dashboard/sign-in?next=%2Fjobs%3Ffilter%3Dstatus%3Afailed"
+    )
+    expired = jwt.encode(
+        {"role": "service_role", "exp": int(time.time()) - 3600},
+        "a secret of the tests, of more than 32 bytes",
+        "HS256",
+    )
+    for credential in ("", "psk_" + "0" * 64, "nonsense", site.key("worker"), "x" * 9000, expired):
+        refused = browser.post("/sign-in", {"credential": credential, "next": "/"})
+        assert refused.status_code == 401 and "penstock_login" not in browser.client.cookies, credential
+        assert credential not in refused.text or not credential
+    [made] = sample.db.execute("select id, secret from penstock.create_key('x', 'viewer', %s)", [sample.acme])
+    answer = browser.post("/sign-in", {"credential": made["secret"], "next": "/jobs?filter=status:failed"})
+    assert answer.headers["location"] == "/dashboard/jobs?filter=status:failed"
+    cookie = next(
+        value for value in answer.headers.get_list("set-cookie") if value.startswith("penstock_login")
+    )
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Path=/dashboard" in cookie
+    assert browser.get("/jobs").status_code == 200
+    # A key that is revoked is of no use from then on.
+    sample.db.execute("select penstock.revoke_key(%s)", [made["id"]])
+    assert browser.get("/jobs").headers["location"].startswith("/dashboard/sign-in")
+    again = site.browser(site.key("viewer", sample.acme))
+    out = again.post("/sign-out")
+    assert out.status_code == 303 and 'penstock_login=""' in str(out.headers.get_list("set-cookie"))
+    # The API itself takes no cookie of the dashboard.
+    headers = {"Cookie": f"penstock_login={site.key('service')}"}
+    assert site.client.get("/api/me", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("prefix", ["/admin/jobs", "/x"])
+def test_it_lives_in_another_application_and_below_any_prefix(
+    db: Any, dashboard_settings: Any, prefix: str
+) -> None:
+    host = FastAPI()
+
+    @host.get("/")
+    async def root() -> str:  # pyright: ignore[reportUnusedFunction]
+        return "the host's own"
+
+    dashboard.mount(host, prefix, settings=dashboard_settings)
+    [row] = db.execute("select secret from penstock.create_key('x', 'service')")
+    with TestClient(host, root_path="/behind", follow_redirects=False) as client:
+        assert client.get("/behind/").json() == "the host's own"
+        first = client.get(f"/behind{prefix}/sign-in")
+        kept = {"Cookie": first.headers["set-cookie"].split(";")[0]}
+        assert f"Path=/behind{prefix}" in first.headers["set-cookie"]
+        token = re.findall(r'name="token" value="(\w+)"', first.text)[-1]
+        form = {"token": token, "credential": row["secret"], "next": "/jobs"}
+        answer = client.post(f"/behind{prefix}/sign-in", data=form, headers=kept)
+        assert answer.headers["location"] == f"/behind{prefix}/jobs", answer.text
+        kept["Cookie"] += "; " + answer.headers["set-cookie"].split(";")[0]
+        page = client.get(f"/behind{prefix}/", headers=kept).text
+        links = re.findall(r'(?:href|src|action|hx-get|data-live)="([^"]*)"', page)
+        assert links and all(link.startswith((f"/behind{prefix}/", "#")) for link in links), links
+        style = re.findall(r'href="([^"]*dashboard.css[^"]*)"', page)[0]
+        assert client.get(style).status_code == 200
