@@ -28,6 +28,15 @@ class Sample:
     other: uuid.UUID
     jobs: dict[str, uuid.UUID] = field(default_factory=dict)
 
+    def beat(self) -> None:
+        """Its workers say that they are there."""
+        for worker, state, running in (("box-1:2210", "running", 5), ("box-2:881", "draining", 1)):
+            info = {
+                "host": worker.split(":")[0], "pid": 2210, "kinds": list(KINDS), "concurrency": 10,
+                "version": "0.1.0", "state": state, "running": running,
+            }  # fmt: skip
+            call(self.db, "report_worker", worker, document(info))
+
 
 class Session:
     """One connection for all of it."""
@@ -116,12 +125,7 @@ def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
     call(db, "set_provider", "tts/nova", document({"requests_per_minute": 60, "concurrency": 2}), None)
     call(db, "set_price", "openai/gpt-5", "tokens", "0.000004", document({}))
     call(db, "set_tenant_plan", acme, "premium")
-    for worker, state, running in (("box-1:2210", "running", 5), ("box-2:881", "draining", 1)):
-        info = {
-            "host": worker.split(":")[0], "pid": 2210, "kinds": list(KINDS), "concurrency": 10,
-            "version": "0.1.0", "state": state, "running": running,
-        }  # fmt: skip
-        call(db, "report_worker", worker, document(info))
+    sample.beat()
 
     uses = {"provider": "openai/gpt-5", "units": {"requests": 1, "tokens": 1500}}
     # Done, with files' worth of outputs; failed for two causes; running; waiting; paused; canceled.

@@ -233,6 +233,15 @@ def test_a_failed_task_is_found_understood_and_retried_by_mouse(served: Served, 
     assert page.inner_text("h1").endswith("queued")
 
 
+def reach(page: Any, text: str) -> None:
+    """Go to what is called so, by keyboard."""
+    for _ in range(80):
+        if page.evaluate("document.activeElement.textContent.trim()").startswith(text):
+            return
+        page.keyboard.press("Tab")
+    raise AssertionError(f"{text} cannot be reached by keyboard")
+
+
 def confirm(page: Any) -> None:
     """Say yes to what the page asks, by keyboard."""
     page.wait_for_url("**/confirm*")
@@ -262,17 +271,14 @@ def test_a_failed_task_is_found_and_retried_by_keyboard(served: Served, db: Any,
     press("j")
     press("Enter")
     page.wait_for_url("**/tasks/*")
-    for _ in range(40):
-        if page.evaluate("document.activeElement.textContent").startswith("Retry this task"):
-            break
-        press("Tab")
+    reach(page, "Retry this task")
     press("Enter")
     confirm(page)
     page.wait_for_url("**/tasks/*")
     assert "1 dead letter replayed." in page.inner_text(".said")
 
 
-def test_a_lane_is_paused_by_mouse_and_taken_up_by_keyboard(served: Served, db: Any, fill: Any) -> None:
+def test_a_lane_is_paused_by_mouse_and_by_keyboard(served: Served, db: Any, fill: Any) -> None:
     fill()
     page = served.page(key(db, "service"))
     page.click("nav >> text=Lanes")
@@ -282,31 +288,33 @@ def test_a_lane_is_paused_by_mouse_and_taken_up_by_keyboard(served: Served, db: 
     page.click("main button.primary")
     page.wait_for_selector("text=Paused: nothing new is sent to it.")
     press = page.keyboard.press
-    press("g")
-    press("l")
-    page.wait_for_url("**/lanes")
-    press("j")
-    press("Enter")
-    page.wait_for_url("**/provider*")
-    for _ in range(40):
-        if page.evaluate("document.activeElement.textContent").startswith("Resume"):
-            break
-        press("Tab")
-    press("Enter")
-    confirm(page)
-    page.wait_for_selector("text=It takes work again.")
-    assert (
-        db.execute("select status from penstock.endpoints where name = 'openai/gpt-5'")[0]["status"]
-        == "active"
-    )
+    for verb, said, status in (
+        ("Resume", "It takes work again.", "active"),
+        ("Pause", "Paused: nothing new is sent to it.", "maintenance"),
+    ):
+        press("g")
+        press("l")
+        page.wait_for_url("**/lanes")
+        press("j")
+        press("Enter")
+        page.wait_for_url("**/provider*")
+        reach(page, verb)
+        press("Enter")
+        confirm(page)
+        page.wait_for_selector(f"text={said}")
+        [row] = db.execute("select status from penstock.endpoints where name = 'openai/gpt-5'")
+        assert row["status"] == status
 
 
-def test_a_table_becomes_a_job_that_is_previewed_confirmed_and_exported(
-    db: Any, dashboard_settings: Any, chromium: Any, beside: Any, drain: Any
+@pytest.mark.parametrize("by", ["mouse", "keyboard"])
+def test_a_table_becomes_a_job_that_is_previewed_confirmed_watched_and_exported(
+    db: Any, dashboard_settings: Any, chromium: Any, axe: str, beside: Any, drain: Any, by: str
 ) -> None:
+    """R0.1, R2.7"""
     acme = tenant(db, "Acme")
     films = beside("films")
     app = drain.use(films.make(db.dsn, acme))
+    file = {"name": "ideas.csv", "mimeType": "text/csv", "buffer": films.ROWS.encode()}
 
     def work() -> None:
         # In a thread of its own: the browser's loop runs in this one.
@@ -314,31 +322,60 @@ def test_a_table_becomes_a_job_that_is_previewed_confirmed_and_exported(
         thread.start()
         thread.join()
 
+    def choose(text: str) -> None:
+        if by == "mouse":
+            page.click(f"main >> text={text}")
+        else:
+            reach(page, text)
+            page.keyboard.press("Enter")
+
     with serving(server.application(dashboard_settings, app), chromium) as served:
         work()
         page = served.page(key(db, "member", acme))
-        page.click("nav >> text=Bulk")
-        page.click("text=From a table…")
-        file = {"name": "ideas.csv", "mimeType": "text/csv", "buffer": films.ROWS.encode()}
-        page.set_input_files("#file", file)
+        if by == "mouse":
+            page.click("nav >> text=Bulk")
+        else:
+            page.keyboard.press("g")
+            page.keyboard.press("b")
+        page.wait_for_url("**/bulks")
+        choose("From a table…")
+        page.wait_for_url("**/bulks/new")
+        with page.expect_file_chooser() as chooser:
+            if by == "mouse":
+                page.click("#file")
+            else:
+                while page.evaluate("document.activeElement.id") != "file":
+                    page.keyboard.press("Tab")
+                page.keyboard.press("Space")
+        chooser.value.set_files(file)
         page.wait_for_function("document.querySelector('#rows').value.includes('otters')")
-        page.click("text=Check and forecast")
+        choose("Check and forecast")
         page.wait_for_selector("text=7 good rows")
-        page.click("text=Preview 7 rows")
+        choose("Preview 7 rows")
         page.wait_for_url("**/bulks/0*")
+        # What happens now is seen without looking again.
         work()
         page.wait_for_selector("text=until it is confirmed")
         page.wait_for_selector("text=/OTTERS.mp4")
-        page.click("text=Confirm")
-        assert "Let films go on?" in page.inner_text("h1")
-        page.click("main button.primary")
+        choose("Confirm 4 tasks…")
+        page.wait_for_selector("text=Let films go on?")
+        if by == "mouse":
+            page.click("main button.primary")
+        else:
+            confirm(page)
         page.wait_for_selector("text=Confirmed: 4 tasks go on.")
         work()
         page.wait_for_selector("h1 >> text=failed")
         with page.expect_download() as download:
-            page.click("text=Export what failed")
+            choose("Export what failed")
         text = Path(download.value.path()).read_text()
         assert "bad one" in text and "mayflies" in text and "herons" not in text
+        path = page.url.removeprefix(f"{served.base}/dashboard")
+        if by == "mouse" or IS_LONG:
+            found = look_at(page, served.base, [path, f"{path}/confirm?verb=undo"], axe)
+            assert not found, "\n".join(found)
+        if IS_LONG and by == "mouse":
+            picture(page, served.base, "bulk", path, "light", {"width": 1180, "height": 1000})
 
 
 def test_pages_follow_what_happens_and_wait_while_one_selects(served: Served, db: Any, fill: Any) -> None:
@@ -415,28 +452,29 @@ def test_everything_can_be_read_and_done_without_scripts(served: Served, db: Any
     assert page.get_attribute("html", "data-theme") == "light"
 
 
-def take_pictures(page: Any, base: str, sample: Any, task_id: int) -> None:
-    """The pictures of the documentation."""
+def picture(page: Any, base: str, name: str, path: str, scheme: str, size: dict[str, int]) -> None:
+    """A picture for the documentation."""
     IMAGES.mkdir(exist_ok=True)
-    running = sample.jobs["running"]
-    for name, path, scheme, size in (
-        ("overview", "/", "light", {"width": 1180, "height": 780}),
-        ("overview-dark", "/", "dark", {"width": 1180, "height": 780}),
-        ("jobs", "/jobs", "light", {"width": 1180, "height": 620}),
-        ("job-grid", f"/jobs/{running}?view=grid", "light", {"width": 1180, "height": 1000}),
-        (
-            "job-timeline",
-            f"/jobs/{sample.jobs['failed']}?view=timeline",
-            "dark",
-            {"width": 1180, "height": 1300},
-        ),
-        ("task", f"/jobs/{sample.jobs['failed']}/tasks/{task_id}", "light", {"width": 1180, "height": 660}),
-        ("lanes", "/lanes", "light", {"width": 1180, "height": 760}),
-        ("usage", "/usage", "light", {"width": 1180, "height": 640}),
-        ("phone", "/jobs", "dark", PHONE),
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size(size)
+    page.goto(f"{base}/dashboard{path}")
+    page.wait_for_timeout(400)
+    page.screenshot(path=str(IMAGES / f"{name}.png"))
+
+
+def take_pictures(page: Any, base: str, sample: Any, task_id: int) -> None:
+    running, failed = sample.jobs["running"], sample.jobs["failed"]
+    for name, path, scheme, width, height in (
+        ("overview", "/", "light", 1180, 780),
+        ("overview-dark", "/", "dark", 1180, 780),
+        ("jobs", "/jobs", "light", 1180, 620),
+        ("job-grid", f"/jobs/{running}?view=grid", "light", 1180, 1000),
+        ("job-timeline", f"/jobs/{failed}?view=timeline", "dark", 1180, 1300),
+        ("task", f"/jobs/{failed}/tasks/{task_id}", "light", 1180, 660),
+        ("lanes", "/lanes", "light", 1180, 760),
+        ("usage", "/usage", "light", 1180, 640),
+        ("phone", "/jobs", "dark", 390, 844),
     ):
-        page.emulate_media(color_scheme=scheme)
-        page.set_viewport_size(size)
-        page.goto(f"{base}/dashboard{path}")
-        page.wait_for_timeout(400)
-        page.screenshot(path=str(IMAGES / f"{name}.png"))
+        # Its workers are there, however long this took.
+        sample.beat()
+        picture(page, base, name, path, scheme, {"width": width, "height": height})
