@@ -14,19 +14,19 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import api, bulks, dashboard, engine, flow, measure, ours, scale, server, sheets
+from bench import api, bulks, dashboard, engine, flow, measure, ours, pressure, scale, server, sheets
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
 RESULTS = Path(__file__).parent / "results"
 PARTS = (
     "peers",
+    "pressure",
     "limit",
     "bulk",
     "depth",
@@ -46,6 +46,16 @@ PARTS = (
     "scale",
     "dashboard",
 )
+# What bounds a figure: pgbench with the same statements by as many clients, and a bare COPY of the same rows.
+LIMITS = {
+    "enqueue": engine.BARE_COPY,
+    "drain_1": "limit_1",
+    "drain_2": "limit_2",
+    "shallow_drain": "limit_1",
+    "kept_drain": "limit_1",
+    "deep_drain": "limit_1",
+    "held_drain": "limit_1",
+}
 
 
 def main() -> None:
@@ -75,18 +85,31 @@ def main() -> None:
                 print(f"\n## {part}", flush=True)
                 found = [replace(figure, part=part) for figure in made()]
                 figures.extend(found)
-                if part != "peers":
+                if part not in ("peers", "pressure"):
                     for figure in found:
                         print(
                             f"  {figure.name:<18} {figure.system:<36} {figure.value:>14,.2f} {figure.unit}",
                             flush=True,
                         )
 
-        rounds = arguments.rounds or size(3, 1)
+        systems = ["penstock", *arguments.peers.split(",")]
+        rounds = arguments.rounds or size(2, 1)
         show(
             "peers",
+            lambda: with_ratios(
+                side_by_side(
+                    postgres,
+                    systems * rounds,
+                    lambda *of: measure.measure(*of, size(20_000, 2_000), size(300, 50)),
+                )
+            ),
+        )
+        show(
+            "pressure",
             lambda: side_by_side(
-                new, arguments.peers.split(","), rounds, size(20_000, 10_000), size(500, 200)
+                postgres,
+                systems,
+                lambda *of: pressure.pressure(*of, size(pressure.FULL, pressure.QUICK)),
             ),
         )
         show(
@@ -117,22 +140,32 @@ def main() -> None:
 
 
 def side_by_side(
-    new: Callable[[], str], peers: list[str], rounds: int, jobs: int, samples: int
+    postgres: server.Postgres,
+    names: list[str],
+    measured: Callable[[System, pressure.Store], list[Figure]],
 ) -> list[Figure]:
-    """Every system once per round, so that a noisy minute hits all alike."""
+    """Every system in turn, round after round, so that a noisy minute hits all alike."""
     install_peers()
     figures: list[Figure] = []
-    with ExitStack() as stack:
-        for _ in range(rounds):
-            for name in ("penstock", *peers):
-                try:
-                    system = cast(System, ours) if name == "penstock" else load(name)
-                    store = (lambda: stack.enter_context(server.redis())) if system.STORE == "redis" else new
-                    figures += measure.measure(system, store, jobs, samples)
-                except (ImportError, server.UnavailableError) as reason:
-                    print(f"{name}: left out: {reason}", file=sys.stderr, flush=True)
+    for name in names:
+        try:
+            system = cast(System, ours) if name == "penstock" else load(name)
+            figures += measured(system, server.redis if system.STORE == "redis" else postgres.database)
+        except Exception as reason:
+            if name == "penstock":
+                raise
+            # Not installed, or broken in some way of its own: the others are measured all the same.
+            print(f"{name}: left out: {type(reason).__name__}: {reason}", file=sys.stderr, flush=True)
+            continue
+        print(f"  {name} measured", flush=True)
     figures = measure.medians(figures)
-    print(measure.table(figures), flush=True)
+    for columns in (measure.COLUMNS, pressure.COLUMNS):
+        if any(figure.name in columns for figure in figures):
+            print(measure.table(figures, columns), flush=True)
+    return figures
+
+
+def with_ratios(figures: list[Figure]) -> list[Figure]:
     return figures + ratios(figures)
 
 
@@ -141,10 +174,10 @@ def ratios(figures: list[Figure]) -> list[Figure]:
     ours_by_name = {figure.name: figure.value for figure in figures if figure.system.startswith("penstock")}
     found: list[Figure] = []
     for figure in figures:
-        if figure.system.startswith("penstock") or figure.name == "wal":
+        mine = ours_by_name.get(figure.name)
+        if figure.system.startswith("penstock") or not mine or not figure.value:
             continue
-        mine = ours_by_name[figure.name]
-        ratio = figure.value / mine if figure.name.startswith("latency") else mine / figure.value
+        ratio = mine / figure.value if figure.unit == "jobs/s" else figure.value / mine
         found.append(Figure(f"{figure.name}_ratio", f"penstock : {figure.system}", ratio, "×"))
         print(f"  {figure.name:<12} {ratio:6.2f} × {figure.system}")
     return found
@@ -174,21 +207,16 @@ def save(figures: list[Figure], path: Path, parts: Sequence[str]) -> None:
     """Write the figures of these parts; those of the others stay as they were measured before."""
     path.parent.mkdir(exist_ok=True)
     before = json.loads(path.read_text()) if path.exists() else []
-    limits = {figure.name: figure.value for figure in figures if figure.name.startswith("limit_")}
-    rows = []
-    for figure in figures:
-        bound = (
-            limits.get(figure.name.replace("drain_", "limit_"))
-            if figure.name in ("drain_1", "drain_2")
-            else None
-        )
-        rows.append({**figure.as_dict(), "ratio_to_limit": round(figure.value / bound, 3) if bound else None})
-    kept = [row for row in before if row["part"] in PARTS and row["part"] not in parts]
-    kept = sorted([*kept, *rows], key=lambda row: PARTS.index(row["part"]))
-    path.write_text(json.dumps(kept, indent=1) + "\n")
+    rows = [row for row in before if row["part"] in PARTS and row["part"] not in parts]
+    rows += [figure.as_dict() for figure in figures]
+    limits = {row["name"] if row["name"] != "bulk" else row["system"]: row["value"] for row in rows}
     for row in rows:
-        if row["ratio_to_limit"] and str(row["system"]).startswith("penstock"):
-            print(f"  {row['name']}: {row['ratio_to_limit']:.0%} of pgbench with the same statements")
+        limit = limits.get(LIMITS.get(row["name"], ""))
+        row["ratio_to_limit"] = round(row["value"] / limit, 3) if limit else None
+        if limit and row["system"].startswith("penstock"):
+            print(f"  {row['name']}: {row['ratio_to_limit']:.0%} of what PostgreSQL does without Python")
+    rows.sort(key=lambda row: PARTS.index(row["part"]))
+    path.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"written to {path}")
 
 

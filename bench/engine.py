@@ -21,53 +21,12 @@ import psycopg
 
 from bench import ours
 from bench.measure import Figure, timer
+from bench.ours import Connection, ended_tasks, tenant, waiting_tasks
 from bench.server import UnavailableError
 
-Connection = psycopg.Connection[Any]
 SYSTEM = "penstock"
+BARE_COPY = "bare COPY, same rows and indexes"
 
-_JOB = """
-with job as (
-  insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at)
-  values (%(tenant)s, 'fill', 'running', 'bench', clock_timestamp(), clock_timestamp()) returning id
-), phase as (
-  insert into penstock.phases (job_id, position, tenant_id, name, total)
-  select id, 1, %(tenant)s, 'noop', %(n)s from job
-)
-select id from job
-"""
-_FILL = """
-with lane as (
-  select id, clock from penstock.lanes where kind = 'noop'
-), task as (
-  insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
-  select %(job)s, nextval('penstock.task_ids'), %(tenant)s, clock_timestamp(), lane.id, 1, 5, 'noop',
-    '{"sent": 0}'
-  from lane, generate_series(1, %(n)s) returning *
-), share as (
-  insert into penstock.shares (lane_id, tenant_id, tail, priority)
-  select lane.id, %(tenant)s, lane.clock + 1000000 * %(n)s::bigint, 5 from lane
-  on conflict (lane_id, tenant_id) do update set tail = penstock.shares.tail + 1000000 * %(n)s::bigint
-)
-insert into penstock.ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase)
-select task.id, coalesce((select s.tail from penstock.shares s where s.tenant_id = %(tenant)s), lane.clock)
-  + 1000000 * row_number() over (), job_id, tenant_id, lane_id, 5, 1
-from task, lane
-"""
-_HISTORY = """
-with job as (
-  insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at, finished_at)
-  select %(tenant)s, 'history', 'completed', 'bench', t, t, t from clock_timestamp() as t returning id
-), task as (
-  insert into penstock.tasks (job_id, id, tenant_id, created_at, lane_id, phase, priority, kind, input)
-  select job.id, nextval('penstock.task_ids'), %(tenant)s, clock_timestamp(), lane.id, 1, 5, 'noop',
-    '{"sent": 0}'
-  from job, penstock.lanes lane, generate_series(1, %(n)s) where lane.kind = 'noop' returning *
-)
-insert into penstock.results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase,
-  outcome, worker_id)
-select job_id, id, 1, tenant_id, created_at, created_at, 1, 1, 'succeeded', 'bench' from task
-"""
 _CLAIM = "select id, lease, tenant_id from penstock.claim_tasks('bench', %s, '{noop}')"
 _COMPLETE = "select id, code from penstock.complete_tasks('bench', %s::bigint[], %s::bigint[])"
 
@@ -77,22 +36,6 @@ def database(dsn: str) -> Iterator[Connection]:
     ours.prepare(dsn)
     with psycopg.connect(dsn, autocommit=True, prepare_threshold=None) as connection:
         yield connection
-
-
-def tenant(connection: Connection, name: str) -> str:
-    row = connection.execute("select penstock.create_tenant(%s)", (name,)).fetchone()
-    assert row
-    return str(row[0])
-
-
-def fill(connection: Connection, tenant_id: str, n: int) -> str:
-    """A job with n ready tasks, the quick way: what start_many would have left. Returns its id."""
-    row = connection.execute(_JOB, {"tenant": tenant_id, "n": n}).fetchone()
-    assert row
-    for part in range(0, n, 250_000):
-        count = min(250_000, n - part)
-        connection.execute(_FILL, {"tenant": tenant_id, "job": row[0], "n": count})
-    return str(row[0])
 
 
 def analyze(connection: Connection) -> None:
@@ -120,7 +63,7 @@ def claim_ms(connection: Connection, batch: int, times: int) -> float:
 def limit(dsn: str, n: int, clients: int) -> list[Figure]:
     """The same two statements, driven by pgbench: what PostgreSQL allows without any Python."""
     with database(dsn) as connection:
-        fill(connection, tenant(connection, "limit"), n)
+        waiting_tasks(connection, tenant(connection, "limit"), n)
         analyze(connection)
         script = (
             "select array_agg(id) as ids, array_agg(lease) as leases\n"
@@ -151,7 +94,9 @@ def pgbench() -> str:
 def bulk(dsn: str, n: int) -> list[Figure]:
     """A job of n tasks beside a bare COPY of the same rows into the same tables with the same indexes."""
     ours.prepare(dsn)
-    rate = n / ours.enqueue(dsn, n)
+    with ours.client(dsn) as client, timer() as seconds:
+        client.send_many(n, 0)
+    rate = n / seconds()
     with psycopg.connect(dsn, autocommit=True) as connection:
         for table in ("tasks", "ready"):
             connection.execute(
@@ -167,7 +112,7 @@ def bulk(dsn: str, n: int) -> list[Figure]:
     bare = n / seconds()
     return [
         Figure("bulk", SYSTEM, rate, "tasks/s"),
-        Figure("bulk", "bare COPY, same rows and indexes", bare, "tasks/s"),
+        Figure("bulk", BARE_COPY, bare, "tasks/s"),
         Figure("bulk_share", SYSTEM, rate / bare, "of bare COPY (≥ 0.5)"),
     ]
 
@@ -181,14 +126,14 @@ def depth(dsn: str, small: int, large: int, ended: int) -> list[Figure]:
     """What a claim costs with few and with many tasks ready, and with many ended ones kept."""
     with database(dsn) as connection:
         owner = tenant(connection, "depth")
-        fill(connection, owner, small)
+        waiting_tasks(connection, owner, small)
         analyze(connection)
         shallow = claim_ms(connection, 50, 100)
-        connection.execute(_HISTORY, {"tenant": owner, "n": ended})
-        fill(connection, owner, small)
+        ended_tasks(connection, owner, ended)
+        waiting_tasks(connection, owner, small)
         analyze(connection)
         kept = claim_ms(connection, 50, 100)
-        fill(connection, owner, large)
+        waiting_tasks(connection, owner, large)
         analyze(connection)
         deep = claim_ms(connection, 50, 100)
     return [
@@ -206,7 +151,7 @@ def fairness(dsn: str, alone_dsn: str, big: int, tenants: int) -> list[Figure]:
     for label, where, size in (("alone", alone_dsn, 0), ("beside", dsn, big)):
         with database(where) as connection:
             if size:
-                fill(connection, tenant(connection, "big"), size)
+                waiting_tasks(connection, tenant(connection, "big"), size)
                 analyze(connection)
                 for _ in range(20):
                     turn(connection, 100)
@@ -236,7 +181,7 @@ def fifo(dsn: str, n: int, tenants: int) -> list[Figure]:
     """The fair claim beside the same claim in plain order of arrival, on the same rows in turns."""
     with database(dsn) as connection:
         for number in range(tenants):
-            fill(connection, tenant(connection, f"t{number}"), n // tenants)
+            waiting_tasks(connection, tenant(connection, f"t{number}"), n // tenants)
         analyze(connection)
         source = _value(connection, "select pg_get_functiondef('penstock.claim_tasks'::regproc)")
         plain = (
@@ -276,8 +221,8 @@ def pause(dsn: str, n: int) -> list[Figure]:
     with database(dsn) as connection:
         other = tenant(connection, "other")
         for verb in ("pause_job", "cancel_job"):
-            large = fill(connection, tenant(connection, "large"), n)
-            fill(connection, other, 200_000)
+            large = waiting_tasks(connection, tenant(connection, "large"), n)
+            waiting_tasks(connection, other, 200_000)
             analyze(connection)
             before = claim_ms(connection, 50, 100)
             stop = threading.Event()

@@ -9,6 +9,10 @@ in every system, and the start-up of a language or framework costs nothing.
   left. The store is asked only once all handlers have run, so that asking does not slow them down.
 - latency: milliseconds from before one job is sent in this process to the start of its handler in another,
   idle one. CLOCK_MONOTONIC is the same clock for all processes on Linux, and for Node.js too.
+- WAL, dead row versions and CPU: what the whole server spent from the first enqueue to the end of the drain,
+  for each job. A row version is dead once its row was updated or deleted: vacuum has to come for it.
+
+`bench/pressure.py` puts the same systems under pressure.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -34,13 +38,28 @@ REPOSITORY = Path(__file__).parent.parent
 START_UP_SECONDS = 60.0
 RUN_SECONDS = 300.0
 STOP_SECONDS = 15.0
+FINISH_SECONDS = 30.0
+# A backend tells its statistics when it ends, which it does soon after its client.
+FLUSH_SECONDS = 0.5
 POLL_SECONDS = 0.002
 # The first jobs pay for plans, caches and lazy imports; they are sent like the others and left out.
 WARM_UP_JOBS = 20
 
 # Words of the shared file, 64 bit each. Times are microseconds, which fit in a JavaScript number.
-STATE, FIRST_START, LAST_END, COUNT, HEADER = 0, 1, 2, 3, 4
+STATE, FIRST_START, LAST_END, COUNT, SAMPLES, HEADER = 0, 1, 2, 3, 4, 5
 LOADED, STARTED = 1, 2
+
+
+@dataclass(frozen=True)
+class Client:
+    """One producer with its connection open."""
+
+    send: Callable[[int], object]
+    """One job that carries this number: when it was sent."""
+    send_many: Callable[[int, int], object]
+    """So many jobs in the fastest way there is, each with this number, or 0 where it is not asked for."""
+    left: Callable[[], int]
+    """How many jobs the store holds that are not finished."""
 
 
 class System(Protocol):
@@ -51,12 +70,18 @@ class System(Protocol):
     """`postgresql` or `redis`: what its dsn leads to."""
     SCALE: float
     """Its share of the jobs: a slow system shows its rate with fewer of them."""
+    PER_PROCESS: int
+    """How many workers can live in one process: all that BENCH_WORKERS asks for, or 1."""
+    fill: Callable[[str, int], object] | None
+    """So many waiting jobs, as `send_many` would have left them, of somebody else than `send`'s caller if the
+    system tells callers apart. None where there is no quick way."""
+    keep: Callable[[str, int], object] | None
+    """So many ended jobs, as the system keeps them. None where it deletes them."""
 
     def version(self) -> str: ...
     def prepare(self, dsn: str) -> None: ...
-    def enqueue(self, dsn: str, n: int) -> float: ...
-    def drain(self, dsn: str, n: int, processes: int) -> float: ...
-    def latency(self, dsn: str, samples: int) -> list[float]: ...
+    def command(self) -> Sequence[str]: ...
+    def client(self, dsn: str) -> AbstractContextManager[Client]: ...
 
 
 @dataclass(frozen=True)
@@ -98,7 +123,8 @@ class Progress:
         if not words[FIRST_START]:
             words[FIRST_START] = now
         if sent:
-            words[HEADER + words[COUNT]] = now - sent
+            words[HEADER + words[SAMPLES]] = now - sent
+            words[SAMPLES] += 1
         words[LAST_END] = microseconds()
         words[COUNT] += 1
 
@@ -106,11 +132,14 @@ class Progress:
 class Workers:
     """A number of worker processes of one system: loaded on entering, ended on leaving.
 
-    `command` is run in the repository's root, with BENCH_DSN and BENCH_PROGRESS in its environment.
+    `command` is run in the repository's root, with BENCH_DSN and BENCH_PROGRESS in its environment, and
+    BENCH_WORKERS, the number of workers in each process.
     """
 
-    def __init__(self, command: Sequence[str], dsn: str, processes: int, samples: int = 0) -> None:
-        self.command, self.dsn, self.samples = command, dsn, samples
+    def __init__(
+        self, command: Sequence[str], dsn: str, processes: int, samples: int = 0, each: int = 1
+    ) -> None:
+        self.command, self.dsn, self.samples, self.each = command, dsn, samples, each
         self.folder = tempfile.TemporaryDirectory(prefix="bench-workers-")
         self.progress: list[Progress] = []
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -141,6 +170,9 @@ class Workers:
     def count(self) -> int:
         return sum(progress.words[COUNT] for progress in self.progress)
 
+    def sampled(self) -> int:
+        return sum(progress.words[SAMPLES] for progress in self.progress)
+
     def wait_for(self, jobs: int) -> None:
         deadline = time.monotonic() + RUN_SECONDS
         while self.count() < jobs:
@@ -157,14 +189,18 @@ class Workers:
         return [
             word / 1000
             for progress in self.progress
-            for word in progress.words[HEADER : HEADER + progress.words[COUNT]]
+            for word in progress.words[HEADER : HEADER + progress.words[SAMPLES]]
         ]
 
     def _spawn(self, folder: Path, index: int) -> None:
         path = folder / f"progress-{index}"
         path.write_bytes(bytes(8 * (HEADER + self.samples)))
         self.progress.append(Progress(path))
-        environment = os.environ | {"BENCH_DSN": self.dsn, "BENCH_PROGRESS": str(path)}
+        environment = os.environ | {
+            "BENCH_DSN": self.dsn,
+            "BENCH_PROGRESS": str(path),
+            "BENCH_WORKERS": str(self.each),
+        }
         with (folder / f"log-{index}").open("wb") as log:
             self.processes.append(
                 subprocess.Popen(
@@ -202,48 +238,72 @@ class Workers:
         self.folder.cleanup()
 
 
-def drain(command: Sequence[str], dsn: str, n: int, processes: int, left: Callable[[], int]) -> float:
-    """Seconds that the workers take for the n jobs that wait. `left` asks the store how many remain."""
-    with Workers(command, dsn, processes) as workers:
+def workers_here() -> range:
+    """For a worker process: one for each worker that is to live in it."""
+    return range(int(os.environ.get("BENCH_WORKERS", "1")))
+
+
+def none_left(client: Client) -> int:
+    """When the store was asked that then says so: what the answer takes is not the system's time."""
+    deadline = time.monotonic() + FINISH_SECONDS
+    asked = microseconds()
+    while left := client.left():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{left} jobs have run but are not recorded as finished")
+        time.sleep(POLL_SECONDS)
+        asked = microseconds()
+    return asked
+
+
+def drain(system: System, dsn: str, client: Client, n: int, processes: int = 1) -> float:
+    """Seconds that the workers take for the n jobs that wait."""
+    with Workers(system.command(), dsn, processes) as workers:
         workers.start()
         workers.wait_for(n)
-        deadline = time.monotonic() + RUN_SECONDS
-        while left():
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{left()} jobs have run but are not recorded as finished")
-            time.sleep(POLL_SECONDS)
-        seconds = (microseconds() - workers.first_start()) / 1e6
+        seconds = (none_left(client) - workers.first_start()) / 1e6
         if workers.count() != n:
             raise RuntimeError(f"{n} jobs were queued, {workers.count()} were run")
     return seconds
 
 
-def drain_postgres(command: Sequence[str], dsn: str, n: int, processes: int, left: str) -> float:
-    """`drain`, where the query `left` counts what the store still holds to do."""
-    with psycopg.connect(dsn, autocommit=True) as connection:
-
-        def count() -> int:
-            row = connection.execute(left.encode()).fetchone()
-            assert row
-            return int(row[0])
-
-        return drain(command, dsn, n, processes, count)
-
-
-def latency(command: Sequence[str], dsn: str, samples: int, send: Callable[[int], object]) -> list[float]:
-    """`send(sent)` enqueues one job that carries `sent`, from this process, over an open connection."""
+def latency(system: System, dsn: str, client: Client, samples: int) -> list[float]:
     total = WARM_UP_JOBS + samples
     # Uneven gaps, the same in each run: an even beat could fall into step with somebody's polling.
     gaps = random.Random(1)
-    with Workers(command, dsn, processes=1, samples=total) as workers:
+    with Workers(system.command(), dsn, processes=1, samples=total) as workers:
         workers.start()
         for number in range(total):
-            send(microseconds())
+            client.send(microseconds())
             if number == 0:
                 workers.wait_for(1)  # By then the worker surely listens.
             time.sleep(gaps.uniform(0.020, 0.050))
         workers.wait_for(total)
         return workers.latencies()[WARM_UP_JOBS:]
+
+
+@contextmanager
+def counting(dsn: str, query: str) -> Iterator[Callable[[], int]]:
+    """`Client.left` where a query tells it."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+
+        def count() -> int:
+            row = connection.execute(query.encode()).fetchone()
+            assert row
+            return int(row[0])
+
+        yield count
+
+
+def statement(query: str) -> Callable[[str, int], object]:
+    """`System.fill` or `keep` where a statement with %(n)s does it, in parts."""
+
+    def run(dsn: str, n: int) -> None:
+        # The client's own cursor, which can send several statements at once.
+        with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
+            for done in range(0, n, 500_000):
+                connection.execute(query.encode(), {"n": min(500_000, n - done)})
+
+    return run
 
 
 @contextmanager
@@ -255,11 +315,49 @@ def timer() -> Iterator[Callable[[], float]]:
     end.append(time.perf_counter())
 
 
-def wal_position(dsn: str) -> int:
+@dataclass(frozen=True)
+class Spent:
+    """What a server has spent so far, and a database of it."""
+
+    cpu: float
+    wal: float
+    dead: float
+    transactions: float
+
+    def __sub__(self, before: Spent) -> Spent:
+        return Spent(*(getattr(self, name) - getattr(before, name) for name in asdict(self)))
+
+    def __add__(self, more: Spent) -> Spent:
+        return Spent(*(getattr(self, name) + getattr(more, name) for name in asdict(self)))
+
+
+_SPENT = """
+SELECT split_part(pg_read_file('postmaster.pid'), E'\\n', 1), pg_current_wal_insert_lsn() - '0/0',
+  (SELECT coalesce(sum(n_tup_upd + n_tup_del), 0) FROM pg_stat_user_tables),
+  (SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database())
+"""
+
+
+def spent(dsn: str) -> Spent:
     with psycopg.connect(dsn, autocommit=True) as connection:
-        row = connection.execute("SELECT pg_current_wal_insert_lsn() - '0/0'").fetchone()
+        row = connection.execute(_SPENT).fetchone()
     assert row
-    return int(row[0])
+    return Spent(_cpu_seconds(int(row[0])), *map(float, row[1:]))
+
+
+def _cpu_seconds(postmaster: int) -> float:
+    """Of the server's processes: those that live, and those that ended, whose time their parent has."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(path.parent.name) == postmaster:
+            ticks += sum(map(int, fields[11:15]))
+        elif int(fields[1]) == postmaster:
+            ticks += sum(map(int, fields[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def analyze(dsn: str) -> None:
@@ -273,31 +371,45 @@ def percentile(values: Iterable[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
-def measure(system: System, new_store: Callable[[], str], jobs: int, samples: int) -> list[Figure]:
-    """One round for one system, each measurement on a store of its own: `new_store` returns its dsn."""
-    label, n = f"{system.NAME} {system.version()}", max(1, round(jobs * system.SCALE))
+def label(system: System) -> str:
+    return f"{system.NAME} {system.version()}"
+
+
+def measure(
+    system: System, store: Callable[[], AbstractContextManager[str]], jobs: int, samples: int
+) -> list[Figure]:
+    """One round for one system, each measurement in a store of its own."""
+    name, n = label(system), max(1, round(jobs * system.SCALE))
+    in_postgres = system.STORE == "postgresql"
     figures: list[Figure] = []
     for processes in (1, 2):
-        dsn = new_store()
+        with store() as dsn:
+            system.prepare(dsn)
+            with system.client(dsn) as client:
+                before = spent(dsn) if in_postgres else None
+                with timer() as seconds:
+                    client.send_many(n, 0)
+                figures += [Figure("enqueue", name, n / seconds(), "jobs/s")] if processes == 1 else []
+                sent = spent(dsn) if in_postgres else None
+                if in_postgres:
+                    analyze(dsn)
+                analyzed = spent(dsn) if in_postgres else None
+                rate = n / drain(system, dsn, client, n, processes)
+            figures.append(Figure(f"drain_{processes}", name, rate, "jobs/s"))
+            if processes == 1 and before and sent and analyzed:
+                time.sleep(FLUSH_SECONDS)
+                used = sent - before + (spent(dsn) - analyzed)
+                figures += [
+                    Figure("wal", name, used.wal / n, "bytes/job"),
+                    Figure("dead", name, used.dead / n, "row versions/job"),
+                    Figure("cpu", name, 1e6 * used.cpu / n, "µs/job"),
+                ]
+    with store() as dsn:
         system.prepare(dsn)
-        in_postgres = system.STORE == "postgresql"
-        wal = -wal_position(dsn) if in_postgres else 0
-        enqueue_seconds = system.enqueue(dsn, n)
-        if in_postgres:
-            wal += wal_position(dsn)
-            analyze(dsn)
-            wal -= wal_position(dsn)
-        drain_seconds = system.drain(dsn, n, processes)
-        if processes == 1:
-            figures.append(Figure("enqueue", label, n / enqueue_seconds, "jobs/s"))
-            if in_postgres:
-                figures.append(Figure("wal", label, (wal + wal_position(dsn)) / n, "bytes/job"))
-        figures.append(Figure(f"drain_{processes}", label, n / drain_seconds, "jobs/s"))
-    dsn = new_store()
-    system.prepare(dsn)
-    latencies = system.latency(dsn, samples)
-    figures.append(Figure("latency_p50", label, percentile(latencies, 0.50), "ms"))
-    figures.append(Figure("latency_p99", label, percentile(latencies, 0.99), "ms"))
+        with system.client(dsn) as client:
+            latencies = latency(system, dsn, client, samples)
+    figures.append(Figure("latency_p50", name, percentile(latencies, 0.50), "ms"))
+    figures.append(Figure("latency_p99", name, percentile(latencies, 0.99), "ms"))
     return figures
 
 
@@ -319,15 +431,17 @@ COLUMNS = {
     "latency_p50": "latency p50 ms",
     "latency_p99": "latency p99 ms",
     "wal": "WAL bytes/job",
+    "dead": "dead rows/job",
+    "cpu": "database CPU µs/job",
 }
 
 
-def table(figures: Sequence[Figure]) -> str:
-    """A Markdown table, one row for each system."""
-    values = {(figure.system, figure.name): figure.value for figure in figures}
-    rows = [["system", *COLUMNS.values()]]
-    for system in dict.fromkeys(figure.system for figure in figures):
-        cells = [values.get((system, name)) for name in COLUMNS]
+def table(figures: Sequence[Figure], columns: dict[str, str] = COLUMNS) -> str:
+    """A Markdown table, one row for each system that has a figure in it."""
+    values = {(figure.system, figure.name): figure.value for figure in figures if figure.name in columns}
+    rows = [["system", *columns.values()]]
+    for system in dict.fromkeys(system for system, _ in values):
+        cells = [values.get((system, name)) for name in columns]
         rows.append([system, *("-" if cell is None else _number(cell) for cell in cells)])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     rows.insert(1, ["-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:])])
@@ -338,4 +452,4 @@ def table(figures: Sequence[Figure]) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+    return f"{value:,.{0 if value >= 100 else 1 if value >= 1 else 2}f}"

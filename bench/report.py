@@ -1,17 +1,64 @@
 # ruff: noqa: E501
-"""Writes docs/benchmarks.md, docs/scale.md and the figures in README.md from bench/results/latest.json."""
+"""Writes docs/benchmarks.md with its plots, docs/scale.md and the figures in README.md from bench/results/latest.json."""
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
 
-from bench import measure, scale
+from bench import measure, plots, pressure, scale
 from bench.measure import Figure
+from bench.peers import NAMES
 
 ROOT = Path(__file__).parent.parent
 LATEST = ROOT / "bench/results/latest.json"
+IMAGES = ROOT / "docs/images"
+# file, title, figures with what each is called, whether the scale is logarithmic
+PLOTS = [
+    (
+        "drain",
+        "Jobs a second: bulk enqueue, and drain by one and two processes",
+        {"enqueue": "enqueue", "drain_1": "1 process", "drain_2": "2 processes"},
+        False,
+    ),
+    (
+        "latency",
+        "Milliseconds from sending a job to its start (logarithmic)",
+        {
+            "latency_p50": "idle, p50",
+            "latency_p99": "idle, p99",
+            "half_p50": "half load, p50",
+            "half_p99": "half load, p99",
+        },
+        True,
+    ),
+    (
+        "pressure",
+        "Jobs a second of one process, under pressure",
+        {
+            "shallow_drain": "fresh",
+            "kept_drain": "1 M ended jobs kept",
+            "deep_drain": "5 M jobs waiting",
+            "held_drain": "snapshot held open",
+        },
+        False,
+    ),
+    (
+        "neighbour",
+        "Seconds that one job waits beside a backlog of 1,000,000 (logarithmic)",
+        {"neighbour_wait": "wait"},
+        True,
+    ),
+    ("cost", "The database's CPU, microseconds for each job (logarithmic)", {"cpu": "CPU"}, True),
+    (
+        "idle",
+        "200 idle workers: transactions a second (logarithmic)",
+        {"idle_transactions": "transactions/s"},
+        True,
+    ),
+]
 # name, whose figure, what it says, the promise
 PROMISES = [
     ("bulk_share", "1,000,000 tasks in one job, beside a bare COPY of the same rows", "≥ 0.5 ×"),
@@ -63,19 +110,143 @@ NOTES = [
     "",
 ]
 
-WHERE_A_PEER_WINS = [
-    "## Where a peer wins",
-    "",
-    "graphile-worker drains faster with one process: it deletes a finished job, where Penstock keeps a result, moves the",
-    "job's progress and ends the job. With two processes they are level.",
-    "",
-    "A single job starts sooner in graphile-worker, celery, pgqueuer and procrastinate. Of Penstock's median, about 2 ms are",
-    "`start_job` (a job with its phase, an audit line, the tenant's slot in the lane, a task and its place in line: rows in",
-    "seven tables, where the others insert one), about 1.5 ms the claim of one task, and the rest is NOTIFY, the event loop",
-    "and two round trips. Both functions are made of statements for batches; each statement costs 20 to 60 µs even for one row",
-    "(`track_functions = all` shows it). A second path for single tasks would save about half of it, and would be a second",
-    "copy of every rule: not worth it for work that takes seconds.",
-]
+# Why a peer can be ahead, for each measure. A place without a reason fails the report.
+_DRAIN = (
+    "The difference is that of the drain itself; what the pressure changes is in the table of shares above."
+)
+REASONS = {
+    "enqueue": "A task here is a row in `tasks` and a place in its tenant's line in `ready`, and its job has phases, an "
+    "audit line and counters; the others insert one row, pgmq without so much as a type.",
+    "drain_1": "graphile-worker deletes a finished job and pgmq moves it by its id. Penstock proves the lease, keeps a "
+    "result for each attempt, moves the job's progress and ends the job. pgmq is a loop of two statements, without "
+    "retries, timeouts or handlers.",
+    "drain_2": "As with one process. Two processes, PostgreSQL and the measurement share two cores.",
+    "latency_p50": "About 2 ms of Penstock's median are `start_job` (a job with its phase, an audit line, the tenant's "
+    "slot in the lane, a task and its place in line: rows in seven tables, where the others insert one), about 1.5 ms the "
+    "claim of one task, and the rest is NOTIFY, the event loop and two round trips. Both functions are made of statements "
+    "for batches; each statement costs 20 to 60 µs even for one row (`track_functions = all` shows it). A second path for "
+    "single tasks would save about half of it, and would be a second copy of every rule: not worth it for work that takes "
+    "seconds.",
+    "latency_p99": "As with the median. On two cores the tail is mostly whatever else ran at that moment.",
+    "wal": "A result for each attempt, the job's progress and the place in line are rows of their own, with their "
+    "indexes. graphile-worker keeps nothing of a finished job; pgmq keeps the message; awa writes one compact row for "
+    "a batch.",
+    "dead": "awa's tables are only appended to and then truncated, so next to nothing is left to vacuum. Here a task "
+    "leaves its place in line and its lease behind.",
+    "cpu": "More rows and more rules for each task, all of them in the database: what the others leave to the "
+    "application, or leave out, is not in their figure.",
+    "half_p50": "A bunch of jobs is one call here too, but one that writes a job with its phase, audit line and counters "
+    "first; half of a higher rate is also smaller bunches for a slower system.",
+    "half_p99": "As with the median. A system with a low rate is asked for less: half of its own.",
+    "kept_drain": _DRAIN,
+    "deep_drain": _DRAIN,
+    "held_drain": _DRAIN,
+    "neighbour_wait": "A system that takes the newest or any job first reaches it at once, for this caller by luck.",
+    "idle_transactions": "Penstock's workers say every few seconds that they live, and look for work in case a "
+    "notification was lost; a longer pause between looks costs latency after such a loss.",
+    "idle_cpu": "As with the transactions.",
+}
+WORDS = {**measure.COLUMNS, **pressure.COLUMNS}
+
+
+def better(name: str, unit: str, one: float, other: float) -> bool:
+    return one > other if unit == "jobs/s" else one < other
+
+
+def where_a_peer_wins(figures: list[Figure]) -> list[str]:
+    """Every place, by measure, with the reason."""
+    mine = {figure.name: figure.value for figure in figures if figure.system.startswith("penstock ")}
+    ahead: dict[str, list[str]] = {}
+    for figure in figures:
+        own = mine.get(figure.name)
+        if own is None or figure.name not in WORDS or figure.system.startswith("penstock "):
+            continue
+        if better(figure.name, figure.unit, figure.value, own):
+            ahead.setdefault(figure.name, []).append(
+                f"{figure.system} ({plots.number(figure.value)} to {plots.number(own)})"
+            )
+    lines = [
+        "## Where a peer wins",
+        "",
+        "Each figure in the tables above that is better than Penstock's, even where the gap is noise.",
+        "",
+    ]
+    for name in WORDS:
+        if name in ahead:
+            lines.append(f"- **{WORDS[name]}**: {', '.join(ahead[name])}. {REASONS[name]}")
+    return lines
+
+
+def shares(figures: list[Figure]) -> str:
+    """Drains under pressure, as shares of the same system's without."""
+    fresh = {figure.system: figure.value for figure in figures if figure.name == "shallow_drain"}
+    names = {
+        "kept_drain": "ended jobs kept, %",
+        "deep_drain": "at depth, %",
+        "held_drain": "after a held snapshot, %",
+    }
+    return measure.table(
+        [
+            Figure(figure.name, figure.system, 100 * figure.value / fresh[figure.system], "%")
+            for figure in figures
+            if figure.name in names and figure.system in fresh
+        ],
+        names,
+    )
+
+
+def under_pressure(figures: list[Figure]) -> list[str]:
+    """Nothing if that was not measured."""
+    if not any(figure.name in pressure.COLUMNS for figure in figures):
+        return []
+    full = pressure.FULL
+    return [
+        "## Under pressure",
+        "",
+        f"Latency while jobs come at half the rate at which the system drains; drain with {full.kept:,} ended jobs kept (not",
+        f"where they are deleted); with {full.deep:,} jobs waiting; after a snapshot was held open for {full.held_seconds:.0f} s of half load. The wait",
+        f"of one job beside somebody's backlog of {full.backlog:,}: the others do not know callers and have one queue for both, so where it",
+        "is not reached soon it is what remains of the backlog, divided by the rate. What 200 workers without work ask of the",
+        "database, and its CPU (DBOS has one worker in a process: 20 processes, times ten). Celery's store is not PostgreSQL.",
+        "",
+        measure.table(figures, pressure.COLUMNS),
+        "",
+        "What is left of a system's own rate:",
+        "",
+        shares(figures),
+        "",
+        *images("pressure", "neighbour", "idle"),
+    ]
+
+
+def images(*names: str) -> list[str]:
+    return [
+        line
+        for name, title, _, _ in PLOTS
+        if name in names and (IMAGES / f"bench-{name}.svg").exists()
+        for line in (f"![{title}](images/bench-{name}.svg)", "")
+    ]
+
+
+def draw(figures: list[Figure]) -> None:
+    """The plots for which there are figures."""
+    IMAGES.mkdir(exist_ok=True)
+    values = {(figure.system, figure.name): figure.value for figure in figures}
+    for name, title, series, logarithmic in PLOTS:
+        systems = dict.fromkeys(figure.system for figure in figures if figure.name in series)
+        rows = [(system, [values.get((system, key)) for key in series]) for system in systems]
+        if rows:
+            drawing = plots.bars(title, list(series.values()), rows, logarithmic)
+            (IMAGES / f"bench-{name}.svg").write_text(drawing)
+
+
+def settings() -> list[str]:
+    """How each peer is run, in the words of its module."""
+    lines = ["## How the peers are run", ""]
+    for name in NAMES:
+        tree = ast.parse((ROOT / f"bench/peers/{name}.py").read_text())
+        lines.append(f"- {' '.join((ast.get_docstring(tree) or '').split())}")
+    return [*lines, ""]
 
 
 def over_http(figures: list[Figure]) -> list[str]:
@@ -123,6 +294,7 @@ def over_http(figures: list[Figure]) -> list[str]:
 def page(rows: list[dict[str, Any]]) -> str:
     figures = [Figure(row["name"], row["system"], row["value"], row["unit"]) for row in rows]
     side = [figure for figure in figures if figure.name in measure.COLUMNS]
+    draw(figures)
     limits = {figure.name: figure.value for figure in figures if figure.name.startswith("limit_")}
     lines = [
         "# Benchmarks",
@@ -130,7 +302,8 @@ def page(rows: list[dict[str, Any]]) -> str:
         "Made by `make bench` on one 2-core machine, PostgreSQL 18 with default durability (fsync and",
         "synchronous_commit on), no-op jobs, each system at its documented fastest settings (`bench/peers`).",
         "What is compared was measured in one run; the parts (`python -m bench --only PART`) may be of several.",
-        "What is measured, and how, is in `bench/measure.py`, `bench/engine.py`, `bench/flow.py` and `bench/api.py`.",
+        "What is measured, and how, is in `bench/measure.py`, `bench/pressure.py`, `bench/engine.py`, `bench/flow.py` and",
+        "`bench/api.py`.",
         "The machine is shared and noisy: gaps under about 20 % mean nothing, and only ratios carry over.",
         "",
         "## Beside its peers",
@@ -141,6 +314,9 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         *ratios(figures),
         "",
+        *images("drain", "latency", "cost"),
+        *under_pressure(figures),
+        *settings(),
     ]
     if limits:
         lines += ["## Beside PostgreSQL itself", ""]
@@ -161,7 +337,7 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines += [
         f"| {what} | {bound} | {values[name]:,.2f} |" for name, what, bound in PROMISES if name in values
     ]
-    lines += ["", *NOTES, *WHERE_A_PEER_WINS]
+    lines += ["", *NOTES, *where_a_peer_wins(figures)]
     lines += ["", "## All figures", "", "| name | system | value | unit |", "|---|---|---:|---|"]
     lines += [f"| {f.name} | {f.system} | {f.value:,.2f} | {f.unit} |" for f in figures]
     return "\n".join(lines) + "\n"

@@ -26,7 +26,7 @@ from psycopg import sql
 SETTINGS = {
     "shared_buffers": "1GB",
     "max_wal_size": "4GB",
-    "max_connections": "200",
+    "max_connections": "1500",
     "listen_addresses": "127.0.0.1",
 }
 
@@ -58,6 +58,14 @@ class Postgres:
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
             connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
         return self.dsn(name, tcp)
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """One that is gone afterwards, so that no autovacuum comes back to it while others are measured."""
+        name = f"bench_{secrets.token_hex(4)}"
+        yield self.create_database(name)
+        with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @contextmanager

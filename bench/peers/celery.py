@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 
 import redis
@@ -15,12 +17,17 @@ from bench import measure, server
 NAME = "celery"
 STORE = "redis"
 SCALE = 0.2
+PER_PROCESS = 1
 PREFETCH = 1000
-COMMAND = [sys.executable, "-m", __spec__.name]
+fill = keep = None  # No quick way in, and results are not asked for.
 
 
 def version() -> str:
     return f"{metadata.version('celery')} + redis {server.redis_version()}"
+
+
+def command() -> list[str]:
+    return [sys.executable, "-m", __spec__.name]
 
 
 def prepare(dsn: str) -> None:
@@ -28,28 +35,21 @@ def prepare(dsn: str) -> None:
         store.ping()
 
 
-def enqueue(dsn: str, n: int) -> float:
+@contextmanager
+def client(dsn: str) -> Iterator[measure.Client]:
     app = _app(dsn)
     # One producer for all: Celery has no bulk call, and this spares taking it from the pool each time.
-    with app.producer_or_acquire() as producer:
+    with app.producer_or_acquire() as producer, redis.Redis.from_url(dsn) as store:
         producer.connection.ensure_connection()
-        with measure.timer() as seconds:
+
+        def send(sent: int) -> None:
+            app.send_task("job", (sent,), producer=producer)
+
+        def send_many(n: int, sent: int) -> None:
             for _ in range(n):
-                app.send_task("job", (0,), producer=producer)
-    return seconds()
+                send(sent)
 
-
-def drain(dsn: str, n: int, processes: int) -> float:
-    with redis.Redis.from_url(dsn) as store:
-        return measure.drain(COMMAND, dsn, n, processes, lambda: store.llen("celery") + store.hlen("unacked"))
-
-
-def latency(dsn: str, samples: int) -> list[float]:
-    app = _app(dsn)
-    with app.producer_or_acquire() as producer:
-        return measure.latency(
-            COMMAND, dsn, samples, lambda sent: app.send_task("job", (sent,), producer=producer)
-        )
+        yield measure.Client(send, send_many, lambda: store.llen("celery") + store.hlen("unacked"))
 
 
 def _app(dsn: str) -> Celery:

@@ -20,37 +20,49 @@ from bench import measure
 NAME = "pgqueuer"
 STORE = "postgresql"
 SCALE = 1.0
+PER_PROCESS = 50
 BATCH = 1000
-COMMAND = [sys.executable, "-m", __spec__.name]
+
+fill = measure.statement(
+    """
+    INSERT INTO pgqueuer (priority, entrypoint, payload, status)
+    SELECT 0, 'job', '0', 'queued' FROM generate_series(1, %(n)s)
+    """
+)
+keep = measure.statement(
+    """
+    INSERT INTO pgqueuer_log (job_id, status, priority, entrypoint)
+    SELECT n, 'successful', 0, 'job' FROM generate_series(1, %(n)s) AS n
+    """
+)
 
 
 def version() -> str:
     return metadata.version("pgqueuer")
 
 
+def command() -> list[str]:
+    return [sys.executable, "-m", __spec__.name]
+
+
 def prepare(dsn: str) -> None:
-    with _client(dsn) as (run, queries):
+    with _queries(dsn) as (run, queries):
         run(queries.install())
 
 
-def enqueue(dsn: str, n: int) -> float:
-    with _client(dsn) as (run, queries), measure.timer() as seconds:
-        run(queries.enqueue(["job"] * n, [b"0"] * n, [0] * n))
-    return seconds()
-
-
-def drain(dsn: str, n: int, processes: int) -> float:
+@contextmanager
+def client(dsn: str) -> Iterator[measure.Client]:
     # A finished job moves from this table to the log.
-    return measure.drain_postgres(COMMAND, dsn, n, processes, "SELECT count(*) FROM pgqueuer")
-
-
-def latency(dsn: str, samples: int) -> list[float]:
-    with _client(dsn) as (run, queries):
-        return measure.latency(COMMAND, dsn, samples, lambda sent: run(queries.enqueue("job", b"%d" % sent)))
+    with _queries(dsn) as (run, queries), measure.counting(dsn, "SELECT count(*) FROM pgqueuer") as count:
+        yield measure.Client(
+            lambda sent: run(queries.enqueue("job", b"%d" % sent)),
+            lambda n, sent: run(queries.enqueue(["job"] * n, [b"%d" % sent] * n, [0] * n)),
+            count,
+        )
 
 
 @contextmanager
-def _client(dsn: str) -> Iterator[tuple[Callable[[Coroutine[Any, Any, object]], object], Queries]]:
+def _queries(dsn: str) -> Iterator[tuple[Callable[[Coroutine[Any, Any, object]], object], Queries]]:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         connection = runner.run(asyncpg.connect(dsn))
         try:
@@ -60,15 +72,18 @@ def _client(dsn: str) -> Iterator[tuple[Callable[[Coroutine[Any, Any, object]], 
 
 
 async def work(dsn: str, progress: measure.Progress) -> None:
-    async with asyncpg.create_pool(dsn) as pool:
-        queue = PgQueuer.from_asyncpg_pool(pool)
+    async def worker() -> None:
+        async with asyncpg.create_pool(dsn, min_size=1) as pool:
+            queue = PgQueuer.from_asyncpg_pool(pool)
 
-        @queue.entrypoint("job")
-        async def job(job: Job) -> None:
-            progress.job(int(job.payload or b"0"))
+            @queue.entrypoint("job")
+            async def job(job: Job) -> None:
+                progress.job(int(job.payload or b"0"))
 
-        progress.wait_for_start()
-        await queue.run(batch_size=BATCH)
+            await queue.run(batch_size=BATCH)
+
+    progress.wait_for_start()
+    await asyncio.gather(*(worker() for _ in measure.workers_here()))
 
 
 if __name__ == "__main__":

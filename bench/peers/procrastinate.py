@@ -6,69 +6,71 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 
 from procrastinate import App, PsycopgConnector, SyncPsycopgConnector
-from procrastinate.jobs import JobDeferrer
-from procrastinate.types import JSONDict
 
 from bench import measure
 
 NAME = "procrastinate"
 STORE = "postgresql"
 SCALE = 0.2
+PER_PROCESS = 50
 CONCURRENCY = 20
-COMMAND = [sys.executable, "-m", __spec__.name]
+
+# Without its triggers, which would write an event and notify for each row.
+_INSERT = """
+    ALTER TABLE procrastinate_jobs DISABLE TRIGGER USER;
+    INSERT INTO procrastinate_jobs (queue_name, task_name, args, status)
+    SELECT 'default', 'job', '{{"sent": 0}}', '{}' FROM generate_series(1, %(n)s);
+    ALTER TABLE procrastinate_jobs ENABLE TRIGGER USER
+"""
+fill = measure.statement(_INSERT.format("todo"))
+keep = measure.statement(_INSERT.format("succeeded"))
 
 
 def version() -> str:
     return metadata.version("procrastinate")
 
 
+def command() -> list[str]:
+    return [sys.executable, "-m", __spec__.name]
+
+
 def prepare(dsn: str) -> None:
-    with _client(dsn) as app:
+    with App(connector=SyncPsycopgConnector(conninfo=dsn)).open() as app:
         app.schema_manager.apply_schema()
 
 
-def enqueue(dsn: str, n: int) -> float:
-    with _client(dsn) as app:
-        task = _task(app)
-        with measure.timer() as seconds:
-            jobs: list[JSONDict] = [{"sent": 0} for _ in range(n)]
-            task.batch_defer(*jobs)
-    return seconds()
-
-
-def drain(dsn: str, n: int, processes: int) -> float:
+@contextmanager
+def client(dsn: str) -> Iterator[measure.Client]:
     left = "SELECT count(*) FROM procrastinate_jobs WHERE status IN ('todo', 'doing')"
-    return measure.drain_postgres(COMMAND, dsn, n, processes, left)
-
-
-def latency(dsn: str, samples: int) -> list[float]:
-    with _client(dsn) as app:
-        task = _task(app)
-        return measure.latency(COMMAND, dsn, samples, lambda sent: task.defer(sent=sent))
-
-
-def _client(dsn: str) -> App:
-    return App(connector=SyncPsycopgConnector(conninfo=dsn)).open()
-
-
-def _task(app: App) -> JobDeferrer:
-    return app.configure_task("job")
+    connector = SyncPsycopgConnector(conninfo=dsn)
+    with App(connector=connector).open() as app, measure.counting(dsn, left) as count:
+        task = app.configure_task("job")
+        yield measure.Client(
+            lambda sent: task.defer(sent=sent),
+            lambda n, sent: task.batch_defer(*({"sent": sent} for _ in range(n))),
+            count,
+        )
 
 
 async def work(dsn: str, progress: measure.Progress) -> None:
-    # The default pool of 4: larger ones, and other numbers of concurrent jobs, made no difference.
-    app = App(connector=PsycopgConnector(conninfo=dsn))
+    async def worker() -> None:
+        # The default pool's size: larger ones, and other numbers of concurrent jobs, made no difference.
+        app = App(connector=PsycopgConnector(conninfo=dsn, min_size=1))
 
-    @app.task(name="job")
-    async def job(sent: int) -> None:
-        progress.job(sent)
+        @app.task(name="job")
+        async def job(sent: int) -> None:
+            progress.job(sent)
 
-    async with app.open_async():
-        progress.wait_for_start()
-        await app.run_worker_async(concurrency=CONCURRENCY)
+        async with app.open_async():
+            await app.run_worker_async(concurrency=CONCURRENCY, install_signal_handlers=False)
+
+    progress.wait_for_start()
+    await asyncio.gather(*(worker() for _ in measure.workers_here()))
 
 
 if __name__ == "__main__":
