@@ -100,7 +100,7 @@ def main() -> None:
                 side_by_side(
                     postgres,
                     systems * rounds,
-                    lambda *of: measure.measure(*of, size(20_000, 2_000), size(300, 50)),
+                    lambda *of: measure.measure(*of, size(20_000, 2_000), size(200, 50)),
                 )
             ),
         )

@@ -57,6 +57,7 @@ class Sizes:
     kept: int
     backlog: int
     deep: int
+    """Of a system with SCALE 1; of a slower one its share, but at least the backlog."""
     look_seconds: float
     """How long to look at workers that have more to do than they can."""
     patience: float
@@ -65,7 +66,7 @@ class Sizes:
     idle_seconds: float
 
 
-FULL = Sizes(20_000, 8, 20, 1_000_000, 1_000_000, 5_000_000, 3, 10, 200, 8)
+FULL = Sizes(20_000, 6, 12, 1_000_000, 1_000_000, 5_000_000, 3, 10, 200, 6)
 QUICK = Sizes(2_000, 1.5, 1.5, 20_000, 60_000, 120_000, 0.5, 0.5, 20, 1.5)
 
 COLUMNS = {
@@ -156,7 +157,7 @@ def backlog(system: System, dsn: str, sizes: Sizes, n: int, rate: float) -> list
         else:
             wait = (sizes.backlog - workers.count()) / running_rate(workers, sizes.look_seconds)
         done = workers.count()
-    system.fill(dsn, max(0, sizes.deep - sizes.backlog + done))
+    system.fill(dsn, max(sizes.backlog, round(sizes.deep * system.SCALE)) - sizes.backlog + done)
     analyze(dsn)
     with Workers(system.command(), dsn, 1) as workers:
         deep = running_rate(workers, sizes.look_seconds)
