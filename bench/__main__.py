@@ -83,7 +83,8 @@ def main() -> None:
         def show(part: str, made: Callable[[], list[Figure]]) -> None:
             if part in parts:
                 print(f"\n## {part}", flush=True)
-                found = [replace(figure, part=part) for figure in made()]
+                with measure.timer() as seconds:
+                    found = [replace(figure, part=part) for figure in made()]
                 figures.extend(found)
                 if part not in ("peers", "pressure"):
                     for figure in found:
@@ -91,6 +92,7 @@ def main() -> None:
                             f"  {figure.name:<18} {figure.system:<36} {figure.value:>14,.2f} {figure.unit}",
                             flush=True,
                         )
+                print(f"  {seconds():.0f} s", flush=True)
 
         systems = ["penstock", *arguments.peers.split(",")]
         rounds = arguments.rounds or size(2, 1)

@@ -135,9 +135,9 @@ REASONS = {
     "leaves its place in line and its lease behind.",
     "cpu": "More rows and more rules for each task, all of them in the database: what the others leave to the "
     "application, or leave out, is not in their figure.",
-    "half_p50": "A bunch of jobs is one call here too, but one that writes a job with its phase, audit line and counters "
-    "first; half of a higher rate is also smaller bunches for a slower system.",
-    "half_p99": "As with the median. A system with a low rate is asked for less: half of its own.",
+    "half_p50": "A slower system is asked for less: half of its own rate, in smaller bunches. A bunch here is a job, whose "
+    "phase, audit line and counters are written before its tasks.",
+    "half_p99": "As with the median.",
     "kept_drain": _DRAIN,
     "deep_drain": _DRAIN,
     "held_drain": _DRAIN,
@@ -311,7 +311,7 @@ def page(rows: list[dict[str, Any]]) -> str:
         "",
         measure.table(side),
         "",
-        "How many times as fast as each (latency: how many times as short):",
+        "How many times as fast as each (latency, WAL, dead rows and CPU: how many times as little):",
         "",
         *ratios(figures),
         "",

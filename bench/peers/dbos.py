@@ -41,6 +41,7 @@ def fill(dsn: str, n: int) -> None:
 
 def keep(dsn: str, n: int) -> None:
     _copies(dsn, n, "SUCCESS")
+    measure.statement("UPDATE dbos.workflow_status SET status = 'SUCCESS' WHERE status = 'ENQUEUED'")(dsn, 1)
 
 
 def _copies(dsn: str, n: int, status: str) -> None:
