@@ -102,7 +102,7 @@ def main() -> None:
                 side_by_side(
                     postgres,
                     systems * rounds,
-                    lambda *of: measure.measure(*of, size(20_000, 2_000), size(200, 50)),
+                    lambda system, store: measure.measure(system, store, size(20_000, 2_000), size(200, 50)),
                 )
             ),
         )
@@ -111,7 +111,7 @@ def main() -> None:
             lambda: side_by_side(
                 postgres,
                 systems,
-                lambda *of: pressure.pressure(*of, size(pressure.FULL, pressure.QUICK)),
+                lambda system, store: pressure.pressure(system, store, size(pressure.FULL, pressure.QUICK)),
             ),
         )
         show(

@@ -198,6 +198,7 @@ def idle(system: System, dsn: str, sizes: Sizes, n: int, rate: float) -> list[Fi
     with Workers(system.command(), dsn, processes, each=each) as workers:
         workers.start()
         settle(dsn)
+        time.sleep(sizes.idle_seconds)
         before, begun = spent(dsn), time.monotonic()
         time.sleep(sizes.idle_seconds)
         used, seconds = spent(dsn) - before, time.monotonic() - begun
@@ -213,7 +214,7 @@ def settle(dsn: str) -> None:
     deadline = time.monotonic() + 60
     with psycopg.connect(dsn, autocommit=True) as connection:
         connections, since = -1, time.monotonic()
-        while time.monotonic() - since < 2 * SETTLE_SECONDS and time.monotonic() < deadline:
+        while time.monotonic() - since < SETTLE_SECONDS and time.monotonic() < deadline:
             row = connection.execute("SELECT count(*) FROM pg_stat_activity").fetchone()
             assert row
             if row[0] > connections:

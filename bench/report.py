@@ -142,8 +142,9 @@ REASONS = {
     "deep_drain": _DRAIN,
     "held_drain": _DRAIN,
     "neighbour_wait": "A system that takes the newest or any job first reaches it at once, for this caller by luck.",
-    "idle_transactions": "Penstock's workers say every few seconds that they live, and look for work in case a "
-    "notification was lost; a longer pause between looks costs latency after such a loss.",
+    "idle_transactions": "Each worker here says that it lives, sees every 5 s that its listening connection does, and looks "
+    "for work after 5 to 30 s without news: the price of finding a lost worker within seconds and a lost notification "
+    "within half a minute.",
     "idle_cpu": "As with the transactions.",
 }
 WORDS = {**measure.COLUMNS, **pressure.COLUMNS}
