@@ -55,7 +55,7 @@ def costs(dsn: str, times: int) -> Costs:
     """What a claim, a report and a start cost, by their size."""
     with engine.database(dsn) as connection:
         tenant = engine.tenant(connection, "scale")
-        engine.fill(connection, tenant, times * sum(BATCHES) + 100 * 8)
+        engine.waiting_tasks(connection, tenant, times * sum(BATCHES) + 100 * 8)
         engine.analyze(connection)
         for _ in range(8):
             engine.turn(connection, 100)
@@ -97,7 +97,7 @@ def many_tenants(new: Callable[[], str], sizes: tuple[int, ...], times: int) -> 
                 """insert into penstock.tenants (id, name) select gen_random_uuid(), 's' || n from generate_series(1, %s) as n""",
                 (tenants,),
             )
-            job = engine.fill(connection, engine.tenant(connection, "first"), 1)
+            job = engine.waiting_tasks(connection, engine.tenant(connection, "first"), 1)
             # Everybody's tasks side by side in virtual time, as `_queue` would have dealt them.
             connection.execute(
                 """with job as (
@@ -316,7 +316,7 @@ def loads(found: Costs, minutes: float) -> list[Figure]:
 def connection_memory(dsn: str, n: int) -> list[Figure]:
     """What a worker's session keeps of the database's memory, shared parts in proportion."""
     with engine.database(dsn) as connection, ExitStack() as stack:
-        engine.fill(connection, engine.tenant(connection, "scale"), 20 * n)
+        engine.waiting_tasks(connection, engine.tenant(connection, "scale"), 20 * n)
         found: list[float] = []
         for _ in range(n):
             session = stack.enter_context(psycopg.connect(dsn, autocommit=True))
