@@ -466,8 +466,6 @@ def take_pictures(page: Any, base: str, sample: Any, task_id: int) -> None:
     running, failed = sample.jobs["running"], sample.jobs["failed"]
     for name, path, scheme, width, height in (
         ("overview", "/", "light", 1180, 780),
-        ("overview-dark", "/", "dark", 1180, 780),
-        ("jobs", "/jobs", "light", 1180, 620),
         ("job-grid", f"/jobs/{running}?view=grid", "light", 1180, 1000),
         ("job-timeline", f"/jobs/{failed}?view=timeline", "dark", 1180, 1300),
         ("task", f"/jobs/{failed}/tasks/{task_id}", "light", 1180, 660),
