@@ -81,7 +81,7 @@ def test_every_route_lets_nothing_else_in(site: Any, sample: Any) -> None:
             stranger = nobody.get(filled, params={"next": "//evil.example"})
             check_headers(stranger)
             assert stranger.headers.get("location", "/dashboard/").startswith("/dashboard/"), path
-    assert shown > 20 and len(nonces) > 20
+    assert shown >= 20 and len(nonces) >= 20
     for path in ("/nowhere", "/jobs/x"):
         check_headers(operator.get(path))
 
