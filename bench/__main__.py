@@ -60,7 +60,7 @@ LIMITS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="smaller sizes, a few minutes")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes, one peer under pressure")
     parser.add_argument("--only", choices=PARTS, action="append", help="may be given more than once")
     parser.add_argument("--peers", default=",".join(NAMES), help="which peers, separated by commas")
     parser.add_argument("--rounds", type=int, help="of the side-by-side part, interleaved; the median counts")
@@ -102,7 +102,7 @@ def main() -> None:
                 side_by_side(
                     postgres,
                     systems * rounds,
-                    lambda system, store: measure.measure(system, store, size(20_000, 2_000), size(200, 50)),
+                    lambda system, store: measure.measure(system, store, size(20_000, 2_000), size(200, 30)),
                 )
             ),
         )
@@ -110,33 +110,33 @@ def main() -> None:
             "pressure",
             lambda: side_by_side(
                 postgres,
-                systems,
+                size(systems, systems[:2]),
                 lambda system, store: pressure.pressure(system, store, size(pressure.FULL, pressure.QUICK)),
             ),
         )
         show(
             "limit",
-            lambda: [f for clients in (1, 2) for f in engine.limit(new(), size(200_000, 50_000), clients)],
+            lambda: [f for clients in (1, 2) for f in engine.limit(new(), size(200_000, 20_000), clients)],
         )
-        show("bulk", lambda: engine.bulk(new(), size(1_000_000, 200_000)))
-        show("depth", lambda: engine.depth(new(), 10_000, size(5_000_000, 500_000), size(1_000_000, 200_000)))
-        show("fairness", lambda: engine.fairness(new(), new(), size(1_000_000, 200_000), size(1000, 300)))
-        show("fifo", lambda: engine.fifo(new(), size(200_000, 50_000), 100))
-        show("pause", lambda: engine.pause(new(), size(1_000_000, 200_000)))
-        show("held", lambda: engine.held_snapshot(new(), size(300, 40), 3000))
-        show("lanes", lambda: flow.limited_lanes(new, size(200_000, 100_000), 100))
-        show("lanes", lambda: flow.closed_lane(new(), size(1_000_000, 200_000)))
-        show("quota", lambda: flow.last_unit(new(), size(10_000, 500)))
-        show("forecast", lambda: flow.forecasts(new(), size(50, 10)))
-        show("rollup", lambda: flow.rollup(new(), size(10_000_000, 1_000_000)))
-        show("dashboard", lambda: dashboard.pages(new(), size(1_000_000, 100_000), size(10_000, 1000)))
-        show("wire", lambda: flow.wire(new(), size(600, 60)))
-        show("api", lambda: api.watchers(new(), size([20, 200, 2000], [20, 200]), size(15, 4)))
-        show("api", lambda: api.clients(new(), size(1000, 100), size(15, 4)))
-        show("api", lambda: api.beside(new, 32, size(6, 2), size(3, 1)))
-        show("rows", lambda: bulks.rows(new(), size(1_000_000, 100_000)))
-        show("budget", lambda: bulks.budgets(new(), size(100, 25)))
-        show("sheets", lambda: sheets.pipeline(new(), size(10_000, 1000)))
+        show("bulk", lambda: engine.bulk(new(), size(1_000_000, 50_000)))
+        show("depth", lambda: engine.depth(new(), 10_000, size(5_000_000, 100_000), size(1_000_000, 50_000)))
+        show("fairness", lambda: engine.fairness(new(), new(), size(1_000_000, 50_000), size(1000, 100)))
+        show("fifo", lambda: engine.fifo(new(), size(200_000, 20_000), 100))
+        show("pause", lambda: engine.pause(new(), size(1_000_000, 50_000)))
+        show("held", lambda: engine.held_snapshot(new(), size(300, 8), 3000))
+        show("lanes", lambda: flow.limited_lanes(new, size(200_000, 20_000), 100))
+        show("lanes", lambda: flow.closed_lane(new(), size(1_000_000, 50_000)))
+        show("quota", lambda: flow.last_unit(new(), size(10_000, 100)))
+        show("forecast", lambda: flow.forecasts(new(), size(50, 5)))
+        show("rollup", lambda: flow.rollup(new(), size(10_000_000, 200_000)))
+        show("dashboard", lambda: dashboard.pages(new(), size(1_000_000, 20_000), size(10_000, 200)))
+        show("wire", lambda: flow.wire(new(), size(600, 15)))
+        show("api", lambda: api.watchers(new(), size([20, 200, 2000], [20, 100]), size(15, 2)))
+        show("api", lambda: api.clients(new(), size(1000, 50), size(15, 2)))
+        show("api", lambda: api.beside(new, 32, size(6, 1), size(3, 1)))
+        show("rows", lambda: bulks.rows(new(), size(1_000_000, 20_000)))
+        show("budget", lambda: bulks.budgets(new(), size(100, 10)))
+        show("sheets", lambda: sheets.pipeline(new(), size(10_000, 300)))
         show("scale", lambda: scale.measure(new, arguments.quick))
     save(figures, arguments.json, parts)
 

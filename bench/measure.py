@@ -37,7 +37,7 @@ import psycopg
 REPOSITORY = Path(__file__).parent.parent
 START_UP_SECONDS = 60.0
 RUN_SECONDS = 300.0
-STOP_SECONDS = 15.0
+STOP_SECONDS = 3.0
 FINISH_SECONDS = 30.0
 # A backend tells its statistics when it ends, which it does soon after its client.
 FLUSH_SECONDS = 0.5
