@@ -58,7 +58,7 @@ _COMPLETE: LiteralString = (
 )
 # Before the end of a task in a transaction of the handler's: from here on others wait for its commit.
 _HURRY: LiteralString = "select set_config('idle_in_transaction_session_timeout', %s, true)"
-COMMIT_SECONDS = 10.0
+COMMIT_SECONDS = 5.0
 
 _PROGRESS: LiteralString = "select penstock.report_progress(%s, %s, %s, %s::real, %s)"
 _OUTPUTS: LiteralString = """select key, output from penstock.task_list
