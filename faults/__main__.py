@@ -4,6 +4,7 @@ off. With `--save` the figures are kept in faults/results and docs/reliability.m
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def main() -> int:
         server=given.server, tasks=given.tasks, seed=given.seed, seconds=given.minutes * 60, every=given.every,
         workers=given.workers, lease_seconds=given.lease, poison=max(1, given.tasks // 20_000),
     )  # fmt: skip
+    # So that what was started is stopped as well.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     result = run.run(plan, given.keep)
     print(report.table(result))
     if given.save:

@@ -247,6 +247,13 @@ with again as (
   cross join lateral (select m.at, m.is_gated from faults.moves m where m.task_id = a.task_id and m.what = 'granted' and m.lease > a.lease order by m.lease limit 1) as g
 )
 """
+# Where it did not go away again at once.
+_BACK = """
+with back as (
+  select (select min(extract(epoch from m.at)) from faults.moves m where m.what = 'ended' and extract(epoch from m.at) > o.up_at) - o.up_at as seconds
+  from faults.outages o where not exists (select from faults.outages n where n.down_at between o.up_at and o.up_at + 5)
+)
+"""
 FIGURES = {
     "jobs attempted": "select count(*) from faults.attempted",
     "jobs acknowledged": "select count(distinct key) from faults.acknowledged",
@@ -290,12 +297,9 @@ FIGURES = {
     "killed → claimed again, p99 with PostgreSQL away as well (s)": _RECOVERY
     + "select percentile_cont(0.99) within group (order by claimed) from again where not is_gated",
     "outages of PostgreSQL": "select count(*) from faults.outages",
-    "PostgreSQL back → first completion, p50 (s)": """
-        select percentile_cont(0.5) within group (order by s.seconds) from (
-          select (select min(extract(epoch from m.at)) from faults.moves m where m.what = 'ended' and extract(epoch from m.at) > o.up_at) - o.up_at as seconds from faults.outages o) as s""",
-    "PostgreSQL back → first completion, most (s)": """
-        select max(s.seconds) from (
-          select (select min(extract(epoch from m.at)) from faults.moves m where m.what = 'ended' and extract(epoch from m.at) > o.up_at) - o.up_at as seconds from faults.outages o) as s""",
+    "PostgreSQL back → first completion, p50 (s)": _BACK
+    + "select percentile_cont(0.5) within group (order by seconds) from back",
+    "PostgreSQL back → first completion, most (s)": _BACK + "select max(seconds) from back",
 }
 
 
