@@ -2491,7 +2491,7 @@ function penstock._wake(uuid[], integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1e909651301fa3ac80748dce4b8ea0bb
+  body: sha256 6705f61031bd5a70c85490c558efe811
   comment: Queues what waits for quotas and budgets of these tenants that have room now, passing by at most so many that do not fit. Returns how many it queued.
 
 function penstock._wake_missed()

@@ -33,6 +33,8 @@ TURN_SECONDS = 0.005
 CLEANUP_SECONDS = 2.0
 # A smaller output is not worth the question how large it may be.
 LARGE_BYTES = 8192
+# Of the worker's connections, so many at most are for what handlers ask for: the others are for itself.
+CALLS = 3
 _COMPLETED = object()
 
 
@@ -47,6 +49,7 @@ class Execute(Hooks):
         self._processes = Processes(desk.concurrency)
         self._opened = AsyncExitStack()
         self._opening = asyncio.Lock()
+        self._calls = asyncio.Semaphore(CALLS)
         self._transactions: db.Pool | None = None
         self._is_left_behind = False
 
@@ -278,30 +281,32 @@ class Execute(Hooks):
         )  # fmt: skip
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
-        await db.call(
-            self._desk.pool,
-            "record_usage",
-            p_units=db.Json(units),
-            p_task_id=ctx.task_id,
-            p_worker_id=ctx.worker_id,
-            p_lease=ctx.lease,
-            p_options=db.Json({"variant": variant}),
-        )
+        async with self._calls:
+            await db.call(
+                self._desk.pool,
+                "record_usage",
+                p_units=db.Json(units),
+                p_task_id=ctx.task_id,
+                p_worker_id=ctx.worker_id,
+                p_lease=ctx.lease,
+                p_options=db.Json({"variant": variant}),
+            )
 
     async def cost(
         self, ctx: Context, cost_type: str, amount: Decimal, currency: str | None, options: dict[str, Any]
     ) -> None:
-        await db.call(
-            self._desk.pool,
-            "record_cost",
-            p_cost_type=cost_type,
-            p_amount=amount,
-            p_currency=currency,
-            p_task_id=ctx.task_id,
-            p_worker_id=ctx.worker_id,
-            p_lease=ctx.lease,
-            p_options=db.Json(options),
-        )
+        async with self._calls:
+            await db.call(
+                self._desk.pool,
+                "record_cost",
+                p_cost_type=cost_type,
+                p_amount=amount,
+                p_currency=currency,
+                p_task_id=ctx.task_id,
+                p_worker_id=ctx.worker_id,
+                p_lease=ctx.lease,
+                p_options=db.Json(options),
+            )
 
     async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
         if ctx.provider is not None:

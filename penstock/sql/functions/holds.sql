@@ -235,6 +235,8 @@ declare
   v_line record;
   v_left numeric;
   v_need numeric;
+  v_units jsonb;
+  v_provider text;
   v_task record;
   v_misfits integer;
   v_wake tid[];
@@ -269,6 +271,7 @@ begin
     end if;
     v_wake := '{}';
     v_misfits := 0;
+    v_need := null;
     -- The first ones, as far as there is room for them; a few that are too large are passed by, as they are by new work.
     -- The claim decides.
     for v_task in
@@ -277,8 +280,13 @@ begin
       where p.tenant_id = v_line.tenant_id and p.waits_for = v_line.waits_for and p.job_id = coalesce(v_line.job_id, p.job_id)
       order by p.job_id, p.task_id limit 500
     loop
-      v_need := case when v_line.waits_for in ('budget', 'cost') then coalesce(_estimated_cost(v_task.provider, v_line.tenant_id, v_task.units), 0)
-        else coalesce((_whole_units(v_task.units, v_task.provider is not null) ->> v_line.waits_for)::numeric, 0) end;
+      -- Most are alike, and accounts may be in our hand: what is known is not worked out again.
+      if v_need is null or v_task.units is distinct from v_units or v_task.provider is distinct from v_provider then
+        v_need := case when v_line.waits_for in ('budget', 'cost') then coalesce(_estimated_cost(v_task.provider, v_line.tenant_id, v_task.units), 0)
+          else coalesce((_whole_units(v_task.units, v_task.provider is not null) ->> v_line.waits_for)::numeric, 0) end;
+        v_units := v_task.units;
+        v_provider := v_task.provider;
+      end if;
       if v_left < v_need then
         v_misfits := v_misfits + 1;
         exit when v_misfits >= p_depth or v_left <= 0;
