@@ -475,7 +475,7 @@ def run(
             made.postgres.close()
         lines = [line for line in history.read(made.logs) if line["event"] == "killed"]
         result = Result(
-            plan, row["version"], found, made.faults, {} if disk else {"disk.full": why}, made.armed,
+            plan, row["version"].split()[0], found, made.faults, {} if disk else {"disk.full": why}, made.armed,
             Counter(line["by"] for line in lines if "." in line["by"]),
             Counter(words.decode() for words in made.proxy.dropped),
             made.ended_by_themselves, time.monotonic() - began, made.drained_in,
