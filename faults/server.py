@@ -54,11 +54,11 @@ class Postgres:
 
     def kill_backend(self) -> None:
         """kill -9 one of its processes: the server throws out everybody and recovers by itself."""
-        [row] = self.execute(
+        for row in self.execute(
             "select pid from pg_stat_activity where backend_type = 'client backend' and pid <> pg_backend_pid() "
             "order by random() limit 1"
-        )
-        os.kill(row["pid"], signal.SIGKILL)
+        ):
+            os.kill(row["pid"], signal.SIGKILL)
 
     def start(self) -> None:
         """Start it again, at the same address, once the dead have left it."""
