@@ -142,9 +142,9 @@ REASONS = {
     "deep_drain": _DRAIN,
     "held_drain": _DRAIN,
     "neighbour_wait": "A system that takes the newest or any job first reaches it at once, for this caller by luck.",
-    "idle_transactions": "Each worker here says that it lives, sees every 5 s that its listening connection does, and looks "
-    "for work after 5 to 30 s without news: the price of finding a lost worker within seconds and a lost notification "
-    "within half a minute.",
+    "idle_transactions": "Each worker here asks every few seconds for schedules, actions and upkeep that are due and whether "
+    "it is to stop, says that it lives, and looks for work after 5 to 30 s without news: any one of them keeps everything "
+    "going, without a leader. That is about one short transaction a second for each.",
     "idle_cpu": "As with the transactions.",
 }
 WORDS = {**measure.COLUMNS, **pressure.COLUMNS}
