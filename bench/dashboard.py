@@ -42,14 +42,14 @@ LARGE = (
 )
 _TENANTS = """
 insert into penstock.tenants (id, name, plan)
-select md5(n::text)::uuid, 'tenant ' || n, 'basic' from generate_series(1, %(n)s) as n"""
+select md5(n::text)::uuid, 'tenant ' || n, 'basic' from generate_series(1, %(n)s::integer) as n"""
 # Every tenth job is of the first tenant, the others are everybody's.
 _JOBS = """
 insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at, finished_at, budget, status_reason)
 select md5((case when n %% 10 = 0 then 1 else 1 + n %% %(tenants)s end)::text)::uuid, 'type ' || n %% 20,
   s.status, 'bench', now() - (%(jobs)s - n) * interval '1 second', now() - (%(jobs)s - n) * interval '1 second',
   case when s.status in ('completed', 'failed', 'canceled') then now() - (%(jobs)s - n - 1) * interval '1 second' end, 5, null
-from generate_series(%(first)s, %(last)s) as n
+from generate_series(%(first)s::integer, %(last)s::integer) as n
 cross join lateral (select case when n > %(jobs)s * 0.98 then case n %% 4 when 0 then 'queued' else 'running' end
   when n %% 100 < 6 then 'failed' when n %% 100 < 8 then 'canceled' when n %% 1000 = 9 then 'paused' else 'completed' end) as s(status)
 returning id, tenant_id, status"""
