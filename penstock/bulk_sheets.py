@@ -1,9 +1,10 @@
 """Bulk jobs from Google Sheets: the tasks that read a sheet's rows, and write back what became of them.
 
 `{type}.read` reads the sheet part by part, each task one call. `{type}.write` goes on as long as the job: one
-that waits and looks what has ended, one that writes all of that in one call, the next that waits. So there is
-one of them at a time, and a crash at any point is made good by running it again: rows are known by their
-numbers, tasks by their keys, and a write that is repeated is the same write.
+that waits and looks what has ended, one that writes all of that in one call, the next that waits. Each time
+the sheet is read such a chain begins; one that finds another at work waits for it, so that one writes at a
+time. A crash at any point is made good by running it again: rows are known by their numbers, tasks by their
+keys, and a write that is repeated is the same write.
 
 Those that call Google name the account's endpoint as their provider, so that they are claimed when its quota
 has room. The project's quota is asked for right before each call.
@@ -46,6 +47,10 @@ _PROVIDER = "google-sheets"
 _SHEET = TypeAdapter(GoogleSheet)
 _ROW_BYTES = 100  # around a row's values in a request, at most
 _LONGEST_ERROR = 1000
+_LIVE = """\
+select t.id, starts_with(t.idempotency_key, 'write:') from penstock.tasks t
+where t.job_id = %s and t.kind = %s and t.idempotency_key is not null
+  and not exists (select from penstock.results r where r.job_id = t.job_id and r.task_id = t.id)"""
 _LATER = "select penstock._now() + make_interval(secs => %s)"
 
 
@@ -68,9 +73,9 @@ class Place:
     columns: list[str]
 
 
-def add_to(app: Host, name: str) -> None:
-    """Add the tasks of a type of bulk job."""
-    tasks = _Tasks(app, name)
+def add_to(app: Host, name: str, columns: Callable[[], set[str]]) -> None:
+    """Add the tasks of a type of bulk job, whose rows have these columns."""
+    tasks = _Tasks(app, name, columns)
     for verb, handler in (("read", tasks.read), ("write", tasks.write)):
         app.task(kind=f"{name}.{verb}", max_attempts=50, backoff=2, backoff_cap=64)(handler)
 
@@ -78,8 +83,8 @@ def add_to(app: Host, name: str) -> None:
 class _Tasks:
     """Both kinds of a type."""
 
-    def __init__(self, app: Host, name: str) -> None:
-        self._app, self._name = app, name
+    def __init__(self, app: Host, name: str, columns: Callable[[], set[str]]) -> None:
+        self._app, self._name, self._columns = app, name, columns
 
     # --- reading ---
 
@@ -96,14 +101,15 @@ class _Tasks:
             google = self._app.sheets_of(ctx.tenant_id)
             source, _ = await _source(where, ctx.job_id)
             if ctx.provider is None:
+                require_apart(source.get("write") or {}, self._columns())
                 await providers.ensure_sheets_account(where, account=google.id)
-                await self._call_next(ctx, "read", google, "read", {})
+                await self._call_next(ctx, "read", google, {})
                 return {"account": google.account or google.id}
             calls = _Calls(where, google, ctx)
             if area is None:
                 found = await calls.read(google.describe, source["id"])
                 chosen = str(found.area(source.get("range"), source.get("gid")))
-                await self._call_next(ctx, "read", google, "read:0", {"area": chosen})
+                await self._call_next(ctx, "read", google, {"area": chosen})
                 return {"title": found.title, "range": chosen}
             part = Part(parse(area), done, size)
             assert part.next is not None
@@ -130,7 +136,7 @@ class _Tasks:
         state = None if table is None else asdict(table)
         if not is_last:
             input = {"area": str(part.area), "done": following.done, "size": following.size, "place": state}
-            await self._call_next(ctx, "read", google, f"read:{following.done}", input)
+            await self._call_next(ctx, "read", google, input)
         elif source.get("write"):
             await self._wait_next(ctx, where, state, WAIT_SECONDS)
         return {"rows": len(found), "added": added.added, "refused": added.refused}
@@ -153,11 +159,15 @@ class _Tasks:
     async def _wait(
         self, ctx: Context, where: db.Pool, google: Sheets, place: dict[str, Any]
     ) -> dict[str, Any]:
+        kind = f"{self._name}.write"
+        writers = await db.rows(where, _LIVE, (ctx.job_id, kind))
+        if any(id < ctx.task_id or calls for id, calls in writers):
+            raise Reschedule(WAIT_SECONDS, "another writes")
         if await bulks.rows_to_write(where, job_id=ctx.job_id, limit=1):
-            await self._call_next(ctx, "write", google, f"write:{ctx.task_id}", {"place": place})
+            await self._call_next(ctx, "write", google, {"place": place})
             return {}
         job = await jobs.get(where, job_id=ctx.job_id)
-        if job.progress.total - job.progress.done > 1:
+        if job.progress.total - job.progress.done > len(writers):
             raise Reschedule(WAIT_SECONDS, "waits for rows to end")
         return {"all": True}
 
@@ -204,11 +214,9 @@ class _Tasks:
 
     # --- who comes next ---
 
-    async def _call_next(
-        self, ctx: Context, metric: Metric, google: Sheets, key: str, input: dict[str, Any]
-    ) -> None:
+    async def _call_next(self, ctx: Context, metric: Metric, google: Sheets, input: dict[str, Any]) -> None:
         provider = f"{_PROVIDER}/{metric}:{google.id}"
-        kind = f"{self._name}.{metric}"
+        kind, key = f"{self._name}.{metric}", f"{metric}:{ctx.task_id}"
         await ctx.aadd_tasks([{"kind": kind, "provider": provider, "idempotency_key": key, "input": input}])
 
     async def _wait_next(
@@ -273,6 +281,13 @@ async def _source(where: db.Pool, job_id: UUID) -> tuple[dict[str, Any], list[st
     except ValidationError as error:
         raise Invalid(f"the source is not a Google Sheet: {error}", code="invalid_spreadsheet") from error
     return {"gid": found.get("gid")} | sheet.description, key
+
+
+def require_apart(written: Mapping[str, str], columns: Iterable[str]) -> None:
+    """Refuse to write what is read."""
+    for name in set(written.values()).intersection(columns):
+        hint = f"Call it otherwise: write={{...: {name + ' of the job'!r}}}."
+        raise Invalid(f"the column {name!r} is read and written", code="duplicate_column", hint=hint)
 
 
 async def fetch(where: db.Pool, google: Sheets, source: Mapping[str, Any]) -> list[Row]:

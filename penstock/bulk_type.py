@@ -124,16 +124,17 @@ class BulkType(Generic[T]):
         self._undo: Callable[..., Awaitable[None]] | None = None
         self.__doc__, self.__name__ = function.__doc__, function.__name__
         app.task(kind=f"{name}.load", transactional=True, max_attempts=10, backoff=1)(self._load)
-        bulk_sheets.add_to(app, name)
+        bulk_sheets.add_to(app, name, self.columns)
 
     def __repr__(self) -> str:
         return f"<bulk type {self.name}>"
 
     def all_phases(self) -> dict[str, float]:
-        """Its phases. Where they are declared, loading and applying are there too, but weigh nothing."""
+        """Its phases. Where they are declared, its own are there too, but weigh nothing."""
         if not self.phases:
             return {}
-        own = [f"{self.name}.load", *([f"{self.name}.apply"] if self._apply is not None else [])]
+        verbs = ("read", "load", "write", *(["apply"] if self._apply is not None else []))
+        own = [f"{self.name}.{verb}" for verb in verbs]
         return {**dict.fromkeys(own, 0.0), **self.phases}
 
     def columns(self) -> set[str]:
@@ -188,10 +189,8 @@ class BulkType(Generic[T]):
         """Start a job of a source's rows: a path, an opened source, an iterable of dicts, a Google Sheet."""
         encoded, _ = self._signature.encode(params)
         is_sheet = isinstance(source, GoogleSheet)
-        for name in source.written.values() if is_sheet else ():
-            if name in self.columns():
-                hint = f"Call it otherwise: write={{...: {name + ' of the job'!r}}}."
-                raise Invalid(f"the column {name!r} is read and written", code="duplicate_column", hint=hint)
+        if is_sheet:
+            bulk_sheets.require_apart(source.written, self.columns())
         async with self.app.connections() as where:
             options = await self.app.ready(where, self.chosen)
             with bulks.opened(source) as table:
@@ -211,8 +210,7 @@ class BulkType(Generic[T]):
         the quotas of a Google Sheet."""
         rows = good = 0
         found: list[RowProblem] = []
-        if isinstance(source, GoogleSheet):
-            source = self.app.block(self._fetched(source))
+        source = self.app.block(self.fetched(source)) if isinstance(source, GoogleSheet) else source
         with bulks.opened(source) as table:
             for problems in self.checked(table):
                 rows += 1
@@ -242,9 +240,7 @@ class BulkType(Generic[T]):
 
     async def aforecast(self, source: Any, **params: Any) -> Forecast:
         """What a job of these rows would cost, use and take. Of many rows some are drawn. Starts nothing."""
-        if isinstance(source, GoogleSheet):
-            source = await self._fetched(source)
-        tasks, times = await asyncio.to_thread(self.sample, source, params)
+        tasks, times = await asyncio.to_thread(self.sample, await self.fetched(source), params)
         async with self.app.connections() as where:
             options = await self.app.ready(where, self.chosen)
             return await jobs.forecast(where, type=self.name, tasks=tasks, times=times, **options)
@@ -275,11 +271,14 @@ class BulkType(Generic[T]):
         tasks = [task for pack in packs.kept for task in self._draw(pack, values, is_preview=False).tasks]
         return tasks, packs.count / len(packs.kept)
 
-    async def _fetched(self, sheet: GoogleSheet) -> list[Any]:
+    async def fetched(self, source: Any) -> Any:
+        """The rows of a Google Sheet; any other source as it is."""
+        if not isinstance(source, GoogleSheet):
+            return source
         async with self.app.connections() as where:
             options = await self.app.ready(where, self.chosen)
             google = self.app.sheets_of(cast("UUID", options.get("tenant_id")))
-            return await bulk_sheets.fetch(where, google, sheet.description)
+            return await bulk_sheets.fetch(where, google, source.description)
 
     # --- rows ---
 

@@ -194,6 +194,11 @@ async def source(
     return found, key or []
 
 
+async def read_again(where: db.Pool | db.Connection, *, job_id: UUID) -> None:
+    """Let a worker read the Google Sheet of a job that has not ended once more: new rows are added."""
+    await db.call(where, "read_bulk_again", p_job_id=job_id)
+
+
 # Looking
 
 

@@ -421,8 +421,15 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert [json.loads(line)["title"] for line in exported.read_text().splitlines()] == [
         "otters", "herons", "owls", "voles",
     ]  # fmt: skip
+    sheet_job = await got(owner.bulks.start("ideas", source={"type": "google-sheets", "id": "1a"}))
+    await got(owner.bulks.read_again(sheet_job.id))
+    await got(owner.jobs.cancel(sheet_job.id))
     posted = await got(owner.bulks.start("ideas", [{"title": "a"}], source={"name": "May"}, preview=True))
-    assert {each.id for each in await got(owner.bulks.list("type:ideas"))} == {posted.id, uploaded.id}
+    assert {each.id for each in await got(owner.bulks.list("type:ideas"))} == {
+        posted.id,
+        sheet_job.id,
+        uploaded.id,
+    }
     served.db.execute(
         "insert into penstock.bulk_changes (tenant_id, job_id, row_number, name, applied_at)"
         " values (%s, %s, 1, 'title', now())",

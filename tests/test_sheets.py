@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 from bench import sheets as bench
 from penstock import App, Context, Fail, bulks, jobs, sheets, signals, simulator, testing
 from penstock.errors import (
+    Conflict,
     Forbidden,
     Invalid,
     Limited,
@@ -524,15 +525,37 @@ async def test_a_sheet_becomes_a_bulk_job(drain: testing.Drain, clock: testing.C
         await at.finish(again)
         values = at.sim.sheets.values("book", "Ideas")
         assert [row[3] for row in values[2:] if row] == [
-            "skipped",
+            "succeeded",
             "failed",
             "refused",
             "refused",
             "refused",
             "succeeded",
         ]
+        # What the first one wrote is still there.
+        assert values[2] == ["otters", 7, "=x", "succeeded", "https://example.org/otters.mp4", 0.25]
         assert len(values[1]) == 7 and at.ran.count("otters") == 1 and "coots" in at.ran
         assert at.sim.stats()["sheets"]["violation_count"] == 0
+
+
+async def test_a_sheet_is_read_again(drain: testing.Drain, clock: testing.Clock) -> None:
+    """R0.1: into a job that has not ended: what is new is added and written back, nothing is done twice."""
+    async with desk(drain, clock) as at, at.app.connections() as where:
+        sheet = at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"], [""], ["herons"]]}).sheets[0]
+        job = await at.ideas.astart(GoogleSheet("book"))
+        await drain.arun(at.app)
+        sheet.set(5, 1, "coots")
+        await bulks.read_again(where, job_id=job.id)
+        await bulks.read_again(where, job_id=job.id)
+        assert (await at.finish(job)).status == "completed"
+        assert sorted(at.ran) == ["coots", "herons", "otters"]
+        assert [row[:2] for row in at.sim.sheets.values("book", "Ideas!A2:B5") if row] == [
+            ["otters", "succeeded"], ["herons", "succeeded"], ["coots", "succeeded"],
+        ]  # fmt: skip
+        seen = at.sim.stats()["sheets"]
+        assert (seen["rows_written_again"], seen["violation_count"]) == (0, 0)
+        with pytest.raises(Conflict):
+            await bulks.read_again(where, job_id=job.id)
 
 
 async def test_a_sheet_is_looked_at_before(drain: testing.Drain, clock: testing.Clock) -> None:

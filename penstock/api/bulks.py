@@ -85,13 +85,16 @@ class BulkOptions(Asked):
 class BulkRequest(BulkOptions):
     """A bulk job of rows that are posted. Larger ones are uploaded as a file."""
 
-    rows: list[dict[str, Any]] = Field(
-        description="What is in each row, by column. They are numbered from 1.",
+    rows: list[dict[str, Any]] | None = Field(
+        None,
+        description="What is in each row, by column. They are numbered from 1. "
+        "Left out, a worker reads them from the source, a Google Sheet.",
         examples=[[{"title": "otters", "seconds": 5}, {"title": "herons"}]],
     )
     source: dict[str, Any] = Field(
         default_factory=dict[str, Any],
-        description="Where they are from. `id` or `name` stays the same when they are sent again.",
+        description="Where they are from. `id` or `name` stays the same when they are sent again. "
+        'A Google Sheet is `{"type": "google-sheets", "id": "…", "range": "Ideas!A1:F"}`.',
         examples=[{"name": "ideas of May"}],
     )
     params: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -261,10 +264,12 @@ routes = router("bulks")
 @start_routes.post("/bulks/start", status_code=201)
 async def start_bulk(held: Held, bulk: BulkRequest, idempotency_key: KeyHeader = None) -> JobStarted:
     """Make a bulk job of rows. A worker checks them and makes their tasks."""
+    if bulk.rows is None and bulk.source.get("type") != "google-sheets":
+        raise Invalid("there are no rows, and no sheet to read them from", details={"field": "rows"})
     job_id = await bulks.start(
         held,
         type=bulk.type,
-        rows=bulks.numbered(bulk.rows),
+        rows=None if bulk.rows is None else bulks.numbered(bulk.rows),
         source={"type": "rows", **bulk.source},
         params=bulk.params,
         **bulk.options(),
@@ -358,6 +363,12 @@ async def add_rows(held: Held, job_id: UUID, more: NewRows) -> RowsAdded:
     """Add rows to a bulk job that has not ended."""
     rows: Sequence[bulks.Row] = more.rows
     return await bulks.add_rows(held, job_id=job_id, rows=rows)
+
+
+@routes.post("/bulks/{job_id:uuid}/read", status_code=202)
+async def read_again(held: Held, job_id: UUID) -> None:
+    """Let a worker read the Google Sheet of a bulk job that has not ended once more: new rows are added."""
+    await bulks.read_again(held, job_id=job_id)
 
 
 @file_routes.post("/bulks/{job_id:uuid}/upload", openapi_extra=_BODY)

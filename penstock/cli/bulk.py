@@ -32,6 +32,7 @@ from penstock.cli.jobs import (
 from penstock.cli.options import Output, TenantOption, amount_of, chosen, command, pairs_of, tenant_id_of
 from penstock.cli.output import Column
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, NotFound
+from penstock.sheets import GoogleSheet
 from penstock.types import Bulk, BulkResult, Cause, RowState
 
 if TYPE_CHECKING:
@@ -52,12 +53,18 @@ TypeArgument = Annotated[
     str, typer.Argument(metavar="TYPE", show_default=False, help="The type of bulk job.")
 ]
 FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", show_default=False, help="CSV, TSV, XLSX or JSONL.")
+    str,
+    typer.Argument(
+        metavar="FILE", show_default=False, help="CSV, TSV, XLSX or JSONL; or the address of a Google Sheet."
+    ),
 ]
 FormatOption = Annotated[str | None, typer.Option("--format", help="csv, tsv, xlsx or jsonl.")]
 EncodingOption = Annotated[str | None, typer.Option(help="Of the file. Default: by its mark, or UTF-8.")]
 DelimiterOption = Annotated[str | None, typer.Option(help="Between cells. Default: found out.")]
-SheetOption = Annotated[str | None, typer.Option(help="Of an XLSX file. Default: the first.")]
+SheetOption = Annotated[
+    str | None,
+    typer.Option(help="Of an XLSX file; of a Google Sheet also a range, Ideas!A1:F. Default: the first."),
+]
 NoHeaderOption = Annotated[
     bool, typer.Option("--no-header", help="The first row is like the others: column_1, column_2, …")
 ]
@@ -76,9 +83,9 @@ StatesOption = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """How a file is opened."""
+    """How a file is opened, or which Google Sheet it is."""
 
-    file: Path
+    file: str
     format: str | None
     encoding: str | None
     delimiter: str | None
@@ -87,9 +94,12 @@ class _Table:
     rename: list[str] | None
 
     @contextmanager
-    def opened(self) -> Generator[sources.Source]:
+    def opened(self) -> Generator[sources.Source | GoogleSheet]:
+        if self.file.startswith("https://"):
+            yield GoogleSheet(self.file, self.sheet, pairs_of(self.rename or []))
+            return
         with sources.open(
-            self.file,
+            Path(self.file),
             format=self.format,
             encoding=self.encoding,
             delimiter=self.delimiter,
@@ -160,7 +170,8 @@ async def forecast(
     """Tell what a job of this file would cost, use and take. Starts nothing."""
     table = _Table(file, format, encoding, delimiter, sheet, no_header, rename)
     with table.opened() as source:
-        tasks, times = _type(app, type).sample(source, pairs_of(param or []))
+        chosen_type = _type(app, type)
+        tasks, times = chosen_type.sample(await chosen_type.fetched(source), pairs_of(param or []))
     options: dict[str, Any] = {"budget": None if budget is None else amount_of(budget)}
     options["tenant_id"] = await _tenant(pool, tenant, app)
     found = await jobs.forecast(pool, type=type, tasks=tasks, times=times, **options)
@@ -238,7 +249,7 @@ async def run(
         job_id = await bulks.start(
             pool,
             type=type,
-            rows=bulks.numbered(source),
+            rows=None if isinstance(source, GoogleSheet) else bulks.numbered(source),
             source=bulks.describe(source),
             params=pairs_of(param or []),
             **options,
@@ -254,7 +265,9 @@ async def run(
 async def add(
     pool: db.Pool,
     job_id: IdArgument,
-    file: FileArgument,
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", show_default=False, help="Without it: its Google Sheet.")
+    ] = None,
     format: FormatOption = None,
     encoding: EncodingOption = None,
     delimiter: DelimiterOption = None,
@@ -262,8 +275,12 @@ async def add(
     no_header: NoHeaderOption = False,
     rename: RenameOption = None,
 ) -> None:
-    """Read a file again into a job that has not ended: new rows are added, refused ones are taken again."""
-    table = _Table(file, format, encoding, delimiter, sheet, no_header, rename)
+    """Read its source again into a job that has not ended: new rows are added, refused ones taken again."""
+    if file is None:
+        await bulks.read_again(pool, job_id=job_id)
+        output.document({"id": str(job_id)}, lambda: output.note("A worker reads the sheet again."))
+        return
+    table = _Table(str(file), format, encoding, delimiter, sheet, no_header, rename)
     with table.opened() as source:
         added = await bulks.add_rows(pool, job_id=job_id, rows=bulks.numbered(source))
     text = f"{output.counted(added.added, 'row')} added, {added.known:,} known, {added.refused:,} refused."

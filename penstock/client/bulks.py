@@ -57,17 +57,20 @@ class Bulks(Noun[IO]):
     async def start(
         self,
         type: str,
-        rows: Iterable[Mapping[str, Any]],
+        rows: Iterable[Mapping[str, Any]] | None = None,
         *,
         params: Mapping[str, Any] | None = None,
         source: Mapping[str, Any] | None = None,
         **options: Unpack[BulkOptions],
     ) -> StartedJob[IO]:
-        """Make a bulk job of rows, which are numbered from 1. `source` says where they are from."""
+        """Make a bulk job of rows, which are numbered from 1. `source` says where they are from.
+
+        Without rows a worker reads them: `source={"type": "google-sheets", "id": …, "range": …}`.
+        """
         key = options.pop("idempotency_key", None)
         body = {
             "type": type,
-            "rows": [dict(row) for row in rows],
+            "rows": None if rows is None else [dict(row) for row in rows],
             "params": dict(params or {}),
             "source": dict(source or {}),
             **self._chosen(options),
@@ -128,6 +131,11 @@ class Bulks(Noun[IO]):
         """Read a file again into a bulk job that has not ended: new rows are added."""
         answer = await self._send(_path("/api/bulks/{}/upload", job_id), file, cast("dict[str, Any]", table))
         return read(RowsAdded, answer.json())
+
+    @call
+    async def read_again(self, job_id: Id) -> None:
+        """Let a worker read the Google Sheet of a bulk job that has not ended once more."""
+        await self._core.ask("POST", _path("/api/bulks/{}/read", job_id))
 
     # Looking
 

@@ -25,7 +25,7 @@ grant execute on function
   penstock.add_tasks(uuid, jsonb, bigint, text, bigint), penstock.get_job(uuid),
   penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text), penstock.retry_job(uuid),
   penstock.confirm_job(uuid), penstock.open_bulk(text, jsonb, jsonb, jsonb), penstock.add_bulk_rows(uuid, jsonb, boolean), penstock.get_bulk(uuid),
-  penstock.undo_bulk(uuid, jsonb), penstock._bulk_row_state(penstock.bulk_rows), penstock._is_running(uuid, bigint, bigint), penstock._row_cost(penstock.bulk_rows),
+  penstock.read_bulk_again(uuid), penstock.undo_bulk(uuid, jsonb), penstock._bulk_row_state(penstock.bulk_rows), penstock._is_running(uuid, bigint, bigint), penstock._row_cost(penstock.bulk_rows),
   penstock.replay_dead_letters(jsonb), penstock.discard_dead_letters(jsonb),
   penstock.set_member(uuid, uuid, text),
   penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid),

@@ -154,4 +154,5 @@ def test_bad_requests(world: World) -> None:
     refusal("check?type=unknown", 404, "unknown_bulk_type", content=SHEET)
     refusal("forecast?type=ideas", 422, "no_rows", content="title,seconds\n,1\n")
     refusal("start", 422, "invalid", json={"type": "ideas", "rows": [1]})
+    refusal("start", 422, "invalid", json={"type": "ideas"})
     refusal(f"{UUID(int=0)}/undo", 404, "unknown_job", json={})

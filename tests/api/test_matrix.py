@@ -107,6 +107,7 @@ ROWS: dict[str, Row] = {
     "GET /api/bulks/{job_id}/rows": Row("viewer", 404, about=OF_BULK),
     "POST /api/bulks/{job_id}/rows": Row("member", 404, about=OF_BULK, body={"rows": [{"number": 9, "data": {}}]}),
     "POST /api/bulks/{job_id}/upload": Row("member", 404, "?format=csv", about=OF_BULK, content=SHEET),
+    "POST /api/bulks/{job_id}/read": Row("member", 404, about=OF_BULK, good=(409,)),
     "POST /api/bulks/{job_id}/undo": Row("member", 404, about=OF_BULK, body={}),
     "GET /api/bulks/{job_id}/export": Row("viewer", 404, about=OF_BULK),
     "POST /api/uploads": Row("member", 403, body=UPLOAD),
@@ -227,6 +228,7 @@ FUNCTIONS: dict[str, Call] = {
     "start_job": Call("member", "PT403", {"p_type": "t", "p_params": {}, "p_tasks": TASKS, **CHOSEN}),
     "take_upload": Call("member", "PT404", {"p_artifact_id": "{upload_id}"}),
     "task_rates": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
+    "read_bulk_again": Call("member", "PT404", OF_JOB, about={"job_id": "bulk_id"}, good="PT409"),
     "undo_bulk": Call("member", "PT404", OF_JOB, about={"job_id": "bulk_id"}),
     "weigh_action": Call("viewer", None, {"p_verb": "cancel", "p_subjects": "{{{job_id}}}"}),
 }

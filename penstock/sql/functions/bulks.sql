@@ -231,6 +231,23 @@ $$;
 comment on function penstock.add_bulk_rows(uuid, jsonb, boolean) is
   'Takes rows [{"number", "data", "problem"}] of a bulk job as they are. A number that is there already is left out, unless its row was refused; a key that is there already makes a refused row. With p_load they are loaded from now on. Returns how many were added, refused, known, and known by another key (moved).';
 
+create or replace function penstock.read_bulk_again(p_job_id uuid)
+returns bigint language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
+  v_bulk bulks;
+begin
+  select * into v_bulk from bulks where job_id = p_job_id;
+  if v_bulk.source ->> 'type' is distinct from 'google-sheets' then
+    perform _refuse(409, 'not_readable', 'workers cannot read the source of this job again: it is not a Google Sheet', jsonb_build_object('job_id', p_job_id),
+      'Send the rows again: those it has already are left out.');
+  end if;
+  return (add_tasks(p_job_id, jsonb_build_array(jsonb_build_object('kind', v_bulk.type || '.read'))))[1];
+end
+$$;
+comment on function penstock.read_bulk_again(uuid) is
+  'Lets a worker read the Google Sheet of a bulk job that has not ended once more: new rows are added. Returns the task that begins it.';
+
 create or replace function penstock._leased_bulk(p_task_id bigint, p_worker_id text, p_lease bigint)
 returns penstock.bulks language plpgsql set search_path = penstock, pg_temp as $$
 declare
@@ -505,13 +522,13 @@ language sql stable security definer set search_path = penstock, pg_temp set ena
   from bulk_rows b cross join lateral _bulk_row_state(b) as s
   where b.job_id = p_job_id and b.written is distinct from 'succeeded'
     -- Before the state is asked for, which takes a hundred times as long: whether it can be one of these, and a new one.
-    and case when b.problem is not null then b.written is null
+    and case when b.problem is not null then b.written is null and b.problem ->> 'code' <> 'done_before'
       else exists (select from results r where r.job_id = b.job_id and r.task_id = b.last_id and (b.written is null or r.outcome = 'succeeded'))
         or b.written is null and exists (select from jobs j where j.id = b.job_id and j.status = 'canceled') end
-    and s.state in ('succeeded', 'failed', 'refused', 'skipped', 'canceled') and b.written is distinct from s.state
+    and s.state in ('succeeded', 'failed', 'refused', 'canceled') and b.written is distinct from s.state
   order by b.number limit p_max
 $$;
-comment on function penstock.bulk_rows_to_write(uuid, integer) is 'Rows that have ended and whose state was not written back to the source yet.';
+comment on function penstock.bulk_rows_to_write(uuid, integer) is 'Rows that have ended and whose state was not written back to the source yet. Of what was done before, the source has the result.';
 
 create or replace function penstock.mark_rows_written(p_job_id uuid, p_numbers bigint[], p_states text[])
 returns integer language plpgsql security definer set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
