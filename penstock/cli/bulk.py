@@ -94,10 +94,17 @@ class _Table:
     rename: list[str] | None
 
     @contextmanager
-    def opened(self) -> Generator[sources.Source | GoogleSheet]:
+    def source(self) -> Generator[sources.Source | GoogleSheet]:
+        """The Google Sheet of this address, or else the file, opened."""
         if self.file.startswith("https://"):
             yield GoogleSheet(self.file, self.sheet, pairs_of(self.rename or []))
             return
+        with self.opened() as file:
+            yield file
+
+    @contextmanager
+    def opened(self) -> Generator[sources.Source]:
+        """The file."""
         with sources.open(
             Path(self.file),
             format=self.format,
@@ -137,7 +144,7 @@ def check(
 ) -> int:
     """List every row that would be refused: line, column, reason. Exit code 1 if there are any."""
     table = _Table(file, format, encoding, delimiter, sheet, no_header, rename)
-    with table.opened() as source:
+    with table.source() as source:
         found = _type(app, type).check(source)
     columns = [
         Column("LINE", lambda problem: str(problem.line), is_right=True),
@@ -169,7 +176,7 @@ async def forecast(
 ) -> None:
     """Tell what a job of this file would cost, use and take. Starts nothing."""
     table = _Table(file, format, encoding, delimiter, sheet, no_header, rename)
-    with table.opened() as source:
+    with table.source() as source:
         chosen_type = _type(app, type)
         tasks, times = chosen_type.sample(await chosen_type.fetched(source), pairs_of(param or []))
     options: dict[str, Any] = {"budget": None if budget is None else amount_of(budget)}
@@ -245,7 +252,7 @@ async def run(
         "priority": priority,
         "idempotency_key": idempotency_key,
     }
-    with table.opened() as source:
+    with table.source() as source:
         job_id = await bulks.start(
             pool,
             type=type,
