@@ -135,6 +135,7 @@ def main() -> None:
         show("api", lambda: api.clients(new(), size(1000, 50), size(15, 2)))
         show("api", lambda: api.beside(new, 32, size(6, 1), size(3, 1)))
         show("rows", lambda: bulks.rows(new(), size(1_000_000, 20_000)))
+        show("rows", lambda: bulks.loading(new(), size(100_000, 5000)))
         show("budget", lambda: bulks.budgets(new(), size(100, 10)))
         show("sheets", lambda: sheets.pipeline(new(), size(10_000, 300)))
         show("scale", lambda: scale.measure(new, arguments.quick))
