@@ -138,6 +138,40 @@ def test_rows_as_json(world: World, app: App, drain: testing.Drain) -> None:
         assert world.client.get(f"/api/jobs/{id}", headers=ann.headers).json()["status"] == "completed"
 
 
+def test_it_pauses_and_goes_on(world: World, app: App, drain: testing.Drain) -> None:
+    """R0.6, R2.7: paused by a person, then before its budget is overspent; each time it goes on when told."""
+    ann = world.join("ann")
+
+    def ask(method: str, path: str, body: Any = None) -> Any:
+        answer = world.client.request(method, f"/api/{path}", headers=ann.headers, json=body)
+        assert answer.is_success, answer.text
+        return answer.json() if answer.content else None
+
+    def states(job: str) -> list[str]:
+        return [row["state"] for row in ask("GET", f"bulks/{job}/rows")["items"]]
+
+    rows = [{"title": each} for each in "abc"]
+    body = {"type": "ideas", "rows": rows, "budget": "0.5", "paused": True}
+    job = ask("POST", "bulks/start", body)["id"]
+    drain(app)
+    assert states(job) == ["waiting"] * 3
+    ask("POST", f"jobs/{job}/resume")
+    drain(app)
+    bulk = ask("GET", f"bulks/{job}")
+    assert (bulk["job"]["status"], bulk["cost"], sorted(states(job))) == (
+        "paused", "0.5", ["queued", "succeeded", "succeeded"],
+    )  # fmt: skip
+    assert "budget" in bulk["job"]["status_reason"]
+    ask("PUT", f"jobs/{job}/budget", {"amount": "0.75"})
+    drain(app)
+    bulk = ask("GET", f"bulks/{job}")
+    assert (bulk["job"]["status"], bulk["cost"]) == ("completed", "0.75")
+    # The same rows again are not done again.
+    again = ask("POST", "bulks/start", {"type": "ideas", "rows": rows, "skip_done": True})["id"]
+    drain(app)
+    assert states(again) == ["skipped"] * 3
+
+
 def test_bad_requests(world: World) -> None:
     ann = world.join("ann")
 
