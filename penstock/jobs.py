@@ -52,7 +52,8 @@ _PATIENCE_SECONDS = 30
 
 _JOBS: LiteralString = """\
 select id, tenant_id, type, status, status_reason, params, priority, created_by, created_at, run_at,
-  started_at, finished_at, percent, phase, succeeded + failed + canceled, total, succeeded, failed, canceled
+  started_at, finished_at, percent, phase, succeeded + failed + canceled, total, succeeded, failed, canceled,
+  docs_complete, docs_total
 from penstock.job_list where """
 _TASKS: LiteralString = """\
 select id, job_id, kind, key, phase, status, waiting_for, waiting_until, priority, attempt, retry_count,

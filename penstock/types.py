@@ -114,6 +114,8 @@ class Progress:
     succeeded: int
     failed: int
     canceled: int
+    docs_complete: int
+    docs_total: int
     running: int | None = None
     message: str | None = None
     eta_seconds: float | None = None

@@ -57,11 +57,11 @@ MOST_JOBS_OF_A_TENANT = 500
 _SERVICE = Caller("service_role", {})
 _OF_JOBS: LiteralString = """\
 select id, tenant_id, type, status, status_reason, percent, phase, total, succeeded, failed, canceled,
-  finished_at
+  docs_complete, docs_total, finished_at
 from penstock.job_list where id = any(%s)"""
 _OF_TENANTS: LiteralString = """\
 select id, tenant_id, type, status, status_reason, percent, phase, total, succeeded, failed, canceled,
-  finished_at
+  docs_complete, docs_total, finished_at
 from penstock.job_list
 where tenant_id = any(%s) and (
   status in ('queued', 'running', 'paused') or finished_at > penstock._now() - interval '1 minute')
@@ -298,8 +298,10 @@ def _event(state: dict[str, Any]) -> str:
         "progress": {
             "percent": state["percent"],
             "phase": state["phase"],
-            "docsComplete": done,
-            "docsTotal": state["total"],
+            "docsComplete": state["docs_complete"],
+            "docsTotal": state["docs_total"],
+            "done": done,
+            "total": state["total"],
             "succeeded": state["succeeded"],
             "failed": state["failed"],
             "canceled": state["canceled"],

@@ -115,8 +115,10 @@ class JobProgress(BaseModel):
 
     percent: int
     phase: str
-    docsComplete: int = Field(description="Tasks that have ended.")
-    docsTotal: int
+    docsComplete: int = Field(description="Documents, or rows, that are through all phases of their own.")
+    docsTotal: int = Field(description="As many as the largest phase has tasks.")
+    done: int = Field(description="Tasks that have ended.")
+    total: int
     message: str | None
     succeeded: int
     failed: int
@@ -129,7 +131,7 @@ class JobProgress(BaseModel):
     def of(cls, progress: Progress) -> JobProgress:
         """With the names that clients know."""
         values = {name: getattr(progress, name) for name in cls.model_fields if hasattr(progress, name)}
-        return cls(**values, docsComplete=progress.done, docsTotal=progress.total)
+        return cls(**values, docsComplete=progress.docs_complete, docsTotal=progress.docs_total)
 
 
 class JobAnswer(BaseModel):

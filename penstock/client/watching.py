@@ -159,8 +159,8 @@ def _change(event: Event) -> JobChange:
 def _with_our_names(document: Any) -> Any:
     """A job's document with the names that Python and SQL have for how far it is."""
     match document:
-        case {"progress": {"docsComplete": done, "docsTotal": total}}:
+        case {"progress": {"docsComplete": complete, "docsTotal": total}}:
             told = cast("dict[str, Any]", document)
-            return {**told, "progress": {**told["progress"], "done": done, "total": total}}
+            return {**told, "progress": {**told["progress"], "docs_complete": complete, "docs_total": total}}
         case _:
             return document

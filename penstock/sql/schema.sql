@@ -1293,7 +1293,7 @@ view penstock.job_costs
   grant to service_role: select
 
 view penstock.job_list
-  comment: Jobs with their counts, percent and phase.
+  comment: Jobs with their counts of tasks and of documents, percent and phase.
   options: security_invoker=true
   column id: uuid
   column tenant_id: uuid
@@ -1313,8 +1313,10 @@ view penstock.job_list
   column percent: integer
   column phase: text
   column params: jsonb
+  column docs_complete: integer
+  column docs_total: integer
   reads penstock.jobs: created_at, created_by, finished_at, id, params, priority, run_at, started_at, status, status_reason, tenant_id, type
-  reads penstock.phases: canceled, failed, job_id, name, position, succeeded, total, weight
+  reads penstock.phases: canceled, failed, job_id, name, position, succeeded, tenant_id, total, weight
   grant to authenticated: select
   grant to service_role: select
 
@@ -2938,7 +2940,7 @@ function penstock.get_job(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 07146acc623e2fb1896567fee4a57988
+  body: sha256 f77255bcfdfc4c3ef95a901e6254c9d9
   comment: A job with its progress: percent, phase, done, total, message, eta_seconds, phases.
   grant to authenticated: execute
   grant to service_role: execute

@@ -19,17 +19,23 @@ select
     when j.started_at is null then 'queued'
     else coalesce(p.phase, 'finalizing')
   end as phase,
-  j.params
+  j.params,
+  coalesce(p.docs_complete, 0)::integer as docs_complete,
+  coalesce(p.docs_total, 0)::integer as docs_total
 from penstock.jobs j
 left join lateral (
   select
+    -- A job makes documents, rows or the like: as many as its largest phase has tasks. One is complete when it is
+    -- through every phase of that size.
+    max(x.total) as docs_total,
+    min(x.succeeded + x.failed + x.canceled) filter (where x.total = x.largest) as docs_complete,
     sum(x.total) as total, sum(x.succeeded) as succeeded, sum(x.failed) as failed, sum(x.canceled) as canceled,
     sum(coalesce(x.weight, x.total) * (x.succeeded + x.failed + x.canceled) / x.total)
       / nullif(sum(coalesce(x.weight, x.total)), 0) as fraction,
     (array_agg(x.name order by x.position) filter (where x.succeeded + x.failed + x.canceled < x.total))[1] as phase
-  from penstock.phases x where x.job_id = j.id and x.total > 0
+  from (select y.*, max(y.total) over () as largest from penstock.phases y where y.job_id = j.id and y.total > 0) as x
 ) p on true;
-comment on view penstock.job_list is 'Jobs with their counts, percent and phase.';
+comment on view penstock.job_list is 'Jobs with their counts of tasks and of documents, percent and phase.';
 
 create or replace view penstock.task_list with (security_invoker = true) as
 select

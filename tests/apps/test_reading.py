@@ -118,6 +118,8 @@ async def test_each_chapter_is_written_typeset_and_read_aloud_then_all_are_bound
         (95, "finalizing"),
         (100, "complete"),
     ]
+    # R1.1: documents are counted, and not what is done for them.
+    assert [(p.docs_complete, p.docs_total) for p in seen] == [(0, 3)] * 4 + [(3, 3)] * 2
     assert [(p.name, p.weight, p.done, p.total) for p in job.progress.phases] == [
         ("calculating", 10, 1, 1),
         ("text", 40, 3, 3),

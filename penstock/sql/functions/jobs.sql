@@ -532,6 +532,7 @@ begin
       'phase', v_list.phase,
       'done', v_list.succeeded + v_list.failed + v_list.canceled, 'total', v_list.total,
       'succeeded', v_list.succeeded, 'failed', v_list.failed, 'canceled', v_list.canceled, 'running', v_running.n,
+      'docs_complete', v_list.docs_complete, 'docs_total', v_list.docs_total,
       'message', coalesce(v_running.message, v_job.status_reason),
       -- What is left at the pace so far; nothing is said before a hundredth is done.
       'eta_seconds', case when v_job.status = 'running' and v_fraction between 0.01 and 0.999999
