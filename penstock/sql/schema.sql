@@ -2599,8 +2599,8 @@ function penstock.bulk_rows_to_write(uuid, integer)
   returns: TABLE(number bigint, key text, data jsonb, state text, output jsonb, error_code text, error_message text, cost numeric, finished_at timestamp with time zone)
   attributes: sql, stable, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 9e70c8ac4f35d52adb3ca4710804eb19
-  comment: Rows that have ended and whose state was not written back to the source yet.
+  body: sha256 1fa942e18fdf242f0c592bd5005f13a6
+  comment: Rows that have ended and whose state was not written back to the source yet. Of what was done before, the source has the result.
   grant to service_role: execute
 
 function penstock.cancel_job(uuid, text)
@@ -3128,6 +3128,16 @@ function penstock.pulse()
   settings: search_path=penstock, pg_temp
   body: sha256 47a6f3618f3f9ea14cb57986cec889d5
   comment: Whether anything runs, and the number of the last lease: another one than before says that something ran meanwhile.
+  grant to service_role: execute
+
+function penstock.read_bulk_again(uuid)
+  arguments: p_job_id uuid
+  returns: bigint
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3072ad08ada5de2db717f78c8e7c79ca
+  comment: Lets a worker read the Google Sheet of a bulk job that has not ended once more: new rows are added. Returns the task that begins it.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.reclaim_stale_tasks()
