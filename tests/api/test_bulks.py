@@ -158,14 +158,14 @@ def test_it_pauses_and_goes_on(world: World, app: App, drain: testing.Drain) -> 
     ask("POST", f"jobs/{job}/resume")
     drain(app)
     bulk = ask("GET", f"bulks/{job}")
-    assert (bulk["job"]["status"], bulk["cost"], sorted(states(job))) == (
-        "paused", "0.5", ["queued", "succeeded", "succeeded"],
+    assert (bulk["job"]["status"], float(bulk["cost"]), sorted(states(job))) == (
+        "paused", 0.5, ["queued", "succeeded", "succeeded"],
     )  # fmt: skip
     assert "budget" in bulk["job"]["status_reason"]
     ask("PUT", f"jobs/{job}/budget", {"amount": "0.75"})
     drain(app)
     bulk = ask("GET", f"bulks/{job}")
-    assert (bulk["job"]["status"], bulk["cost"]) == ("completed", "0.75")
+    assert (bulk["job"]["status"], float(bulk["cost"])) == ("completed", 0.75)
     # The same rows again are not done again.
     again = ask("POST", "bulks/start", {"type": "ideas", "rows": rows, "skip_done": True})["id"]
     drain(app)
