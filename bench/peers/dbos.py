@@ -27,11 +27,18 @@ POLL_SECONDS = 0.010
 AT_ONCE = 1000
 
 _INSERT = """
-    INSERT INTO dbos.workflow_status (workflow_uuid, status, name, queue_name, inputs, serialization,
-      application_name, priority, created_at, updated_at)
-    SELECT gen_random_uuid(), '{}', 'job', 'job', inputs, serialization, application_name, priority,
-      created_at, updated_at
-    FROM (SELECT * FROM dbos.workflow_status WHERE name = 'job' LIMIT 1) AS one, generate_series(1, %(n)s)
+    WITH one AS (
+      SELECT s.*, i.inputs AS arguments FROM dbos.workflow_status AS s JOIN dbos.workflow_input AS i
+        USING (workflow_uuid) LIMIT 1
+    ), made AS (
+      INSERT INTO dbos.workflow_status (workflow_uuid, status, name, queue_name, serialization,
+        application_name, priority, created_at, updated_at)
+      SELECT gen_random_uuid(), '{}', name, queue_name, serialization, application_name, priority, created_at,
+        updated_at
+      FROM one, generate_series(1, %(n)s) RETURNING workflow_uuid
+    )
+    INSERT INTO dbos.workflow_input (workflow_uuid, inputs)
+    SELECT made.workflow_uuid, arguments FROM made, one
 """
 
 
