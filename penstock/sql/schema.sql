@@ -2392,6 +2392,14 @@ function penstock._spend(penstock.endpoints, timestamp with time zone, bigint, b
   body: sha256 6837b2100aa9406c8ab703fc8146b643
   comment: Counts what was admitted at a moment; less than nothing gives back.
 
+function penstock._spent(uuid, date)
+  arguments: p_tenant_id uuid, p_day date
+  returns: numeric
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 faa43936ed9d3a5e7277becd1b250cb1
+  comment: What a tenant, or all of them, spent on a day.
+
 function penstock._stop_job(uuid, uuid, text, text)
   arguments: p_job_id uuid, p_tenant_id uuid, p_status text, p_reason text
   returns: void
@@ -3098,7 +3106,7 @@ function penstock.overview(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 f541cb58fd26004586981efd54dd2d28
+  body: sha256 3529b10fc2c8d9cf13843a23bd522e54
   comment: How it goes, for a tenant or (for the service) for all: what waits, runs and failed, what it costs today, what stands in the way, and the causes of failures.
   grant to authenticated: execute
   grant to service_role: execute

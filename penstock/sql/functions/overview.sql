@@ -136,6 +136,17 @@ $$;
 comment on function penstock.lane_states(uuid) is
   'Lanes, of all or as far as a tenant has work in them: what waits and runs, how old the next task is, live workers for its kind, and whether its provider takes work. Counts stop at 100,001.';
 
+create or replace function penstock._spent(p_tenant_id uuid, p_day date)
+returns numeric language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if p_tenant_id is null then
+    return (select coalesce(sum(amount), 0) from cost_sums where tenant_id is null and day = p_day);
+  end if;
+  return (select coalesce(sum(amount), 0) from cost_sums where tenant_id = p_tenant_id and day = p_day);
+end
+$$;
+comment on function penstock._spent(uuid, date) is 'What a tenant, or all of them, spent on a day.';
+
 create or replace function penstock.overview(p_tenant_id uuid default null)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp set jit = off as $$
 declare
@@ -178,8 +189,12 @@ begin
   end loop;
   -- The latest ones, whatever their number.
   with latest as materialized (
-    select d.kind, d.error_code, d.error_message, d.died_at, d.id from dead_letters d
-    where p_tenant_id is null or d.tenant_id = p_tenant_id order by d.id desc limit 10000
+    -- One question for each case, so that each has its index.
+    (select d.kind, d.error_code, d.error_message, d.died_at, d.id from dead_letters d
+      where p_tenant_id is null order by d.id desc limit 10000)
+    union all
+    (select d.kind, d.error_code, d.error_message, d.died_at, d.id from dead_letters d
+      where d.tenant_id = p_tenant_id order by d.id desc limit 10000)
   )
   select jsonb_build_object(
     'hour', (select count(*) from latest where died_at > v_now - interval '1 hour'),
@@ -194,13 +209,13 @@ begin
     'oldest_seconds', (select max(oldest_seconds) from jsonb_to_recordset(v_lanes) as l(oldest_seconds double precision)),
     'held', (select count(*) from (select from parked where waits_for is not null and (p_tenant_id is null or tenant_id = p_tenant_id) limit 100001) as x),
     'failed_hour', v_letters -> 'hour',
-    'spent_today', (select coalesce(sum(amount), 0)::text from cost_sums where tenant_id is not distinct from p_tenant_id and day = v_today),
-    'spent_yesterday', (select coalesce(sum(amount), 0)::text from cost_sums where tenant_id is not distinct from p_tenant_id and day = v_today - 1),
+    'spent_today', _spent(p_tenant_id, v_today)::text,
+    'spent_yesterday', _spent(p_tenant_id, v_today - 1)::text,
     'currency', _setting('base_currency'),
     'causes', v_letters -> 'causes',
     'problems', v_problems,
     'lanes', v_lanes,
-    'has_jobs', exists (select from jobs where p_tenant_id is null or tenant_id = p_tenant_id));
+    'has_jobs', case when p_tenant_id is null then exists (select from jobs) else exists (select from jobs where tenant_id = p_tenant_id) end);
   -- How many workers there are is the operators' business.
   if p_tenant_id is null then
     v_result := v_result || (select jsonb_build_object('workers', jsonb_build_object(
