@@ -2854,7 +2854,7 @@ function penstock.explain_task(uuid, bigint)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6477f6fad3837ad8cd301f2765b3bbe7
+  body: sha256 6d63d11e05c783fe16de272399551f06
   comment: Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.
   grant to authenticated: execute
   grant to service_role: execute

@@ -510,6 +510,9 @@ class TestWhy:
             "340 s", "6 min"
         )
         assert explain(sql, sql.tasks(job)[3]["id"])["waits_for"] == "tokens"
+        # In the same session, as on a connection of a pool.
+        assert explain(sql, sql.tasks(sql.start(1))[0]["id"])["waits_for"] == "worker"
+        assert explain(sql, last)["waits_for"] == "tokens"
 
     def test_others(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()

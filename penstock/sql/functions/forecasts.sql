@@ -87,7 +87,8 @@ begin
     else
       select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
       select null::bigint as places, null::bigint as requests, null::bigint as tokens into v_room;
-      select 1 as requests, 0 as tokens into v_ahead;
+      -- Of the types that it has below: a session plans for those that it saw first.
+      select 1::bigint as requests, 0::bigint as tokens into v_ahead;
       if v_endpoint.id is not null then
         v_room := _room(v_endpoint, v_state, v_now);
         select s.requests, s.tokens into v_ahead from _size(v_task.units, v_endpoint.default_tokens) as s;
