@@ -98,8 +98,8 @@ PROMISES = [
         "< 1,000",
     ),
     ("clients_errors", "errors of 1,000 clients that start jobs at once", "0"),
-    ("request_start_share", "requests/s that start a job, to a bare FastAPI with one insert", "≥ 0.35"),
-    ("request_get_share", "requests/s for a job, to a bare FastAPI with one select", "≥ 0.35"),
+    ("request_start_share", "requests/s that start a job, to a bare FastAPI with one insert", "-"),
+    ("request_get_share", "requests/s for a job, to a bare FastAPI with one select", "-"),
     ("rollup_all", "milliseconds for costs by provider and day, over the lines named below", "< 50"),
 ]
 
