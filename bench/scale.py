@@ -377,9 +377,9 @@ def page(figures: list[Figure]) -> str | None:
         + ", ".join(f"{figure.system}: {figure.value:.2f} ms" for figure in tenants)
         + ".",
         "",
-        f"More workers: a worker holds two sessions, one of them to listen; a session that claims takes {memory:.1f} MB of the",
-        "database's memory. An idle worker looks every 15 to 30 s. Through a transaction pooler (`docs/deploy.md`) hundreds of",
-        "workers share a few dozen sessions.",
+        f"More workers: a worker holds three to seven sessions, one of them to listen; one that claims takes {memory:.1f} MB of the",
+        "database's memory. An idle worker asks about once a second whether something is due (`upkeep`, schedules, actions) and",
+        "beats. Through a transaction pooler (`docs/operate.md`) hundreds of workers share a few dozen sessions.",
         "",
     ]
     if watchers:
@@ -437,7 +437,7 @@ def page(figures: list[Figure]) -> str | None:
         "- Beyond that the tenant leads every key: tenants can be spread over several databases, each with its workers.",
         "- Providers' limits come long before: 10,000 jobs a minute are 160,000 calls a minute for the text alone.",
         "",
-        "Not in the simulation: failures, heartbeats (one small statement a worker in 10 s), disks and replication, and the",
-        "API. WAL is about 1.2 kB a task (`docs/benchmarks.md`): 10,000 jobs a minute are 10 MB/s.",
+        "Not in the simulation: failures, heartbeats and upkeep (about a small statement a second for each worker), disks and",
+        "replication, and the API. WAL is about 1.2 kB a task (`docs/benchmarks.md`): 10,000 jobs a minute are 10 MB/s.",
     ]
     return "\n".join(lines) + "\n"
