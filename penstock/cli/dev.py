@@ -98,9 +98,8 @@ async def _develop(
             {"url": url, "login": login, "key": key.secret}, lambda: _tell(url, login, key.secret or "")
         )
         sys.stdout.flush()
-        output.note(f"  Worker    {path or 'none: name your app, as in `penstock dev mysite.jobs:app`'}")
         worker = Worker(app, dsn=address, concurrency=concurrency) if app else None
-        code = await _until_one_ends(api, worker)
+        code = await _until_one_ends(api, worker, path)
         if app:
             await app.aclose()
     if worker and not worker.is_clean:
@@ -161,7 +160,7 @@ def _serve(
         server.run_beside(found, listening, developer=developer, app=load(path) if path else None)
 
 
-async def _until_one_ends(api: BaseProcess, worker: Worker | None) -> int:
+async def _until_one_ends(api: BaseProcess, worker: Worker | None, path: str | None) -> int:
     """Work and serve until Ctrl-C, or until one of the two breaks down, which ends the other."""
     loop = asyncio.get_running_loop()
     stopping, api_ended = asyncio.Event(), asyncio.Event()
@@ -175,6 +174,8 @@ async def _until_one_ends(api: BaseProcess, worker: Worker | None) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    # The last line says that it runs: from here on it can be stopped in good order.
+    output.note(f"  Worker    {path or 'none: name your app, as in `penstock dev mysite.jobs:app`'}")
     loop.add_reader(api.sentinel, lambda: loop.remove_reader(api.sentinel) and api_ended.set())
     working = asyncio.create_task(worker.run() if worker else stopping.wait())
     serving = asyncio.create_task(api_ended.wait())
