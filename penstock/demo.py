@@ -152,7 +152,8 @@ class _Demo:
         self.say(f"provider {PROVIDER}: {CONCURRENCY} calls at a time; it costs, and sometimes it says no")
         if self.api:
             # Without a terminal all ends with the job, and a link would only be a secret in somebody's log.
-            self.say(f"API {self.api.login if self.is_terminal else self.api.url}")
+            link = self.api.login if self.is_terminal else f"{self.api.url}/dashboard/"
+            self.say(f"dashboard {link}")
         job_type = reading.options(budget=BUDGET)
         forecast = await job_type.aforecast(**RUNNING_WATER)
         cost, finish = forecast.cost, forecast.finish

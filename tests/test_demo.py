@@ -117,8 +117,9 @@ def on_a_terminal(
                 [url] = re.findall(rf"  {name}  (http\S+)", shown)
                 answer = client.get(url)
                 assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
-            [login] = re.findall(r"^API (http\S+)", shown, re.M)
-            assert client.get(login).status_code == 200
+            [login] = re.findall(r"^dashboard (http\S+)", shown, re.M)
+            answer = client.get(login)
+            assert answer.status_code == 200 and "Overview" in answer.text
         assert process.poll() is None
         process.send_signal(signal.SIGINT)
         eventually(lambda: process.poll() is not None)
