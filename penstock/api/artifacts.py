@@ -200,6 +200,9 @@ class MovingRoute(Route):
 
         async def answer(request: Request) -> Response:
             await self._caller(request)
+            # To do it again changes nothing, so the key is not kept; but it has its form, here as everywhere.
+            if not 1 <= len(request.headers.get("idempotency-key", "-")) <= 255:
+                raise Invalid("an idempotency key has 1 to 255 characters", code="invalid_key")
             return await handle(request)
 
         return answer

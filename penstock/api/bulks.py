@@ -17,7 +17,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, StrictBool
 
-from penstock import bulks, content, jobs, sources
+from penstock import bulks, jobs, sources
 from penstock.api.fields import NUMERIC, Asked, Money, MoneyText, StopAfter
 from penstock.api.jobs import JobAnswer, JobStarted
 from penstock.api.limits import Limits, arriving, read_json
@@ -406,7 +406,7 @@ async def export_bulk(
         file.close()
         raise
     headers = {
-        **content.headers(_TYPES[format], f"{job_id}.{format}"),
+        "Content-Type": _TYPES[format],
         "Content-Disposition": f'attachment; filename="{job_id}.{format}"',
         "Content-Length": str(size),
         "ETag": tag_of(f"{job_id} {datetime.now().timestamp()}".encode()),
