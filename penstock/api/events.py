@@ -16,7 +16,7 @@ from typing import Annotated, Any, LiteralString
 from uuid import UUID
 
 import structlog
-from fastapi import APIRouter, Header, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -237,12 +237,19 @@ def hub_of(request: Request) -> Hub:
     return hub
 
 
+async def _asking(request: Request) -> Caller:
+    return await admitted(request)
+
+
+# Who asks is looked at before what is asked.
+Admitted = Annotated[Caller, Depends(_asking)]
+
+
 @router.get("/jobs/{job_id:uuid}/events", response_class=EventStream)
 async def job_events(
-    request: Request, job_id: UUID, last_event_id: Annotated[str | None, Header()] = None
+    request: Request, caller: Admitted, job_id: UUID, last_event_id: Annotated[str | None, Header()] = None
 ) -> EventStream:
     """The job's progress as it changes, until it ends. Resume with Last-Event-ID."""
-    caller = await admitted(request)
     callers: Callers = request.app.state.callers
     async with callers.acting(caller, read_only=True) as held:
         job = await jobs.get(held, job_id=job_id)
@@ -252,11 +259,11 @@ async def job_events(
 @router.get("/events", response_class=EventStream)
 async def tenant_events(
     request: Request,
+    caller: Admitted,
     tenant_id: Annotated[UUID, Query()],
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> EventStream:
     """Changes of all jobs of a tenant that have not ended long ago."""
-    caller = await admitted(request)
     callers: Callers = request.app.state.callers
     async with callers.acting(caller, read_only=True) as held:
         # Refuses whoever is no member.
