@@ -29,6 +29,8 @@ from penstock import db, migrate
 from penstock.server import ensure_login
 
 _context = multiprocessing.get_context("forkserver")
+# How a worker ends that was told to: in order, or because it had only begun and held nothing.
+GONE = (0, -signal.SIGTERM)
 
 
 @dataclass(frozen=True)
@@ -87,12 +89,15 @@ class Slot:
     drained_at: float = 0.0
     is_paused: bool = False
     is_short: bool = False
+    has_begun: Callable[[int], bool] = lambda _: True
+    """Whether the process of this number is far enough to be hit by what it has to handle itself."""
 
     @property
     def is_up(self) -> bool:
         return (
             self.process is not None and self.process.is_alive() and not self.is_paused and self.why is None
-        )
+            and self.has_begun(self.process.pid)
+        )  # fmt: skip
 
     def signal(self, number: int) -> None:
         os.kill(self.process.pid, number)
@@ -167,6 +172,11 @@ class Run:
 
         return spawn
 
+    def _has_begun(self, pid: int) -> bool:
+        """A worker says so when it can hear signals."""
+        path = self.logs / f"worker-{pid}.jsonl"
+        return path.exists() and path.stat().st_size > 0
+
     def _producer(self, number: int, url: str | None, key: str | None) -> Callable[[], Any]:
         name = f"producer{number}"
         share = self.plan.tasks // self._producer_count + (number < self.plan.tasks % self._producer_count)
@@ -206,7 +216,14 @@ class Run:
             url, key = self._start_api() if plan.has_api else (None, None)
             self._producer_count = plan.producers + plan.has_api
             for number in range(plan.workers):
-                self.workers.append(Slot(f"worker{number}", self._worker(number), is_short=number == 3))
+                self.workers.append(
+                    Slot(
+                        f"worker{number}",
+                        self._worker(number),
+                        is_short=number == 3,
+                        has_begun=self._has_begun,
+                    )
+                )
             for number in range(plan.producers):
                 self.producers.append(Slot(f"producer{number}", self._producer(number, None, None)))
             if url:
@@ -368,7 +385,7 @@ class Run:
 
     def _bury(self, slot: Slot) -> None:
         code, pid = slot.process.exitcode, slot.process.pid
-        if slot.why == "drained" and code == 0:
+        if slot.why == "drained" and code in GONE:
             if slot is self.workers[0]:
                 self.history.note("drained", victim=pid, began_at=slot.drained_at)
         elif code == -signal.SIGKILL:
@@ -412,6 +429,8 @@ class Run:
 
     async def _heal(self) -> None:
         self.is_healing = True
+        # A fault that failed half way may have left it lying.
+        await asyncio.to_thread(self.postgres.start)
         self.proxy.delay, self.proxy.drops = 0.0, []
         for link in self.proxy.links:
             link.held.clear()
@@ -443,7 +462,7 @@ class Run:
                 self.ended_by_themselves.append(f"{slot.name} did not end")
                 slot.process.kill()
                 slot.process.join()
-            elif slot in self.workers and slot.process.exitcode != 0 and not slot.is_short:
+            elif slot in self.workers and slot.process.exitcode not in GONE and not slot.is_short:
                 self.ended_by_themselves.append(f"{slot.name} ended with {slot.process.exitcode}")
 
     def check(self, look: Callable[[db.SyncConnection], None]) -> check.Found:

@@ -16,7 +16,16 @@ import math
 import random
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import lru_cache
@@ -25,12 +34,15 @@ from typing import Any, LiteralString, TypeAlias, cast
 
 import psycopg
 import pydantic_core
+import structlog
 from psycopg import sql
 from psycopg.rows import dict_row, tuple_row
 from psycopg.types.json import Jsonb, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
 from penstock.errors import Invalid, PenstockError, Unavailable, from_database
+
+log = structlog.get_logger("penstock.db")
 
 Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
@@ -83,6 +95,24 @@ async def pool(
         yield connections
     finally:
         await connections.close()
+
+
+async def once_it_answers(
+    begin: Callable[[], Awaitable[None]],
+    *,
+    wait_seconds: float = 30,
+    is_stopped: Callable[[], bool] = lambda: False,
+) -> None:
+    """Do it, and again when the database went away meanwhile; at most so long, then raises Unavailable."""
+    deadline = time.monotonic() + wait_seconds
+    while True:
+        try:
+            return await begin()
+        except Unavailable as error:
+            if time.monotonic() > deadline or is_stopped():
+                raise
+            log.warning("database.away", error=str(error))
+        await asyncio.sleep(random.uniform(0.2, 1))
 
 
 async def _try_again(connections: Pool) -> None:

@@ -208,9 +208,8 @@ class Cluster:
                 self._socket_folder.rmdir()
 
     def _launch(self) -> None:
-        if self._is_running():
-            # It is restarting by itself after one of its processes crashed.
-            self._wait_until_it_answers()
+        # If it runs, it is restarting by itself after one of its processes crashed, or about to end.
+        if self._is_running() and self._answers_in_the_end():
             return
         self._forget_dead_server()
         self._check_version()
@@ -260,12 +259,16 @@ class Cluster:
             for lock in self._socket_folder.glob(".s.PGSQL.*.lock"):
                 lock.unlink(missing_ok=True)
 
-    def _wait_until_it_answers(self) -> None:
+    def _answers_in_the_end(self) -> bool:
+        """Wait until it answers, or has ended."""
         deadline = time.monotonic() + _START_SECONDS
         while not self.answers():
-            if time.monotonic() > deadline or not self._is_running():
+            if not self._is_running():
+                return False
+            if time.monotonic() > deadline:
                 raise Unavailable(f"The embedded PostgreSQL in {self.folder} does not answer.")
             time.sleep(0.1)
+        return True
 
     def _check_version(self) -> None:
         made_by = (self.data / "PG_VERSION").read_text().strip()

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -81,6 +82,20 @@ def test_nothing_is_lost_when_the_starter_or_the_server_is_killed(home: Path) ->
     os.kill(survivor, signal.SIGKILL)
     assert visits(home) == 1
     assert server_pid(home) != survivor
+
+
+def test_a_server_that_is_about_to_end_is_started_again(home: Path) -> None:
+    embedded.dsn(home)
+    cluster, pid = embedded.of(home), server_pid(home)
+    os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGQUIT)
+    with ThreadPoolExecutor(1) as other:
+        starting = other.submit(cluster.start)
+        time.sleep(0.5)  # by now it has seen that there is one, which does not answer
+        os.kill(pid, signal.SIGCONT)
+        starting.result(60)
+    assert cluster.answers()
+    assert server_pid(home) != pid
 
 
 def test_a_number_on_file_that_is_now_another_process_does_not_stop_the_start(home: Path) -> None:

@@ -5,15 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import socket
 import subprocess
-import tempfile
-import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,7 +16,11 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import penstock.db
-from penstock import App, Context, Reschedule, Unavailable, Worker, embedded, jobs, migrate, testing
+from faults.proxy import Proxy
+from faults.server import Postgres, place
+from penstock import App, Context, Reschedule, Unavailable, Worker, api, jobs, migrate, testing
+from penstock.server import ensure_login
+from penstock.settings import Settings
 
 
 @pytest.fixture
@@ -158,52 +157,6 @@ async def test_connections_that_end_are_made_again(app: App, db: testing.Databas
     assert count(db, "penstock.results", "output is null") == 0 and job_id
 
 
-class Proxy:
-    """Stands between client and server, and cuts: forwards what matches, awaits its answer, and drops it."""
-
-    def __init__(self, port: int) -> None:
-        self._server_port = port
-        self.cut: bytes | None = None
-        self.cuts = 0
-
-    @asynccontextmanager
-    async def listening(self) -> AsyncIterator[int]:
-        served: list[asyncio.Task[None]] = []
-
-        def serve(client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-            served.append(asyncio.create_task(self._serve(client, to_client)))
-
-        async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
-            yield server.sockets[0].getsockname()[1]
-            await asyncio.gather(*served)
-
-    async def _serve(self, client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
-        is_cut = asyncio.Event()
-        back = asyncio.create_task(self._forward_back(server, to_client, is_cut))
-        with suppress(ConnectionError):
-            while data := await client.read(65536):
-                if self.cut is not None and self.cut in data:
-                    self.cut = None
-                    is_cut.set()
-                to_server.write(data)
-        to_server.close()
-        await back
-        for writer in (to_server, to_client):
-            with suppress(ConnectionError):
-                await writer.wait_closed()
-
-    async def _forward_back(
-        self, server: asyncio.StreamReader, to_client: asyncio.StreamWriter, is_cut: asyncio.Event
-    ) -> None:
-        with suppress(ConnectionError):
-            while (data := await server.read(65536)) and not is_cut.is_set():
-                to_client.write(data)
-        # If it was cut, the server has done it by now, and said so to us only.
-        self.cuts += is_cut.is_set()
-        to_client.close()
-
-
 @asynccontextmanager
 async def proxied(db: testing.Database) -> AsyncIterator[tuple[Proxy, str]]:
     port = str(conninfo_to_dict(db.tcp_dsn)["port"])
@@ -223,12 +176,12 @@ async def test_a_start_whose_answer_was_lost_is_tried_again_with_its_key(db: tes
         async with app:
             first = await work.options(idempotency_key="0").astart(0)
             for n in range(1, 4):
-                proxy.cut = b"start_job"
+                proxy.drops.append(b"start_job")
                 with pytest.raises(Unavailable):
                     await work.options(idempotency_key=str(n)).astart(n)
                 again = await work.options(idempotency_key=str(n)).astart(n)
                 assert again.id != first.id
-    assert proxy.cuts == 3 and count(db, "penstock.jobs") == 4
+    assert len(proxy.dropped) == 3 and count(db, "penstock.jobs") == 4
 
 
 @pytest.mark.parametrize(
@@ -250,7 +203,7 @@ async def test_a_report_whose_answer_was_lost_counts_once(
             if ctx.connection is not None:
                 await ctx.connection.execute("insert into effects values (1)")
             if len(ran) == 1:
-                proxy.cut = what.encode()
+                proxy.drops.append(what.encode())
                 if what == "fail_tasks":
                     raise ValueError("once")
                 if what == "reschedule_tasks":
@@ -261,10 +214,10 @@ async def test_a_report_whose_answer_was_lost_counts_once(
         async with app:
             if what == "claim_tasks":
                 ran.append(0)
-                proxy.cut = b"claim_tasks"
+                proxy.drops.append(b"claim_tasks")
             job = await work.astart()
             running = asyncio.create_task(worker.run())
-            await eventually.aio(lambda: proxy.cuts == 1)
+            await eventually.aio(lambda: len(proxy.dropped) == 1)
             assert await job.aresult(timeout=20) == "done"
             worker.stop()
             await running
@@ -284,57 +237,20 @@ async def test_a_report_whose_answer_was_lost_counts_once(
 # --- PostgreSQL is killed ----------------------------------------------------------------------------------
 
 
-class Server:
-    """A PostgreSQL of the test's own, with fsync, to be killed."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        self.dsn = embedded.dsn(home)
-        migrate.migrate(self.dsn)
-
-    def execute(self, query: str) -> list[dict[str, Any]]:
-        with penstock.db.connect(self.dsn) as connection:
-            cursor = connection.execute(query.encode())
-            return cursor.fetchall() if cursor.description else []
-
-    def kill(self) -> None:
-        """kill -9 the server and all its processes, as when the power fails."""
-        pid = int((embedded.of(self.home).data / "postmaster.pid").read_text().split()[0])
-        os.kill(pid, signal.SIGSTOP)
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for victim in (pid, *map(int, children)):
-            with suppress(ProcessLookupError):
-                os.kill(victim, signal.SIGKILL)
-
-    def start(self) -> None:
-        """Start it again, at the same address, once the dead have left it."""
-        port = int(str(conninfo_to_dict(self.dsn)["port"]))
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            while True:
-                try:
-                    probe.bind(("127.0.0.1", port))
-                    break
-                except OSError:
-                    time.sleep(0.01)
-        embedded.of(self.home).start()
-        assert embedded.of(self.home).dsn(embedded.DATABASE) == self.dsn
-
-
 @pytest.fixture
-def power() -> Iterator[Server]:
-    folder = Path(tempfile.mkdtemp(prefix="penstock-faults-"))
-    folder.chmod(0o755)
-    try:
-        yield Server(folder / "home")
-    finally:
-        embedded.of(folder / "home").leave()
-        embedded.stop(folder / "home")
-        shutil.rmtree(folder)
+def power() -> Iterator[Postgres]:
+    """A PostgreSQL of the test's own, with fsync, to be killed."""
+    with place(is_disk_wanted=False) as (folder, _, _):
+        server = Postgres(folder / "postgres")
+        migrate.migrate(server.dsn)
+        yield server
+        server.close()
 
 
 @pytest.mark.slow
-async def test_postgres_killed_under_load_loses_nothing_acknowledged(power: Server, eventually: Any) -> None:
+async def test_postgres_killed_under_load_loses_nothing_acknowledged(
+    power: Postgres, eventually: Any
+) -> None:
     """Bad luck: PostgreSQL killed and restarted. Clients repeat with the same key what was not acknowledged,
     the worker resumes by itself, what was acknowledged completes, and every effect is there once (B6)."""
     power.execute("create table effects (n int)")
@@ -378,3 +294,70 @@ async def test_postgres_killed_under_load_loses_nothing_acknowledged(power: Serv
     found = {row["idempotency_key"]: row["id"] for row in power.execute("select * from penstock.jobs")}
     assert acknowledged.items() <= found.items(), "nothing acknowledged is lost"
     assert count(power, "effects") == count(power, "(select distinct n from effects) as d") == len(found)
+
+
+@pytest.mark.slow
+async def test_what_starts_while_postgres_is_away_waits_for_it(power: Postgres, eventually: Any) -> None:
+    """A worker and an API that come up in an outage need nobody to start them again; stopped there, they leave."""
+    app, away = App(database_url=power.dsn), App(database_url=power.dsn)
+
+    @app.task
+    async def work() -> str:
+        return "done"
+
+    serving = api.create(
+        Settings(database_url=power.dsn, api_url=ensure_login(power.dsn), jwt_secret="s" * 32), app
+    )
+    async with app:
+        job = await work.astart()
+        await asyncio.to_thread(power.kill)
+        worker, stopped = Worker(app), Worker(away)
+        running, leaving = asyncio.create_task(worker.run()), asyncio.create_task(stopped.run())
+        started = asyncio.Event()
+
+        async def serve() -> None:
+            async with serving.router.lifespan_context(serving):
+                started.set()
+
+        service = asyncio.create_task(serve())
+        await asyncio.sleep(1)
+        assert not (running.done() or leaving.done() or service.done() or started.is_set())
+        stopped.stop()
+        await asyncio.to_thread(power.start)
+        assert await job.aresult(timeout=30) == "done"
+        await asyncio.gather(leaving, service)
+        worker.stop()
+        await running
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_a_worker_that_never_finds_its_database_says_so_unless_it_was_told_to_stop(
+    monkeypatch: pytest.MonkeyPatch, is_told: bool
+) -> None:
+    @asynccontextmanager
+    async def nowhere(*_: object, **__: object) -> AsyncIterator[None]:
+        raise Unavailable("there is none")
+        yield
+
+    monkeypatch.setattr("penstock.db.pool", nowhere)
+    worker = Worker(App(database_url="postgresql://127.0.0.1:1/none"))
+    if is_told:
+        worker.stop()
+        await worker.run()
+    else:
+        with pytest.raises(Unavailable):
+            await worker.run()
+
+
+async def test_what_begins_is_begun_again_while_the_database_is_away() -> None:
+    answers = iter([Unavailable("away"), Unavailable("still away"), None])
+
+    async def begin() -> None:
+        if error := next(answers):
+            raise error
+
+    await penstock.db.once_it_answers(begin)
+    assert next(answers, "all asked") == "all asked"
+    with pytest.raises(Unavailable):
+        answers = iter([Unavailable("away")])
+        await penstock.db.once_it_answers(begin, wait_seconds=-1)

@@ -65,9 +65,13 @@ def create(
             db.pool(chosen.database_url, name="penstock api service") as service,
             db.pool(chosen.api_url, name="penstock api") as users,
         ):
-            await check_login(users)
-            if app is not None:
-                await app.declare(service)
+
+            async def begin() -> None:
+                await check_login(users)
+                if app is not None:
+                    await app.declare(service)
+
+            await db.once_it_answers(begin)
             made.state.callers = Callers(
                 users, service, Tokens(chosen), sessions, seconds=most.statement_seconds
             )

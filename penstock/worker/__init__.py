@@ -13,10 +13,10 @@ import asyncio
 import logging
 import multiprocessing
 import os
-import random
 import signal
 import socket
 import time
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -38,7 +38,6 @@ from penstock.worker.upkeep import Upkeep
 from penstock.worker.wake import Wake
 
 log = structlog.get_logger("penstock.worker")
-START_SECONDS = 30
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -80,9 +79,17 @@ class Worker:
 
     async def run(self) -> None:
         """Work until `stop()` is called, or until all is done when draining."""
-        dsn = await asyncio.to_thread(self.app.dsn)
+        try:
+            await self._run(await asyncio.to_thread(self.app.dsn))
+        except Unavailable:
+            # Told to stop while it still waited for the database: it held nothing.
+            if not self._stopping.is_set() or self._desk is not None:
+                raise
+
+    async def _run(self, dsn: str) -> None:
         async with db.pool(dsn, name=f"penstock worker {self.id}", min_size=2, max_size=6) as pool:
-            await self._begin(pool)
+            # A database that goes away meanwhile is waited for, as it is later on.
+            await db.once_it_answers(partial(self._begin, pool), is_stopped=self._stopping.is_set)
             desk = self._desk = Desk(
                 self.id, self.app, pool, concurrency=self.concurrency, buffer=self.buffer,
                 lease_seconds=self.lease_seconds, kinds=self.kinds,
@@ -136,18 +143,8 @@ class Worker:
         self.is_clean = await execute.close()
 
     async def _begin(self, pool: db.Pool) -> None:
-        """Check and declare. A database that goes away meanwhile is waited for, as it is later on."""
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                await self._check(pool)
-                await self.app.declare(pool)
-                return
-            except Unavailable as error:
-                if time.monotonic() > deadline or self._stopping.is_set():
-                    raise
-                log.warning("worker.start_failed", error=str(error))
-            await asyncio.sleep(random.uniform(0.2, 1))
+        await self._check(pool)
+        await self.app.declare(pool)
 
     async def _check(self, pool: db.Pool) -> None:
         """Refuse to run where acknowledged work could be lost, or on a schema that is not ours."""
