@@ -35,7 +35,8 @@ _CAUSES: LiteralString = """ order by id desc limit 10000) as latest
 group by kind, error_code order by 3 desc, 4, 1 limit %s"""
 _FOUND: LiteralString = "with found as materialized (select id from penstock.dead_letters where "
 _WEIGH: LiteralString = """ order by id limit %s)
-select (select count(*) from found), penstock.weigh_action(%s, array(select id::text from found))"""
+select (select count(*) from found),
+  penstock.weigh_action(%s, array(select id::text from found limit 1001))"""
 _ACT: LiteralString = """ order by id limit %s)
 select penstock.start_action(%s, array(select id::text from found))"""
 _MOST_ACTED_ON = 500_000

@@ -26,6 +26,7 @@ Field: TypeAlias = Callable[[Sequence[str]], Condition]
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|[^\s",]+)'
 _TERM = re.compile(rf"\s*(?P<minus>-?)(?P<field>[A-Za-z_]+):(?P<values>{_VALUE}(?:,{_VALUE})*)(?=\s|$)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LONGEST = 100 * 366 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -91,6 +92,11 @@ def seconds(text: str) -> float:
     return total
 
 
+def uuids(values: Sequence[str]) -> list[UUID]:
+    """Those of the values that are ids."""
+    return [UUID(value) for value in values if _UUID.fullmatch(value)]
+
+
 # The fields a list can have
 
 
@@ -147,10 +153,9 @@ def tenant(column: LiteralString) -> Field:
 
     def condition(values: Sequence[str]) -> Condition:
         found: LiteralString = (
-            " = any (array(select t.id from penstock.tenants t"
-            " where t.name = any (%s) or t.id::text = any (%s)))"
+            " = any (%s::uuid[] || array(select t.id from penstock.tenants t where t.name = any (%s)))"
         )
-        return column + found, [list(values), [value.lower() for value in values]]
+        return column + found, [uuids(values), list(values)]
 
     return condition
 

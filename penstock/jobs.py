@@ -82,7 +82,8 @@ _TO: dict[JobVerb, LiteralString] = {
 }
 _FOUND: LiteralString = "with found as materialized (select id from penstock.jobs where "
 _WEIGH: LiteralString = """ order by id limit %s)
-select (select count(*) from found), penstock.weigh_action(%s, array(select id::text from found))"""
+select (select count(*) from found),
+  penstock.weigh_action(%s, array(select id::text from found limit 1001))"""
 _ACT: LiteralString = """ order by id limit %s)
 select penstock.start_action(%s, array(select id::text from found), %s)"""
 _MOST_ACTED_ON = 500_000

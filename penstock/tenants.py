@@ -39,8 +39,8 @@ async def ensure(where: db.Pool | db.Connection, *, name: str) -> UUID:
 
 async def find(where: db.Pool | db.Connection, *, name: str) -> builtins.list[Tenant]:
     """The tenants of this name, oldest first; or the tenant of this id."""
-    statement = _TENANTS + "name = %s or id::text = lower(%s) order by id"
-    return [Tenant(*row) for row in await db.rows(where, statement, (name, name))]
+    statement = _TENANTS + "name = %s or id = any (%s::uuid[]) order by id"
+    return [Tenant(*row) for row in await db.rows(where, statement, (name, filters.uuids([name])))]
 
 
 async def list(

@@ -9,22 +9,24 @@ import hashlib
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Annotated, Any, LiteralString
 from uuid import UUID
 
-import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request
-from fastapi.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
 
 from penstock import db, jobs
 from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits
 from penstock.api.routes import PROBLEMS, admitted
-from penstock.errors import Limited, Unavailable
+from penstock.api.streams import (
+    CHECK_SECONDS,
+    KEEP_ALIVE_SECONDS,
+    RETRY_SECONDS,
+    EventStream,
+    Streams,
+    Watched,
+)
 from penstock.types import ENDED
 
 _EVENT: dict[str, Any] = {
@@ -46,13 +48,7 @@ _STREAM: dict[str, Any] = {
 }
 
 router = APIRouter(prefix="/api", tags=["events"], responses={**PROBLEMS, 200: _STREAM})
-log = structlog.get_logger("penstock.api")
 
-TICK_SECONDS = 0.5
-RETRY_SECONDS = 2
-KEEP_ALIVE_SECONDS = 15.0
-# Who lost the right to look is noticed within so long.
-CHECK_SECONDS = 60.0
 MOST_JOBS_OF_A_TENANT = 500
 _SERVICE = Caller("service_role", {})
 _OF_JOBS: LiteralString = """\
@@ -96,57 +92,19 @@ class Watcher:
             self.has_news.set()
 
 
-class Hub:
+class Hub(Streams[Watcher]):
     """Asks the database for all watchers of this process."""
 
+    TICK_SECONDS = 0.5
+
     def __init__(self, callers: Callers, limits: Limits) -> None:
-        self._callers = callers
-        self._limits = limits
-        self._watchers: set[Watcher] = set()
-        self._of_callers: Counter[str] = Counter()
-        self._running: asyncio.Task[None] | None = None
+        super().__init__(callers, limits)
         self._checked_at = 0.0
         self.questions = 0
         """How often the database was asked."""
 
-    def add(self, watcher: Watcher) -> None:
-        """Tell it from now on, unless there are too many of them."""
-        wait = {"retry_after_seconds": RETRY_SECONDS}
-        if len(self._watchers) >= self._limits.streams:
-            raise Unavailable("too many streams of events are open here", details=wait)
-        if self._of_callers[watcher.caller.name] >= self._limits.streams_per_caller:
-            raise Limited(
-                f"you have {self._limits.streams_per_caller} streams of events open",
-                hint="One stream of a tenant tells of all its jobs.",
-                details=wait,
-            )
-        self._watchers.add(watcher)
-        self._of_callers[watcher.caller.name] += 1
-        if self._running is None or self._running.done():
-            self._checked_at = time.monotonic()
-            self._running = asyncio.create_task(self._run(), name="events")
-
-    def remove(self, watcher: Watcher) -> None:
-        self._watchers.remove(watcher)
-        name = watcher.caller.name
-        self._of_callers[name] -= 1
-        if not self._of_callers[name]:
-            del self._of_callers[name]
-
-    async def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._running
-
-    async def _run(self) -> None:
-        while self._watchers:
-            try:
-                await self._look()
-            except Exception as error:
-                # The database may be back in a moment; the streams stay open until then.
-                log.warning("events.look_failed", error=str(error))
-            await asyncio.sleep(TICK_SECONDS)
+    def _begin(self) -> None:
+        self._checked_at = time.monotonic()
 
     async def _look(self) -> None:
         by_job: dict[UUID, list[Watcher]] = {}
@@ -205,28 +163,6 @@ def _state(row: dict[str, Any]) -> dict[str, Any]:
     state = {**row, "version": hashlib.sha256(text.encode()).hexdigest()[:16]}
     # Once for all who are told.
     return {**state, "event": _event(state)}
-
-
-class EventStream(StreamingResponse):
-    """Events as a browser's EventSource reads them."""
-
-    media_type = "text/event-stream"
-
-
-class Watched(EventStream):
-    """A stream that the hub tells what changes, until it ends."""
-
-    def __init__(self, hub: Hub, watcher: Watcher, lines: AsyncGenerator[str]) -> None:
-        super().__init__(lines, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-        self._hub, self._watcher = hub, watcher
-        hub.add(watcher)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            # Also when it never came to the first line.
-            self._hub.remove(self._watcher)
 
 
 def hub_of(request: Request) -> Hub:

@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from penstock import audit, tenants
 from penstock.dashboard import exports
-from penstock.dashboard.pages import PER_PAGE, FilterQuery, Held, Page, Seen, render
-from penstock.errors import PenstockError
+from penstock.dashboard.pages import PER_PAGE, Filtering, FilterQuery, Held, Page, Seen, render
 from penstock.types import AuditLine
 
 router = APIRouter(route_class=Page)
@@ -24,16 +23,11 @@ async def list_lines(
     before: Annotated[int | None, Query(ge=0, lt=1 << 63)] = None,
 ) -> Response:
     """The audit log, newest first."""
-    problem: PenstockError | None = None
     found: list[AuditLine] = []
-    try:
+    with Filtering() as asked:
         found = await audit.list(
             held, filter=filter, tenant_ids=viewer.tenant_ids, before=before, limit=PER_PAGE + 1
         )
-    except PenstockError as error:
-        if error.code != "invalid_filter":
-            raise
-        problem = error
     shown = found[:PER_PAGE]
     return render(
         request,
@@ -42,7 +36,7 @@ async def list_lines(
         next=shown[-1].id if len(found) > PER_PAGE else None,
         filter=filter,
         fields=list(audit.FIELDS),
-        problem=problem,
+        problem=asked.problem,
         names=await tenants.names(held, ids=[line.tenant_id for line in shown if line.tenant_id]),
         before=before,
         live=None if before else {"tenant": viewer.tenant(None)},
@@ -52,12 +46,6 @@ async def list_lines(
 @router.get("/audit.csv")
 async def export_lines(held: Held, viewer: Seen, filter: FilterQuery = "") -> Response:
     """The lines that match, as a file."""
-    rows: list[AuditLine] = []
-    while len(rows) < exports.MOST:
-        before = rows[-1].id if rows else None
-        some = await audit.list(held, filter=filter, tenant_ids=viewer.tenant_ids, before=before, limit=1000)
-        rows += some
-        if len(some) < 1000:
-            break
+    rows = await exports.whole(audit.list, held, filter=filter, tenant_ids=viewer.tenant_ids)
     head = ("id", "at", "tenant_id", "actor", "action", "job_id", "subject", "details")
     return exports.as_csv("audit", head, ([getattr(row, name) for name in head] for row in rows))

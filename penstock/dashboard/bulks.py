@@ -12,7 +12,7 @@ from penstock import bulks, jobs, sources, tenants
 from penstock.app import App
 from penstock.bulk_type import BulkType
 from penstock.dashboard import forms
-from penstock.dashboard.pages import PER_PAGE, FilterQuery, Held, Page, Seen, Viewer, render, to
+from penstock.dashboard.pages import PER_PAGE, Filtering, FilterQuery, Held, Page, Seen, Viewer, render, to
 from penstock.errors import Forbidden, Invalid, PenstockError
 from penstock.types import BulkSummary, Forecast, RowState, SourceCheck, exact
 
@@ -32,16 +32,11 @@ async def list_bulks(
     request: Request, held: Held, viewer: Seen, filter: FilterQuery = "", before: UUID | None = None
 ) -> Response:
     """Bulk jobs, newest first."""
-    problem: PenstockError | None = None
     found: list[BulkSummary] = []
-    try:
+    with Filtering() as asked:
         # A member of one tenant, and that is most of them, is led by an index.
         only = viewer.tenants[0].id if len(viewer.tenants) == 1 else None
         found = await bulks.list(held, filter=filter, tenant_id=only, before=before, limit=PER_PAGE + 1)
-    except PenstockError as error:
-        if error.code != "invalid_filter":
-            raise
-        problem = error
     shown = found[:PER_PAGE]
     return render(
         request,
@@ -50,7 +45,7 @@ async def list_bulks(
         next=shown[-1].id if len(found) > PER_PAGE else None,
         filter=filter,
         fields=list(bulks.FIELDS),
-        problem=problem,
+        problem=asked.problem,
         names=await tenants.names(held, ids=[bulk.tenant_id for bulk in shown]),
         before=before,
         live=None if before else {"tenant": viewer.tenant(None)},

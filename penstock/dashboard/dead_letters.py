@@ -8,8 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from penstock import dead_letters, filters, tenants
 from penstock.dashboard import exports
-from penstock.dashboard.pages import PER_PAGE, FilterQuery, Held, Page, Seen, render
-from penstock.errors import PenstockError
+from penstock.dashboard.pages import PER_PAGE, Filtering, FilterQuery, Held, Page, Seen, render
 from penstock.types import Cause, DeadLetter
 
 router = APIRouter(route_class=Page)
@@ -38,18 +37,13 @@ async def list_dead_letters(
 ) -> Response:
     """Dead letters, newest first, and the causes of them."""
     own = viewer.tenant_ids
-    problem: PenstockError | None = None
     found: list[DeadLetter] = []
     causes: list[Cause] = []
-    try:
+    with Filtering() as asked:
         found = await dead_letters.list(
             held, filter=filter, tenant_ids=own, before=before, limit=PER_PAGE + 1
         )
         causes = await dead_letters.causes(held, filter=filter, tenant_ids=own)
-    except PenstockError as error:
-        if error.code != "invalid_filter":
-            raise
-        problem = error
     shown = found[:PER_PAGE]
     return render(
         request,
@@ -63,7 +57,7 @@ async def list_dead_letters(
         total=sum(cause.count for cause in causes),
         filter=filter,
         fields=list(dead_letters.FIELDS),
-        problem=problem,
+        problem=asked.problem,
         names=await tenants.names(held, ids=[letter.tenant_id for letter in shown]),
         before=before,
         live=None if before else {"tenant": viewer.tenant(None)},
@@ -73,14 +67,6 @@ async def list_dead_letters(
 @router.get("/dead-letters.csv")
 async def export_dead_letters(held: Held, viewer: Seen, filter: FilterQuery = "") -> Response:
     """The dead letters that match, as a file."""
-    rows: list[DeadLetter] = []
-    while len(rows) < exports.MOST:
-        before = rows[-1].id if rows else None
-        some = await dead_letters.list(
-            held, filter=filter, tenant_ids=viewer.tenant_ids, before=before, limit=1000
-        )
-        rows += some
-        if len(some) < 1000:
-            break
+    rows = await exports.whole(dead_letters.list, held, filter=filter, tenant_ids=viewer.tenant_ids)
     lines = ([getattr(row, name) for name in EXPORTED] for row in rows)
     return exports.as_csv("dead-letters", EXPORTED, lines)

@@ -4,16 +4,37 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Response
 
-from penstock import sources
+from penstock import db, sources
 
 MOST = 10_000
 """Lines in a file."""
+PER_PAGE = 1000
+
+
+class Line(Protocol):
+    @property
+    def id(self) -> Any: ...
+
+
+L = TypeVar("L", bound=Line)
+
+
+async def whole(page: Callable[..., Awaitable[list[L]]], held: db.Connection, **chosen: Any) -> list[L]:
+    """A list from its first page on, as far as a file takes it."""
+    found: list[L] = []
+    while len(found) < MOST:
+        before = found[-1].id if found else None
+        some = await page(held, before=before, limit=PER_PAGE, **chosen)
+        found += some
+        if len(some) < PER_PAGE:
+            break
+    return found
 
 
 def as_csv(name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:

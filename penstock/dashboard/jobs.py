@@ -13,7 +13,7 @@ from fastapi.responses import RedirectResponse
 from penstock import artifacts, audit, costs, dead_letters, filters, jobs, tenants
 from penstock.api.artifacts import linked
 from penstock.dashboard import exports, graphs
-from penstock.dashboard.pages import PER_PAGE, FilterQuery, Held, Page, Seen, render
+from penstock.dashboard.pages import PER_PAGE, Filtering, FilterQuery, Held, Page, Seen, render
 from penstock.errors import NotFound, PenstockError
 from penstock.types import Artifact, Attempt, Job
 
@@ -50,18 +50,13 @@ async def list_jobs(
 ) -> Response:
     """Jobs, newest first."""
     own = viewer.tenant_ids
-    problem: PenstockError | None = None
     found: list[Job] = []
     counts: dict[str, int] = {}
     rest = filter
-    try:
+    with Filtering() as asked:
         rest = _without_status(filter)
         found = await jobs.list(held, filter=filter, tenant_ids=own, before=before, limit=PER_PAGE + 1)
         counts = await jobs.counts(held, filter=rest, tenant_ids=own, most=MOST_COUNTED)
-    except PenstockError as error:
-        if error.code != "invalid_filter":
-            raise
-        problem = error
     shown = found[:PER_PAGE]
     return render(
         request,
@@ -73,7 +68,7 @@ async def list_jobs(
         status=_status(filter),
         counts=counts,
         most=MOST_COUNTED,
-        problem=problem,
+        problem=asked.problem,
         fields=list(jobs.FIELDS),
         names=await tenants.names(held, ids=[job.tenant_id for job in shown]),
         costs=await costs.of_jobs(held, job_ids=[job.id for job in shown]),
@@ -85,13 +80,7 @@ async def list_jobs(
 @router.get("/jobs.csv")
 async def export_jobs(held: Held, viewer: Seen, filter: FilterQuery = "") -> Response:
     """The jobs that match, as a file."""
-    rows: list[Job] = []
-    while len(rows) < exports.MOST:
-        before = rows[-1].id if rows else None
-        some = await jobs.list(held, filter=filter, tenant_ids=viewer.tenant_ids, before=before, limit=1000)
-        rows += some
-        if len(some) < 1000:
-            break
+    rows = await exports.whole(jobs.list, held, filter=filter, tenant_ids=viewer.tenant_ids)
     spent = await costs.of_jobs(held, job_ids=[job.id for job in rows])
     counts = ("total", "succeeded", "failed", "canceled")
     lines = (

@@ -11,30 +11,24 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator
-from contextlib import suppress
 from typing import Annotated, LiteralString, NamedTuple
 from uuid import UUID
 
-import structlog
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import StreamingResponse
 from starlette.datastructures import State
 
 from penstock import db, jobs
 from penstock.api.callers import Caller, Callers
+from penstock.api.limits import Limits
 from penstock.api.problems import answer
 from penstock.api.routes import admitted
+from penstock.api.streams import CHECK_SECONDS, KEEP_ALIVE_SECONDS, RETRY_SECONDS, Streams, Watched
 from penstock.dashboard.pages import who_asks
 from penstock.errors import Forbidden, PenstockError
 
 router = APIRouter()
-log = structlog.get_logger("penstock.dashboard")
 
-TICK_SECONDS = 1.0
 WHILE_RUNNING_SECONDS = 4.0
-KEEP_ALIVE_SECONDS = 15.0
-# Who lost the right to look is noticed within so long.
-CHECK_SECONDS = 60.0
 _SERVICE = Caller("service_role", {})
 # The last line, and whether a page may have been made just before it.
 _ALL: LiteralString = """\
@@ -63,8 +57,8 @@ class Line(NamedTuple):
 class Watcher:
     """One open page, about a job, a tenant, or all."""
 
-    def __init__(self, job_id: UUID | None, tenant_id: UUID | None) -> None:
-        self.job_id, self.tenant_id = job_id, tenant_id
+    def __init__(self, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
+        self.caller, self.job_id, self.tenant_id = caller, job_id, tenant_id
         self.has_news = asyncio.Event()
         self._seen: int | None = None
         self._is_first = True
@@ -85,37 +79,14 @@ class Watcher:
         self._seen, self._is_first = line.id, False
 
 
-class Pulse:
+class Pulse(Streams[Watcher]):
     """Asks the database for all pages of this process."""
 
-    def __init__(self, callers: Callers) -> None:
-        self._callers = callers
-        self._watchers: set[Watcher] = set()
-        self._running: asyncio.Task[None] | None = None
+    TICK_SECONDS = 1.0
+
+    def __init__(self, callers: Callers, limits: Limits) -> None:
+        super().__init__(callers, limits)
         self._lease = 0
-
-    def add(self, watcher: Watcher) -> None:
-        self._watchers.add(watcher)
-        if self._running is None or self._running.done():
-            self._running = asyncio.create_task(self._run(), name="pulse")
-
-    def remove(self, watcher: Watcher) -> None:
-        self._watchers.discard(watcher)
-
-    async def close(self) -> None:
-        if self._running is not None:
-            self._running.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._running
-
-    async def _run(self) -> None:
-        while self._watchers:
-            try:
-                await self._look()
-            except Exception as error:
-                # The database may be back in a moment; the streams stay open until then.
-                log.warning("live.look_failed", error=str(error))
-            await asyncio.sleep(TICK_SECONDS)
 
     async def _look(self) -> None:
         tenants = {watcher.tenant_id for watcher in self._watchers if watcher.tenant_id}
@@ -138,7 +109,7 @@ def _pulse(request: Request) -> Pulse:
     """The application's pulse, made when it is first needed."""
     state = request.app.state
     if not hasattr(state, "pulse"):
-        state.pulse = Pulse(state.callers)
+        state.pulse = Pulse(state.callers, state.limits)
     return state.pulse
 
 
@@ -159,11 +130,10 @@ async def live(
     try:
         caller = await admitted(request, who_asks)
         await _check(callers, caller, job, tenant)
+        watcher = Watcher(caller, job, None if job else tenant)
+        return Watched(_pulse(request), watcher, _lines(callers, watcher))
     except PenstockError as error:
         return answer(error)
-    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    lines = _lines(_pulse(request), callers, caller, Watcher(job, None if job else tenant))
-    return StreamingResponse(lines, media_type="text/event-stream", headers=headers)
 
 
 async def _check(callers: Callers, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
@@ -177,26 +147,22 @@ async def _check(callers: Callers, caller: Caller, job_id: UUID | None, tenant_i
             raise Forbidden("say which tenant")
 
 
-async def _lines(pulse: Pulse, callers: Callers, caller: Caller, watcher: Watcher) -> AsyncGenerator[str]:
-    pulse.add(watcher)
-    checked_at = time.monotonic()
-    try:
-        yield "retry: 3000\n\n"
-        while True:
+async def _lines(callers: Callers, watcher: Watcher) -> AsyncGenerator[str]:
+    caller, checked_at = watcher.caller, time.monotonic()
+    yield f"retry: {RETRY_SECONDS * 1000}\n\n"
+    while True:
+        try:
+            await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
+        except TimeoutError:
+            yield ": still here\n\n"
+        if caller.is_over:
+            return
+        if time.monotonic() - checked_at > CHECK_SECONDS:
             try:
-                await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
-            except TimeoutError:
-                yield ": still here\n\n"
-            if caller.is_over:
+                await _check(callers, caller, watcher.job_id, watcher.tenant_id)
+            except PenstockError:
                 return
-            if time.monotonic() - checked_at > CHECK_SECONDS:
-                try:
-                    await _check(callers, caller, watcher.job_id, watcher.tenant_id)
-                except PenstockError:
-                    return
-                checked_at = time.monotonic()
-            if watcher.has_news.is_set():
-                watcher.has_news.clear()
-                yield "event: changed\ndata: look\n\n"
-    finally:
-        pulse.remove(watcher)
+            checked_at = time.monotonic()
+        if watcher.has_news.is_set():
+            watcher.has_news.clear()
+            yield "event: changed\ndata: look\n\n"

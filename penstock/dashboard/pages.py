@@ -216,6 +216,21 @@ FilterQuery = Annotated[str, Query(max_length=2000)]
 TenantQuery = Annotated[UUID | None, Query()]
 
 
+class Filtering:
+    """What is asked with a filter. One that means nothing is a problem that the page shows."""
+
+    def __init__(self) -> None:
+        self.problem: PenstockError | None = None
+
+    def __enter__(self) -> Filtering:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> bool:
+        if isinstance(error, PenstockError) and error.code == "invalid_filter":
+            self.problem = error
+        return self.problem is not None
+
+
 # Answers
 
 

@@ -411,6 +411,7 @@ table penstock.cost_sums
   index cost_sums_day: CREATE INDEX cost_sums_day ON penstock.cost_sums USING btree (tenant_id, day)
   index cost_sums_fresh: CREATE INDEX cost_sums_fresh ON penstock.cost_sums USING btree (day) WHERE is_fresh
   index cost_sums_key: CREATE UNIQUE INDEX cost_sums_key ON penstock.cost_sums USING btree (tenant_id, day, provider, cost_type) NULLS NOT DISTINCT WHERE (NOT is_fresh)
+  index cost_sums_of_day: CREATE INDEX cost_sums_of_day ON penstock.cost_sums USING btree (day) WHERE (tenant_id IS NOT NULL)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -626,7 +627,7 @@ table penstock.jobs
   index jobs_status: CREATE INDEX jobs_status ON penstock.jobs USING btree (status, id)
   index jobs_tenant: CREATE INDEX jobs_tenant ON penstock.jobs USING btree (tenant_id, id)
   index jobs_tenant_status: CREATE INDEX jobs_tenant_status ON penstock.jobs USING btree (tenant_id, status, id)
-  index jobs_type: CREATE INDEX jobs_type ON penstock.jobs USING btree (type)
+  index jobs_type: CREATE INDEX jobs_type ON penstock.jobs USING btree (type, created_at)
   trigger jobs_artifacts: CREATE TRIGGER jobs_artifacts AFTER DELETE ON penstock.jobs FOR EACH ROW EXECUTE FUNCTION penstock._delete_job_artifacts()
   trigger jobs_audit: CREATE TRIGGER jobs_audit AFTER UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION penstock._audit_job()
   trigger jobs_transitions: CREATE TRIGGER jobs_transitions BEFORE UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((((((((((((((((old.status <> 'queued'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'running'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'queued'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'failed'::text) OR (new.status <> 'running'::text))))) EXECUTE FUNCTION penstock._guard_job()
@@ -1108,6 +1109,7 @@ table penstock.tenants
   constraint tenants_pkey: PRIMARY KEY (id)
   constraint tenants_plan_fkey: FOREIGN KEY (plan) REFERENCES penstock.plans(name)
   constraint tenants_weight_check: CHECK (((weight > (0)::double precision) AND (weight <= (1000)::double precision)))
+  index tenants_name: CREATE INDEX tenants_name ON penstock.tenants USING btree (name)
   policy members_read: permissive for select to authenticated using (id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select

@@ -15,7 +15,7 @@ import jwt
 import pytest
 from fastapi.testclient import TestClient
 
-from penstock import api, testing
+from penstock import api, dashboard, testing
 from penstock.api.limits import Limits, read_json
 from penstock.errors import Invalid, TooLarge
 from penstock.settings import Settings
@@ -194,25 +194,28 @@ def asking(path: str, person: Person, *, method: str = "GET", more: str = "") ->
     return ("\r\n".join(lines) + f"\r\n{more}\r\n").encode()
 
 
-def test_streams_are_bounded(db: testing.Database, api_settings: Settings, eventually: Eventually) -> None:
+@pytest.mark.parametrize("path", ["/api/events?tenant_id=", "/dashboard/live?tenant="])
+def test_streams_are_bounded(
+    db: testing.Database, api_settings: Settings, eventually: Eventually, path: str
+) -> None:
     """S44: for one caller and for all; when one ends there is room for another."""
     app = api.create(api_settings, limits=Limits(streams=3, streams_per_caller=2))
+    dashboard.mount(app)
     with serving(app) as served, ExitStack() as open:
         world = World(db, app, None)  # pyright: ignore[reportArgumentType]
         ann, bob, cid = (world.join(name) for name in ("ann", "bob", "cid"))
 
         def watch(person: Person) -> tuple[bytes, socket.socket]:
-            path = f"/api/events?tenant_id={person.tenant}"
-            connection = open.enter_context(sent(served, asking(path, person)))
+            connection = open.enter_context(sent(served, asking(f"{path}{person.tenant}", person)))
             return status(connection), connection
 
         _, first = watch(ann)
         assert watch(ann)[0] == b"200 OK"
-        refused = httpx.get(f"{served.url}/api/events?tenant_id={ann.tenant}", headers=ann.headers)
+        refused = httpx.get(f"{served.url}{path}{ann.tenant}", headers=ann.headers)
         assert (refused.status_code, refused.json()["code"]) == (429, "limited")
         assert int(refused.headers["retry-after"]) >= 1
         assert watch(bob)[0] == b"200 OK"
-        refused = httpx.get(f"{served.url}/api/events?tenant_id={cid.tenant}", headers=cid.headers)
+        refused = httpx.get(f"{served.url}{path}{cid.tenant}", headers=cid.headers)
         assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
         assert int(refused.headers["retry-after"]) >= 1
         first.close()

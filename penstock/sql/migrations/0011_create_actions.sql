@@ -50,5 +50,8 @@ comment on column penstock.workers.drain_asked_at is 'When somebody asked it to 
 -- Ended in about this order, so this is a few pages.
 create index results_finished on penstock.results using brin (finished_at) with (pages_per_range = 32, autosummarize = on);
 -- Without the id: a lookup by id must not find this one instead of the key.
-create index jobs_type on penstock.jobs (type);
+create index jobs_type on penstock.jobs (type, created_at);
 create index dead_letters_tenant on penstock.dead_letters (tenant_id, id);
+create index tenants_name on penstock.tenants (name);
+-- Who spent most of late, of all tenants.
+create index cost_sums_of_day on penstock.cost_sums (day) where tenant_id is not null;
