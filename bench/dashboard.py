@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import statistics
 import sys
 import tempfile
@@ -23,6 +24,7 @@ from penstock.settings import Settings
 ROUNDS = 20
 PER_JOB = 10
 CHUNK = 20_000
+_ID = re.compile(r"(?<=/jobs/)[0-9a-f-]{36}|(?<=/tasks/)\d+")
 # Tables that are as large as the installation; none of them is read from its start.
 LARGE = (
     "jobs",
@@ -182,7 +184,7 @@ def _time(client: TestClient, connection: Any, who: str, key: str, path: str, jo
     return [
         Figure(
             "page_p95",
-            f"{who}: {path.partition('/jobs/0')[0] or '/jobs/…'} ({jobs:,} jobs)",
+            f"{who}: {_ID.sub('…', path)} ({jobs:,} jobs)",
             p95,
             "ms (< 300)",
         )
