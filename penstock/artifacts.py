@@ -34,9 +34,11 @@ Data: TypeAlias = bytes | Path | AsyncIterable[bytes]
 """What a file is made of: bytes, a local file, or pieces as they come."""
 MAX_OUTPUT = 64 << 20
 _SETTING: LiteralString = "select value from penstock.settings where name = 'max_output_bytes'"
+_AWAITED: LiteralString = """\
+select from penstock.artifacts where id = %s and incoming = %s and status = 'pending'"""
 _DUE: LiteralString = """\
 select exists (select from penstock.artifacts where status <> 'stored'
-  and (status = 'deleted' or begun_at < penstock._now() - interval '1 hour'))"""
+  and (status = 'deleted' and incoming is null or begun_at < penstock._now() - interval '1 hour'))"""
 Acting = Callable[[], AbstractAsyncContextManager[db.Connection]]
 """Gives a connection for one short call: none is held while bytes move."""
 
@@ -271,6 +273,11 @@ async def delete(where: db.Pool | db.Connection, *, artifact_id: UUID) -> bool:
 
 
 # What is left over
+
+
+async def is_awaited(where: db.Pool | db.Connection, *, path: str) -> bool:
+    """Whether a file may still arrive here: not once it has been taken, or its upload was given up."""
+    return bool(await db.rows(where, _AWAITED, (path.rpartition("/")[2], path)))
 
 
 async def is_any_due(where: db.Pool) -> bool:

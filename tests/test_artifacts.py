@@ -470,12 +470,15 @@ class TestUploads:
         assert place.bytes() == (len(PDF), 0)
 
     @pytest.mark.parametrize("data", [b"", b"<script>alert(1)</script>", b"GIF89a" + PDF, PDF + b"more"])
-    async def test_what_is_something_else_is_removed(self, place: Place, data: bytes) -> None:
+    async def test_what_is_something_else_is_removed(
+        self, place: Place, data: bytes, clock: testing.Clock
+    ) -> None:
         """S30: wrong type, empty, a polyglot, larger than announced."""
         async with opened(place) as pool:
             artifact_id = await self.upload(pool, place, data, bytes=len(PDF))
             with pytest.raises(Invalid):
                 await self.finish(pool, place, artifact_id)
+            clock.advance(minutes=61)
             await artifacts.sweep(pool, place.storage)
         assert (place.records(), place.files(), place.bytes()) == ([], {}, (0, 0))
 
@@ -513,6 +516,21 @@ class TestUploads:
                 holder = {"p_artifact_id": artifact_id, "p_worker_id": worker, "p_lease": lease}
                 with pytest.raises(LeaseLost):
                     await database.call(pool, "finish_artifact", **holder, p_bytes=1, p_sha256="0" * 64)
+
+    async def test_one_that_is_given_up_stays_on_record_while_its_url_is_good(
+        self, place: Place, clock: testing.Clock
+    ) -> None:
+        """S30: what still arrives there is not kept without a record, whatever storage took it."""
+        async with opened(place) as pool:
+            artifact_id = await self.upload(pool, place)
+            await database.call(pool, "delete_artifact", p_artifact_id=artifact_id)
+            assert place.bytes() == (0, 0)
+            assert await artifacts.sweep(pool, place.storage) == (0, 0)
+            await place.storage.put(f"{place.tenant}/incoming/{artifact_id}", PDF, limit=100)
+            clock.advance(minutes=61)
+            assert await artifacts.is_any_due(pool)
+            assert await artifacts.sweep(pool, place.storage) == (1, 0)
+        assert (place.records(), place.files()) == ([], {})
 
     async def test_one_that_never_comes_is_swept(self, place: Place, clock: testing.Clock) -> None:
         async with opened(place) as pool:

@@ -260,6 +260,10 @@ async def put_file(request: Request, path: str) -> None:
     if announced.isdecimal() and int(announced) > limit:
         # Before a byte of it is read.
         raise TooLarge(f"the file is larger than {limit} bytes", details={"limit": limit})
+    callers: Callers = request.app.state.callers
+    async with callers.acting(_SERVICE, read_only=True) as held:
+        if not await artifacts.is_awaited(held, path=grant.path):
+            raise Conflict("this upload is no longer awaited", code="not_pending")
     await folder.put(grant.path, arriving(request), limit=limit)
 
 

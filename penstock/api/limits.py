@@ -36,6 +36,8 @@ class Limits:
     streams: int = 5000
     """Streams of events that are open at once."""
     streams_per_caller: int = 200
+    streams_per_tenant: int = 2500
+    """However many keys it has."""
 
 
 class Rate:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import ClassVar, Generic, Protocol, TypeVar
+from uuid import UUID
 
 import structlog
 from fastapi.responses import StreamingResponse
@@ -30,6 +31,10 @@ class Watching(Protocol):
 
     caller: Caller
 
+    @property
+    def tenant_id(self) -> UUID | None:
+        """Whose jobs it is about; None: everybody's."""
+
 
 W = TypeVar("W", bound=Watching)
 
@@ -43,7 +48,7 @@ class Streams(ABC, Generic[W]):
         self._callers = callers
         self._limits = limits
         self._watchers: set[W] = set()
-        self._of_callers: Counter[str] = Counter()
+        self._counts: Counter[str | UUID | None] = Counter()
         self._running: asyncio.Task[None] | None = None
 
     def add(self, watcher: W) -> None:
@@ -51,24 +56,26 @@ class Streams(ABC, Generic[W]):
         wait = {"retry_after_seconds": RETRY_SECONDS}
         if len(self._watchers) >= self._limits.streams:
             raise Unavailable("too many streams of events are open here", details=wait)
-        if self._of_callers[watcher.caller.name] >= self._limits.streams_per_caller:
+        if self._counts[watcher.caller.name] >= self._limits.streams_per_caller:
             raise Limited(
                 f"you have {self._limits.streams_per_caller} streams of events open",
                 hint="One stream of a tenant tells of all its jobs.",
                 details=wait,
             )
+        if watcher.tenant_id and self._counts[watcher.tenant_id] >= self._limits.streams_per_tenant:
+            raise Limited("too many streams of events of this tenant are open", details=wait)
         self._watchers.add(watcher)
-        self._of_callers[watcher.caller.name] += 1
+        self._counts.update((watcher.caller.name, watcher.tenant_id))
         if self._running is None or self._running.done():
             self._begin()
             self._running = asyncio.create_task(self._run(), name="streams")
 
     def remove(self, watcher: W) -> None:
         self._watchers.remove(watcher)
-        name = watcher.caller.name
-        self._of_callers[name] -= 1
-        if not self._of_callers[name]:
-            del self._of_callers[name]
+        for counted in (watcher.caller.name, watcher.tenant_id):
+            self._counts[counted] -= 1
+            if not self._counts[counted]:
+                del self._counts[counted]
 
     async def close(self) -> None:
         if self._running is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import secrets
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 from fastapi import Request, Response
 
@@ -39,7 +40,7 @@ def _seed(request: Request) -> str:
 
 def keep(request: Request, response: Response) -> None:
     """Give the browser the cookie that the forms of this page belong to."""
-    if COOKIE not in request.cookies and hasattr(request.state, "form_seed"):
+    if not request.cookies.get(COOKIE) and hasattr(request.state, "form_seed"):
         set_cookie(request, response, COOKIE, request.state.form_seed)
 
 
@@ -68,6 +69,13 @@ class Form:
         """The field's value; empty if it is missing."""
         return self._fields.get(name, [""])[0].strip()
 
+    def id(self, name: str) -> UUID | None:
+        """The id in a field; None if it is empty or missing."""
+        try:
+            return UUID(self.get(name)) if self.get(name) else None
+        except ValueError:
+            raise Invalid(f"{name} is not an id", code="invalid_form") from None
+
     def all(self, name: str) -> list[str]:
         """All values of a field that may be there several times."""
         return self._fields.get(name, [])
@@ -83,7 +91,7 @@ async def read(request: Request, caller: Caller) -> Form:
         raise Invalid("this is not a form", code="invalid_form") from error
     form = Form(fields)
     given = request.cookies.get(COOKIE, "")[:100]
-    if not given or not hmac.compare_digest(_token(given, caller), form.get(FIELD)):
+    if not given or not hmac.compare_digest(_token(given, caller).encode(), form.get(FIELD).encode()):
         raise Forbidden(
             "the form is not from this page, or too old", code="cross_site", hint="Open the page again."
         )
@@ -95,13 +103,16 @@ def _check_origin(request: Request) -> None:
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
     # Only the host: behind a proxy we may not know whether it was https.
-    is_other = origin is not None and urlsplit(origin).netloc != request.headers.get("host", "")
+    is_other = origin is not None and origin.partition("://")[2] != request.headers.get("host", "")
     if site not in (None, "same-origin", "none") or (site is None and is_other):
         raise Forbidden("the request comes from another site", code="cross_site")
 
 
 def local(target: str) -> str:
     """An address within the dashboard to go to, whatever was asked for: never another site's."""
-    parts = urlsplit(target)
+    try:
+        parts = urlsplit(target)
+    except ValueError:
+        return "/"
     is_local = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
     return target if is_local and not parts.scheme and target.isprintable() and "\\" not in target else "/"

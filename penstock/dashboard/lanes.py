@@ -83,7 +83,7 @@ async def change_provider(request: Request, held: Held, viewer: Seen) -> Respons
     """Change the limits of a provider, pause it, take it up again, or open what it closed."""
     form: forms.Form = request.state.form
     name, verb = form.get("name"), form.get("verb")
-    tenant_id = UUID(form.get("tenant")) if form.get("tenant") else None
+    tenant_id = form.id("tenant")
     await _provider(held, viewer.is_operator, name, tenant_id)
     said = "Saved."
     if verb in ("pause", "resume"):

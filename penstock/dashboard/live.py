@@ -89,7 +89,7 @@ class Pulse(Streams[Watcher]):
         self._lease = 0
 
     async def _look(self) -> None:
-        tenants = {watcher.tenant_id for watcher in self._watchers if watcher.tenant_id}
+        tenants = {each.tenant_id for each in self._watchers if each.tenant_id and not each.job_id}
         watched = {watcher.job_id for watcher in self._watchers if watcher.job_id}
         async with self._callers.acting(_SERVICE, read_only=True) as held:
             [(*last, is_running, lease)] = await db.rows(held, _ALL, ())
@@ -129,22 +129,24 @@ async def live(
     callers: Callers = request.app.state.callers
     try:
         caller = await admitted(request, who_asks)
-        await _check(callers, caller, job, tenant)
-        watcher = Watcher(caller, job, None if job else tenant)
+        watcher = Watcher(caller, job, await _check(callers, caller, job, tenant))
         return Watched(_pulse(request), watcher, _lines(callers, watcher))
     except PenstockError as error:
         return answer(error)
 
 
-async def _check(callers: Callers, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
-    """Refuse whoever may not see this."""
+async def _check(
+    callers: Callers, caller: Caller, job_id: UUID | None, tenant_id: UUID | None
+) -> UUID | None:
+    """Refuse whoever may not see this. Returns whose it is."""
     async with callers.acting(caller, read_only=True) as held:
         if job_id is not None:
-            await jobs.get(held, job_id=job_id)
-        elif tenant_id is not None:
+            return (await jobs.get(held, job_id=job_id)).tenant_id
+        if tenant_id is not None:
             await db.call(held, "get_usage_status", p_tenant_id=tenant_id)
         elif caller.role != "service_role":
             raise Forbidden("say which tenant")
+        return tenant_id
 
 
 async def _lines(callers: Callers, watcher: Watcher) -> AsyncGenerator[str]:

@@ -54,7 +54,7 @@ async def _show(
 async def create_key(request: Request, held: Held, viewer: Seen) -> Response:
     """Make a key, and show its secret, once."""
     form: forms.Form = request.state.form
-    tenant_id = UUID(form.get("tenant")) if form.get("tenant") else None
+    tenant_id = form.id("tenant")
     days = form.get("days")
     if days and not (days.isdecimal() and len(days) < 5):
         raise Invalid("a key is valid for a number of days", code="invalid_expiry")
@@ -70,7 +70,10 @@ async def create_key(request: Request, held: Held, viewer: Seen) -> Response:
 async def revoke_key(request: Request, held: Held) -> Response:
     """End a key."""
     form: forms.Form = request.state.form
-    await keys.revoke(held, key_id=UUID(form.get("id")))
+    key_id = form.id("id")
+    if key_id is None:
+        raise Invalid("which key?", code="invalid_form")
+    await keys.revoke(held, key_id=key_id)
     return to(request, "/settings", tenant=form.get("tenant"), said="The key is no longer good.")
 
 
@@ -80,7 +83,7 @@ async def change_setting(request: Request, held: Held) -> Response:
     form: forms.Form = request.state.form
     try:
         value = json.loads(form.get("value"))
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Invalid("the value is not JSON", code="invalid_setting") from None
     await installation.set(held, name=form.get("name"), value=value)
     return to(request, "/settings", said=f"{form.get('name')}: saved.")

@@ -192,7 +192,7 @@ table penstock.artifacts
   index artifacts_due: CREATE INDEX artifacts_due ON penstock.artifacts USING btree (begun_at) WHERE (status <> 'stored'::text)
   index artifacts_idempotency: CREATE UNIQUE INDEX artifacts_idempotency ON penstock.artifacts USING btree (tenant_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
   index artifacts_job: CREATE INDEX artifacts_job ON penstock.artifacts USING btree (job_id, id) WHERE (job_id IS NOT NULL)
-  index artifacts_pending: CREATE INDEX artifacts_pending ON penstock.artifacts USING btree (tenant_id) WHERE (status = 'pending'::text)
+  index artifacts_pending: CREATE INDEX artifacts_pending ON penstock.artifacts USING btree (tenant_id) WHERE (status <> 'stored'::text)
   index artifacts_uploads: CREATE INDEX artifacts_uploads ON penstock.artifacts USING btree (stored_at) WHERE ((job_id IS NULL) AND (status = 'stored'::text))
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
@@ -2599,7 +2599,7 @@ function penstock.begin_upload(text, text, bigint, jsonb)
   returns: TABLE(id uuid, tenant_id uuid, incoming text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 515a5fa73b144d9a80c974d733de1448
+  body: sha256 99bd95c61eba8e1c2223fd0403a93b91
   comment: Makes the record of a file that a client is about to upload, sets its size aside, and says where it goes at first. Options: tenant_id, idempotency_key. take_upload and finish_artifact follow.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2801,7 +2801,7 @@ function penstock.due_artifacts(integer)
   returns: TABLE(id uuid, paths text[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d508951a08b4f7c41027c616640e1904
+  body: sha256 4f80dd4e62ca8f6f2d742b5e3c4b828b
   comment: Files to remove: deleted ones, those whose writing was given up an hour ago, uploads beyond retention_days. Locked: in the same transaction remove them, then call forget_artifacts.
   grant to service_role: execute
 

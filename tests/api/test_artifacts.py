@@ -276,6 +276,17 @@ class TestSignedUrls:
 
 
 class TestUploading:
+    @pytest.mark.parametrize("verb", ["delete", "finish"])
+    def test_nothing_more_is_taken_once_it_is_over(self, world: World, ann: Person, verb: str) -> None:
+        begun = upload(world, ann, finish=False).json()
+        if verb == "delete":
+            answer = world.client.delete(f"/api/artifacts/{begun['id']}", headers=ann.headers)
+        else:
+            answer = world.client.post(f"/api/uploads/{begun['id']}/finish", headers=ann.headers)
+        assert answer.is_success, answer.text
+        late = world.client.put(begun["url"], content=PDF)
+        assert (late.status_code, late.json()["code"]) == (409, "not_pending")
+
     def test_announced_sent_and_finished(self, world: World, ann: Person) -> None:
         """R3.6"""
         answer = upload(world, ann, name="../Grüße 世界.pdf")

@@ -194,6 +194,24 @@ def asking(path: str, person: Person, *, method: str = "GET", more: str = "") ->
     return ("\r\n".join(lines) + f"\r\n{more}\r\n").encode()
 
 
+def test_streams_of_a_tenant_are_bounded_however_many_keys_it_has(
+    db: testing.Database, api_settings: Settings
+) -> None:
+    """S44: one tenant leaves streams for the others."""
+    app = api.create(api_settings, limits=Limits(streams=5, streams_per_tenant=1))
+    with serving(app) as served, ExitStack() as open:
+        world = World(db, app, None)  # pyright: ignore[reportArgumentType]
+        ann, bob = world.join("ann"), world.join("bob")
+        made = db.execute("select secret from penstock.create_key('other', 'viewer', %s)", [ann.tenant])
+        other = {"authorization": f"Bearer {made[0]['secret']}"}
+        for person in (ann, bob):
+            path = f"/api/events?tenant_id={person.tenant}"
+            connection = open.enter_context(sent(served, asking(path, person)))
+            assert status(connection) == b"200 OK"
+        refused = httpx.get(f"{served.url}/api/events?tenant_id={ann.tenant}", headers=other)
+        assert (refused.status_code, refused.json()["code"]) == (429, "limited")
+
+
 @pytest.mark.parametrize("path", ["/api/events?tenant_id=", "/dashboard/live?tenant="])
 def test_streams_are_bounded(
     db: testing.Database, api_settings: Settings, eventually: Eventually, path: str

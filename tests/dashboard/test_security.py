@@ -116,6 +116,8 @@ def test_forms_need_their_token_and_their_own_site(site: Any, sample: Any) -> No
         ({}, good),
         ({"token": ""}, good),
         ({"token": "x" * 64}, good),
+        ({"token": "é" * 64}, good),
+        ({"token": owner.token("token")}, {"Origin": "http://["}),
         # Another's token, and one's own from before the sign-in.
         ({"token": other.token("token")}, good),
         ({"token": owner.token("open_token")}, good),
@@ -130,6 +132,26 @@ def test_forms_need_their_token_and_their_own_site(site: Any, sample: Any) -> No
     [row] = sample.db.execute("select status from penstock.jobs where id = %s", [job])
     assert row["status"] == "running"
     assert owner.client.get("/dashboard/act").status_code == 405
+
+
+def test_a_form_with_nonsense_in_it_is_refused(site: Any, sample: Any) -> None:
+    operator = site.browser(site.key("service"))
+    tries = [
+        ("/settings/keys/revoke", {"id": ""}, "invalid_form"),
+        ("/settings/keys/revoke", {"id": "x"}, "invalid_form"),
+        ("/settings/keys", {"name": "x", "role": "owner", "tenant": "x"}, "invalid_form"),
+        ("/settings/value", {"name": "maintenance", "value": "[" * 100_000}, "invalid_setting"),
+        ("/provider", {"name": "openai", "verb": "pause", "tenant": "x"}, "invalid_form"),
+    ]
+    for path, data, code in tries:
+        answer = operator.post(path, data)
+        assert (answer.status_code, code in answer.text) == (422, True), (path, answer.status_code)
+
+
+def test_an_empty_cookie_is_replaced(site: Any) -> None:
+    browser = site.browser(None)
+    browser.client.cookies.set("penstock_form", "")
+    assert "penstock_form=" in browser.get("/sign-in").headers["set-cookie"]
 
 
 def test_nothing_is_written_without_a_role_for_it(site: Any, sample: Any) -> None:
@@ -230,7 +252,7 @@ def test_a_way_back_leads_nowhere_else(site: Any) -> None:
     key = site.key("service")
     for target in (
         "//evil.example", "https://evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "/\t/evil.example",
-        "///evil.example", "http:evil.example", "evil.example", "", "/%0d%0aSet-Cookie:x=1\r\nX: y", "//evil.example/dashboard", "data:text/html,x",
+        "///evil.example", "http:evil.example", "evil.example", "", "/%0d%0aSet-Cookie:x=1\r\nX: y", "//evil.example/dashboard", "data:text/html,x", "//[",
     ):  # fmt: skip
         browser = site.browser(None)
         answer = browser.post("/sign-in", {"credential": key, "next": target})

@@ -151,8 +151,8 @@ begin
     perform _refuse(422, 'invalid_key', 'idempotency_key has 1 to 255 characters', '{"field": "idempotency_key"}');
   end if;
   perform _check_artifact(p_name, p_content_type, p_bytes, (_setting('max_upload_bytes'))::bigint);
-  if (select count(*) from (select from artifacts a where a.tenant_id = v_tenant_id and a.status = 'pending' limit 1000) as x) = 1000 then
-    perform _refuse(429, 'limited', 'a thousand uploads are under way', '{"retry_after_seconds": 60}');
+  if (select count(*) from (select from artifacts a where a.tenant_id = v_tenant_id and a.status <> 'stored' limit 1000) as x) = 1000 then
+    perform _refuse(429, 'limited', 'a thousand uploads are under way, or were given up in the last hour', '{"retry_after_seconds": 60}');
   end if;
   insert into artifacts as a (id, tenant_id, name, path, incoming, content_type, bytes, idempotency_key, created_by, created_at, begun_at)
   values (v_id, v_tenant_id, p_name, _artifact_path(v_tenant_id || '/uploads', v_id::text, '', p_content_type),
@@ -313,14 +313,16 @@ declare
 begin
   -- Locked until the caller's transaction ends: it removes the files, then calls forget_artifacts.
   return query select a.id, array_remove(array[a.path, a.incoming], null) from artifacts a where a.id = any (array(
-    (select x.id from artifacts x where x.status <> 'stored' and (x.status = 'deleted' or x.begun_at < v_now - interval '1 hour')
+    -- An upload stays on record for as long as its URL is good: what still arrives there goes with it.
+    (select x.id from artifacts x where x.status <> 'stored'
+      and (x.status = 'deleted' and x.incoming is null or x.begun_at < v_now - interval '1 hour')
       and (x.status = 'deleted' or x.task_id is null or not exists (
         select from leases l where l.task_id = x.task_id and l.lease = x.lease and l.expires_at > v_now))
       order by x.begun_at limit p_limit)
     union all
     (select x.id from artifacts x where x.job_id is null and x.status = 'stored' and x.stored_at < v_cutoff order by x.stored_at limit p_limit)))
     -- Once more, for what was begun again before we had the lock.
-    and (a.status = 'deleted' or a.status = 'pending' and a.begun_at < v_now - interval '1 hour'
+    and (a.status = 'deleted' and a.incoming is null or a.status <> 'stored' and a.begun_at < v_now - interval '1 hour'
       or a.status = 'stored' and a.job_id is null and a.stored_at < v_cutoff)
   order by a.begun_at limit p_limit for update skip locked;
 end

@@ -27,7 +27,7 @@ create table penstock.artifacts (
 create unique index artifacts_idempotency on penstock.artifacts (tenant_id, idempotency_key) where idempotency_key is not null;
 create index artifacts_job on penstock.artifacts (job_id, id) where job_id is not null;
 create index artifacts_due on penstock.artifacts (begun_at) where status <> 'stored';
-create index artifacts_pending on penstock.artifacts (tenant_id) where status = 'pending';
+create index artifacts_pending on penstock.artifacts (tenant_id) where status <> 'stored';
 create index artifacts_uploads on penstock.artifacts (stored_at) where job_id is null and status = 'stored';
 comment on table penstock.artifacts is 'The files that tasks made and clients uploaded. The record comes before its file, and goes after it.';
 comment on column penstock.artifacts.incoming is 'Where a client uploads to. What is there is not believed before it was checked and copied to path.';
