@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import psycopg
@@ -12,8 +13,9 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from penstock import App, Context, Invalid, Reschedule, Retry, tasks, testing
+from penstock import App, Context, Fail, Invalid, Reschedule, Retry, Unavailable, Worker, tasks, testing
 from penstock.app import Task
+from penstock.worker import execute
 
 both_modes = pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
 
@@ -236,6 +238,97 @@ def test_tasks_added_in_a_transaction_come_with_it(
     clock.advance(hours=1)
     drain(app)
     assert states(db) == {"parent": "succeeded", "child": "succeeded"}
+
+
+@both_modes
+def test_what_it_used_and_cost_is_recorded_at_once(
+    app: App, db: testing.Database, drain: testing.Drain, is_async: bool
+) -> None:
+    """Also from a handler whose transaction has its own job in hand, and also when it fails."""
+    new = [{"kind": "child"}]
+
+    async def in_loop(ctx: Context) -> None:
+        await ctx.aadd_tasks(new)
+        await ctx.aheartbeat()
+        await ctx.ausage(requests=3)
+        await ctx.acost("render", "0.25")
+        raise Fail("after all")
+
+    def in_thread(ctx: Context) -> None:
+        ctx.add_tasks(new)
+        ctx.heartbeat()
+        ctx.usage(requests=3)
+        ctx.cost("render", "0.25")
+        raise Fail("after all")
+
+    @app.task
+    async def child() -> None: ...
+
+    app.task(kind="parent", transactional=True, timeout="20s")(in_loop if is_async else in_thread).start()
+    drain(app)
+    [row] = db.execute("select units from penstock.usage_events where task_id is not null")
+    assert row["units"]["requests"] == 3
+    [row] = db.execute("select amount from penstock.cost_entries")
+    assert row["amount"] == Decimal("0.25")
+    assert [row["status"] for row in db.execute("select status from penstock.task_list")] == ["failed"]
+
+
+def test_it_does_not_wait_for_itself(
+    app: App, db: testing.Database, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes after its own task has it in hand until the commit: usage is told before."""
+    monkeypatch.setattr(execute, "_IN_HAND", "set local lock_timeout = '100ms'")
+    refused: list[str] = []
+
+    @app.task(transactional=True, timeout="20s")
+    async def parent(ctx: Context) -> None:
+        await ctx.aadd_tasks([{"kind": "child", "after": ["parent"]}])
+        try:
+            await ctx.ausage(requests=1)
+        except Unavailable as error:
+            refused.append(error.code)
+
+    @app.task
+    async def child() -> None: ...
+
+    parent.options(key="parent").start()
+    drain(app)
+    assert refused == ["unavailable"] and states(db) == {"parent": "succeeded"}
+
+
+async def test_what_handlers_ask_for_does_not_use_up_the_workers_connections(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten handlers wait in the database for something; claims, ends and upkeep go on."""
+    monkeypatch.setenv("PENSTOCK_ALLOW_UNSAFE", "1")
+
+    @app.task
+    async def asks(ctx: Context) -> None:
+        await ctx.ausage(requests=1)
+
+    @app.task
+    async def plain() -> str:
+        return "done"
+
+    @app.job
+    def many() -> None:
+        for _ in range(10):
+            asks.step()
+
+    blocker = db.connect()
+    worker = Worker(app, concurrency=12)
+    async with app:
+        with blocker.transaction():
+            blocker.execute("lock table penstock.usage_events in exclusive mode")
+            job = await many.astart()
+            running = asyncio.create_task(worker.run())
+            waiting = "select count(*) as n from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+            await eventually.aio(lambda: db.execute(waiting)[0]["n"] == execute.CALLS)
+            assert await (await plain.astart()).aresult(timeout=20) == "done"
+            assert db.execute(waiting)[0]["n"] == execute.CALLS
+        await job.aresult(timeout=20)
+        worker.stop()
+        await running
 
 
 def test_many_transactional_tasks_do_not_use_up_the_workers_connections(

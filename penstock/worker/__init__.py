@@ -31,7 +31,7 @@ from penstock.errors import Invalid, NotMigrated, Unavailable
 from penstock.settings import settings
 from penstock.worker.beat import Beat
 from penstock.worker.desk import Desk
-from penstock.worker.execute import Execute
+from penstock.worker.execute import CALLS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
 from penstock.worker.upkeep import Upkeep
@@ -87,7 +87,11 @@ class Worker:
                 raise
 
     async def _run(self, dsn: str) -> None:
-        async with db.pool(dsn, name=f"penstock worker {self.id}", min_size=2, max_size=6) as pool:
+        name = f"penstock worker {self.id}"
+        async with (
+            db.pool(dsn, name=name, min_size=2, max_size=3) as pool,
+            db.pool(dsn, name=f"{name} calls", min_size=0, max_size=CALLS) as calls,
+        ):
             # A database that goes away meanwhile is waited for, as it is later on.
             await db.once_it_answers(partial(self._begin, pool), is_stopped=self._stopping.is_set)
             desk = self._desk = Desk(
@@ -96,7 +100,7 @@ class Worker:
             )  # fmt: skip
             wake = Wake(dsn, desk, settings().listen)
             finish = Finish(desk)
-            execute = Execute(desk, finish, dsn)
+            execute = Execute(desk, finish, dsn, calls)
             upkeep = Upkeep(desk, wake)
             fetch = Fetch(desk, wake, finish, upkeep, stop_when_idle=self.is_draining)
             beat = Beat(dsn, desk, self._description())

@@ -82,8 +82,11 @@ class Beat:
         if self._connection is None:
             name = f"penstock beat {self._desk.worker_id}"
             self._connection = db.connect(self._dsn, name=name, wait_seconds=1)
+        # What is handed back is still ours until that is said.
         leases = [
-            (held.claim.id, held.claim.lease) for held in list(self._desk.held.values()) if not held.lost
+            (held.claim.id, held.claim.lease)
+            for held in list(self._desk.held.values())
+            if held.lost in (None, "handed back")
         ]
         if leases:
             lost = tasks.heartbeat_sync(

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from decimal import Decimal
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeGuard, TypeVar, cast
+from typing import TYPE_CHECKING, Any, LiteralString, TypeGuard, TypeVar, cast
 
 import structlog
 
@@ -33,15 +33,24 @@ TURN_SECONDS = 0.005
 CLEANUP_SECONDS = 2.0
 # A smaller output is not worth the question how large it may be.
 LARGE_BYTES = 8192
-# Of the worker's connections, so many at most are for what handlers ask for: the others are for itself.
+# Connections for what handlers ask for; the worker's own are apart. Of them, so many for adding tasks, which
+# may have to wait for another handler's transaction, while that asks for something itself.
 CALLS = 3
+ADDING = 2
+# A transactional handler must not wait for itself: what it has in hand is not to be had.
+_IN_HAND: LiteralString = "set local lock_timeout = '10s'"
+# A machine that vanishes during a handler's transaction is noticed in about a minute, and not after hours.
+_GUARD: LiteralString = (
+    "select set_config('tcp_keepalives_idle', '30', true), set_config('tcp_keepalives_interval', '10', true),"
+    " set_config('tcp_keepalives_count', '3', true)"
+)
 _COMPLETED = object()
 
 
 class Execute(Hooks):
     """As many slots as the worker's concurrency; each takes a task, runs it, and takes the next."""
 
-    def __init__(self, desk: Desk, finish: Finish, dsn: str) -> None:
+    def __init__(self, desk: Desk, finish: Finish, dsn: str, calls: db.Pool) -> None:
         self._desk, self._finish, self._dsn = desk, finish, dsn
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -49,7 +58,8 @@ class Execute(Hooks):
         self._processes = Processes(desk.concurrency)
         self._opened = AsyncExitStack()
         self._opening = asyncio.Lock()
-        self._calls = asyncio.Semaphore(CALLS)
+        self._calls = calls
+        self._adding = asyncio.Semaphore(ADDING)
         self._transactions: db.Pool | None = None
         self._is_left_behind = False
 
@@ -188,6 +198,8 @@ class Execute(Hooks):
         """The handler's writes and the task's completion are one commit, or none."""
         if task.mode == "async":
             async with db.transaction(await self._connections()) as connection:
+                if connection.info.hostaddr:
+                    await db.rows(connection, _GUARD, ())
                 context.connection = connection
                 output = outcome.output(task, await task.function(context, **values))
                 if self._is_large(output):
@@ -205,6 +217,8 @@ class Execute(Hooks):
     def _transaction_in_thread(self, task: Task[Any, Any], context: Context, values: dict[str, Any]) -> None:
         name = f"penstock task {context.task_id}"
         with db.connect(self._dsn, name=name) as connection, connection.transaction():
+            if connection.info.hostaddr:
+                db.rows_sync(connection, _GUARD, ())
             context.connection = connection
             output = outcome.output(task, task.function(context, **values))
             if self._is_large(output):
@@ -220,7 +234,7 @@ class Execute(Hooks):
 
     async def _small(self, context: Context, output: str) -> str:
         """An output that the database takes: in place of one too large for it, where its file is."""
-        if len(output) <= await artifacts.max_output_bytes(self._desk.pool):
+        if len(output) <= await artifacts.max_output_bytes(self._calls):
             return output
         if len(output) > artifacts.MAX_OUTPUT:
             raise Fail(outcome.TOO_LARGE, code="bad_output")
@@ -234,7 +248,7 @@ class Execute(Hooks):
         if not isinstance(outputs, dict) or not artifacts.is_any_reference(cast("dict[str, Any]", outputs)):
             return claim
         found = cast("dict[str, Any]", outputs)
-        whole = await artifacts.expanded(self._desk.pool, self._desk.app, job_id=claim.job_id, outputs=found)
+        whole = await artifacts.expanded(self._calls, self._desk.app, job_id=claim.job_id, outputs=found)
         return claim._replace(input={**claim.input, "after": whole})
 
     async def _connections(self) -> db.Pool:
@@ -251,16 +265,15 @@ class Execute(Hooks):
         self._finish.progress(ctx)
 
     async def heartbeat(self, ctx: Context) -> None:
-        where = self._desk.pool
-        await db.call(
-            where, "heartbeat_task", p_task_id=ctx.task_id, p_worker_id=ctx.worker_id, p_lease=ctx.lease
-        )
+        await self._tell(ctx, "heartbeat_task")
 
     async def add_tasks(self, ctx: Context, new: Sequence[dict[str, Any]]) -> list[int]:
-        where = self._desk.pool if ctx.connection is None else ctx.connection
-        return await jobs.add_tasks(
-            where, job_id=ctx.job_id, tasks=new, task_id=ctx.task_id, worker_id=ctx.worker_id, lease=ctx.lease
-        )
+        chosen: dict[str, Any] = {"job_id": ctx.job_id, "tasks": new, "task_id": ctx.task_id}
+        chosen |= {"worker_id": ctx.worker_id, "lease": ctx.lease}
+        if ctx.connection is not None:
+            return await jobs.add_tasks(ctx.connection, **chosen)
+        async with self._adding:
+            return await jobs.add_tasks(self._calls, **chosen)
 
     def add_tasks_sync(self, ctx: Context, new: Sequence[dict[str, Any]]) -> list[int]:
         if ctx.connection is None:
@@ -276,42 +289,34 @@ class Execute(Hooks):
         if app.artifacts is not None:
             return await app.artifacts(ctx, name, data, content_type)
         return await artifacts.save(
-            self._desk.pool, app.storage, task_id=ctx.task_id, worker_id=ctx.worker_id, lease=ctx.lease,
+            self._calls, app.storage, task_id=ctx.task_id, worker_id=ctx.worker_id, lease=ctx.lease,
             name=name, data=data, content_type=content_type,
         )  # fmt: skip
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
-        async with self._calls:
-            await db.call(
-                self._desk.pool,
-                "record_usage",
-                p_units=db.Json(units),
-                p_task_id=ctx.task_id,
-                p_worker_id=ctx.worker_id,
-                p_lease=ctx.lease,
-                p_options=db.Json({"variant": variant}),
-            )
+        await self._tell(ctx, "record_usage", p_units=db.Json(units), p_options=db.Json({"variant": variant}))
 
     async def cost(
         self, ctx: Context, cost_type: str, amount: Decimal, currency: str | None, options: dict[str, Any]
     ) -> None:
-        async with self._calls:
-            await db.call(
-                self._desk.pool,
-                "record_cost",
-                p_cost_type=cost_type,
-                p_amount=amount,
-                p_currency=currency,
-                p_task_id=ctx.task_id,
-                p_worker_id=ctx.worker_id,
-                p_lease=ctx.lease,
-                p_options=db.Json(options),
-            )
+        await self._tell(
+            ctx, "record_cost", p_cost_type=cost_type, p_amount=amount, p_currency=currency,
+            p_options=db.Json(options),
+        )  # fmt: skip
+
+    async def _tell(self, ctx: Context, function: str, **arguments: Any) -> None:
+        """About the attempt, at once, whatever becomes of the handler's own transaction."""
+        holder = {"p_task_id": ctx.task_id, "p_worker_id": ctx.worker_id, "p_lease": ctx.lease}
+        if ctx.connection is None:
+            await db.call(self._calls, function, **holder, **arguments)
+            return
+        async with db.beginning(self._calls, _IN_HAND, ()) as held:
+            await db.call(held, function, **holder, **arguments)
 
     async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
         if ctx.provider is not None:
             await db.call(
-                self._desk.pool,
+                self._calls,
                 "report_provider",
                 p_name=ctx.provider,
                 p_signal=db.Json(tasks.clean(signal)),

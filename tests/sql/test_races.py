@@ -599,3 +599,66 @@ def test_a_long_storm(sessions: Sessions, clock: Clock, seed: int) -> None:
     storm = Storm(sessions, clock, seed=1000 + seed)
     storm.blow(6, seconds=10)
     storm.settle()
+
+
+class TestAHandlersTransaction:
+    """A handler's own transaction keeps its lease from ending, and keeps nobody from anything else."""
+
+    def keep(self, sql: Contract, task: db.Row) -> None:
+        """What `apply` and `undo` of a bulk job do first."""
+        sql.rows(
+            "get_bulk_rows", task_id=task["id"], worker_id="w1", lease=task["lease"], job_id=uuid.uuid4(),
+            numbers=[1],
+        )  # fmt: skip
+
+    def test_beats_words_and_usage_come_through(self, sessions: Sessions, clock: Clock) -> None:
+        one, two = sessions.open(), sessions.open()
+        one.start(1)
+        task = one.claim_one(seconds=60)
+        two.execute("set lock_timeout = '2s'")
+        with one.connection.transaction():
+            self.keep(one, task)
+            before = two.one("select expires_at from penstock.leases")
+            clock.advance(seconds=30)
+            assert two.rows("heartbeat_tasks", worker_id="w1", leases=beats(task), lease_seconds=60) == []
+            assert two.one("select expires_at from penstock.leases") > before
+            holder = {"task_id": task["id"], "worker_id": "w1", "lease": task["lease"]}
+            two.value("report_progress", **holder, fraction=0.5, message=None)
+            two.value("record_usage", units=Jsonb({"requests": 1}), **holder)
+            two.value("record_cost", cost_type="render", amount=1, **holder)
+            clock.advance(minutes=5)
+            assert two.value("reclaim_stale_tasks") == 0, "it is somebody's"
+            assert two.rows("upkeep")[0]["next_seconds"] >= 1, "and nobody asks for it over and over"
+        assert two.one("select fraction from penstock.leases") == 0.5
+        one.complete(task)
+        two.check()
+
+    def test_its_task_can_get_children(self, sessions: Sessions) -> None:
+        one, two = sessions.open(), sessions.open()
+        job_id = one.start([{"kind": "work", "key": "a"}, {"kind": "work", "key": "b"}])
+        a, b = one.claim(2)
+        two.execute("set lock_timeout = '2s'")
+        with one.connection.transaction():
+            self.keep(one, a)
+            [child] = two.value(
+                "add_tasks", job_id=job_id, tasks=Jsonb([{"kind": "work", "after": ["a", "b"]}]),
+                task_id=b["id"], worker_id="w1", lease=b["lease"],
+            )  # fmt: skip
+        assert one.complete(a) and one.complete(b)
+        assert [task["id"] for task in one.claim(5)] == [child]
+        two.check()
+
+    def test_a_word_about_a_task_in_hand_is_let_go(self, sessions: Sessions) -> None:
+        one, two = sessions.open(), sessions.open()
+        job_id = one.start([{"kind": "work", "key": "a"}])
+        task = one.claim_one()
+        holder = {"task_id": task["id"], "worker_id": "w1", "lease": task["lease"]}
+        two.execute("set lock_timeout = '2s'")
+        with one.connection.transaction():
+            one.value("add_tasks", job_id=job_id, tasks=Jsonb([{"kind": "work", "after": ["a"]}]), **holder)
+            two.value("report_progress", **holder, fraction=0.5, message=None)
+        assert two.one("select fraction from penstock.leases") is None
+        two.value("report_progress", **holder, fraction=0.7, message=None)
+        assert two.one("select fraction from penstock.leases") == pytest.approx(0.7)
+        with pytest.raises(psycopg.Error):
+            two.value("report_progress", **{**holder, "lease": task["lease"] - 1}, fraction=0.9, message=None)

@@ -69,33 +69,13 @@ returns uuid language sql set search_path = penstock, pg_temp as $$
 $$;
 comment on function penstock._hold_bytes(uuid, bigint) is 'Sets room for a file aside.';
 
-create or replace function penstock._key_share_lease(p_task_id bigint, p_worker_id text, p_lease bigint)
-returns penstock.leases language plpgsql set search_path = penstock, pg_temp as $$
-declare
-  v_lease leases;
-begin
-  if p_lease is null and p_worker_id is null then
-    perform _refuse(422, 'lease_missing', 'name the lease, or the worker that holds it');
-  end if;
-  -- It must not end meanwhile, but may be extended: the handler's own transaction may have it locked for that.
-  select * into v_lease from leases where task_id = p_task_id and lease = coalesce(p_lease, lease)
-    and worker_id = coalesce(p_worker_id, worker_id) and not is_canceled for key share;
-  if not found then
-    perform _refuse(410, _lost_code(p_task_id), 'you do not hold the lease of this task',
-      jsonb_build_object('task_id', p_task_id), 'Stop working on it: it was taken back, canceled, or has ended.');
-  end if;
-  return v_lease;
-end
-$$;
-comment on function penstock._key_share_lease(bigint, text, bigint) is 'Refuses unless this is the live lease, and keeps it from ending until the transaction does.';
-
 create or replace function penstock.begin_artifact(
   p_task_id bigint, p_worker_id text, p_lease bigint default null, p_name text default '',
   p_content_type text default 'application/octet-stream', p_bytes bigint default null)
 returns table (id uuid, path text, max_bytes bigint)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
-  v_lease leases := _key_share_lease(p_task_id, p_worker_id, p_lease);
+  v_lease leases := _keep_lease(p_task_id, p_worker_id, p_lease);
   v_limit bigint := (_setting('max_artifact_bytes'))::bigint;
   v_now timestamptz := _now();
   v_path text;
@@ -215,7 +195,7 @@ declare
 begin
   select * into v_artifact from artifacts where id = p_artifact_id;
   if v_artifact.task_id is not null then
-    v_lease := (_key_share_lease(v_artifact.task_id, p_worker_id, p_lease)).lease;
+    v_lease := (_keep_lease(v_artifact.task_id, p_worker_id, p_lease)).lease;
   end if;
   select * into v_artifact from artifacts where id = p_artifact_id for update;
   if not found then

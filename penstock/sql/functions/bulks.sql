@@ -253,7 +253,7 @@ returns penstock.bulks language plpgsql set search_path = penstock, pg_temp as $
 declare
   v_bulk bulks;
 begin
-  perform _require_lease(p_task_id, p_worker_id, p_lease);
+  perform _keep_lease(p_task_id, p_worker_id, p_lease);
   select b.* into v_bulk from leases l join bulks b on b.job_id = l.job_id where l.task_id = p_task_id for no key update of b;
   if not found then
     perform _refuse(404, 'unknown_bulk', 'this job has no rows');
@@ -337,7 +337,7 @@ create or replace function penstock.get_bulk_rows(p_task_id bigint, p_worker_id 
 returns table (number bigint, key text, data jsonb)
 language plpgsql security definer set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 begin
-  perform _require_lease(p_task_id, p_worker_id, p_lease);
+  perform _keep_lease(p_task_id, p_worker_id, p_lease);
   return query
   select b.number, coalesce(b.key, b.number::text), b.data from unnest(p_numbers) as n(number)
   join bulk_rows b on b.job_id = p_job_id and b.number = n.number
@@ -429,11 +429,9 @@ comment on function penstock.get_bulk(uuid) is
 create or replace function penstock.record_changes(p_task_id bigint, p_worker_id text, p_lease bigint, p_changes jsonb)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
-  v_lease leases;
+  v_lease leases := _keep_lease(p_task_id, p_worker_id, p_lease);
   v_count integer;
 begin
-  perform _require_lease(p_task_id, p_worker_id, p_lease);
-  select * into v_lease from leases where task_id = p_task_id;
   insert into bulk_changes (tenant_id, job_id, row_number, name, before, after, applied_at)
   select v_lease.tenant_id, v_lease.job_id, c.number, c.name, c.before, c.after, _now()
   from jsonb_to_recordset(p_changes) as c(number bigint, name text, before jsonb, after jsonb)
@@ -498,7 +496,7 @@ language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_task tasks;
 begin
-  perform _require_lease(p_task_id, p_worker_id, p_lease);
+  perform _keep_lease(p_task_id, p_worker_id, p_lease);
   select t.* into v_task from leases l join tasks t on t.job_id = l.job_id and t.id = l.task_id where l.task_id = p_task_id;
   return query
   with undone as (

@@ -185,7 +185,7 @@ begin
     if not exists (select from tasks where job_id = p_job_id and id = p_task_id) then
       perform _refuse(410, 'lease_lost', 'you do not hold the lease of a task of this job', jsonb_build_object('task_id', p_task_id));
     end if;
-    perform _require_lease(p_task_id, p_worker_id, p_lease);
+    perform _keep_lease(p_task_id, p_worker_id, p_lease);
   end if;
   -- With all phases locked nobody can end the last task, and so the job, between this look and the insert; with the
   -- tasks they come after, nobody can end one of those without its new children.

@@ -10,12 +10,30 @@ begin
   perform 1 from leases where task_id = p_task_id and lease = coalesce(p_lease, lease)
     and worker_id = coalesce(p_worker_id, worker_id) and not is_canceled for no key update;
   if not found then
-    perform _refuse(410, _lost_code(p_task_id), 'you do not hold the lease of this task',
-      jsonb_build_object('task_id', p_task_id), 'Stop working on it: it was taken back, canceled, or has ended.');
+    perform _refuse_lost(p_task_id);
   end if;
 end
 $$;
-comment on function penstock._require_lease(bigint, text, bigint) is 'Refuses unless this is the live lease; locks it.';
+comment on function penstock._require_lease(bigint, text, bigint) is 'Refuses unless this is the live lease; locks it, for a moment: whoever keeps it longer takes _keep_lease.';
+
+create or replace function penstock._keep_lease(p_task_id bigint, p_worker_id text, p_lease bigint)
+returns penstock.leases language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_lease leases;
+begin
+  if p_lease is null and p_worker_id is null then
+    perform _refuse(422, 'lease_missing', 'name the lease, or the worker that holds it');
+  end if;
+  select * into v_lease from leases where task_id = p_task_id and lease = coalesce(p_lease, lease)
+    and worker_id = coalesce(p_worker_id, worker_id) and not is_canceled for key share;
+  if not found then
+    perform _refuse_lost(p_task_id);
+  end if;
+  return v_lease;
+end
+$$;
+comment on function penstock._keep_lease(bigint, text, bigint) is
+  'Refuses unless this is the live lease, and keeps it from ending until the transaction does, which may be a handler''s: it can be extended meanwhile, and report.';
 
 create or replace function penstock._lost_code(p_task_id bigint)
 returns text language sql stable set search_path = penstock, pg_temp as $$
@@ -24,6 +42,15 @@ returns text language sql stable set search_path = penstock, pg_temp as $$
     then 'canceled' else 'lease_lost' end
 $$;
 comment on function penstock._lost_code(bigint) is 'Why a lease is gone: its job was canceled, or it was lost.';
+
+create or replace function penstock._refuse_lost(p_task_id bigint)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  perform _refuse(410, _lost_code(p_task_id), 'you do not hold the lease of this task',
+    jsonb_build_object('task_id', p_task_id), 'Stop working on it: it was taken back, canceled, or has ended.');
+end
+$$;
+comment on function penstock._refuse_lost(bigint) is 'Tells whoever comes with another lease than the live one.';
 
 create or replace function penstock.heartbeat_tasks(p_worker_id text, p_leases jsonb, p_lease_seconds integer default null)
 returns table (id bigint, lease bigint, code text)
@@ -76,9 +103,14 @@ create or replace function penstock.report_progress(
   p_task_id bigint, p_worker_id text, p_lease bigint default null, p_fraction double precision default null, p_message text default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  perform _require_lease(p_task_id, p_worker_id, p_lease);
+  -- A word about a task that somebody has in hand is not worth waiting for: that may be its own transaction.
   update leases set fraction = case when p_fraction is null then fraction else least(1, greatest(0, p_fraction)) end, message = coalesce(left(p_message, 500), message)
-  where task_id = p_task_id;
+  where ctid = any (array(
+    select ctid from leases where task_id = p_task_id and lease = coalesce(p_lease, lease)
+      and worker_id = coalesce(p_worker_id, worker_id) and not is_canceled for no key update skip locked));
+  if not found then
+    perform _keep_lease(p_task_id, p_worker_id, p_lease);
+  end if;
 end
 $$;
 comment on function penstock.report_progress(bigint, text, bigint, double precision, text) is 'How far a running task is (0 to 1), and a line for people.';

@@ -410,7 +410,9 @@ begin
     select from ready r where r.tenant_id = m.tenant_id and r.lane_id = m.lane_id);
   select least(
     (select min(until) from parked where pending = 0 and until < 'infinity'),
-    (select min(expires_at) from leases),
+    (select min(expires_at) from leases where expires_at >= v_now),
+    -- Somebody has it in hand: it is extended or ended soon.
+    (select v_now + interval '1 second' from leases where expires_at < v_now limit 1),
     (select min(expires_at) from holds where status = 'held' and expires_at is not null),
     (select min(next_run_at) from schedules where is_enabled and next_run_at > v_now)) into v_next;
   next_seconds := case
