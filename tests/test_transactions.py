@@ -282,7 +282,7 @@ def test_it_does_not_wait_for_itself(
 
     @app.task(transactional=True, timeout="20s")
     async def parent(ctx: Context) -> None:
-        await ctx.aadd_tasks([{"kind": "child", "after": ["parent"]}])
+        await ctx.aadd_tasks([{"kind": "child", "key": "child", "after": ["parent"]}])
         try:
             await ctx.ausage(requests=1)
         except Unavailable as error:
@@ -293,7 +293,7 @@ def test_it_does_not_wait_for_itself(
 
     parent.options(key="parent").start()
     drain(app)
-    assert refused == ["unavailable"] and states(db) == {"parent": "succeeded"}
+    assert refused == ["unavailable"] and states(db) == {"parent": "succeeded", "child": "succeeded"}
 
 
 async def test_what_handlers_ask_for_does_not_use_up_the_workers_connections(

@@ -1813,7 +1813,7 @@ function penstock._fenced_artifact(uuid, text, bigint)
   returns: penstock.artifacts
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cae818dba4ed115495fbc2b15476d0de
+  body: sha256 aea1604359f47add0ef89aad8458cdb1
   comment: An artifact, locked, if it is still this lease's.
 
 function penstock._finish_jobs(uuid[])
@@ -1944,6 +1944,14 @@ function penstock._keep_canceled(penstock.leases[])
   body: sha256 cde74b6f6d091c228ede52b18ca9a0bc
   comment: Gives back what was running when its job was stopped.
 
+function penstock._keep_lease(bigint, text, bigint)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint
+  returns: penstock.leases
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 47d03ad7a35dc63f965101842973d91f
+  comment: Refuses unless this is the live lease, and keeps it from ending until the transaction does, which may be a handler's: it can be extended meanwhile, and report.
+
 function penstock._keep_ledger()
   returns: trigger
   attributes: plpgsql, volatile, security invoker, parallel unsafe
@@ -1959,14 +1967,6 @@ function penstock._key_role(penstock.api_keys)
   body: sha256 e8b9f8bb55c45bd70e31e7aaa238b48d
   comment: What a key is good for; null for one that is expired, revoked, or no member any more.
 
-function penstock._key_share_lease(bigint, text, bigint)
-  arguments: p_task_id bigint, p_worker_id text, p_lease bigint
-  returns: penstock.leases
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 8c3d6f49fe105b26b9e7a8df29907533
-  comment: Refuses unless this is the live lease, and keeps it from ending until the transaction does.
-
 function penstock._lane(text, text, uuid, boolean)
   arguments: p_kind text, p_provider text, p_tenant_id uuid, p_is_gated boolean
   returns: integer
@@ -1980,7 +1980,7 @@ function penstock._leased_bulk(bigint, text, bigint)
   returns: penstock.bulks
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9c3a155c8fef11158bf0e1eb2f46e6ad
+  body: sha256 ede1cc3052a7cd384674659231ed6541
   comment: The bulk of a task whose live lease this is, locked.
 
 function penstock._limits(uuid, timestamp with time zone)
@@ -2229,6 +2229,14 @@ function penstock._refuse(integer, text, text, jsonb, text)
   body: sha256 a8f9647775caf991bbb63da0d82d7f58
   comment: Raises a refusal: status, stable code, message, fields, hint.
 
+function penstock._refuse_lost(bigint)
+  arguments: p_task_id bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6a1c794acfae79a4a49ac67c16212586
+  comment: Tells whoever comes with another lease than the live one.
+
 function penstock._refuse_waiting()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
@@ -2257,8 +2265,8 @@ function penstock._require_lease(bigint, text, bigint)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dd10e90ff301fcd4aeda435d4b1c9dc2
-  comment: Refuses unless this is the live lease; locks it.
+  body: sha256 f73dfc942101f7d99715f044a5a63ac9
+  comment: Refuses unless this is the live lease; locks it, for a moment: whoever keeps it longer takes _keep_lease.
 
 function penstock._require_role(uuid, text[])
   arguments: p_tenant_id uuid, p_roles text[]
@@ -2562,7 +2570,7 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 d86e05f82cc71bb372d85c4df82ef444
+  body: sha256 40afb3ab8fb4295788de2eada042419d
   comment: Adds tasks to a job that has not ended and returns the ids of those added, in order; one whose idempotency key is there already is left out. A running task names itself and its lease.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2580,7 +2588,7 @@ function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
   returns: TABLE(id uuid, path text, max_bytes bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 29240322ecd83f83d69dfb679d5c0059
+  body: sha256 83cf138c634a84f9c59ca2d4b22541ea
   comment: Makes the record of a file that a running task is about to write, sets p_bytes of the quota aside, and says where it goes. The same name again, by a retry too, is the same file.
   grant to service_role: execute
 
@@ -2941,7 +2949,7 @@ function penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[])
   returns: TABLE(number bigint, key text, data jsonb)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 3c024a67cb0778dd178a23ba472689d7
+  body: sha256 7b994c21e75307e53744d21c80cf3ce9
   comment: Rows of a bulk job by their numbers, for a running task of the same tenant.
   grant to service_role: execute
 
@@ -3163,7 +3171,7 @@ function penstock.record_changes(bigint, text, bigint, jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3f22d7aa15da33807142efc85d903082
+  body: sha256 ba59db72f86694bb5d860b294de22dd6
   comment: What a running task applied for rows of its job: [{"number", "name", "before", "after"}], in the transaction that applied it.
   grant to service_role: execute
 
@@ -3237,7 +3245,7 @@ function penstock.report_progress(bigint, text, bigint, double precision, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 de16539636e941e302da4570e0773853
+  body: sha256 642e7814ed32a13c46f7b4961315e123
   comment: How far a running task is (0 to 1), and a line for people.
   grant to service_role: execute
 
@@ -3510,7 +3518,7 @@ function penstock.undo_changes(bigint, text, bigint)
   returns: TABLE(id bigint, row_number bigint, name text, before jsonb, after jsonb)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bc4019eea4f81df9ff25e51184bfe7a3
+  body: sha256 8b4a2a96e4406a0875cf52b5ca70ca6d
   comment: The changes that a running undo task is to undo, newest first, marked as undone: the task undoes them in the same transaction.
   grant to service_role: execute
 
@@ -3518,7 +3526,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 67dacbe4a0cc13c0677f432b6488d23b
+  body: sha256 e131f66357b74c184439998199224d3a
   comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
   grant to service_role: execute
 
