@@ -37,7 +37,7 @@ def bars(
 
     parts = [f'<text class="title" x="8" y="20">{escape(title)}</text>']
     for index, name in enumerate(series):
-        x = LABEL + index * 150
+        x = LABEL + index * (WIDTH - LABEL) // 4
         parts += [
             f'<rect class="s{index}" x="{x}" y="30" width="10" height="10"/>',
             f'<text x="{x + 15}" y="39">{escape(name)}</text>',

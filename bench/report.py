@@ -40,9 +40,9 @@ PLOTS = [
         "Jobs a second of one process, under pressure",
         {
             "shallow_drain": "fresh",
-            "kept_drain": "1 M ended jobs kept",
-            "deep_drain": "5 M jobs waiting",
-            "held_drain": "snapshot held open",
+            "kept_drain": "1 M ended kept",
+            "deep_drain": "5 M waiting",
+            "held_drain": "after a held snapshot",
         },
         False,
     ),
