@@ -13,8 +13,11 @@ _WORKERS: LiteralString = """\
 select id, host, pid, kinds, concurrency, version, state, running, started_at, beat_at
 from penstock.worker_list order by started_at, id"""
 
-_IS_DRAIN_ASKED: LiteralString = """\
-select from penstock.workers where id = %s and drain_asked_at is not null"""
+# One statement: every idle worker says this every few seconds.
+_REPORT: LiteralString = """\
+select penstock.report_worker(w.id, %s), exists (
+  select from penstock.workers x where x.id = w.id and x.drain_asked_at is not null)
+from (select %s as id) as w"""
 _RUNNING: LiteralString = """\
 select l.worker_id, l.job_id, l.task_id, t.kind, t.key, l.started_at, l.fraction, l.message
 from (select * from penstock.leases order by started_at limit 1000) as l
@@ -29,11 +32,6 @@ async def list(where: db.Pool | db.Connection) -> builtins.list[Worker]:
 async def drain(where: db.Pool | db.Connection, *, worker_id: str) -> None:
     """Ask a worker to take nothing new, let what runs end, and stop. It sees that at its next beat."""
     await db.call(where, "drain_worker", p_worker_id=worker_id)
-
-
-def is_drain_asked_sync(held: db.SyncConnection, *, worker_id: str) -> bool:
-    """Whether somebody asked this worker to stop."""
-    return bool(db.rows_sync(held, _IS_DRAIN_ASKED, (worker_id,)))
 
 
 async def running(where: db.Pool | db.Connection) -> dict[str, builtins.list[Run]]:
@@ -57,6 +55,10 @@ async def drain_rates(where: db.Pool | db.Connection) -> dict[tuple[str, str | N
     return {(row["kind"], row["provider"]): row["per_second"] for row in rows}
 
 
-def report_sync(held: db.SyncConnection, *, worker_id: str, info: Mapping[str, Any]) -> None:
-    """Say that a worker is there, with its host, pid, kinds, concurrency, version, state and running."""
-    db.call_sync(held, "report_worker", p_worker_id=worker_id, p_info=dict(info))
+def report_sync(held: db.SyncConnection, *, worker_id: str, info: Mapping[str, Any]) -> bool:
+    """Say that a worker is there, with its host, pid, kinds, concurrency, version, state and running.
+
+    Returns whether somebody asked it to stop.
+    """
+    [(_, is_drain_asked)] = db.rows_sync(held, _REPORT, (db.Json(dict(info)), worker_id))
+    return is_drain_asked

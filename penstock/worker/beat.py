@@ -98,8 +98,7 @@ class Beat:
     def _report(self) -> None:
         assert self._connection is not None
         info = {**self._description, "running": self._desk.running}
-        workers.report_sync(self._connection, worker_id=self._desk.worker_id, info=info)
-        if workers.is_drain_asked_sync(self._connection, worker_id=self._desk.worker_id):
+        if workers.report_sync(self._connection, worker_id=self._desk.worker_id, info=info):
             self._loop.call_soon_threadsafe(self.on_drain)
 
     def _disconnect(self) -> None:
