@@ -33,7 +33,7 @@ async def list(
     limit: int = 50,
 ) -> builtins.list[AuditLine]:
     """Lines of the audit log, newest first. The next page comes `before` the id of the last one."""
-    chosen = filters.conditions(filter, FIELDS)
+    chosen = await filters.conditions(where, filter, FIELDS)
     if tenant_ids is not None:
         # That a member's own are meant is clear anyway; said outright, an index leads to them.
         chosen.append(("tenant_id = any (%s)", [builtins.list(tenant_ids)]))

@@ -216,7 +216,7 @@ async def list(
     limit: int = 50,
 ) -> builtins.list[BulkSummary]:
     """Bulk jobs, newest first. The next page comes `before` the id of the last one of this page."""
-    chosen = builtins.list(filters.conditions(filter, FIELDS))
+    chosen = await filters.conditions(where, filter, FIELDS)
     if tenant_id is not None:
         chosen.append(("tenant_id = %s", [tenant_id]))
     if before is not None:

@@ -51,7 +51,7 @@ async def list(
     limit: int = 50,
 ) -> builtins.list[DeadLetter]:
     """Dead letters, newest first. The next page comes `before` the id of the last one of this page."""
-    chosen = [*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)]
+    chosen = [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
     if before is not None:
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
@@ -68,7 +68,9 @@ async def causes(
     limit: int = 20,
 ) -> builtins.list[Cause]:
     """The causes of the latest ten thousand that match, the most frequent first."""
-    condition, values = filters.every([*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)])
+    condition, values = filters.every(
+        [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
+    )
     statement = _LATEST + condition + _CAUSES
     return [Cause(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
 
@@ -103,7 +105,7 @@ async def weigh(
     tenant_ids: Sequence[UUID] | None = None,
 ) -> Weight:
     """What `act` with the same arguments would be about, and its money."""
-    found, values = _acted_on(filter, ids, tenant_ids)
+    found, values = await _acted_on(where, filter, ids, tenant_ids)
     rows = await db.rows(where, _FOUND + found + _WEIGH, [*values, _MOST_ACTED_ON + 1, verb])
     [(count, some)] = rows
     return Weight(count, some["tasks"], Decimal(some["cost"]), some["unpriced"], some["is_part"])
@@ -121,15 +123,20 @@ async def act(
 
     Returns the action, which tells how far it is: a hundred are done at once, more by the workers.
     """
-    found, values = _acted_on(filter, ids, tenant_ids)
+    found, values = await _acted_on(where, filter, ids, tenant_ids)
     rows = await db.rows(where, _FOUND + found + _ACT, [*values, _MOST_ACTED_ON, verb])
     return rows[0][0]
 
 
-def _acted_on(filter: str, ids: Sequence[int] | None, tenant_ids: Sequence[UUID] | None) -> filters.Condition:
+async def _acted_on(
+    where: db.Pool | db.Connection,
+    filter: str,
+    ids: Sequence[int] | None,
+    tenant_ids: Sequence[UUID] | None,
+) -> filters.Condition:
     if ids is not None:
         return filters.every([("id = any (%s)", [builtins.list(ids)])])
-    return filters.every([*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)])
+    return filters.every([*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)])
 
 
 def _of_tenants(tenant_ids: Sequence[UUID] | None) -> builtins.list[filters.Condition]:

@@ -4,7 +4,8 @@ Terms are separated by blanks, and all must hold. A term is a field, a colon and
 commas between them mean any of them; a minus before the field excludes. A value with a blank, a comma or a
 quotation mark in it is put in quotation marks: `tenant:"Acme, Inc."`. What a field may be is up to the list.
 
-Values only ever become bound parameters. The SQL around them is literal text of this package.
+Values only ever become bound parameters. The SQL around them is literal text of this package. What a value
+means is asked before (whose name it is, when an hour ago was): PostgreSQL finds a good way only to what it knows.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, LiteralString, TypeAlias
 from uuid import UUID
 
+from penstock import db
 from penstock.errors import Invalid
 
 Condition: TypeAlias = tuple[LiteralString, list[Any]]
@@ -23,12 +26,28 @@ Condition: TypeAlias = tuple[LiteralString, list[Any]]
 Field: TypeAlias = Callable[[Sequence[str]], Condition]
 """Makes a condition of the values a term has, or raises ValueError that says what it takes instead."""
 
+_KNOWN: LiteralString = """\
+select penstock._now(), t.name, t.id from (select) as one left join penstock.tenants t on t.name = any (%s)"""
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|[^\s",]+)'
 _TERM = re.compile(rf"\s*(?P<minus>-?)(?P<field>[A-Za-z_]+):(?P<values>{_VALUE}(?:,{_VALUE})*)(?=\s|$)")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _LONGEST = 100 * 366 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A value: the ids of the tenants of these names, or that these are."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ago:
+    """A value: so long ago, by the database's clock."""
+
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +73,29 @@ def parse(text: str) -> list[Term]:
     return terms
 
 
-def conditions(text: str, fields: Mapping[str, Field]) -> list[Condition]:
-    """What a filter means for a list with these fields."""
+def meant(text: str, fields: Mapping[str, Field]) -> list[Condition]:
+    """What a filter says, with values that are still to be looked up."""
     return [_condition(term, fields) for term in parse(text)]
+
+
+async def conditions(
+    where: db.Pool | db.Connection, text: str, fields: Mapping[str, Field]
+) -> list[Condition]:
+    """What a filter means for a list with these fields."""
+    found = meant(text, fields)
+    values = [value for _, some in found for value in some]
+    names = {name for value in values if isinstance(value, Names) for name in value.names}
+    if not names and not any(isinstance(value, Ago) for value in values):
+        return found
+    rows = await db.rows(where, _KNOWN, (list(names),))
+    ids = [(name, id) for _, name, id in rows if id is not None]
+
+    def known(value: Any) -> Any:
+        if isinstance(value, Names):
+            return uuids(value.names) + [id for name, id in ids if name in value.names]
+        return rows[0][0] - timedelta(seconds=value.seconds) if isinstance(value, Ago) else value
+
+    return [(sql, [known(value) for value in some]) for sql, some in found]
 
 
 def every(conditions: Sequence[Condition]) -> Condition:
@@ -152,10 +191,7 @@ def tenant(column: LiteralString) -> Field:
     """The column is the id of one of these tenants, each given by its name or by its id."""
 
     def condition(values: Sequence[str]) -> Condition:
-        found: LiteralString = (
-            " = any (%s::uuid[] || array(select t.id from penstock.tenants t where t.name = any (%s)))"
-        )
-        return column + found, [uuids(values), list(values)]
+        return column + " = any (%s::uuid[])", [Names(tuple(values))]
 
     return condition
 
@@ -166,7 +202,7 @@ def age(column: LiteralString) -> Field:
     def condition(values: Sequence[str]) -> Condition:
         sign: LiteralString = " < " if values[0].startswith(">") else " > "
         duration = seconds(values[0].lstrip("<>") if len(values) == 1 else "")
-        return column + sign + "(select penstock._now()) - make_interval(secs => %s)", [duration]
+        return column + sign + "%s", [Ago(duration)]
 
     return condition
 

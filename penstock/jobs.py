@@ -245,7 +245,10 @@ async def list(
     limit: int = 50,
 ) -> builtins.list[Job]:
     """Jobs, newest first. The next page comes `before` the id of the last one of this page."""
-    chosen = [*filters.conditions(filter, FIELDS), *_equal(tenant_id=tenant_id, type=type, status=status)]
+    chosen = [
+        *await filters.conditions(where, filter, FIELDS),
+        *_equal(tenant_id=tenant_id, type=type, status=status),
+    ]
     chosen += _of_tenants(tenant_ids)
     if before is not None:
         chosen.append(("id < %s", [before]))
@@ -281,7 +284,9 @@ async def counts(
     most: int,
 ) -> dict[str, int]:
     """How many jobs of each status match; of more than `most`, one more than that: it costs no more."""
-    condition, values = filters.every([*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)])
+    condition, values = filters.every(
+        [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
+    )
     statement = _COUNTS + condition + " limit %s) as x) from unnest(%s::text[]) as s(status)"
     return dict(await db.rows(where, statement, [*values, most + 1, builtins.list(_STATUSES)]))  # pyright: ignore[reportArgumentType]
 
@@ -387,7 +392,7 @@ async def weigh(
     tenant_ids: Sequence[UUID] | None = None,
 ) -> Weight:
     """What `act` with the same arguments would be about, and its money."""
-    found, values = _acted_on(verb, filter, ids, tenant_ids)
+    found, values = await _acted_on(where, verb, filter, ids, tenant_ids)
     statement = _FOUND + found + _WEIGH
     [(count, some)] = await db.rows(where, statement, [*values, _MOST_ACTED_ON + 1, verb])
     return Weight(count, some["tasks"], Decimal(some["cost"]), some["unpriced"], some["is_part"])
@@ -406,20 +411,24 @@ async def act(
 
     A hundred are done at once, more by the workers. Jobs that it cannot be done to are left out.
     """
-    found, values = _acted_on(verb, filter, ids, tenant_ids)
+    found, values = await _acted_on(where, verb, filter, ids, tenant_ids)
     statement = _FOUND + found + _ACT
     [[action_id]] = await db.rows(where, statement, [*values, _MOST_ACTED_ON, verb, reason])
     return action_id
 
 
-def _acted_on(
-    verb: JobVerb, filter: str, ids: Sequence[UUID] | None, tenant_ids: Sequence[UUID] | None
+async def _acted_on(
+    where: db.Pool | db.Connection,
+    verb: JobVerb,
+    filter: str,
+    ids: Sequence[UUID] | None,
+    tenant_ids: Sequence[UUID] | None,
 ) -> filters.Condition:
     if verb not in _TO:
         raise Invalid(f"{verb!r} is not done to jobs", code="invalid_verb", details={"field": "verb"})
     chosen: builtins.list[filters.Condition] = [(_TO[verb], [])]
     if ids is None:
-        chosen += [*filters.conditions(filter, FIELDS), *_of_tenants(tenant_ids)]
+        chosen += [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
     else:
         chosen.append(("id = any (%s)", [builtins.list(ids)]))
     return filters.every(chosen)
