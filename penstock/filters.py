@@ -5,7 +5,7 @@ commas between them mean any of them; a minus before the field excludes. A value
 quotation mark in it is put in quotation marks: `tenant:"Acme, Inc."`. What a field may be is up to the list.
 
 Values only ever become bound parameters. The SQL around them is literal text of this package. What a value
-means is asked before (whose name it is, when an hour ago was): PostgreSQL finds a good way only to what it knows.
+means (whose name it is, when an hour ago was) is asked before: only to what it knows, PostgreSQL finds a way.
 """
 
 from __future__ import annotations
