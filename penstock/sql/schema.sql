@@ -2131,7 +2131,7 @@ function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2e735c980d684179e0b11b3f5fac1283
+  body: sha256 1eb5396c9b1e395e375cfc83a05dce39
   comment: Pauses jobs whose budget has no room for any of their tasks, and those that pause for want of quota.
 
 function penstock._percentile(jsonb, double precision)
@@ -2204,6 +2204,14 @@ function penstock._queue(penstock.ready[], boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 5e3693216bf9fb52ba488ab9d3ec2d6c
   comment: Puts tasks in line, each tenant behind its own last slot.
+
+function penstock._ready_task(penstock.jobs)
+  arguments: p_job penstock.jobs
+  returns: bigint
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 05185271840c6e954e78c8c01c7d634d
+  comment: A task of the job that stands in line, the best one.
 
 function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
   arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
@@ -2503,7 +2511,7 @@ function penstock._waiting_task(penstock.jobs)
   returns: bigint
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 3df7db61fb56dbf81c2fdc0d6f2544a0
+  body: sha256 b7c9d4c7b41b7c38fe6baaf3d2771a43
   comment: A task of the job that waits, the one that is nearest to its turn.
 
 function penstock._wake(uuid[], integer)

@@ -278,6 +278,32 @@ class TestBudgets:
         sql.drain()
         assert sql.status(job) == "completed" and cost(sql, job) == D("7.3")
 
+    def test_goes_on_while_there_is_room(self, sql: Contract) -> None:
+        """What was woken and stands in line has nothing set aside: that is no reason to pause."""
+        job = sql.start(calls(20, units={"tokens": 1000}), budget=3.5)
+        tasks = sql.claim(10)
+        assert len(tasks) == 3 and sql.claim(10) == []
+        for task in tasks:
+            report(sql, task, tokens=100)
+            sql.complete(task)
+        sql.upkeep()
+        assert sql.status(job) == "running" and cost(sql, job) == D("0.3")
+        assert sql.drain() == 3
+        sql.upkeep()
+        assert sql.job(job)["status_reason"].startswith("budget: 3.3 of 3.5 USD spent")
+
+    def test_a_raised_budget_is_not_taken_for_spent(self, sql: Contract) -> None:
+        """Raised while the job was paused by hand, and taken up again: what waits there has not been told."""
+        job = sql.start(calls(3, units={"tokens": 1000}), budget=1)
+        sql.drain()
+        sql.pause(job, "by hand")
+        sql.value("set_budget", job_id=job, amount=10)
+        sql.resume(job)
+        # Upkeep looks at some tenants at a time, and may not have come to this one.
+        sql.execute("select penstock._pause_spent_jobs()")
+        assert sql.status(job) == "running"
+        assert sql.drain() == 2 and sql.status(job) == "completed"
+
     def test_without_a_budget_again(self, sql: Contract) -> None:
         job = sql.start(calls(3, units={"tokens": 1000}), budget=0)
         assert sql.claim(10) == []

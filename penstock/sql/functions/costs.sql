@@ -287,12 +287,17 @@ begin
   -- Nothing of it runs any more that could give something back: it waits for a decision.
   -- An account that is locked is just being moved, and so is a job.
   for v_job in
-    select j.id, j.budget, a.used from jobs j
+    select j.id, j.budget, a.used, j as job from jobs j
     join accounts a on a.tenant_id = j.tenant_id and a.job_id = j.id and a.meter = 'cost'
     where j.budget is not null and j.finished_at is null and j.status in ('queued', 'running') and a.held = 0
       and exists (select from parked p where p.tenant_id = j.tenant_id and p.waits_for = 'budget' and p.job_id = j.id)
     for no key update of j, a skip locked
   loop
+    -- What stands in line has nothing set aside before its claim, which will find room for it or not.
+    continue when _ready_task(v_job.job) is not null or exists (select from leases l where l.job_id = v_job.id);
+    -- There may be room that nobody has told it of: see _wake_missed.
+    perform _wake(array[(v_job.job).tenant_id], 100);
+    continue when _ready_task(v_job.job) is not null;
     perform pause_job(v_job.id, format('budget: %s of %s %s spent, and the next task does not fit', trim_scale(v_job.used), trim_scale(v_job.budget),
       (_setting('base_currency')) #>> '{}'));
   end loop;

@@ -133,20 +133,11 @@ comment on function penstock.explain_task(uuid, bigint) is
 create or replace function penstock._waiting_task(p_job penstock.jobs)
 returns bigint language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
-  v_lane record;
-  v_task_id bigint;
+  v_task_id bigint := _ready_task(p_job);
 begin
-  -- The lanes and priorities of this tenant lead the index; there are few, so each is asked in turn.
-  for v_lane in
-    select l.id, p.priority from lanes l cross join generate_series(0, 10) as p(priority)
-    where l.tenant_id is null or l.tenant_id = p_job.tenant_id order by 2, 1
-  loop
-    select task_id into v_task_id from ready
-    where tenant_id = p_job.tenant_id and lane_id = v_lane.id and priority = v_lane.priority and job_id = p_job.id order by task_id limit 1;
-    if found then
-      return v_task_id;
-    end if;
-  end loop;
+  if v_task_id is not null then
+    return v_task_id;
+  end if;
   -- Those that wait for their parents are explained by those.
   select task_id into v_task_id from (
     select task_id, pending from parked where job_id = p_job.id order by task_id limit 1000) as p
