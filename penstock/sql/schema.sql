@@ -628,7 +628,6 @@ table penstock.jobs
   index jobs_tenant: CREATE INDEX jobs_tenant ON penstock.jobs USING btree (tenant_id, id)
   index jobs_tenant_status: CREATE INDEX jobs_tenant_status ON penstock.jobs USING btree (tenant_id, status, id)
   index jobs_type: CREATE INDEX jobs_type ON penstock.jobs USING btree (type, created_at)
-  trigger jobs_artifacts: CREATE TRIGGER jobs_artifacts AFTER DELETE ON penstock.jobs FOR EACH ROW EXECUTE FUNCTION penstock._delete_job_artifacts()
   trigger jobs_audit: CREATE TRIGGER jobs_audit AFTER UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION penstock._audit_job()
   trigger jobs_transitions: CREATE TRIGGER jobs_transitions BEFORE UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((((((((((((((((old.status <> 'queued'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'running'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'queued'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'failed'::text) OR (new.status <> 'running'::text))))) EXECUTE FUNCTION penstock._guard_job()
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
@@ -1746,20 +1745,13 @@ function penstock._count_job(penstock.jobs)
   body: sha256 e91728e82bf84166853c812ebf44bb81
   comment: Counts a new job where jobs are limited, and refuses one too many.
 
-function penstock._delete_artifact(penstock.artifacts)
-  arguments: p_artifact penstock.artifacts
+function penstock._delete_artifacts(penstock.artifacts[])
+  arguments: p_artifacts penstock.artifacts[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b5f461c19234fb5a47dbabefcaa663e4
-  comment: Marks a file as to be removed. It counts no longer.
-
-function penstock._delete_job_artifacts()
-  returns: trigger
-  attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 239d1a69d633ccf07f434d0fb283b54a
-  comment: A job's files go with it.
+  body: sha256 498bb1d519207da1f83d14b442ed0ae9
+  comment: Marks files as to be removed. They count no longer. Their rows are locked by the caller. Once per transaction.
 
 function penstock._do_action(uuid, integer)
   arguments: p_action_id uuid, p_bite integer
@@ -2459,13 +2451,13 @@ function penstock._thrift_of(text, text)
   body: sha256 84c7a029dfe51b4c9e8650876669d3e0
   comment: What calls cost in truth, as a part of their estimates.
 
-function penstock._uncount_artifact(penstock.artifacts)
-  arguments: p_artifact penstock.artifacts
+function penstock._uncount_artifacts(penstock.artifacts[])
+  arguments: p_artifacts penstock.artifacts[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ed6349281e5abedf7e813729b8799d4d
-  comment: Gives back what a file takes of the quota, or had set aside.
+  body: sha256 bb2be17608537a2727c7c3b9ef5040d8
+  comment: Gives back what files take of the quotas, or had set aside. Their rows are locked by the caller. Once per transaction.
 
 function penstock._unspend(penstock.leases[])
   arguments: p_leases penstock.leases[]
@@ -2596,7 +2588,7 @@ function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
   returns: TABLE(id uuid, path text, max_bytes bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 83cf138c634a84f9c59ca2d4b22541ea
+  body: sha256 58e177c65ceff2af695686cbdeef8989
   comment: Makes the record of a file that a running task is about to write, sets p_bytes of the quota aside, and says where it goes. The same name again, by a retry too, is the same file.
   grant to service_role: execute
 
@@ -2762,7 +2754,7 @@ function penstock.delete_artifact(uuid)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 43d1b8a5cf5899516a26aa409ddd6c4e
+  body: sha256 9f729bb9b94f0983f8019a05c4616f03
   comment: Deletes a file: it is gone for readers and for the quota at once, from storage soon. False if it was deleted before.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2808,7 +2800,7 @@ function penstock.drop_artifact(uuid, text, bigint)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1aee049a4f035d0be829fa0ff724fb1c
+  body: sha256 ce288d67109ec0f0530531c2d8c4421d
   comment: Gives a file up that could not be written; what there is of it is removed soon.
   grant to service_role: execute
 
@@ -2938,7 +2930,7 @@ function penstock.forget_artifacts(uuid[])
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 92b5577fea435af1b4a1200bcaa5c8e2
+  body: sha256 bda25a9d73dea2f253756cd6526c7873
   comment: Removes the records of files that were removed.
   grant to service_role: execute
 
@@ -3144,7 +3136,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9ce5ffd91aac28a10faf2acaa9d0a2ed
+  body: sha256 148a5e41df03d247ce0ac0a248e3fb2a
   comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.
   grant to service_role: execute
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -173,3 +174,65 @@ class TestWithOthers:
         assert sql.value("discard_dead_letters", filter=Jsonb({"all": True})) == 1
         other.connection.execute("commit")
         assert [sql.status(job) for job in jobs] == ["running", "failed"]
+
+
+class TestFiles:
+    """A job's files go with it, and each counts no longer exactly once."""
+
+    def job(self, sql: Contract, tenant: UUID, files: int = 1, is_ended: bool = True) -> list[Any]:
+        """An ended job with files of 100 bytes: their ids."""
+        sql.start([{"kind": "work"}], tenant_id=str(tenant))
+        task = sql.claim_one()
+        holder = {"worker_id": "w1", "lease": task["lease"]}
+        made: list[Any] = []
+        for name in range(files):
+            row = sql.rows("begin_artifact", task_id=task["id"], **holder, name=str(name), bytes=100)[0]
+            sql.value("finish_artifact", artifact_id=row["id"], **holder, bytes=100, sha256="0" * 64)
+            made.append(row["id"])
+        if is_ended:
+            sql.complete(task)
+        return made
+
+    def used(self, sql: Contract, tenant: UUID) -> Any:
+        assert sql.rows("check_accounts") == []
+        query = "select used from penstock.accounts where tenant_id = %s and job_id is null and meter = 'bytes'"
+        return sql.one(query, tenant)
+
+    def test_one_that_is_just_being_deleted_is_counted_once(self, sessions: Sessions, clock: Clock) -> None:
+        sql, other = sessions.open(), sessions.open()
+        first, _ = self.job(sql, sessions.tenant, 2)
+        clock.advance(days=100)
+        other.connection.execute("begin")
+        assert other.value("delete_artifact", artifact_id=first)
+        call = Call(lambda: sql.value("prune"))
+        sessions.wait_until_blocked_or_done(sql, call)
+        other.connection.execute("commit")
+        call.result()
+        while sql.value("prune"):
+            pass
+        assert sql.one("select count(*) from penstock.jobs") == 0
+        assert sql.one("select count(*) from penstock.artifacts where status <> 'deleted'") == 0
+        assert self.used(sql, sessions.tenant) == 0
+
+    def test_a_job_of_many_files_goes_in_bites(self, sql: Contract, tenant: UUID, clock: Clock) -> None:
+        self.job(sql, tenant, 5)
+        clock.advance(days=100)
+        assert [sql.value("prune", limit=2) for _ in range(4)] == [2, 2, 2, 2]
+        assert sql.value("prune", limit=2) == 0 and self.used(sql, tenant) == 0
+
+    def test_accounts_of_several_tenants_have_one_order(self, sessions: Sessions, clock: Clock) -> None:
+        sql, other = sessions.open(), sessions.open()
+        low, high = sorted(sql.value("create_tenant", name=name) for name in ("one", "two"))
+        self.job(sql, high)
+        self.job(sql, low)
+        clock.advance(days=100)
+        (in_low,), (in_high,) = (self.job(sql, tenant, is_ended=False) for tenant in (low, high))
+        other.connection.execute("begin")
+        other.value("delete_artifact", artifact_id=in_low)
+        call = Call(lambda: sql.value("prune"))
+        sessions.wait_until_blocked(sql, call)
+        # It waits for the first account, and has not got the second.
+        other.value("delete_artifact", artifact_id=in_high)
+        other.connection.execute("commit")
+        assert call.result() > 0
+        assert (self.used(sql, low), self.used(sql, high)) == (0, 0)

@@ -48,20 +48,35 @@ end
 $$;
 comment on function penstock._check_artifact(text, text, bigint, bigint) is 'Refuses what cannot be the name, type or size of a file.';
 
-create or replace function penstock._uncount_artifact(p_artifact penstock.artifacts)
+create or replace function penstock._uncount_artifacts(p_artifacts penstock.artifacts[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_bookings booking[];
+  v_holds holds[];
 begin
-  if p_artifact.status = 'stored' and p_artifact.bytes > 0 then
-    perform _book(_note_usage(p_artifact.tenant_id, 'artifact', jsonb_build_object('bytes', -p_artifact.bytes), null, null,
-      jsonb_build_object('artifact_id', p_artifact.id)));
-    perform _wake_waiting(array[p_artifact.tenant_id]);
-  elsif p_artifact.status = 'pending' and exists (
-      select from holds where id = p_artifact.hold_id and status = 'held') then
-    perform release_hold(p_artifact.hold_id);
+  -- All together, so that accounts are locked in their order, whatever the order of the files.
+  v_bookings := array(
+    select b from unnest(p_artifacts) as a
+    cross join lateral unnest(_note_usage(a.tenant_id, 'artifact', jsonb_build_object('bytes', -a.bytes), null, null,
+      jsonb_build_object('artifact_id', a.id))) as b
+    where a.status = 'stored' and a.bytes > 0);
+  with due as (
+    -- One that somebody has in hand has just run out: it is given back by whoever has it.
+    select h.id from holds h where h.id = any (array(select a.hold_id from unnest(p_artifacts) as a where a.status = 'pending'))
+      and h.status = 'held' for update skip locked
+  ), gone as (
+    update holds h set status = 'released', settled_at = _now() from due where h.id = due.id returning h as hold
+  )
+  select array_agg(g.hold) into v_holds from gone g;
+  v_bookings := v_bookings || array(select b from unnest(v_holds) as h cross join lateral unnest(_freed(h)) as b);
+  if cardinality(v_bookings) > 0 then
+    perform _book(v_bookings);
+    perform _wake_waiting(array(select distinct a.tenant_id from unnest(p_artifacts) as a));
   end if;
 end
 $$;
-comment on function penstock._uncount_artifact(penstock.artifacts) is 'Gives back what a file takes of the quota, or had set aside.';
+comment on function penstock._uncount_artifacts(penstock.artifacts[]) is
+  'Gives back what files take of the quotas, or had set aside. Their rows are locked by the caller. Once per transaction.';
 
 create or replace function penstock._hold_bytes(p_tenant_id uuid, p_bytes bigint)
 returns uuid language sql set search_path = penstock, pg_temp as $$
@@ -89,7 +104,7 @@ begin
   perform pg_advisory_xact_lock(hashtextextended('penstock.artifact:' || v_path, 0));
   select a.* into v_old from artifacts a where a.tenant_id = v_lease.tenant_id and a.path = v_path for update;
   if v_old.id is not null then
-    perform _uncount_artifact(v_old);
+    perform _uncount_artifacts(array[v_old]);
     update artifacts a set lease = v_lease.lease, name = p_name, content_type = p_content_type, bytes = p_bytes, sha256 = null,
       status = 'pending', begun_at = v_now, stored_at = null, hold_id = _hold_bytes(v_lease.tenant_id, p_bytes)
     where a.id = v_old.id;
@@ -242,21 +257,22 @@ comment on function penstock.finish_artifact(uuid, text, bigint, bigint, text) i
 create or replace function penstock.drop_artifact(p_artifact_id uuid, p_worker_id text, p_lease bigint)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  perform _delete_artifact(_fenced_artifact(p_artifact_id, p_worker_id, p_lease));
+  perform _delete_artifacts(array[_fenced_artifact(p_artifact_id, p_worker_id, p_lease)]);
 end
 $$;
 comment on function penstock.drop_artifact(uuid, text, bigint) is 'Gives a file up that could not be written; what there is of it is removed soon.';
 
-create or replace function penstock._delete_artifact(p_artifact penstock.artifacts)
+create or replace function penstock._delete_artifacts(p_artifacts penstock.artifacts[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
-  perform _uncount_artifact(p_artifact);
-  update artifacts set status = 'deleted', hold_id = null where id = p_artifact.id;
-  perform _audit(p_artifact.tenant_id, 'artifact.deleted', p_artifact.job_id, 'artifact:' || p_artifact.id,
-    jsonb_build_object('path', p_artifact.path)) where p_artifact.status = 'stored';
+  update artifacts set status = 'deleted', hold_id = null where id = any (array(select a.id from unnest(p_artifacts) as a));
+  perform _audit(a.tenant_id, 'artifact.deleted', a.job_id, 'artifact:' || a.id, jsonb_build_object('path', a.path))
+  from unnest(p_artifacts) as a where a.status = 'stored';
+  perform _uncount_artifacts(p_artifacts);
 end
 $$;
-comment on function penstock._delete_artifact(penstock.artifacts) is 'Marks a file as to be removed. It counts no longer.';
+comment on function penstock._delete_artifacts(penstock.artifacts[]) is
+  'Marks files as to be removed. They count no longer. Their rows are locked by the caller. Once per transaction.';
 
 create or replace function penstock.delete_artifact(p_artifact_id uuid)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -266,23 +282,11 @@ begin
   if v_artifact.status = 'deleted' then
     return false;
   end if;
-  perform _delete_artifact(v_artifact);
+  perform _delete_artifacts(array[v_artifact]);
   return true;
 end
 $$;
 comment on function penstock.delete_artifact(uuid) is 'Deletes a file: it is gone for readers and for the quota at once, from storage soon. False if it was deleted before.';
-
-create or replace function penstock._delete_job_artifacts()
-returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
-begin
-  perform _delete_artifact(a) from artifacts a where a.job_id = old.id and a.status <> 'deleted' order by a.id;
-  return null;
-end
-$$;
-comment on function penstock._delete_job_artifacts() is 'A job''s files go with it.';
-
-create or replace trigger jobs_artifacts after delete on penstock.jobs
-  for each row execute function penstock._delete_job_artifacts();
 
 create or replace function penstock.due_artifacts(p_limit integer default 100)
 returns table (id uuid, paths text[])
@@ -313,15 +317,11 @@ comment on function penstock.due_artifacts(integer) is
 create or replace function penstock.forget_artifacts(p_ids uuid[])
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
-  v_artifact artifacts;
-  v_count integer := 0;
+  v_artifacts artifacts[] := array(select a from artifacts a where a.id = any (p_ids) order by a.id for update);
 begin
-  for v_artifact in select * from artifacts where id = any (p_ids) order by tenant_id, id for update loop
-    perform _uncount_artifact(v_artifact);
-    delete from artifacts where id = v_artifact.id;
-    v_count := v_count + 1;
-  end loop;
-  return v_count;
+  perform _uncount_artifacts(v_artifacts);
+  delete from artifacts where id = any (p_ids);
+  return cardinality(v_artifacts);
 end
 $$;
 comment on function penstock.forget_artifacts(uuid[]) is 'Removes the records of files that were removed.';

@@ -550,6 +550,8 @@ declare
   v_left integer := p_limit;
   v_job_id uuid;
   v_count integer;
+  v_files uuid[] := '{}';
+  v_some uuid[];
 begin
   perform _prune_providers();
   delete from holds where ctid = any (array(select ctid from holds where settled_at < v_cutoff limit p_limit));
@@ -570,6 +572,11 @@ begin
         < (select count(*) from bulks where job_id = v_job_id);
     -- First of all the way back: what is half deleted must not be retried.
     delete from dead_letters where job_id = v_job_id;
+    v_some := array(select id from artifacts where job_id = v_job_id and status <> 'deleted' order by id limit v_left for update skip locked);
+    v_files := v_files || v_some;
+    v_left := v_left - cardinality(v_some);
+    exit when v_left <= 0;
+    continue when (select count(*) from artifacts where job_id = v_job_id and status <> 'deleted') > cardinality(v_some);
     delete from results where ctid = any (array(select ctid from results where job_id = v_job_id limit v_left));
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
@@ -596,6 +603,10 @@ begin
     v_left := v_left - 1;
     exit when v_left <= 0;
   end loop;
+  -- All at once and last of all, as accounts are: those of several tenants have one order.
+  if cardinality(v_files) > 0 then
+    perform _delete_artifacts(array(select a from artifacts a where a.id = any (v_files)));
+  end if;
   return p_limit - v_left;
 end
 $$;
