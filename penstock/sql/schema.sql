@@ -622,6 +622,7 @@ table penstock.jobs
   constraint jobs_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
   constraint jobs_type_check: CHECK (((length(type) >= 1) AND (length(type) <= 200)))
   index jobs_budget: CREATE INDEX jobs_budget ON penstock.jobs USING btree (tenant_id, id) WHERE ((budget IS NOT NULL) AND (finished_at IS NULL))
+  index jobs_finished: CREATE INDEX jobs_finished ON penstock.jobs USING btree (finished_at) WHERE (finished_at IS NOT NULL)
   index jobs_idempotency: CREATE UNIQUE INDEX jobs_idempotency ON penstock.jobs USING btree (tenant_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
   index jobs_pausing: CREATE INDEX jobs_pausing ON penstock.jobs USING btree (tenant_id, id) WHERE ((on_limit = 'pause'::text) AND (finished_at IS NULL))
   index jobs_status: CREATE INDEX jobs_status ON penstock.jobs USING btree (status, id)
@@ -2182,12 +2183,13 @@ function penstock._promote(integer)
   body: sha256 1333d8757b2c8da56740f2edb8c4e022
   comment: Queues what waited for a time that has come.
 
-function penstock._prune_providers()
+function penstock._prune_providers(integer)
+  arguments: p_limit integer
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 aa74a3eb1efaef6870d524c330bcb6ec
-  comment: Forgets what no window holds any more.
+  body: sha256 ecc98277b183e2a1eb545b97742b4add
+  comment: Forgets what no window holds any more, at most so many rows of each sort.
 
 function penstock._queue(penstock.ready[], boolean)
   arguments: p_rows penstock.ready[], p_is_front boolean
@@ -3136,8 +3138,8 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 148a5e41df03d247ce0ac0a248e3fb2a
-  comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.
+  body: sha256 5ffbe2f466d88d8c11888ca52868e83c
+  comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays. Workers call it about once a minute; nothing happens while another call runs.
   grant to service_role: execute
 
 function penstock.pulse()

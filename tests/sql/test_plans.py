@@ -275,6 +275,13 @@ class TestCalls:
         found = self.small(big, 150, "select * from penstock.upkeep()")
         assert found["parked_due"] >= 2 and found["schedules_due"] == 1
 
+    def test_prune(self, big: Big) -> None:
+        """Nor of 100,000 jobs that have not ended long ago."""
+        query = "select penstock.prune(100)"
+        found = scans(big.sql, query)
+        assert found["jobs_finished"] >= 1 and "seq jobs" not in found
+        assert pages(big.sql, query) < 150
+
     def test_my_tenants(self, big: Big) -> None:
         """What every policy asks."""
         claims = json.dumps({"sub": str(big.user)})

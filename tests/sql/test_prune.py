@@ -94,8 +94,31 @@ def test_a_large_job_goes_in_bites(conn: SyncConnection, tenant: UUID, clock: Cl
     job = start(conn, tenant, TASKS)
     finish(conn)
     clock.advance(days=91)
-    assert [prune(conn, 2) for _ in range(4)] == [2, 2, 2, 1]
+    assert [prune(conn, 2) for _ in range(5)] == [2, 2, 2, 2, 1]
     assert set(rows_of(conn, job).values()) == {0}
+
+
+def test_what_was_set_aside_goes_in_bites_too(sql: Contract, clock: Clock) -> None:
+    job = sql.start(10, on_failure="stop")
+    sql.kill(sql.claim_one())
+    sql.do_chores()
+    clock.advance(days=100)
+    # Nine that never ran, one result, ten tasks, one attempt, the job.
+    assert [sql.value("prune", limit=8) for _ in range(4)] == [8, 8, 6, 0]
+    assert set(rows_of(sql.connection, job).values()) == {0}
+
+
+def test_one_at_a_time(sessions: Sessions, clock: Clock) -> None:
+    sql, other = sessions.open(), sessions.open()
+    sql.start(1)
+    sql.start(1)
+    sql.drain()
+    clock.advance(days=100)
+    with other.connection.transaction(force_rollback=True):
+        # It has taken one of the two jobs.
+        assert other.value("prune", limit=1) == 1
+        assert sql.value("prune") == 0
+    assert sql.value("prune") > 0
 
 
 class TestWithOthers:
@@ -195,7 +218,9 @@ class TestFiles:
 
     def used(self, sql: Contract, tenant: UUID) -> Any:
         assert sql.rows("check_accounts") == []
-        query = "select used from penstock.accounts where tenant_id = %s and job_id is null and meter = 'bytes'"
+        query = (
+            "select used from penstock.accounts where tenant_id = %s and job_id is null and meter = 'bytes'"
+        )
         return sql.one(query, tenant)
 
     def test_one_that_is_just_being_deleted_is_counted_once(self, sessions: Sessions, clock: Clock) -> None:

@@ -553,49 +553,58 @@ declare
   v_files uuid[] := '{}';
   v_some uuid[];
 begin
-  perform _prune_providers();
-  delete from holds where ctid = any (array(select ctid from holds where settled_at < v_cutoff limit p_limit));
-  delete from provider_events where at < v_cutoff;
-  delete from actions where finished_at < v_cutoff;
+  -- Every worker calls it now and then: one at a time is enough.
+  if not pg_try_advisory_xact_lock(hashtextextended('penstock.prune', 0)) then
+    return 0;
+  end if;
+  perform _prune_providers(p_limit);
+  delete from holds where ctid = any (array(select ctid from holds where settled_at < v_cutoff order by settled_at limit p_limit for update skip locked));
+  -- Their ids grow with time: the oldest ones are enough to look at.
+  delete from provider_events where id = any (array(
+    select e.id from (select id, at from provider_events order by id limit p_limit) as e where e.at < v_cutoff));
+  delete from actions where id = any (array(
+    select a.id from (select id, finished_at from actions order by id limit p_limit) as a where a.finished_at < v_cutoff));
   for v_job_id in
-    select id from jobs where status in ('completed', 'failed', 'canceled') and finished_at < v_cutoff
-    order by id limit p_limit for update skip locked
+    -- Only what has ended has such a date.
+    select id from jobs where finished_at < v_cutoff order by finished_at limit p_limit for update skip locked
   loop
     -- Everybody else takes the job last. We have it first, so we wait for nothing more: what somebody has in hand, or a
     -- large pause or cancel has not worked off yet, is for the next time.
     continue when exists (select from chores where job_id = v_job_id) or exists (select from leases where job_id = v_job_id)
-      or (select count(*) from (select from parked where job_id = v_job_id for update skip locked) as p)
-        < (select count(*) from parked where job_id = v_job_id)
       or (select count(*) from (select from phases where job_id = v_job_id for update skip locked) as p)
         < (select count(*) from phases where job_id = v_job_id)
       or (select count(*) from (select from bulks where job_id = v_job_id for update skip locked) as b)
         < (select count(*) from bulks where job_id = v_job_id);
     -- First of all the way back: what is half deleted must not be retried.
     delete from dead_letters where job_id = v_job_id;
+    -- Then bite by bite, until nothing is left of the limit.
     v_some := array(select id from artifacts where job_id = v_job_id and status <> 'deleted' order by id limit v_left for update skip locked);
     v_files := v_files || v_some;
     v_left := v_left - cardinality(v_some);
-    exit when v_left <= 0;
-    continue when (select count(*) from artifacts where job_id = v_job_id and status <> 'deleted') > cardinality(v_some);
+    delete from parked where ctid = any (array(select ctid from parked where job_id = v_job_id limit v_left for update skip locked));
+    get diagnostics v_count = row_count;
+    v_left := v_left - v_count;
     delete from results where ctid = any (array(select ctid from results where job_id = v_job_id limit v_left));
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
-    exit when v_left <= 0;
     delete from tasks where ctid = any (array(select ctid from tasks where job_id = v_job_id limit v_left));
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
-    exit when v_left <= 0;
     delete from bulk_changes where ctid = any (array(select ctid from bulk_changes where job_id = v_job_id limit v_left));
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
-    exit when v_left <= 0;
     delete from bulk_rows where ctid = any (array(select ctid from bulk_rows where job_id = v_job_id limit v_left));
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
+    delete from edges where ctid = any (array(select ctid from edges where job_id = v_job_id limit v_left));
+    get diagnostics v_count = row_count;
+    v_left := v_left - v_count;
+    delete from attempts where ctid = any (array(select ctid from attempts where job_id = v_job_id limit v_left));
+    get diagnostics v_count = row_count;
+    v_left := v_left - v_count;
     exit when v_left <= 0;
-    delete from edges where job_id = v_job_id;
-    delete from attempts where job_id = v_job_id;
-    delete from parked where job_id = v_job_id;
+    continue when exists (select from parked where job_id = v_job_id)
+      or (select count(*) from artifacts where job_id = v_job_id and status <> 'deleted') > cardinality(v_some);
     delete from phases where job_id = v_job_id;
     delete from accounts where job_id = v_job_id;
     delete from bulks where job_id = v_job_id;
@@ -611,4 +620,4 @@ begin
 end
 $$;
 comment on function penstock.prune(integer) is
-  'Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays.';
+  'Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays. Workers call it about once a minute; nothing happens while another call runs.';

@@ -425,11 +425,12 @@ $$;
 comment on function penstock.report_limited(bigint, text, bigint, jsonb) is
   'A provider refused an attempt''s call (see report_provider for the signal): its lane closes for all workers, and the task goes back to the queue without costing an attempt.';
 
-create or replace function penstock._prune_providers()
+create or replace function penstock._prune_providers(p_limit integer)
 returns void language sql set search_path = penstock, pg_temp as $$
   -- What somebody has in hand is left for the next time.
   delete from spent where ctid = any (array(
-    select ctid from spent where _slot_ends(width, slot) + 30 < extract(epoch from _now()) for update skip locked));
-  delete from calls where ctid = any (array(select ctid from calls where expires_at < _now() - interval '1 hour' for update skip locked))
+    select ctid from spent where _slot_ends(width, slot) + 30 < extract(epoch from _now()) limit p_limit for update skip locked));
+  delete from calls where ctid = any (array(
+    select ctid from calls where expires_at < _now() - interval '1 hour' limit p_limit for update skip locked))
 $$;
-comment on function penstock._prune_providers() is 'Forgets what no window holds any more.';
+comment on function penstock._prune_providers(integer) is 'Forgets what no window holds any more, at most so many rows of each sort.';
