@@ -29,7 +29,8 @@ select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, 
 from penstock.artifacts where status = 'stored' and """
 _OF_JOB: LiteralString = """\
 job_id = %s and (%s::bigint is null or task_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"""
-_BATCH = 100
+BATCH = 100
+"""So many files are removed in one transaction."""
 Data: TypeAlias = bytes | Path | AsyncIterable[bytes]
 """What a file is made of: bytes, a local file, or pieces as they come."""
 MAX_OUTPUT = 64 << 20
@@ -38,7 +39,10 @@ _AWAITED: LiteralString = """\
 select from penstock.artifacts where id = %s and incoming = %s and status = 'pending'"""
 _DUE: LiteralString = """\
 select exists (select from penstock.artifacts where status <> 'stored'
-  and (status = 'deleted' and incoming is null or begun_at < penstock._now() - interval '1 hour'))"""
+    and (status = 'deleted' and incoming is null or begun_at < penstock._now() - interval '1 hour'))
+  or exists (select from penstock.artifacts where job_id is null and status = 'stored'
+    and stored_at < penstock._now() - make_interval(
+      days => (select value from penstock.settings where name = 'retention_days')::integer))"""
 Acting = Callable[[], AbstractAsyncContextManager[db.Connection]]
 """Gives a connection for one short call: none is held while bytes move."""
 
@@ -292,7 +296,7 @@ async def sweep(where: db.Pool, storage: Storage, *, orphans: bool = True, older
     Looking for those reads the whole list of files. Only files that are older than so many seconds count.
     """
     records = 0
-    while count := await _sweep_records(where, storage):
+    while count := await sweep_batch(where, storage):
         records += count
     files = 0
     if orphans:
@@ -303,10 +307,11 @@ async def sweep(where: db.Pool, storage: Storage, *, orphans: bool = True, older
     return Swept(records, files)
 
 
-async def _sweep_records(where: db.Pool, storage: Storage) -> int:
+async def sweep_batch(where: db.Pool, storage: Storage) -> int:
+    """Remove at most `BATCH` of what is deleted, given up or beyond its time. Returns how many that were."""
     # The rows stay locked until the files are gone: nobody begins to write there meanwhile.
     async with db.transaction(where) as held:
-        due = await db.call(held, "due_artifacts", p_limit=_BATCH)
+        due = await db.call(held, "due_artifacts", p_limit=BATCH)
         if due:
             await storage.delete(path for row in due for path in row["paths"])
             await db.call(held, "forget_artifacts", p_ids=[row["id"] for row in due])

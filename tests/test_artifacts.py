@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,7 +24,8 @@ from penstock import App, Context, artifacts, testing
 from penstock import db as database
 from penstock.errors import Forbidden, Invalid, LeaseLost, Limited, NotFound, TooLarge
 from penstock.storage import Bucket, Folder, Stored
-from penstock.worker import upkeep
+from penstock.worker import tidy
+from penstock.worker.desk import Desk
 from tests.test_storage import bucket, credentials, s3
 
 __all__ = ["bucket", "credentials", "s3"]
@@ -686,9 +688,7 @@ async def test_the_same_in_a_bucket(place: Place, bucket: Bucket, clock: testing
     assert place.bytes() == (len(PDF), 0)
 
 
-def test_any_worker_sweeps(
-    place: Place, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch, clock: testing.Clock
-) -> None:
+def test_any_worker_sweeps(place: Place, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(tenant=place.tenant)
     app.storage = place.storage
 
@@ -696,16 +696,54 @@ def test_any_worker_sweeps(
     def save(ctx: Context) -> Any:
         return ctx.save("a.pdf", PDF, "application/pdf")
 
+    @app.task(timeout="20s", max_attempts=1)
+    def wait() -> None:
+        while place.files():
+            time.sleep(0.01)
+
     drain.use(app)
-    job = save.start()
+    save.start()
     drain(app)
     assert len(place.files()) == 1
     place.db.execute("select penstock.delete_artifact(id) from penstock.artifacts")
-    monkeypatch.setattr(upkeep, "SWEEP_SECONDS", -1)
-    save.start()
+    monkeypatch.setattr(tidy, "SECONDS", 0)
+    # Its handler ends when the worker that runs it has swept.
+    wait.start()
     drain(app)
-    assert [path.split("/")[1] for path in place.files()] != [str(job.id)]
-    assert len(place.files()) == len(place.records()) == 1
+    assert place.db.execute("select outcome from penstock.results where outcome <> 'succeeded'") == []
+    assert place.files() == {}
+
+
+async def test_a_worker_sweeps_a_batch_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(artifacts, "BATCH", 2)
+    app = App(tenant=place.tenant)
+    app.storage = place.storage
+    async with opened(place) as pool:
+        desk = Desk("w1", app, pool, concurrency=1, buffer=1, lease_seconds=10, kinds=[])
+        task = place.task()
+        for name in "abc":
+            await place.save(pool, task, name)
+        place.db.execute("select penstock.delete_artifact(id) from penstock.artifacts")
+        assert await tidy.Tidy(desk).once() is True
+        assert len(place.files()) == 1
+        assert await tidy.Tidy(desk).once() is False
+        assert place.files() == {}
+
+
+async def test_an_upload_beyond_its_time_is_due(place: Place, clock: testing.Clock) -> None:
+    async with opened(place) as pool:
+        begun = await artifacts.begin_upload(
+            pool, tenant_id=place.tenant, name="a", content_type="application/pdf", bytes=len(PDF)
+        )
+        [row] = place.db.execute("select lease from penstock.take_upload(%s)", [begun.id])
+        place.db.execute(
+            "select penstock.finish_artifact(%s, null, %s, %s, %s)",
+            [begun.id, row["lease"], len(PDF), "0" * 64],
+        )
+        clock.advance(days=89)
+        assert not await artifacts.is_any_due(pool)
+        clock.advance(days=2)
+        assert await artifacts.is_any_due(pool)
 
 
 def test_the_command_line(place: Place) -> None:

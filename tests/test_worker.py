@@ -22,6 +22,7 @@ from penstock import worker as worker_module
 from penstock.errors import NotMigrated
 from penstock.settings import Settings
 from penstock.tasks import Claim, Done, Failed, Refusal
+from penstock.worker import tidy
 from penstock.worker.desk import Desk
 from penstock.worker.finish import Finish
 from penstock.worker.upkeep import Upkeep
@@ -686,6 +687,35 @@ async def test_a_loop_that_breaks_down_ends_the_worker(app: App, monkeypatch: py
     async with app:
         with pytest.raises(RuntimeError, match="upkeep broke down"):
             await Worker(app).run()
+
+
+def test_any_worker_prunes(
+    app: App,
+    db: testing.Database,
+    drain: testing.Drain,
+    clock: testing.Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Retention is applied without anybody asking for it."""
+
+    @app.task
+    def work() -> None: ...
+
+    @app.task(timeout="20s", max_attempts=1)
+    def wait(job: str) -> None:
+        while db.execute("select from penstock.jobs where id = %s", [job]):
+            time.sleep(0.01)
+
+    old = work.start()
+    drain(app)
+    db.execute("insert into penstock.spent values ((select min(id) from penstock.endpoints), 1, 0, 1, 1)")
+    clock.advance(days=91)
+    monkeypatch.setattr(tidy, "SECONDS", 0)
+    # Its handler ends when the worker that runs it has pruned.
+    wait.start(str(old.id))
+    drain(app)
+    assert [row["status"] for row in db.execute("select status from penstock.jobs")] == ["completed"]
+    assert count(db, "penstock.spent") == 0
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ execute  runs the handler of one task, in the loop, a thread or a process
 finish   reports in batches what has ended
 beat     extends the leases, from a thread of its own
 upkeep   takes back what others lost, queues what is due, fires schedules
+tidy     removes what has had its time: old jobs, files that are not needed any more
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from penstock.worker.desk import Desk
 from penstock.worker.execute import CALLS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
+from penstock.worker.tidy import Tidy
 from penstock.worker.upkeep import Upkeep
 from penstock.worker.wake import Wake
 
@@ -89,7 +91,7 @@ class Worker:
     async def _run(self, dsn: str) -> None:
         name = f"penstock worker {self.id}"
         async with (
-            db.pool(dsn, name=name, min_size=2, max_size=3) as pool,
+            db.pool(dsn, name=name, min_size=2, max_size=4) as pool,
             db.pool(dsn, name=f"{name} calls", min_size=0, max_size=CALLS) as calls,
         ):
             # A database that goes away meanwhile is waited for, as it is later on.
@@ -110,7 +112,7 @@ class Worker:
             desk.on_drop = execute.release
             desk.on_room = wake.work.set
             beat.start()
-            loops = [_endless(loop) for loop in (wake, upkeep, finish, beat)] + execute.start()
+            loops = [_endless(loop) for loop in (wake, upkeep, Tidy(desk), finish, beat)] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
             try:
@@ -183,7 +185,7 @@ class Worker:
         }
 
 
-def _endless(loop: Wake | Upkeep | Finish | Beat) -> asyncio.Task[None]:
+def _endless(loop: Wake | Upkeep | Tidy | Finish | Beat) -> asyncio.Task[None]:
     return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from typing import TYPE_CHECKING
 
 import structlog
 
-from penstock import artifacts, db, schedules
+from penstock import db, schedules
 
 if TYPE_CHECKING:
     from penstock.worker.desk import Desk
     from penstock.worker.wake import Wake
 
 LEAST_SECONDS = 0.02
-SWEEP_SECONDS = 60.0
 log = structlog.get_logger("penstock.worker")
 
 
@@ -27,7 +25,6 @@ class Upkeep:
         self._desk, self._wake = desk, wake
         self._lock = asyncio.Lock()
         self._pause = 5.0
-        self._swept_at = time.monotonic()
         self.count = 0
         """How often there was something to do."""
 
@@ -53,18 +50,6 @@ class Upkeep:
                 log.info(
                     "worker.upkeep", reclaimed=row["reclaimed"], promoted=row["promoted"], fired=len(fired)
                 )
-
-            await self._sweep()
-
-    async def _sweep(self) -> None:
-        """Remove files that are deleted or given up, about once a minute."""
-        app = self._desk.app
-        if app.artifacts is not None or time.monotonic() - self._swept_at < SWEEP_SECONDS:
-            return
-        self._swept_at = time.monotonic()
-        if await artifacts.is_any_due(self._desk.pool):
-            swept = await artifacts.sweep(self._desk.pool, app.storage, orphans=False)
-            log.info("worker.swept", records=swept.records)
 
     async def _sleep(self, pause: float) -> None:
         # Not all workers at the same moment, and not later than a few seconds: more may be parked meanwhile.
