@@ -1608,7 +1608,7 @@ function penstock._bury(penstock.leases[], text[], text[], text[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d7ec28de42d1767b4ce7e100e45de24f
+  body: sha256 149190f1b1ad6d12b99b1f8ff170cc25
   comment: Ends tasks as failed for good, with their letters, and everything that follows.
 
 function penstock._caller_tenant(uuid)

@@ -306,6 +306,33 @@ class TestEnd:
             assert one.status(job) == "failed"
         one.check()
 
+    def test_jobs_that_stop_and_jobs_that_are_full_are_locked_in_one_order(self, sessions: Sessions) -> None:
+        one, two = sessions.open(), sessions.open()
+        stops = one.start(2, on_failure="stop")
+        while (full := one.start(1)) < stops:
+            pass
+        tasks = {task["job_id"]: task for task in one.claim(10)}
+        lost = [tasks[stops], tasks[full]]
+        one.connection.execute("begin")
+        # As a cancel of both does, first the first.
+        one.execute("select from penstock.jobs where id = %s for no key update", stops)
+        failing = Call(
+            lambda: two.rows(
+                "fail_tasks",
+                worker_id="w1",
+                task_ids=[task["id"] for task in lost],
+                leases=[task["lease"] for task in lost],
+                errors=[Jsonb({"permanent": True}) for _ in lost],
+            )
+        )
+        sessions.wait_until_blocked(two, failing)
+        one.cancel(full)
+        one.connection.execute("commit")
+        assert failing.result() == []
+        assert (one.status(stops), one.status(full)) == ("failed", "canceled")
+        one.do_chores()
+        one.check()
+
 
 class TestIdempotency:
     def test_two_starts_with_one_key_make_one_job(self, sessions: Sessions) -> None:

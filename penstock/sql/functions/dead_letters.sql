@@ -9,6 +9,9 @@ declare
   v_freed ready[];
   v_some_freed ready[];
   v_job record;
+  v_jobs uuid[] := array(select distinct job_id from unnest(p_leases));
+  v_stopping uuid[] := array(
+    select j.id from jobs j where j.id = any (v_jobs) and (j.on_failure = 'stop' or j.stop_after is not null));
 begin
   insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id, error_code, error_message)
   select l.job_id, l.task_id, l.lease, l.tenant_id, l.started_at, v_now, l.failures + l.deaths + 1, l.phase, 'failed', l.worker_id,
@@ -29,12 +32,15 @@ begin
       v_freed := v_freed || v_some_freed;
     end if;
   end loop;
+  if v_stopping <> '{}' then
+    -- Some jobs end because they are full, and others because they stop: all are locked together, in one order.
+    perform 1 from phases where job_id = any (v_jobs) order by job_id, position for no key update;
+    perform 1 from jobs where id = any (v_jobs) order by id for no key update;
+  end if;
   perform _move_progress(v_deltas);
   -- A job that stops at its first failure, or pauses after some.
   for v_job in
-    select j.id, j.tenant_id, j.on_failure from jobs j
-    where j.id = any (array(select distinct job_id from unnest(p_leases))) and (j.on_failure = 'stop' or j.stop_after is not null)
-    order by j.id for no key update
+    select j.id, j.tenant_id, j.on_failure from jobs j where j.id = any (v_stopping) order by j.id
   loop
     if v_job.on_failure = 'stop' and (select status from jobs where id = v_job.id) in ('queued', 'running', 'paused') then
       perform _stop_job(v_job.id, v_job.tenant_id, 'failed', 'a task failed and the job stops at the first failure');
