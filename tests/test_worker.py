@@ -25,6 +25,7 @@ from penstock.tasks import Claim, Done, Failed, Refusal
 from penstock.worker import tidy
 from penstock.worker.desk import Desk
 from penstock.worker.finish import Finish
+from penstock.worker.processes import Processes
 from penstock.worker.upkeep import Upkeep
 from penstock.worker.wake import Wake
 
@@ -670,6 +671,25 @@ async def test_a_canceled_run_winds_down(app: App, db: testing.Database, eventua
         with pytest.raises(asyncio.CancelledError):
             await task
     assert (count(db, "penstock.ready"), count(db, "penstock.leases")) == (1, 0)
+
+
+async def test_as_many_compute_at_once_as_there_are_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where fewer tasks run at once. Of these two each waits for the other."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    processes = Processes(1)
+    try:
+        async with asyncio.timeout(30):
+            read, _ = await asyncio.gather(
+                processes.compute(Path.read_text, (pipe,), {}),
+                processes.compute(Path.write_text, (pipe, "met"), {}),
+            )
+    finally:
+        processes.close()
+    assert read == "met"
 
 
 async def test_a_loop_that_breaks_down_ends_the_worker(app: App, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,15 +27,16 @@ _context = multiprocessing.get_context("spawn")
 
 
 class Processes:
-    """Starts processes as they are needed, at most `limit`, and keeps them for the next call."""
+    """Starts processes as they are needed, at most `limit` for tasks and one for each core; keeps them."""
 
     def __init__(self, limit: int) -> None:
         self._free: list[_Process] = []
         self._busy: set[_Process] = set()
-        # A thread each, to wait for the answer.
-        self._threads = ThreadPoolExecutor(limit, thread_name_prefix="penstock process")
+        cores = os.cpu_count() or 1
+        # A thread each, to wait for the answer: also where all that may compute does so beside all tasks.
+        self._threads = ThreadPoolExecutor(limit + cores, thread_name_prefix="penstock process")
         # What computes needs a core: on more than there are it would only take turns, and memory.
-        self._cores = asyncio.Semaphore(os.cpu_count() or 1)
+        self._cores = asyncio.Semaphore(cores)
 
     async def call(self, function: Callable[..., Any], values: dict[str, Any], limit: float | None) -> Any:
         """Run a task's `function(**values)` in a process; gives the output as JSON text. Cancelling kills it.
