@@ -465,12 +465,14 @@ table penstock.endpoint_states
   column paced_at: timestamp with time zone not null default '1970-01-01 00:00:00+00'::timestamp with time zone
   column requests_limit: bigint
   column tokens_limit: bigint
+  column told_at: timestamp with time zone not null default '1970-01-01 00:00:00+00'::timestamp with time zone
   column refusals: integer not null default 0
   column refused_at: timestamp with time zone
   comment on column open_at: Its windows are full until then.
   comment on column closed_until: The provider asked to wait until then; infinity: it must be opened by hand.
   comment on column pace: Which part of its limits is used since the last refusal; grows back by itself.
   comment on column requests_limit: What the provider itself says its limit is, where that is less than ours.
+  comment on column told_at: When it last said so. An hour later it counts no more.
   constraint endpoint_states_endpoint_id_fkey: FOREIGN KEY (endpoint_id) REFERENCES penstock.endpoints(id) ON DELETE CASCADE
   constraint endpoint_states_pace_check: CHECK (((pace > (0)::double precision) AND (pace <= (1)::double precision)))
   constraint endpoint_states_pkey: PRIMARY KEY (endpoint_id)
@@ -1833,6 +1835,13 @@ function penstock._forecast(uuid, jsonb)
   body: sha256 9faa5d47ab2102aa6488c5dbcb323fd9
   comment: Cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", "after": [group numbers]}].
 
+function penstock._forget_told_limits()
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 abfcde95fc173a781bb0e8585da0e043
+  comment: A provider's lower limit counts for an hour after it was told; what was too large for it is tried again.
+
 function penstock._free_unclaimed(bigint[], jsonb[], timestamp with time zone)
   arguments: p_held bigint[], p_amounts jsonb[], p_now timestamp with time zone
   returns: void
@@ -3100,8 +3109,8 @@ function penstock.open_provider(text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7f887f585dc72a510c4f4c0d553db176
-  comment: Opens a lane that a provider's answer closed, after its account was topped up or the trouble is over.
+  body: sha256 e962aa1f2e38d2536d04f5aa543566db
+  comment: Opens a lane that a provider's answer closed, after its account was topped up or the trouble is over. A lower limit that it told is forgotten.
   grant to service_role: execute
 
 function penstock.orphaned_artifacts(text[])
@@ -3256,7 +3265,7 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0112710a41fc347608751f0a48c3448a
+  body: sha256 572240eb8b8885a6fedf8751ce641c2a
   comment: What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
   grant to service_role: execute
 
@@ -3528,7 +3537,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e131f66357b74c184439998199224d3a
+  body: sha256 69a505202d4dfda158015da85297ea4b
   comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
   grant to service_role: execute
 

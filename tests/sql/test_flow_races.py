@@ -440,6 +440,26 @@ class TestWakes:
         tell(sql, status=200, tokens={"limit": 1000, "remaining": 1000})
         end(sql, large)
 
+    @pytest.mark.parametrize("way", ["an hour", "opened"])
+    def test_a_lower_limit_is_not_kept_for_ever(self, sql: Contract, clock: Clock, way: str) -> None:
+        """What is too large for it is not called with, so nobody would hear that it is gone."""
+        clock.freeze()
+        sql.provider(NAME, tokens_per_minute=1000)
+        large = sql.start(calls(1, units={"tokens": 900}))
+        tell(sql, status=200, tokens={"limit": 500, "remaining": 500})
+        assert sql.claim(1) == []
+        clock.advance(minutes=59)
+        sql.upkeep()
+        sql.upkeep()
+        assert sql.claim(1) == []
+        if way == "opened":
+            sql.value("open_provider", name=NAME)
+        else:
+            clock.advance(minutes=2)
+            sql.upkeep()
+        assert sql.upkeep()["promoted"] == 1
+        assert sql.drain() == 1 and sql.status(large) == "completed"
+
     def test_less_than_estimated_opens_the_lane(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
         sql.provider(NAME, tokens_per_minute=1000)

@@ -70,18 +70,21 @@ returns void language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_id integer;
 begin
-  update endpoint_states s set open_at = 'epoch', closed_until = 'epoch', closed_reason = null, pace = 1
+  update endpoint_states s set open_at = 'epoch', closed_until = 'epoch', closed_reason = null, pace = 1,
+    requests_limit = null, tokens_limit = null
   from endpoints e where e.id = s.endpoint_id and e.name = p_name and e.tenant_id is not distinct from p_tenant_id
   returning e.id into v_id;
   if not found then
     perform _refuse(422, 'unknown_provider', format('there is no provider %L', left(p_name, 200)));
   end if;
+  perform _retry_parked('limit', array(select id from lanes where endpoint_id = v_id), _now());
   insert into provider_events (at, endpoint_id, tenant_id, event) values (_now(), v_id, p_tenant_id, 'opened');
   perform _audit(p_tenant_id, 'provider.opened', null, 'provider:' || p_name);
+  perform pg_notify('penstock', 'chores');
   perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.provider = p_name;
 end
 $$;
-comment on function penstock.open_provider(text, uuid) is 'Opens a lane that a provider''s answer closed, after its account was topped up or the trouble is over.';
+comment on function penstock.open_provider(text, uuid) is 'Opens a lane that a provider''s answer closed, after its account was topped up or the trouble is over. A lower limit that it told is forgotten.';
 
 create or replace function penstock._size(p_units jsonb, p_default_tokens bigint)
 returns table (requests bigint, tokens bigint) language sql immutable as $$
@@ -357,11 +360,12 @@ begin
       perform pg_notify('penstock', 'chores');
     end if;
   end if;
-  -- A limit that is lower than ours counts, as long as the provider says so. A limit of nothing says nothing: it would
+  -- A limit that is lower than ours counts, as long as the provider says so: see _forget_told_limits. A limit of nothing says nothing: it would
   -- close the lane for good, since nobody would ask again.
   update endpoint_states set
     requests_limit = case when v_told.requests_limit between 1 and v_endpoint.requests_per_minute - 1 then v_told.requests_limit end,
-    tokens_limit = case when v_told.tokens_limit between 1 and v_endpoint.tokens_per_minute - 1 then v_told.tokens_limit end
+    tokens_limit = case when v_told.tokens_limit between 1 and v_endpoint.tokens_per_minute - 1 then v_told.tokens_limit end,
+    told_at = v_now
   where endpoint_id = v_endpoint.id and (v_told.requests_limit is not null or v_told.tokens_limit is not null);
   v_before := v_state;
   select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
@@ -381,6 +385,26 @@ end
 $$;
 comment on function penstock.report_provider(text, jsonb, uuid) is
   'What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.';
+
+create or replace function penstock._forget_told_limits()
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_endpoints integer[];
+begin
+  -- What is larger than such a limit is not called with, so that nobody would hear of a new one.
+  with lapsed as (
+    update endpoint_states set requests_limit = null, tokens_limit = null, open_at = 'epoch' where endpoint_id = any (array(
+      select endpoint_id from endpoint_states
+      where told_at < _now() - interval '1 hour' and (requests_limit is not null or tokens_limit is not null) for no key update skip locked))
+    returning endpoint_id
+  )
+  select array_agg(endpoint_id) into v_endpoints from lapsed;
+  if v_endpoints is not null then
+    perform _retry_parked('limit', array(select id from lanes where endpoint_id = any (v_endpoints)), _now());
+  end if;
+end
+$$;
+comment on function penstock._forget_told_limits() is 'A provider''s lower limit counts for an hour after it was told; what was too large for it is tried again.';
 
 create or replace function penstock._unspend(p_leases penstock.leases[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$

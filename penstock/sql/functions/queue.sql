@@ -414,6 +414,7 @@ begin
     perform _refuse_waiting();
     perform _expire_holds();
   end if;
+  perform _forget_told_limits();
   v_woken := _wake_missed();
   promoted := promoted + v_woken;
   perform _pause_spent_jobs();

@@ -37,6 +37,7 @@ create table penstock.endpoint_states (
   paced_at timestamptz not null default 'epoch',
   requests_limit bigint,
   tokens_limit bigint,
+  told_at timestamptz not null default 'epoch',
   refusals integer not null default 0,
   refused_at timestamptz
 ) with (fillfactor = 50);
@@ -45,6 +46,7 @@ comment on column penstock.endpoint_states.open_at is 'Its windows are full unti
 comment on column penstock.endpoint_states.closed_until is 'The provider asked to wait until then; infinity: it must be opened by hand.';
 comment on column penstock.endpoint_states.pace is 'Which part of its limits is used since the last refusal; grows back by itself.';
 comment on column penstock.endpoint_states.requests_limit is 'What the provider itself says its limit is, where that is less than ours.';
+comment on column penstock.endpoint_states.told_at is 'When it last said so. An hour later it counts no more.';
 
 create table penstock.spent (
   endpoint_id integer not null references penstock.endpoints (id) on delete cascade,
