@@ -141,6 +141,48 @@ def test_what_is_refused_as_a_whole(name: str) -> None:
     assert caught.value.code == code
 
 
+@pytest.mark.timeout(30)
+def test_a_header_of_one_name_is_read_at_once() -> None:
+    """Each name is looked at some times, and not each beside each other. (That would take days.)"""
+    content = b",".join([b"a"] * limits.MOST_COLUMNS) + b"\n"
+    with sources.open(io.BytesIO(content), delimiter=",") as source:
+        assert source.columns == ["a", *(f"a_{number}" for number in range(2, limits.MOST_COLUMNS + 1))]
+
+
+def test_columns_are_renamed_without_comparing_them_all() -> None:
+    class Name(str):
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Name.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    columns = [Name(f"n{number}") for number in range(1000)]
+    found = limits.renamed(columns, {f"n{number}": f"m{number}" for number in range(0, 1000, 2)})
+    assert found[:3] == ["m0", "n1", "m2"] and Name.compared < 10_000
+    assert limits.renamed(columns, None) == columns and Name.compared < 10_000
+
+
+# A quote stays open at the end of such a line, whether or not one is open at its beginning.
+OPEN = 'x","' + "y" * 1000 + "\n"
+
+
+def test_quotes_that_never_close_are_not_looked_for_again_and_again() -> None:
+    """Some are bad rows. More are a file that is refused, before all of it is read again after each line."""
+    good, bad = read(f"a,b\n{OPEN * 20}1,x\n".encode(), delimiter=",")
+    assert good == [(22, A_1[0][1])]
+    assert [(line, code) for line, _, code in bad] == [(number, "bad_quotes") for number in range(2, 22)]
+    with sources.open(io.BytesIO(f"a,b\n{OPEN * 3000}".encode()), delimiter=",") as source:
+        rows = iter(source)
+        with pytest.raises(Invalid) as caught:
+            for number in range(2, 3000):
+                row = next(rows)
+                assert row.number == number and row.problem and row.problem.code == "bad_quotes"
+    assert caught.value.code == "unclosed_quotes" and 10 < caught.value.details["line"] < 100
+
+
 def test_what_can_be_said_of_a_file(tmp_path: Path) -> None:
     """Encoding, names, no header; and what is kept of the source (R0.1)."""
     path = tmp_path / "ideas.csv"
@@ -207,6 +249,17 @@ def repacked(content: bytes, strings: bytes | None = None, **parts: bytes | None
     return out.getvalue()
 
 
+def larger(content: bytes, **sizes: int) -> bytes:
+    """The same archive, whose directory says that some parts are of these sizes, and packed as sheets are."""
+    out = io.BytesIO(content)
+    with zipfile.ZipFile(out, "a") as archive:
+        for info in archive.infolist():
+            info.file_size = sizes.get(Path(info.filename).stem, info.file_size)
+            info.compress_size = max(info.compress_size, info.file_size // 30)
+        archive.comment = b"written again"
+    return out.getvalue()
+
+
 MAIN = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
 
 
@@ -251,12 +304,13 @@ def test_xlsx_cells_without_a_value() -> None:
         '<row r="7"><c r="A7" t="inlineStr"><is><t>_x0000_</t></is></c></row>',
         '<row r="8"><c r="A8"/></row>',
         '<row r="9"><c r="A9" t="b"><v>1</v></c><c r="D9"><v>1</v></c></row>',
+        f'<row r="10"><c r="A10"><v>{"9" * 400}</v></c></row>',
     ]
     good, bad = read(sheet_of(head, *rows))
     assert good == [(2, {"a": 2, "b": "x"}), (6, {"a": "xy"})]
     assert bad == [
         (3, "b", "no_value"), (4, "a", "cell_error"), (5, "a", "bad_number"), (7, "a", "nul"),
-        (9, "column_4", "too_many_cells"),
+        (9, "column_4", "too_many_cells"), (10, "a", "bad_number"),
     ]  # fmt: skip
 
 
@@ -279,6 +333,10 @@ def hostile() -> dict[str, tuple[bytes, str]]:
         "a large workbook": (repacked(plain, workbook=b"<x>" + bytes(range(33, 60)) * (1 << 20)), "unsafe_file"),
         "no workbook": (repacked(plain, workbook=None), "broken_file"),
         "no XML": (repacked(plain, sheet1=b"<worksheet"), "broken_file"),
+        "rows beyond the last": (sheet_of(head, '<row r="1048576"/>', "<row/>"), "too_many_rows"),
+        "a sheet larger than sheets are": (larger(plain, sheet1=513 << 20), "unsafe_file"),
+        "texts larger than texts are": (larger(repacked(plain, b"<sst/>"), sharedStrings=513 << 20), "unsafe_file"),
+        "a sheet and texts of some size": (larger(repacked(plain, b"<sst/>"), sheet1=300 << 20, sharedStrings=300 << 20), "unsafe_file"),
         "no such text": (sheet_of('<row r="1"><c t="s"><v>99</v></c></row>'), "broken_file"),
         "rows twice": (sheet_of(head, head), "broken_file"),
         "a cell far to the right": (sheet_of('<row r="1"><c r="ZZZZ1"><v>1</v></c></row>'), "broken_file"),
@@ -304,6 +362,16 @@ def test_a_row_of_xlsx_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(Invalid) as caught:
             read(sheet_of(long))
         assert caught.value.code == "unsafe_file"
+
+
+def test_texts_of_xlsx_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each text there is a number in memory, even of an empty one."""
+    monkeypatch.setattr("penstock.sources.xlsx._MOST_TEXTS", 100)
+    head = '<row r="1"><c t="s"><v>0</v></c></row>'
+    assert read(sheet_of(head, strings="<si><t>a</t></si>" + "<si/>" * 98))[0] == []
+    with pytest.raises(Invalid) as caught:
+        read(sheet_of(head, strings="<si><t>a</t></si>" + "<si/>" * 99))
+    assert caught.value.code == "unsafe_file"
 
 
 # --- writing -----------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,13 +52,16 @@ class Header:
         while names and not names[-1]:
             names.pop()  # a spreadsheet's empty columns at the right
         taken = set(names)
-        found: list[str] = []
+        found: dict[str, None] = {}
+        # The next number for each name: a header may be one name all over.
+        numbers: dict[str, int] = {}
         for place, name in enumerate(names, 1):
-            unique, number = name or f"column_{place}", 2
+            unique = base = name or f"column_{place}"
             while unique in found or (unique in taken and unique != name):
-                unique, number = f"{name or f'column_{place}'}_{number}", number + 1
-            found.append(unique)
-        self.columns = renamed(found, rename)
+                number = numbers.get(base, 2)
+                unique, numbers[base] = f"{base}_{number}", number + 1
+            found[unique] = None
+        self.columns = renamed(list(found), rename)
 
     @classmethod
     def without_names(cls, width: int, rename: Mapping[str, str] | None = None) -> Header:
@@ -88,17 +92,21 @@ class Header:
 
 def renamed(columns: Sequence[str], rename: Mapping[str, str] | None) -> list[str]:
     """Columns under the names they are to have."""
-    for name in rename or {}:
-        if name not in columns:
+    if not rename:
+        return list(columns)
+    known = set(columns)
+    for name in rename:
+        if name not in known:
             raise Invalid(
                 f"there is no column {name!r}",
                 code="unknown_column",
                 hint=f"There are: {', '.join(columns[:50])}.",
                 details={"column": name},
             )
-    found = [(rename or {}).get(name, name) for name in columns]
-    for name in found:
-        if found.count(name) > 1 and name in (rename or {}).values():
+    found = [rename.get(name, name) for name in columns]
+    counts = Counter(found)
+    for name in rename.values():
+        if counts[name] > 1:
             raise Invalid(
                 f"two columns would be called {name!r}", code="duplicate_column", details={"column": name}
             )

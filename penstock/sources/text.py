@@ -13,6 +13,10 @@ from penstock.errors import Invalid
 from penstock.sources.rows import LARGEST_ROW
 
 HEAD_BYTES = 65_536
+# So much of a file is read again: characters, and so many more for each line. Lines may be such that each
+# begins a row that never ends, and to read all of them again after each would take for ever.
+_MOST_AGAIN = 64 * LARGEST_ROW
+_PER_LINE = 64
 
 # Longest first: the mark of UTF-32 begins with that of UTF-16.
 _MARKS = {
@@ -116,7 +120,7 @@ class Lines(Iterator[str]):
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._text = text
         self._back: list[str] = []
-        self._size = 0
+        self._size = self._again = 0
         self.taken: list[str] = []
         """The lines of the present row."""
         self.number = 0
@@ -145,6 +149,14 @@ class Lines(Iterator[str]):
         again = self.taken[1:]
         self._back.extend(reversed(again))
         self.number -= len(again)
+        self._again += sum(map(len, again)) + _PER_LINE * len(again)
+        if self._again > _MOST_AGAIN:
+            raise Invalid(
+                f"line {self.number}: here, and in lines before, a quote is not closed",
+                code="unclosed_quotes",
+                hint="A cell that begins with a quote ends with one; a quote within it is written twice.",
+                details={"line": self.number},
+            )
 
     def _skip(self, line: str) -> None:
         while line and not line.endswith(("\n", "\r")):

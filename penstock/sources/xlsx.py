@@ -1,8 +1,8 @@
 """XLSX. openpyxl reads what the workbook says of itself; its rows are read here, for two reasons: memory that
 does not grow with the sheet, and a problem of its own for each cell that has no value.
 
-The file may be hostile. No part of it is larger than it says or than is sane, none declares entities, and no
-row is longer than rows are.
+The file may be hostile. No part of it is larger than it says or than is sane, none declares entities, no row
+is longer than rows are, and there are not more of them than a sheet has.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -37,7 +37,12 @@ from penstock.sources.rows import MOST_COLUMNS, Header, Problem, Row, clean
 from penstock.sources.source import Source
 
 _MOST_PARTS = 10_000
-_LARGEST_PART = 4 << 30
+_MOST_ROWS = 1 << 20
+"""As many as a spreadsheet has."""
+# The sheet and the texts that its cells share: all that is read of a file, but for small parts. A full sheet
+# of ten columns has some 400 MiB.
+_MOST_UNPACKED = 512 << 20
+_MOST_TEXTS = 1 << 24
 # What is read as a whole, and what is between two rows or two texts.
 _LARGEST_READ = 16 << 20
 _PROLOGUE = 1 << 16
@@ -103,11 +108,14 @@ class Xlsx(Source):
                 f"there is no sheet {sheet!r}", code="unknown_sheet", hint=f"There are: {', '.join(found)}."
             )
         self._path = found[self._sheet]
+        texts = book.strings()
+        if self._archive.size(self._path, texts) > _MOST_UNPACKED:
+            raise _unsafe(f"more than {_MOST_UNPACKED >> 20} MiB when it is unpacked", "Save it as CSV.")
         known: Any = book.wb
         self._epoch: datetime = known.epoch
         self._dates: set[int] = set(known._date_formats)
         self._durations: set[int] = set(known._timedelta_formats)
-        self._strings = _Strings(self._archive, book.strings())
+        self._strings = _Strings(self._archive, texts)
 
     def _first(self, rename: Mapping[str, str] | None) -> Header:
         first = next(self._filled(), None)
@@ -161,6 +169,9 @@ class Xlsx(Source):
                     before, number = number, int(element.get("r") or number + 1)
                     if number <= before:
                         raise ValueError(f"row {number} comes after row {before}")
+                    if number > _MOST_ROWS:
+                        # Also of empty ones: they would be read for hours, and nothing would come of it.
+                        raise Invalid(f"a sheet has at most {_MOST_ROWS:,} rows", code="too_many_rows")
                     yield number, self._cells(element)
                     stream.since = 0
                     if data is not None:
@@ -209,9 +220,10 @@ class Xlsx(Source):
     def _number(self, text: str, style: int) -> Any:
         try:
             value = int(text) if text.lstrip("-").isdigit() else float(text)
-        except ValueError:
-            value = math.inf
-        if not math.isfinite(value):
+            is_number = math.isfinite(value)
+        except (ValueError, OverflowError):
+            value, is_number = math.inf, False
+        if not is_number:
             return _Bad("bad_number", f"{text[:20]!r} is not a number")
         if style not in self._dates:
             return value
@@ -256,8 +268,12 @@ class _Archive(ZipFile):
             raise _unsafe(f"more than {_MOST_PARTS:,} parts")
         for info in self.infolist():
             is_dense = info.file_size > _LARGEST_READ and info.file_size > _MOST_DENSE * info.compress_size
-            if info.file_size > _LARGEST_PART or is_dense:
+            if is_dense:
                 raise _unsafe("a part that is small only as long as it is packed")
+
+    def size(self, *names: str | None) -> int:
+        """Bytes of some parts when they are unpacked."""
+        return sum(self.getinfo(name).file_size for name in names if name is not None)
 
     def read(self, name: Any, pwd: bytes | None = None) -> bytes:
         """A small part, as a whole."""
@@ -320,7 +336,7 @@ class _Strings:
 
     def __init__(self, archive: _Archive, path: str | None) -> None:
         self._file: IO[bytes] | None = None
-        self._ends = array("Q", [0])
+        self._ends = array("I", [0])
         self._cache: dict[int, str] = {}
         if path is not None:
             self._file = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
@@ -340,6 +356,8 @@ class _Strings:
                     data = _unescaped(_text(element)).encode("utf-8", "surrogatepass")
                     end += file.write(data)
                     self._ends.append(end)
+                    if len(self._ends) > _MOST_TEXTS:
+                        raise _unsafe("more texts than sheets have")
                     root.clear()
                     stream.since = 0
         file.flush()
@@ -404,8 +422,8 @@ def _iso(value: datetime | time | timedelta) -> str:
     return value.isoformat()
 
 
-def _unsafe(what: str) -> Invalid:
-    return Invalid(f"the file is not read: it has {what}", code="unsafe_file")
+def _unsafe(what: str, hint: str | None = None) -> Invalid:
+    return Invalid(f"the file is not read: it has {what}", code="unsafe_file", hint=hint)
 
 
 def _broken(error: Exception) -> Invalid:
