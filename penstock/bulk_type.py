@@ -193,7 +193,7 @@ class BulkType(Generic[T]):
             bulk_sheets.require_apart(source.written, self.columns())
         async with self.app.connections() as where:
             options = await self.app.ready(where, self.chosen)
-            with bulks.opened(source) as table:
+            with await asyncio.to_thread(bulks.opened, source) as table:
                 job_id = await bulks.start(
                     where, type=self.name, rows=None if is_sheet else bulks.numbered(table),
                     source=bulks.describe(table), params=encoded, preview=self.chosen.preview,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import builtins
 import json
 import re
-from collections.abc import AsyncIterator, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, LiteralString, NamedTuple, Protocol, Unpack, cast
@@ -74,18 +74,17 @@ class Taken(NamedTuple):
 # Sources
 
 
-@contextmanager
-def opened(source: Any) -> Generator[Iterable[Any]]:
+def opened(source: Any) -> AbstractContextManager[Iterable[Any]]:
     """The source, opened if it is a path, and closed again then."""
-    if isinstance(source, str | Path):
-        with sources.open(source) as table:
-            yield table
-    else:
-        yield source
+    return sources.open(source) if isinstance(source, str | Path) else nullcontext(source)
 
 
-def numbered(source: Iterable[Any]) -> Iterator[Row]:
+def numbered(source: Iterable[Any]) -> Iterable[Row]:
     """The rows of a source. Plain dicts are counted."""
+    return source if isinstance(source, sources.Source) else _counted(source)
+
+
+def _counted(source: Iterable[Any]) -> Iterator[Row]:
     for place, row in enumerate(source, 1):
         if isinstance(row, Mapping):
             yield Numbered(place, cast("Mapping[str, Any]", row))
@@ -113,6 +112,7 @@ async def start(
     **options: Unpack[BulkOptions],
 ) -> UUID:
     """Make a bulk job of any number of rows in one transaction, from an iterable that is read as it is sent.
+    A file is read in a thread.
 
     An idempotency key that was used before gives its job and reads no row. Without rows, a worker reads them
     from the source.
@@ -145,7 +145,8 @@ async def add_rows(
         async def send(part: db.Json, load: bool = False) -> None:
             counts.append(await db.value(held, "add_bulk_rows", p_job_id=job_id, p_rows=part, p_load=load))
 
-        await db.send_in_parts(map(_document, rows), send, most=PART, dumps=_text)
+        is_file = isinstance(rows, sources.Source)
+        await db.send_in_parts(map(_document, rows), send, most=PART, dumps=_text, in_thread=is_file)
         await send(db.Json([]), load)
     return RowsAdded(**{name: sum(count[name] for count in counts) for name in counts[0]})
 

@@ -16,6 +16,7 @@ import math
 import random
 import re
 import time
+from collections import deque
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -223,15 +224,16 @@ async def send_in_parts(
     *,
     most: int,
     dumps: Callable[[Any], str] = json.dumps,
+    in_thread: bool = False,
 ) -> int:
     """Send items as JSON arrays of at most so many, or of a few megabytes; returns how many parts it were.
 
-    While the database takes one part, the next is read.
+    While the database takes one part, the next is read: in a thread, if reading it may take long.
     """
     sending: asyncio.Task[Any] | None = None
     count = 0
     try:
-        async for part in _parts(items, most, dumps):
+        async for part in _parts(items, most, dumps, in_thread):
             if sending is not None:
                 await sending
             sending = asyncio.create_task(send(part))
@@ -245,21 +247,35 @@ async def send_in_parts(
     return count
 
 
-async def _parts(items: Iterable[Any], most: int, dumps: Callable[[Any], str]) -> AsyncGenerator[Json]:
-    """Each item is serialised once."""
+async def _parts(
+    items: Iterable[Any], most: int, dumps: Callable[[Any], str], in_thread: bool
+) -> AsyncGenerator[Json]:
     stream = iter(items)
-    part: list[Any] = []
-    texts: list[str] = []
-    while some := list(islice(stream, min(100, most - len(part)))):
+    while True:
+        part: list[Any] = []
+        texts: list[str] = []
+        filling = _filling(part, texts, stream, most, dumps)
+        if in_thread:
+            await asyncio.to_thread(deque, filling, 0)
+        else:
+            for _ in filling:
+                # So that what is being sent meanwhile goes on.
+                await asyncio.sleep(0)
+        if not part:
+            return
+        yield _joined(part, texts)
+
+
+def _filling(
+    part: list[Any], texts: list[str], stream: Iterator[Any], most: int, dumps: Callable[[Any], str]
+) -> Iterator[None]:
+    """Read a part, step by step. Each item is serialised once."""
+    size = 0
+    while size < _PART_BYTES and (some := list(islice(stream, min(100, most - len(part))))):
         part += some
         texts.append(dumps(some)[1:-1])
-        # So that what is being sent meanwhile goes on.
-        await asyncio.sleep(0)
-        if len(part) >= most or sum(map(len, texts)) >= _PART_BYTES:
-            yield _joined(part, texts)
-            part, texts = [], []
-    if part:
-        yield _joined(part, texts)
+        size += len(texts[-1])
+        yield
 
 
 def _joined(part: list[Any], texts: list[str]) -> Json:

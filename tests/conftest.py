@@ -27,6 +27,8 @@ import structlog
 
 from penstock import db, testing
 from penstock.errors import PenstockError
+from penstock.sources.delimited import Delimited
+from penstock.sources.source import Source
 
 pytest_plugins = ["pytester"]
 
@@ -60,6 +62,30 @@ def plain_logs() -> Iterator[None]:
     structlog.reset_defaults()
     ours = logging.getLogger("penstock")
     ours.handlers, ours.propagate = [], True
+
+
+@pytest.fixture
+def file_reads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """For each file that is opened and each row of CSV that is read: whether that was on an event loop."""
+    found: list[bool] = []
+    opened: Any = Source.__init__
+    read: Any = Delimited._records
+
+    def note() -> None:
+        found.append(asyncio._get_running_loop() is not None)
+
+    def open_noted(self: Any, *arguments: Any) -> None:
+        note()
+        opened(self, *arguments)
+
+    def read_noted(self: Any) -> Iterator[Any]:
+        for record in read(self):
+            note()
+            yield record
+
+    monkeypatch.setattr(Source, "__init__", open_noted)
+    monkeypatch.setattr(Delimited, "_records", read_noted)
+    return found
 
 
 def _wanted() -> str:

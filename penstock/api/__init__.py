@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -95,6 +96,7 @@ def create(
     made.state.app = app
     made.state.limits = most
     made.state.rate = Rate(most.per_second, most.burst)
+    made.state.files = asyncio.Semaphore(most.files)
     problems.add_to(made)
     if chosen.allowed_origins:
         # Without cookies there is nothing that a browser would send along by itself.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
@@ -17,7 +16,7 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, StrictBool
 
-from penstock import bulks, jobs, sources
+from penstock import bulks, db, jobs, sources
 from penstock.api.fields import NUMERIC, Asked, Money, MoneyText, StopAfter
 from penstock.api.jobs import JobAnswer, JobStarted
 from penstock.api.limits import Limits, arriving, read_json
@@ -190,7 +189,10 @@ class BulkAnswer(BaseModel):
 
 
 class FileRoute(Route):
-    """A route that takes a file as its body. No connection is held while it arrives."""
+    """A route that takes a file as its body. No connection is held while it arrives, or waits for others.
+
+    What is in a file is somebody else's: it is opened and read in threads, and never on the event loop.
+    """
 
     is_key_passed_on = True
 
@@ -207,7 +209,8 @@ class FileRoute(Route):
                         raise TooLarge(text, details={"limit": limits.file_bytes})
                     file.write(chunk)
                 request.state.file = file
-                return await handle(request)
+                async with request.app.state.files:
+                    return await handle(request)
 
         return answer
 
@@ -224,12 +227,10 @@ _BODY: dict[str, Any] = {
 }
 
 
-@contextmanager
-def _opened(request: Request, table: TableQuery) -> Generator[sources.Source]:
+async def _opened(request: Request, table: TableQuery) -> sources.Source:
     chosen = table.model_dump(include=set(TableQuery.model_fields))
     file: IO[bytes] = request.state.file
-    with sources.open(file, **chosen) as source:
-        yield source
+    return await asyncio.to_thread(sources.open, file, **chosen)
 
 
 def _params(text: str | None, limits: Limits) -> dict[str, Any]:
@@ -284,12 +285,12 @@ async def upload_bulk(
 ) -> JobStarted:
     """Make a bulk job of the rows of a file, which is the body."""
     params = _params(bulk.params, request.app.state.limits)
-    with _opened(request, bulk) as source:
+    with await _opened(request, bulk) as source:
         async with _acting(request) as held:
             job_id = await bulks.start(
                 held,
                 type=bulk.type,
-                rows=bulks.numbered(source),
+                rows=source,
                 source=bulks.describe(source),
                 params=params,
                 **bulk.options(),
@@ -302,7 +303,7 @@ async def upload_bulk(
 async def check_bulk(request: Request, asked: Annotated[CheckQuery, Query()]) -> SourceCheck:
     """The rows of a file that would be refused: line, column and reason of the first 1000. Needs the app."""
     type = _type(request, asked.type)
-    with _opened(request, asked) as source:
+    with await _opened(request, asked) as source:
         found: SourceCheck = await asyncio.to_thread(type.check, source)
     return replace(found, problems=found.problems[:_MOST_PROBLEMS])
 
@@ -312,7 +313,7 @@ async def forecast_bulk(request: Request, asked: Annotated[ForecastQuery, Query(
     """What a job of this file would cost, use and take. Nothing is started. Needs the app."""
     type = _type(request, asked.type)
     params = _params(asked.params, request.app.state.limits)
-    with _opened(request, asked) as source:
+    with await _opened(request, asked) as source:
         tasks, times = await asyncio.to_thread(type.sample, source, params)
     options: dict[str, Any] = {"budget": asked.budget, "tenant_id": asked.tenant_id}
     async with _acting(request) as held:
@@ -374,9 +375,9 @@ async def read_again(held: Held, job_id: UUID) -> None:
 @file_routes.post("/bulks/{job_id:uuid}/upload", openapi_extra=_BODY)
 async def add_file(request: Request, job_id: UUID, table: Annotated[TableQuery, Query()]) -> RowsAdded:
     """Read a file again into a bulk job that has not ended: new rows are added, refused ones taken again."""
-    with _opened(request, table) as source:
+    with await _opened(request, table) as source:
         async with _acting(request) as held:
-            return await bulks.add_rows(held, job_id=job_id, rows=bulks.numbered(source))
+            return await bulks.add_rows(held, job_id=job_id, rows=source)
 
 
 @routes.post("/bulks/{job_id:uuid}/undo", status_code=201)
@@ -397,9 +398,21 @@ async def export_bulk(
     state: Annotated[list[RowState] | None, Query(description="Only rows in these states.")] = None,
 ) -> Response:
     """The rows with their original columns, their states, results, errors and costs, as a file."""
+    return await exported(held, job_id, format, state, name=str(job_id))
+
+
+async def exported(
+    held: db.Connection,
+    job_id: UUID,
+    format: Literal["csv", "jsonl", "xlsx"],
+    states: Sequence[RowState] | None,
+    *,
+    name: str,
+) -> Response:
+    """The rows as a file, which is whole before the first of it is sent; of a large one, most is on disk."""
     file: IO[bytes] = SpooledTemporaryFile(max_size=1 << 20)  # noqa: SIM115 (it is closed when it is sent)
     try:
-        await bulks.export(held, job_id=job_id, format=format, out=file, states=state)
+        await bulks.export(held, job_id=job_id, format=format, out=file, states=states)
         size = file.tell()
         file.seek(0)
     except BaseException:
@@ -407,7 +420,7 @@ async def export_bulk(
         raise
     headers = {
         "Content-Type": _TYPES[format],
-        "Content-Disposition": f'attachment; filename="{job_id}.{format}"',
+        "Content-Disposition": f'attachment; filename="{name}.{format}"',
         "Content-Length": str(size),
         "ETag": tag_of(f"{job_id} {datetime.now().timestamp()}".encode()),
         "X-Content-Type-Options": "nosniff",

@@ -28,6 +28,8 @@ class Limits:
     """Values in the JSON of one request: reading more of them would keep everybody else waiting."""
     file_bytes: int = 256 << 20
     """Of a file whose rows make a job."""
+    files: int = 4
+    """Files that are read at once. Fewer than there are threads, which others need too."""
     statement_seconds: float = 10
     per_second: float = 100
     """Requests of one caller, on average."""

@@ -13,7 +13,7 @@ import pydantic
 import pytest
 from fastapi.testclient import TestClient
 
-from penstock import App, BulkRow, Change, Context, api, testing
+from penstock import App, BulkRow, Change, Context, api, sources, testing
 from penstock.api.limits import Limits
 from penstock.settings import Settings
 from tests.api.conftest import World
@@ -116,6 +116,34 @@ def test_a_file_from_end_to_end(world: World, app: App, drain: testing.Drain) ->
     assert get(f"/api/bulks/{job}").json()["undone"] == 1
     [listed] = get("/api/bulks?filter=type:ideas").json()["items"]
     assert (listed["id"], listed["total"], listed["refused"]) == (job, 5, 1)
+
+
+def test_no_file_is_read_on_the_event_loop(
+    world: World, app: App, file_reads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file is somebody else's, and others wait for the loop. Only some are read at a time."""
+    ann = world.join("ann")
+    free: list[int] = []
+    opened = sources.open
+
+    def open_noted(*arguments: Any, **options: Any) -> Any:
+        free.append(world.app.state.files._value)
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(sources, "open", open_noted)
+
+    def post(path: str) -> Any:
+        before = len(file_reads)
+        answer = world.client.post(f"/api/bulks/{path}", content=SHEET, headers=ann.headers)
+        assert answer.is_success, answer.text
+        assert len(file_reads) > before + 4 and not any(file_reads), path
+        return answer.json()
+
+    post("check?type=ideas&format=csv")
+    post("forecast?type=ideas&format=csv")
+    job = post("upload?type=ideas&format=csv")["id"]
+    post(f"{job}/upload?format=csv")
+    assert free == [Limits().files - 1] * 4 and world.app.state.files._value == Limits().files
 
 
 def test_rows_as_json(world: World, app: App, drain: testing.Drain) -> None:
