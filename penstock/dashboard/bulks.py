@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -9,6 +10,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from penstock import bulks, jobs, sources, tenants
+from penstock.api.bulks import exported
 from penstock.app import App
 from penstock.bulk_type import BulkType
 from penstock.dashboard import forms
@@ -76,16 +78,21 @@ async def check_bulk(request: Request, held: Held, viewer: Seen) -> Response:
         kind = _kind(request, given["type"])
         checked = forecast = None
         if kind is not None:
-            with _table(given) as table:
-                checked = kind.check(table)
-            if checked.good:
-                with _table(given) as table:
-                    tasks, times = kind.sample(table, {})
+            checked, drawn = await asyncio.to_thread(_checked, kind, given)
+            if drawn is not None:
+                tasks, times = drawn
                 options: Any = {"tenant_id": await _tenant(held, given), "budget": _budget(given)}
                 forecast = await jobs.forecast(held, type=kind.name, tasks=tasks, times=times, **options)
     except PenstockError as error:
         return _form(request, given, None, None, error)
     return _form(request, given, checked, forecast, None, is_checked=True)
+
+
+def _checked(kind: BulkType[Any], given: dict[str, str]) -> tuple[SourceCheck, Any]:
+    """What is in the table, and some of its tasks for a forecast if any row is good."""
+    with _table(given) as table:
+        checked = kind.check(table)
+        return checked, kind.sample(table, {}) if checked.good else None
 
 
 def _form(
@@ -118,9 +125,9 @@ async def _start(held: Held, given: dict[str, str]) -> UUID:
         "preview": bool(given["preview"]),
         "skip_done": bool(given["skip_done"]),
     }
-    with _table(given) as table:
+    with await asyncio.to_thread(_table, given) as table:
         return await bulks.start(
-            held, type=given["type"], rows=bulks.numbered(table), source=bulks.describe(table), **options
+            held, type=given["type"], rows=table, source=bulks.describe(table), **options
         )
 
 
@@ -218,7 +225,10 @@ async def change_bulk(request: Request, held: Held, job_id: UUID) -> Response:
     if form.get("verb") != "undo":
         raise Invalid("there is no such action", code="invalid_verb")
     row = form.get("row")
-    undo_id = await bulks.undo(held, job_id=job_id, rows=[int(row)] if row.isdecimal() else None)
+    if row and not (row.isdecimal() and len(row) <= 15):
+        # Never all rows in place of one.
+        raise Invalid("this is not the number of a row", code="invalid_selection")
+    undo_id = await bulks.undo(held, job_id=job_id, rows=[int(row)] if row else None)
     return to(request, f"/jobs/{undo_id}", said="What was applied is being undone by this job.")
 
 
@@ -232,11 +242,8 @@ async def export_rows(held: Held, job_id: UUID, state: StateQuery = None) -> Res
             code="too_many_rows",
             hint=f"penstock bulk export {job_id} rows.csv",
         )
-    out = io.BytesIO()
-    await bulks.export(held, job_id=job_id, format="csv", out=out, states=state)
     name = "failures" if state and set(state) <= {"failed", "refused", "canceled"} else "rows"
-    headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
-    return Response(out.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
+    return await exported(held, job_id, "csv", state, name=name)
 
 
 def _check_role(request: Request, viewer: Viewer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from tempfile import SpooledTemporaryFile
 from typing import Any
 
 import pytest
@@ -25,7 +26,9 @@ def films(db: Any, dashboard_settings: Any, drain: Any, site: Any) -> Iterator[A
         yield site
 
 
-def test_a_table_is_checked_forecast_previewed_confirmed_and_exported(films: Any, drain: Any) -> None:
+def test_a_table_is_checked_forecast_previewed_confirmed_and_exported(
+    films: Any, drain: Any, file_reads: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """R0.1, R0.6, R2.7: a person sees every bad row and the price before, and the first results before the rest."""
     member = films.browser(films.key("member", films.acme))
     drain(films.films)
@@ -34,6 +37,7 @@ def test_a_table_is_checked_forecast_previewed_confirmed_and_exported(films: Any
     assert "7 good rows" in page and "1 bad" in page and "mayflies" in page and "seconds" in page
     answer = member.post("/bulks/new", {**given, "verb": "start"})
     path = answer.headers["location"].removeprefix("/dashboard")
+    assert len(file_reads) > 16 and not any(file_reads)  # in threads, and not where others wait
     assert re.fullmatch(r"/bulks/[0-9a-f-]{36}", path)
     drain(films.films)
     page = member.get(path).text
@@ -46,13 +50,28 @@ def test_a_table_is_checked_forecast_previewed_confirmed_and_exported(films: Any
     assert "Retry 1…" in page and "ideas.csv" in page
     rows = member.get(f"{path}?state=refused").text
     assert "mayflies" in rows and "otters" not in rows
+    files: list[Any] = []
+
+    class Noted(SpooledTemporaryFile[bytes]):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            files.append(self)
+
+    monkeypatch.setattr("penstock.api.bulks.SpooledTemporaryFile", Noted)
     failures = member.get(f"{path}/rows.csv", params={"state": ["failed", "refused"]})
     assert "attachment" in failures.headers["content-disposition"]
     assert "bad one" in failures.text and "mayflies" in failures.text and "herons" not in failures.text
+    assert len(files) == 1 and files[0].closed  # a large one is not kept in memory
     every = member.get(f"{path}/rows.csv").text
     assert "'=1+1" in every
-    # What was applied is taken back, by a job of its own.
-    assert "Undo 6 values?" in member.get(f"{path}/confirm?verb=undo").text
+    # What was applied is taken back, by a job of its own: of one row, or of all, and never of all by mistake.
+    for wrong in ("-1", "12x", "1.5", "9" * 16, "9" * 5000):
+        answer = member.post(path, {"verb": "undo", "row": wrong})
+        assert answer.status_code == 422 and "not the number of a row" in answer.text, wrong[:20]
+    undoing = member.post(path, {"verb": "undo", "row": "2"}).headers["location"].removeprefix("/dashboard")
+    drain(films.films)
+    assert "completed" in member.get(undoing).text and "1 undone" in member.get(path).text
+    assert "Undo 5 values?" in member.get(f"{path}/confirm?verb=undo").text
     undoing = member.post(path, {"verb": "undo"}).headers["location"].removeprefix("/dashboard")
     drain(films.films)
     assert "completed" in member.get(undoing).text and "6 undone" in member.get(path).text
