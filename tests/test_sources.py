@@ -308,6 +308,12 @@ def test_xlsx_cells_without_a_value() -> None:
     ]
     good, bad = read(sheet_of(head, *rows))
     assert good == [(2, {"a": 2, "b": "x"}), (6, {"a": "xy"})]
+    # An empty cell is one of the first row's, as between two commas.
+    wide = [
+        '<row r="1"><c r="A1"><v>1</v></c><c r="C1"/></row>',
+        '<row r="2"><c r="C2"><v>2</v></c><c r="D2"/></row>',
+    ]
+    assert read(sheet_of(*wide), header=False)[0] == [(1, {"column_1": 1}), (2, {"column_3": 2})]
     assert bad == [
         (3, "b", "no_value"), (4, "a", "cell_error"), (5, "a", "bad_number"), (7, "a", "nul"),
         (9, "column_4", "too_many_cells"), (10, "a", "bad_number"),
@@ -362,6 +368,29 @@ def test_a_row_of_xlsx_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(Invalid) as caught:
             read(sheet_of(long))
         assert caught.value.code == "unsafe_file"
+
+
+@pytest.mark.timeout(60)
+def test_a_cell_far_to_the_right_is_one_cell() -> None:
+    """Rows of one cell are not filled up to it. (That would take five minutes here, and hours in a full sheet.)"""
+    head = '<row r="1"><c t="str"><v>a</v></c></row>'
+    rows = [
+        f'<row r="{number}"><c r="A{number}"/><c r="XFD{number}"><v>1</v></c></row>'
+        for number in range(2, 60_002)
+    ]
+    with sources.open(io.BytesIO(sheet_of(head, *rows))) as source:
+        found = {row.problem.code for row in source if row.problem and row.problem.column == "column_16384"}
+    assert found == {"too_many_cells"}
+
+
+@pytest.mark.parametrize("element", ["row", "si"])
+def test_elements_of_xlsx_do_not_fill_the_memory(element: str) -> None:
+    """An element takes some hundred bytes, whatever it has in the file."""
+    many = f"<{element}>{'<c/>' * 300_000}</{element}>"
+    content = sheet_of(many) if element == "row" else sheet_of(strings=many)
+    with pytest.raises(Invalid) as caught:
+        read(content)
+    assert caught.value.code == "unsafe_file"
 
 
 def test_texts_of_xlsx_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,10 +84,13 @@ class Header:
         """The problem of a row with something beyond the last column."""
         for place in range(len(self.columns), len(cells)):
             if cells[place] is not None and cells[place] != "":
-                width = len(self.columns)
-                text = f"cell {place + 1}, {str(cells[place])[:40]!r}, is beyond the table's {width} columns"
-                return Problem(number, self.name_of(place), "too_many_cells", text)
+                return self.beyond(number, place, cells[place])
         return None
+
+    def beyond(self, number: int, place: int, cell: Any) -> Problem:
+        """The problem of a row with this beyond the last column."""
+        text = f"cell {place + 1}, {str(cell)[:40]!r}, is beyond the table's {len(self.columns)} columns"
+        return Problem(number, self.name_of(place), "too_many_cells", text)
 
 
 def renamed(columns: Sequence[str], rename: Mapping[str, str] | None) -> list[str]:

@@ -45,6 +45,7 @@ _MOST_UNPACKED = 512 << 20
 _MOST_TEXTS = 1 << 24
 # What is read as a whole, and what is between two rows or two texts.
 _LARGEST_READ = 16 << 20
+_MOST_ELEMENTS = 16 * MOST_COLUMNS
 _PROLOGUE = 1 << 16
 # A sheet is some thirty times as large as its archive; the densest that deflate can make is a thousand times.
 _MOST_DENSE = 250
@@ -122,12 +123,13 @@ class Xlsx(Source):
         if first is None:
             raise Invalid(f"there is nothing in the sheet {self._sheet!r}", code="no_rows")
         number, cells = first
+        width = max(cells) + 1
         if not self._has_header:
-            return Header.without_names(len(cells), rename)
-        for cell in cells:
+            return Header.without_names(width, rename)
+        for cell in cells.values():
             if isinstance(cell, _Bad):
                 raise Invalid(f"line {number}: {cell.message}", code="bad_header", details={"line": number})
-        return Header(cells, rename)
+        return Header([cells.get(place) for place in range(width)], rename)
 
     def close(self) -> None:
         self._strings.close()
@@ -137,32 +139,42 @@ class Xlsx(Source):
         rows = self._filled()
         if self._has_header:
             next(rows)
-        header = self._header
+        header, columns = self._header, self.columns
+        width = len(columns)
         for number, cells in rows:
-            problem = header.too_many(number, cells)
-            for place, cell in enumerate(cells):
+            problem = None
+            for place, cell in cells.items():
                 if isinstance(cell, _Bad):
                     problem = Problem(number, header.name_of(place), cell.code, cell.message)
                     break
+                if place >= width and cell is not None and problem is None:
+                    problem = header.beyond(number, place, cell)
             if problem is not None:
-                cells = [None if isinstance(cell, _Bad) else clean(cell) for cell in cells]
-            yield Row(number, header.data(cells), problem)
+                cells = {
+                    place: clean(cell)
+                    for place, cell in cells.items()
+                    if place < width and not isinstance(cell, _Bad)
+                }
+            data = {columns[place]: cell for place, cell in cells.items() if cell is not None}
+            yield Row(number, data, problem)
 
-    def _filled(self) -> Iterator[tuple[int, list[Any]]]:
+    def _filled(self) -> Iterator[tuple[int, dict[int, Any]]]:
         """Number and cells of the rows that are not empty, with the header."""
         try:
             for number, cells in self._rows():
-                if any(cell is not None and (not isinstance(cell, str) or cell.strip()) for cell in cells):
+                values = cells.values()
+                if any(cell is not None and (not isinstance(cell, str) or cell.strip()) for cell in values):
                     yield number, cells
         except (ParseError, expat.ExpatError, BadZipFile, EOFError, ValueError, zlib.error) as error:
             raise _broken(error) from error
 
-    def _rows(self) -> Iterator[tuple[int, list[Any]]]:
+    def _rows(self) -> Iterator[tuple[int, dict[int, Any]]]:
         data: Element | None = None
         number = 0
         with self._archive.part(self._path) as stream:
             for event, element in iterparse(stream, ("start", "end")):  # noqa: S314 (without a DTD)
                 if event == "start":
+                    stream.keep()
                     if data is None and element.tag == _DATA:
                         data = element
                 elif element.tag == _ROW:
@@ -173,24 +185,25 @@ class Xlsx(Source):
                         # Also of empty ones: they would be read for hours, and nothing would come of it.
                         raise Invalid(f"a sheet has at most {_MOST_ROWS:,} rows", code="too_many_rows")
                     yield number, self._cells(element)
-                    stream.since = 0
+                    stream.forget()
                     if data is not None:
                         data.clear()
                 elif element.tag == _DATA:
                     return
 
-    def _cells(self, row: Element) -> list[Any]:
-        cells: list[Any] = []
+    def _cells(self, row: Element) -> dict[int, Any]:
+        """The cells by their places. The only one of a row may be far to the right."""
+        cells: dict[int, Any] = {}
+        free = 0
         for element in row:
             if element.tag != _C:
                 continue
             reference = element.get("r")
-            place = _place(reference.rstrip(_DIGITS)) if reference else len(cells)
-            if not len(cells) <= place < MOST_COLUMNS:
+            place = _place(reference.rstrip(_DIGITS)) if reference else free
+            if not free <= place < MOST_COLUMNS:
                 raise ValueError(f"the cell {str(reference)[:20]!r} is out of place")
-            if place > len(cells):
-                cells.extend([None] * (place - len(cells)))
-            cells.append(self._value(element))
+            free = place + 1
+            cells[place] = self._value(element)
         return cells
 
     def _value(self, cell: Element) -> Any:
@@ -310,19 +323,28 @@ class _Archive(ZipFile):
 
 
 class _Part:
-    """A part as a stream, whose reader says when it may forget. It ends before too much has to be kept."""
+    """A part as a stream, whose reader says what it keeps. It ends before that is too much."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self.since = 0
-        """Bytes since something was last forgotten."""
+        self._bytes = self._elements = 0
 
     def read(self, size: int = -1) -> bytes:
         block = self._stream.read(size)
-        self.since += len(block)
-        if self.since > _LARGEST_READ:
+        self._bytes += len(block)
+        if self._bytes > _LARGEST_READ:
             raise _unsafe("a row that is longer than rows are")
         return block
+
+    def keep(self) -> None:
+        """Of what was read, one more element is kept: twenty times as large as the four bytes it may have."""
+        self._elements += 1
+        if self._elements > _MOST_ELEMENTS:
+            raise _unsafe("a row with more in it than rows have")
+
+    def forget(self) -> None:
+        """Nothing is kept of what was read."""
+        self._bytes = self._elements = 0
 
     def __enter__(self) -> _Part:
         return self
@@ -352,14 +374,16 @@ class _Strings:
         with archive.part(path) as stream:
             for event, element in iterparse(stream, ("start", "end")):  # noqa: S314 (without a DTD)
                 root = element if root is None else root
-                if event == "end" and element.tag == _SI:
+                if event == "start":
+                    stream.keep()
+                elif element.tag == _SI:
                     data = _unescaped(_text(element)).encode("utf-8", "surrogatepass")
                     end += file.write(data)
                     self._ends.append(end)
                     if len(self._ends) > _MOST_TEXTS:
                         raise _unsafe("more texts than sheets have")
                     root.clear()
-                    stream.since = 0
+                    stream.forget()
         file.flush()
 
     def __getitem__(self, index: int) -> str:
