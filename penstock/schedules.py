@@ -32,8 +32,10 @@ _MOST_STARTS = 100
 _SCHEDULES: LiteralString = """\
 select id, tenant_id, name, cron, timezone, job_type, params, tasks, options, missed, is_enabled, next_run_at,
   last_run_at, last_job_id
-from penstock.schedules where (%s::uuid is null or tenant_id = %s) and (%s::text is null or name = %s)
-order by name, id"""
+from penstock.schedules where """
+_DUE: LiteralString = """\
+select cron, timezone, job_type, params, tasks is not null, missed, next_run_at, penstock._now()
+from penstock.schedules where id = %s and is_enabled and next_run_at <= penstock._now()"""
 
 
 async def set(
@@ -75,16 +77,21 @@ async def list(
     where: db.Pool | db.Connection, *, tenant_id: UUID | None = None, name: str | None = None
 ) -> builtins.list[Schedule]:
     """Schedules by name: all of them, a tenant's, or those of one name."""
-    rows = await db.rows(where, _SCHEDULES, (tenant_id, tenant_id, name, name))
+    rows = await db.rows(
+        where,
+        _SCHEDULES
+        + "(%s::uuid is null or tenant_id = %s) and (%s::text is null or name = %s) order by name, id",
+        (tenant_id, tenant_id, name, name),
+    )
     return [Schedule(*row) for row in rows]
 
 
 async def get(where: db.Pool | db.Connection, *, schedule_id: UUID) -> Schedule:
     """One schedule."""
-    found = [each for each in await list(where) if each.id == schedule_id]
+    found = await db.rows(where, _SCHEDULES + "id = %s", (schedule_id,))
     if not found:
         raise NotFound("there is no such schedule", code="unknown_schedule")
-    return found[0]
+    return Schedule(*found[0])
 
 
 async def enable(where: db.Pool | db.Connection, *, schedule: Schedule, is_enabled: bool) -> None:
@@ -119,35 +126,40 @@ async def fire_due(
     the schedule to a worker that knows the type. A schedule that cannot be fired is logged and stays due.
     """
     started: builtins.list[UUID] = []
-    for due in await db.call(where, "due_schedules"):
+    for schedule_id, name in await db.rows(where, "select id, name from penstock.due_schedules()", ()):
         try:
-            started += await _fire(where, due, build_tasks)
+            started += await _fire(where, schedule_id, build_tasks)
         except Unavailable:
             raise
         except Exception as error:
             # One bad schedule, or one bad job body, must not keep the others from running.
             expected = isinstance(error, PenstockError)
             logger.error(
-                "schedule %s (%s) was not fired: %s", due["name"], due["id"], error, exc_info=not expected
+                "schedule %s (%s) was not fired: %s", name, schedule_id, error, exc_info=not expected
             )
     return started
 
 
 async def _fire(
     where: db.Pool | db.Connection,
-    due: db.Row,
+    schedule_id: UUID,
     build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
 ) -> builtins.list[UUID]:
-    tasks = None if due["has_tasks"] else build_tasks(due["job_type"], due["params"])
-    if tasks is None and not due["has_tasks"]:
+    # Each is read by itself, so that one that cannot be read is one that is not fired.
+    found = await db.rows(where, _DUE, (schedule_id,))
+    if not found:
+        return []
+    [(cron, timezone, job_type, params, has_tasks, missed, due_at, now)] = found
+    tasks = None if has_tasks else build_tasks(job_type, params)
+    if tasks is None and not has_tasks:
         return []
     return await db.value(
         where,
         "fire_schedule",
-        p_schedule_id=due["id"],
-        p_due_at=due["due_at"],
-        p_next_run_at=next_tick(due["cron"], due["timezone"], due["now_at"]),
-        p_starts=starts(due["cron"], due["timezone"], due["missed"], due["due_at"], due["now_at"]),
+        p_schedule_id=schedule_id,
+        p_due_at=due_at,
+        p_next_run_at=next_tick(cron, timezone, now),
+        p_starts=starts(cron, timezone, missed, due_at, now),
         p_tasks=None if tasks is None else db.Json(tasks),
     )
 

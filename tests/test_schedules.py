@@ -201,6 +201,28 @@ def test_one_bad_schedule_does_not_stop_the_others(
     assert [row["type"] for row in db.execute("select type from penstock.jobs")] == ["report"]
 
 
+async def test_a_schedule_that_cannot_be_read_does_not_stop_the_others(
+    app: App, db: testing.Database, drain: testing.Drain, clock: testing.Clock
+) -> None:
+    """Nobody can make one; should there be one, it is one schedule less, and not none."""
+
+    @app.task
+    async def report() -> None: ...
+
+    app.schedule(report, "0 * * * *")
+    clock.freeze(utc("2026-03-01 01:30"))
+    async with app:
+        await drain.arun(app)
+        db.execute(
+            "insert into penstock.schedules (tenant_id, name, cron, job_type, next_run_at, created_at) "
+            "select tenant_id, 'never', cron, job_type, '-infinity', created_at from penstock.schedules"
+        )
+        clock.advance(hours=1)
+        async with app.connections() as where:
+            assert len(await schedules.fire_due(where, app.draw)) == 1
+    assert started(db) == ["02:00:00"]
+
+
 def test_schedules_that_cannot_work_are_refused() -> None:
     """S41: when they are declared, not when they fire."""
     app = App()

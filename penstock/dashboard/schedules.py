@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ from penstock import jobs, schedules, tenants
 from penstock.app import App
 from penstock.dashboard import forms
 from penstock.dashboard.pages import Held, Page, Seen, render, to
-from penstock.errors import Invalid
+from penstock.errors import Invalid, PenstockError
 from penstock.types import Schedule
 
 router = APIRouter(route_class=Page)
@@ -33,9 +34,7 @@ async def list_schedules(request: Request, held: Held, viewer: Seen) -> Response
     return render(
         request,
         "schedules.html",
-        schedules=[
-            (each, words(each.cron), schedules.ticks(each.cron, each.timezone, now, 3)) for each in found
-        ],
+        schedules=[(each, words(each.cron), *_ticks(each, now)) for each in found],
         names=await tenants.names(held, ids=[each.tenant_id for each in found]),
         live=None,
     )
@@ -80,6 +79,14 @@ async def _start(held: Held, app: App | None, schedule: Schedule) -> UUID:
         )
     options: Any = {**schedule.options, "tenant_id": schedule.tenant_id}
     return await jobs.start(held, type=schedule.job_type, params=schedule.params, tasks=tasks, **options)
+
+
+def _ticks(schedule: Schedule, now: datetime) -> tuple[list[datetime], str | None]:
+    """The next ticks; or why there are none: the database takes an expression that we cannot read."""
+    try:
+        return schedules.ticks(schedule.cron, schedule.timezone, now, 3), None
+    except PenstockError as error:
+        return [], error.message
 
 
 def words(cron: str) -> str:

@@ -983,6 +983,7 @@ table penstock.schedules
   column created_at: timestamp with time zone not null
   comment on column missed: After an outage: skip the missed ticks, run once for all of them, or run each.
   constraint schedules_cron_check: CHECK (((length(cron) >= 1) AND (length(cron) <= 200)))
+  constraint schedules_job_type_check: CHECK (((length(job_type) >= 1) AND (length(job_type) <= 200)))
   constraint schedules_missed_check: CHECK ((missed = ANY (ARRAY['skip'::text, 'once'::text, 'all'::text])))
   constraint schedules_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
   constraint schedules_pkey: PRIMARY KEY (id)
@@ -1706,8 +1707,16 @@ function penstock._check_tasks(penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 90a0304dbb56c64627cd8e0dc61f75ae
+  body: sha256 f76beebaa8900258a01e6ba90d8a3f1b
   comment: Refuses the first task that is not right, by its place and field.
+
+function penstock._check_time(timestamp with time zone, text)
+  arguments: p_at timestamp with time zone, p_field text
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c67c5e66f39445c7c208927422859720
+  comment: Refuses a time that is never, or that readers choke on; null is none.
 
 function penstock._check_units(jsonb, text)
   arguments: p_units jsonb, p_field text
@@ -1929,6 +1938,14 @@ function penstock._is_service()
   settings: search_path=penstock, pg_temp
   body: sha256 3b495baf38199ebede82a7a2be225700
   comment: Whether the caller acts as the service (a worker, an operator) and not as a user.
+
+function penstock._is_time(timestamp with time zone)
+  arguments: p_at timestamp with time zone
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 923a0e7cb9cb66576ffa24cc054fcc45
+  comment: Whether a time is one that is kept: from the year 2000 to the year 9998.
 
 function penstock._judged_rows(penstock.bulks, jsonb)
   arguments: p_bulk penstock.bulks, p_rows jsonb
@@ -2562,7 +2579,7 @@ function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0d54661fdc7dc2250a62a51de221c9af
+  body: sha256 3d4e17027205e131dd8febc1e023a56d
   comment: Lets a tenant use more of a meter: an override until p_expires_on (that day included), or a purchase. The same p_key counts once.
   grant to service_role: execute
 
@@ -2710,7 +2727,7 @@ function penstock.create_key(text, text, uuid, timestamp with time zone)
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e4b21cae9a67fe7b285c23fcda6325c7
+  body: sha256 3c55045cb5c26e615e3cb8bb2c003316
   comment: Makes an API key. The secret is in this answer and nowhere else.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2912,7 +2929,7 @@ function penstock.fire_schedule(uuid, timestamp with time zone, timestamp with t
   returns: uuid[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 05ac44011d414ab65a91757aa75844fa
+  body: sha256 1e609633391d002629c008c79c426ad8
   comment: Starts the jobs of a due tick, once: whoever comes second finds the tick gone and starts nothing.
   grant to service_role: execute
 
@@ -3099,7 +3116,7 @@ function penstock.open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3ac70915c5370f61a41192b00c87482d
+  body: sha256 7d7019079ffd156464ed96bd235656e7
   comment: Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a part such as 5%).
   grant to authenticated: execute
   grant to service_role: execute
@@ -3191,7 +3208,7 @@ function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, j
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e2bdc4005088073e9b8767fcd7a8c0ee
+  body: sha256 9f3c04d4576a068b70c433f3fa319ffa
   comment: Adds a line to the ledger, of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (counts once), corrects (the line it corrects; may be negative), reason.
   grant to service_role: execute
 
@@ -3319,7 +3336,7 @@ function penstock.resolve_limits(uuid, timestamp with time zone)
   returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3b5e01fd118a735ab49317a22de6c869
+  body: sha256 f8d1f1c3dfd297041d220bc8c221367c
   comment: A tenant's limits now, or at a moment. A meter without a row is not limited.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3369,7 +3386,7 @@ function penstock.set_exchange_rate(text, numeric, timestamp with time zone)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fd1b7811ef37a1f150fa381f00b622ed
+  body: sha256 7ca4cd91902fd14f61142e26a7d16993
   comment: What one unit of a currency is worth in the base currency, from a date on.
   grant to service_role: execute
 
@@ -3415,7 +3432,7 @@ function penstock.set_price(text, text, numeric, jsonb)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 12cf66e17124083101e43392986e9c37
+  body: sha256 e7e8dcc2b6eceb025028104635c6945b
   comment: What a unit of a meter costs at a provider from a date on (null: no price any more). Options: per (1, 1000, 1000000), currency, variant, cost_type, valid_from, tenant_id. Earlier work keeps its price.
   grant to service_role: execute
 
@@ -3433,7 +3450,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b116448b384af6482d49c9fbd2b6cdb3
+  body: sha256 0b44653d5fb374ba98179c865dc546ac
   comment: Makes or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the job type's own), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute

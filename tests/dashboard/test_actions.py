@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from psycopg.types.json import Jsonb
+
 from penstock.dashboard import texts
 from penstock.dashboard.schedules import words
 
@@ -180,6 +182,21 @@ def test_the_rest_can_be_done_too(site: Any, sample: Any) -> None:
     assert db.execute("select 1 from penstock.schedules where id = %s and not is_enabled", [schedule["id"]])
     owner.post(f"/schedules/{schedule['id']}", {"verb": "remove"})
     assert not db.execute("select 1 from penstock.schedules where id = %s", [schedule["id"]])
+
+
+def test_a_schedule_that_cannot_be_read_hides_no_other(site: Any, sample: Any) -> None:
+    """A member can store any cron expression over SQL; the operator's list is of all tenants."""
+    sample.db.execute(
+        "select penstock.set_schedule('odd', 'every now and then', 'publish', now(), %s)",
+        [Jsonb({"tenant_id": str(sample.acme)})],
+    )
+    [odd] = sample.db.execute("select id from penstock.schedules where name = 'odd'")
+    operator = site.browser(site.key("service"))
+    page = operator.get("/schedules")
+    assert page.status_code == 200 and "weekly issue" in page.text
+    assert "is not a cron expression" in page.text
+    operator.post(f"/schedules/{odd['id']}", {"verb": "remove"})
+    assert not sample.db.execute("select 1 from penstock.schedules where name = 'odd'")
 
 
 def test_minutes_are_added_up_once(site: Any, sample: Any, clock: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
+from psycopg.types.json import Jsonb
 
 from penstock import testing
 from tests.sql.conftest import Contract
@@ -16,13 +18,14 @@ from tests.sql.test_access import (
     acting,
     api,
     committed,
+    me,
     privileges,
     state,
     visible,
     world,
 )
 
-__all__ = ["api", "committed", "world"]
+__all__ = ["api", "committed", "me", "world"]
 
 
 def of_bob(world: World) -> str:
@@ -141,3 +144,76 @@ def test_who_makes_a_nuisance_of_themselves_stops_nothing(
         own.upkeep()
         own.reclaim()
         assert own.status(job) == "completed"
+
+
+NO_TIMES = (
+    "-infinity",
+    "infinity",
+    "20000-01-01",
+    "0044-03-15 BC",
+    "1999-12-31 23:59:59+00",
+    "9999-01-01 00:00+00",
+)
+
+
+@pytest.mark.parametrize("at", NO_TIMES)
+def test_a_time_that_readers_choke_on_is_not_kept(sql: Contract, me: Contract, world: World, at: str) -> None:
+    """One such row would be all that a worker or an operator reads of any list it is on."""
+    schedule: dict[str, Any] = {"name": "x", "cron": "0 3 * * *", "job_type": "report"}
+    with acting(sql, world.ann):
+        with sql.refused(422, "invalid_time", field="next_run_at"):
+            me.value("set_schedule", **schedule, next_run_at=at)
+        with sql.refused(422, "invalid_time", field="options.run_at"):
+            me.start(1, run_at=at)
+        with sql.refused(422, "invalid_run_at", field="tasks[0].run_at"):
+            me.start([{"kind": "work", "run_at": at}])
+        with sql.refused(422, "invalid_time", field="expires_at"):
+            me.value("create_key", name="x", role="member", expires_at=at)
+        with sql.refused(422, "invalid_time", field="p_at"):
+            me.rows("resolve_limits", tenant_id=world.ann.tenant, at=at)
+    sql.value("set_provider", name="openai/gpt", values=Jsonb({}))
+    with sql.refused(422, "invalid_time", field="valid_from"):
+        sql.value(
+            "set_price", provider="openai/gpt", meter="tokens", amount=1, options=Jsonb({"valid_from": at})
+        )
+    with sql.refused(422, "invalid_time", field="p_valid_from"):
+        sql.value("set_exchange_rate", currency="CHF", rate=1, valid_from=at)
+    for name in ("started_at", "ended_at"):
+        with sql.refused(422, "invalid_time", field=name):
+            sql.value(
+                "record_cost", cost_type="x", amount=1, tenant_id=world.ann.tenant, options=Jsonb({name: at})
+            )
+    with sql.refused(422, "invalid_time", field="p_expires_on"):
+        # As a date: without the time of day.
+        sql.value(
+            "add_allowance",
+            tenant_id=world.ann.tenant,
+            meter="tokens",
+            amount=1,
+            expires_on=re.sub(" [0-9].*", "", at),
+        )
+
+
+def test_what_is_kept_of_a_schedule_can_be_read(sql: Contract, me: Contract, world: World) -> None:
+    deep = json.loads('{"a": ' * 100 + "1" + "}" * 100)
+    task = {"kind": "work", "input": {}}
+    for options, status, code in (
+        ({"params": deep}, 422, "unreadable"),
+        ({"params": {"a": 10**400}}, 422, "unreadable"),
+        ({"params": {"a": "x" * 300_000}}, 413, "too_large"),
+        ({"params": None}, 422, "invalid_schedule"),
+        ({"options": []}, 422, "invalid_schedule"),
+        ({"options": deep}, 422, "unreadable"),
+        ({"options": {"a": "x" * 20_000}}, 413, "too_large"),
+        ({"tasks": [{**task, "units": deep}]}, 422, "unreadable"),
+        ({"tasks": [{**task, "input": {"a": "x" * 200_000}}] * 2}, 413, "too_large"),
+    ):
+        with acting(sql, world.ann), sql.refused(status, code):
+            me.value(
+                "set_schedule",
+                name="x",
+                cron="0 3 * * *",
+                job_type="report",
+                next_run_at="2026-01-01",
+                options=Jsonb(options),
+            )

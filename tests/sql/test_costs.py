@@ -101,7 +101,7 @@ class TestPrices:
         [
             ("bananas", 1, {}, "unknown_meter"), ("cost", 1, {}, "unknown_meter"), ("images", -1, {}, "invalid_price"),
             ("images", D("NaN"), {}, "invalid_price"), ("images", 1, {"per": 7}, "invalid_price"),
-            ("images", 1, {"valid_from": "soon"}, "invalid_price"), ("images", 1, {"valid_from": "infinity"}, "invalid_price"),
+            ("images", 1, {"valid_from": "soon"}, "invalid_price"), ("images", 1, {"valid_from": "infinity"}, "invalid_time"),
             ("images", 1, {"currency": "ZZZ"}, "unknown_currency"), ("images", 1, {"variant": "No Way"}, "invalid_price"),
             ("images", 1, {"colour": "red"}, "unknown_field"), ("images", 1, {"tenant_id": "me"}, "invalid_price"),
         ],

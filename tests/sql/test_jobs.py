@@ -136,7 +136,7 @@ class TestStart:
             ({"idempotency_key": ""}, "invalid_key", "options.idempotency_key"),
             ({"idempotency_key": "k" * 256}, "invalid_key", "options.idempotency_key"),
             ({"run_at": "tomorrow-ish"}, "invalid_options", "options.run_at"),
-            ({"run_at": "infinity"}, "invalid_options", "options.run_at"),
+            ({"run_at": "infinity"}, "invalid_time", "options.run_at"),
             ({"run_at": {}}, "invalid_options", "options.run_at"),
             ({"delay_seconds": "soon"}, "invalid_options", "options.delay_seconds"),
             ({"delay_seconds": -1}, "invalid_options", "options.delay_seconds"),

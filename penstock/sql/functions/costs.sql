@@ -15,9 +15,10 @@ begin
   if p_currency is null or p_currency !~ '^[A-Z]{3}$' or p_currency = (_setting('base_currency')) #>> '{}' then
     perform _refuse(422, 'unknown_currency', 'a currency is three capital letters, and not the base currency', '{"field": "p_currency"}');
   end if;
-  if p_rate is null or p_rate = 'NaN' or not (p_rate > 0 and p_rate < 1e12) or not isfinite(p_valid_from) then
+  if p_rate is null or p_rate = 'NaN' or not (p_rate > 0 and p_rate < 1e12) then
     perform _refuse(422, 'invalid_rate', 'a rate is more than 0, from a date on', '{"field": "p_rate"}');
   end if;
+  perform _check_time(p_valid_from, 'p_valid_from');
   insert into exchange_rates (currency, valid_from, rate) values (p_currency, coalesce(p_valid_from, _now()), p_rate)
   on conflict (currency, valid_from) do update set rate = excluded.rate;
   perform _audit(null, 'exchange_rate.set', null, 'currency:' || p_currency, jsonb_build_object('rate', p_rate, 'valid_from', p_valid_from));
@@ -46,9 +47,10 @@ begin
   if not exists (select from meters where name = p_meter) or p_meter = 'cost' then
     perform _refuse(422, 'unknown_meter', format('there is no meter %L', left(p_meter, 100)), '{"field": "p_meter"}');
   end if;
-  if p_amount = 'NaN' or p_amount < 0 or p_amount > 1e12 or v_per not in (1, 10, 100, 1000, 10000, 100000, 1000000, 1000000000) or not isfinite(v_from) then
+  if p_amount = 'NaN' or p_amount < 0 or p_amount > 1e12 or v_per not in (1, 10, 100, 1000, 10000, 100000, 1000000, 1000000000) then
     perform _refuse(422, 'invalid_price', 'a price is 0 or more for 1, 1000 or 1000000 units, or null to end it, from a date on');
   end if;
+  perform _check_time(v_from, 'valid_from');
   if _base_rate(v_currency, v_from) is null then
     perform _refuse(422, 'unknown_currency', format('there is no exchange rate for %L on that date', left(v_currency, 10)), '{"field": "currency"}',
       'Add it with penstock.set_exchange_rate.');
@@ -170,6 +172,8 @@ begin
   exception when data_exception then
     perform _refuse(422, 'invalid_cost', 'an option is not right: ' || left(sqlerrm, 200));
   end;
+  perform _check_time(v_entry.started_at, 'started_at');
+  perform _check_time(v_entry.ended_at, 'ended_at');
   if p_amount is null or p_amount = 'NaN' or abs(p_amount) > 1e12 or p_amount < 0 and v_entry.corrects is null
      or v_entry.unit_count = 'NaN' or v_entry.unit_count < 0 and v_entry.corrects is null then
     perform _refuse(422, 'invalid_cost', 'an amount is 0 or more; only a correction may take back', '{"field": "p_amount"}');

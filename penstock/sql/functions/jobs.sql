@@ -84,9 +84,7 @@ begin
     end if;
     v_field := 'run_at';
     v_job.run_at := coalesce((v_options ->> v_field)::timestamptz, _now() + make_interval(secs => v_delay));
-    if not isfinite(v_job.run_at) then
-      raise invalid_parameter_value using message = 'it never comes';
-    end if;
+    perform _check_time(v_job.run_at, 'options.run_at');
   exception when data_exception then
     perform _refuse(422, 'invalid_options', format('%s is not right: %s', v_field, left(sqlerrm, 200)),
       jsonb_build_object('field', 'options.' || v_field));

@@ -18,6 +18,7 @@ begin
   if p_role is null or p_role not in ('owner', 'admin', 'member', 'viewer', 'worker', 'service') then
     perform _refuse(422, 'invalid_role', 'a key is for an owner, admin, member or viewer, a worker or a service', '{"field": "role"}');
   end if;
+  perform _check_time(p_expires_at, 'expires_at');
   if p_expires_at <= _now() then
     perform _refuse(422, 'invalid_expiry', 'a key expires in the future', '{"field": "expires_at"}');
   end if;

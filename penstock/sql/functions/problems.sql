@@ -57,3 +57,20 @@ begin
 end
 $$;
 comment on function penstock._check_document(jsonb, text, integer) is 'Refuses a JSON document that is too large or that readers choke on.';
+
+-- Other languages cannot read a time that is never, or of the year 20000: one such row would stop whoever reads a list.
+create or replace function penstock._is_time(p_at timestamptz)
+returns boolean language sql immutable set search_path = penstock, pg_temp as $$
+  select p_at >= '2000-01-01 00:00:00+00' and p_at < '9999-01-01 00:00:00+00'
+$$;
+comment on function penstock._is_time(timestamptz) is 'Whether a time is one that is kept: from the year 2000 to the year 9998.';
+
+create or replace function penstock._check_time(p_at timestamptz, p_field text)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if not _is_time(p_at) then
+    perform _refuse(422, 'invalid_time', format('%s is not a time in the years 2000 to 9998', p_field), jsonb_build_object('field', p_field));
+  end if;
+end
+$$;
+comment on function penstock._check_time(timestamptz, text) is 'Refuses a time that is never, or that readers choke on; null is none.';

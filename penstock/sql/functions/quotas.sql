@@ -65,6 +65,7 @@ begin
     -- Never open to whom we do not know.
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
+  perform _check_time(p_at, 'p_at');
   return query select l.meter, l.amount, l.mode, l.period, nullif(l.resets_at, 'infinity') from _limits(p_tenant_id, coalesce(p_at, _now())) as l;
 end
 $$;
@@ -175,6 +176,7 @@ begin
   if p_amount is null or p_amount = 'NaN' or not (p_amount > 0 and p_amount <= 1e15) then
     perform _refuse(422, 'invalid_limit', 'an allowance is more than 0 and at most 10^15', '{"field": "p_amount"}');
   end if;
+  perform _check_time(p_expires_on::timestamp at time zone 'utc', 'p_expires_on');
   insert into allowances (tenant_id, meter, amount, expires_on, source, reason, key, created_at)
   values (p_tenant_id, p_meter, p_amount, p_expires_on, p_source, left(p_reason, 1000), p_key, _now())
   on conflict (tenant_id, key) where key is not null do nothing returning id into v_id;

@@ -8,6 +8,7 @@ declare
   v_tenant_id uuid;
   v_id uuid;
   v_unknown text;
+  v_limit integer := (_setting('max_input_bytes'))::integer;
 begin
   select k into v_unknown from jsonb_object_keys(p_options) as k
   where k not in ('tenant_id', 'timezone', 'params', 'tasks', 'options', 'missed', 'is_enabled');
@@ -19,6 +20,14 @@ begin
   if p_options ->> 'timezone' <> 'UTC' and not exists (select from pg_timezone_names where name = p_options ->> 'timezone') then
     perform _refuse(422, 'invalid_timezone', format('there is no time zone %L', p_options ->> 'timezone'), '{"field": "timezone"}');
   end if;
+  perform _check_time(p_next_run_at, 'next_run_at');
+  -- Whoever fires schedules, or lists them, reads these of all tenants.
+  if jsonb_typeof(p_options -> 'params') <> 'object' or jsonb_typeof(p_options -> 'options') <> 'object' then
+    perform _refuse(422, 'invalid_schedule', 'params and options of a schedule are objects');
+  end if;
+  perform _check_document(p_options -> 'params', 'params', v_limit);
+  perform _check_document(p_options -> 'tasks', 'tasks', v_limit);
+  perform _check_document(p_options -> 'options', 'options', 10000);
   if p_options -> 'tasks' is not null and jsonb_typeof(p_options -> 'tasks') <> 'null' then
     perform _check_tasks(_parse_tasks(p_options -> 'tasks'));
   end if;
@@ -85,6 +94,7 @@ begin
   if not found then
     return v_jobs;
   end if;
+  perform _check_time(p_next_run_at, 'next_run_at');
   if p_next_run_at <= p_due_at then
     perform _refuse(422, 'invalid_schedule', 'the next tick comes after this one');
   end if;

@@ -72,7 +72,7 @@ begin
       when t.priority not between 0 and 10 then array['priority', 'invalid_priority', 'has a priority that is not 0 to 10']
       when t.max_attempts not between 1 and 100 then array['max_attempts', 'invalid_attempts', 'has max_attempts that is not 1 to 100']
       when not (t.timeout_seconds > 0 and t.timeout_seconds <= 31622400) then array['timeout_seconds', 'invalid_timeout', 'has a timeout that is not more than 0 and at most a year']
-      when not isfinite(t.run_at) then array['run_at', 'invalid_run_at', 'has a run_at that never comes']
+      when not _is_time(t.run_at) then array['run_at', 'invalid_run_at', 'has a run_at that is not in the years 2000 to 9998']
       when t.confirm and t.run_at is not null then array['confirm', 'invalid_task', 'waits for a confirmation or for a time, not for both']
       when t.after_failure not in ('cancel', 'run') then array['after_failure', 'invalid_task', 'has after_failure that is not cancel or run']
       when jsonb_typeof(t.units) not in ('object', 'null') or octet_length(t.units::text) > 10000 then array['units', 'invalid_units', 'has units that are not a small object']
