@@ -488,7 +488,7 @@ def expected(row: Row, role: str) -> tuple[int, ...]:
 
 def test_roles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """R1.9, R2.10, S2: who is less than the matrix says is refused; who is that or more is not."""
-    monkeypatch.setattr(events, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(events.Hub, "TICK_SECONDS", 0.01)
     ann = world.join("ann")
     callers = {
         role: world.member(role, ann.tenant).headers for role in ("viewer", "member", "admin", "owner")

@@ -93,7 +93,7 @@ _requests = itertools.count()
 @pytest.fixture
 def world(db: testing.Database, api_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     """The application without limits on callers: what is tried are the routes."""
-    monkeypatch.setattr(live, "TICK_SECONDS", 0.01)
+    monkeypatch.setattr(live.Hub, "TICK_SECONDS", 0.01)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     app = api.create(api_settings, limits=Limits(per_second=10**9, burst=10**9))
     # Schemathesis starts the application itself, in an event loop of its own.
