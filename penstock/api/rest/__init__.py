@@ -24,11 +24,13 @@ from penstock.api.rest.reading import Source, Sql
 from penstock.api.rest.refusals import Refused, missing_right, refusal_of, shortened
 from penstock.api.rest.wishes import Wishes
 from penstock.api.routes import asking
-from penstock.errors import Invalid
+from penstock.errors import Invalid, TooLarge
 
 MOST_URL_BYTES = 16 << 10
 MOST_ROWS = 1000
 """In one answer from a table or view. What a function returns is never cut short: it may be a claim."""
+MOST_BYTES = 32 << 20
+"""In one answer, but for what a function gives to the service."""
 
 # What a worker's key may call. A second word is the argument it must give: with it the function asks for the
 # lease, without it for the service's own right.
@@ -154,6 +156,7 @@ async def _read(request: Request, caller: Caller, name: str) -> Response:
         is_single=wanted.is_single,
         is_stripped=wanted.is_stripped,
         is_counted=wanted.is_counted,
+        most_bytes=MOST_BYTES,
     )
     async with _callers(request).acting(caller, read_only=True) as held:
         body, count, total = await _run(held, ("with " + text, values))
@@ -190,6 +193,7 @@ async def _call(request: Request, caller: Caller, name: str) -> Response:
         is_single=wanted.is_single or not function.is_set,
         is_stripped=wanted.is_stripped,
         is_counted=wanted.is_counted,
+        most_bytes=None if caller.role == "service_role" else MOST_BYTES,
     )
     statement = f"with called as ({call[0]}), {text}", [*call[1], *values]
     async with _callers(request).acting(caller, read_only=function.is_read_only) as held:
@@ -291,6 +295,13 @@ async def _run(held: db.Connection, statement: Sql) -> tuple[str, int, int | Non
     text, values = statement
     # Made of fixed text and of names that the database itself has quoted; every value is a parameter.
     [(body, count, total)] = await db.rows(held, cast("LiteralString", text), values)
+    if body is None:
+        raise TooLarge(
+            f"the answer has more than {MOST_BYTES} bytes",
+            code="answer_too_large",
+            hint="Ask for fewer rows, or for fewer columns.",
+            details={"limit": MOST_BYTES},
+        )
     return body, count, total
 
 

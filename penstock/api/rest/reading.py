@@ -7,6 +7,7 @@ looked up in the catalogue; what is put into the statement is the catalogue's ow
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -21,6 +22,8 @@ MOST_FILTERS = 100
 MOST_VALUES = 1000
 """Of one `in`."""
 MOST_DEPTH = 8
+MOST_USES = 3
+"""Of one column, or of one place in a document: each has it in the answer once more."""
 _LARGEST = 2**63 - 1
 
 _GROUPS = ("and", "or", "not.and", "not.or")
@@ -99,13 +102,23 @@ def read(
 
 
 def statement(
-    source: Source, reading: Reading, *, is_single: bool, is_stripped: bool, is_counted: bool
+    source: Source,
+    reading: Reading,
+    *,
+    is_single: bool,
+    is_stripped: bool,
+    is_counted: bool,
+    most_bytes: int | None,
 ) -> Sql:
-    """Gives one row: the body, the number of rows in it, and the number there would be without a limit."""
+    """Gives one row: the body, the number of rows in it, and the number there would be without a limit.
+
+    A body of more than `most_bytes` is null.
+    """
     where, where_values = reading.where
     select, select_values = reading.select
     page = f"select {select} from {source.sql} where {where}{reading.order} limit %s offset %s"  # noqa: S608 names from the catalogue
-    values = [*select_values, *where_values, *reading.order_values, reading.limit, reading.offset]
+    # In the order of the text.
+    values = [*select_values, *where_values, *reading.order_values, reading.limit, reading.offset, most_bytes]
     body = f"json_agg({'page.value' if source.is_scalar else 'page'})"
     if is_stripped:
         body = f"json_strip_nulls({body})"
@@ -114,8 +127,9 @@ def statement(
     if is_counted:
         total = f"(select count(*) from {source.sql} where {where})"  # noqa: S608 the same
         values += where_values
-    # The page's values come first in the list, and first in the text.
-    return f"page as ({page}) select {body}, count(*), {total} from page", values  # noqa: S608 the same
+    whole = f"select {body} as body, count(*) as count, {total} as total from page"  # noqa: S608 the same
+    bounded = "case when octet_length(body) > %s::bigint then null else body end"
+    return f"page as ({page}) select {bounded}, count, total from ({whole}) as whole", values  # noqa: S608 the same
 
 
 # Filters
@@ -244,6 +258,7 @@ def _select(source: Source, text: str) -> Sql:
         return "value", []
     chosen: list[str] = []
     values: list[Any] = []
+    uses = Counter[str]()
     for part in _few(text) or ("*",):
         if part.strip() == "*":
             # Once is enough, and a statement has room for so many columns only.
@@ -261,6 +276,9 @@ def _select(source: Source, text: str) -> Sql:
         if "::" in name:
             raise misread(f"failed to parse select parameter ({shortened(part)})", "there are no casts here")
         place = _Field.find(source, name)
+        uses[f"{place.sql} {place.values}"] += 1
+        if uses[f"{place.sql} {place.values}"] > MOST_USES:
+            raise misread(f"{shortened(name)} is selected more than {MOST_USES} times")
         label = alias["alias"].strip() if alias else place.label
         if not _LABEL.fullmatch(label):
             raise misread(f"failed to parse select parameter ({shortened(part)})", "give it a plain name")

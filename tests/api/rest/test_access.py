@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -342,6 +343,33 @@ class TestAttacks:
         refused(site.get("j" * 5000, ann.token), 404, "PGRST205")
         columns = ",".join(["id"] * 4000)
         refused(site.get("jobs?select=" + columns, ann.token), 400, "PGRST100")
+
+    def test_answers_that_are_too_large(
+        self, site: Site, ann: Person, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S38: a thousand rows may be a thousand large documents, and each of them many times."""
+        site.db.execute("select penstock.define_kind('large')")
+        body = {
+            "p_type": "report",
+            "p_params": {},
+            "p_tasks": [{"kind": "large", "input": {"text": "x" * 2000}}] * 3,
+        }
+        assert site.post("start_job", ann.token, body).status_code == 200
+        uses = ",".join(f"a{n}:input" for n in range(3))
+        assert set(site.get(f"tasks?select={uses}", ann.token).json()[0]) == {"a0", "a1", "a2"}
+        refused(site.get(f"tasks?select={uses},a3:input", ann.token), 400, "PGRST100")
+        places = ",".join(f"a{n}:input->>text" for n in range(4))
+        refused(site.get(f"tasks?select={places}", ann.token), 400, "PGRST100")
+        assert site.get("tasks?select=id,input->>a,input->>b,input->>c,input->>d", ann.token).is_success
+
+        monkeypatch.setattr("penstock.api.rest.MOST_BYTES", 5000)
+        for credential in (ann.token, site.service_key):
+            assert len(site.get("tasks?limit=2", credential).json()) == 2
+            found = refused(site.get("tasks", credential), 413, "PT413")
+            assert json.loads(found["details"])["code"] == "answer_too_large" and found["hint"]
+        claim = {"p_worker_id": "w", "p_max_tasks": 3}
+        claimed = site.post("claim_tasks", site.service_key, claim)
+        assert len(claimed.json()) == 3, "what a worker was given is never cut short"
 
     def test_bodies_that_are_too_large(self, site: Site, ann: Person) -> None:
         body = b'{"p_job_id": "' + b"x" * Limits().body_bytes + b'"}'

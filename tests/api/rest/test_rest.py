@@ -248,8 +248,10 @@ class TestReading:
         source = reading.Source("penstock.t", columns, "t")
         pairs = [("id", "eq.V1"), ("data->>V2", "in.(V3,V4)"), ("or", "(id.gt.V5,data->V6->>V7.is.null)")]
         page = reading.read(source, [*pairs, ("order", "data->V8.desc")], None, 10)
-        text, values = reading.statement(source, page, is_single=False, is_stripped=False, is_counted=True)
+        text, values = reading.statement(
+            source, page, is_single=False, is_stripped=False, is_counted=True, most_bytes=99
+        )
         assert "V" not in text
         where = ["V1", "V2", ["V3", "V4"], "V5", "V6", "V7"]
-        assert values == [*where, "V8", 10, 0, *where]
+        assert values == [*where, "V8", 10, 0, 99, *where]
         assert text.count("%s") == len(values)
