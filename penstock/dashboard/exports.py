@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fastapi import Response
 
@@ -14,7 +14,8 @@ from penstock import db, sources
 
 MOST = 10_000
 """Lines in a file."""
-PER_PAGE = 1000
+PER_PAGE = 200
+"""Lines read at once."""
 
 
 class Line(Protocol):
@@ -23,21 +24,41 @@ class Line(Protocol):
 
 
 L = TypeVar("L", bound=Line)
+Row: TypeAlias = Sequence[Any]
+"""The cells of a line."""
 
 
-async def whole(page: Callable[..., Awaitable[list[L]]], held: db.Connection, **chosen: Any) -> list[L]:
-    """A list from its first page on, as far as a file takes it."""
-    found: list[L] = []
+async def whole(
+    page: Callable[..., Awaitable[list[L]]],
+    cells: Callable[[list[L]], Awaitable[list[Row]]],
+    held: db.Connection,
+    **chosen: Any,
+) -> list[Row]:
+    """A list from its first page on, as far as a file takes it.
+
+    Of each page only its cells are kept: what a line has besides may be large.
+    """
+    found: list[Row] = []
+    before = None
     while len(found) < MOST:
-        before = found[-1].id if found else None
         some = await page(held, before=before, limit=PER_PAGE, **chosen)
-        found += some
+        found += await cells(some)
         if len(some) < PER_PAGE:
             break
+        before = some[-1].id
     return found
 
 
-def as_csv(name: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> Response:
+def fields(*names: str) -> Callable[[Sequence[Line]], Awaitable[list[Row]]]:
+    """Of each line these fields."""
+
+    async def cells(lines: Sequence[Line]) -> list[Row]:
+        return [[getattr(line, name) for name in names] for line in lines]
+
+    return cells
+
+
+def as_csv(name: str, head: Sequence[str], rows: Iterable[Row]) -> Response:
     """A CSV file. What a spreadsheet would take for a formula is a text in it."""
     text = io.StringIO()
     writer = csv.writer(text)

@@ -80,18 +80,21 @@ async def list_jobs(
 @router.get("/jobs.csv")
 async def export_jobs(held: Held, viewer: Seen, filter: FilterQuery = "") -> Response:
     """The jobs that match, as a file."""
-    rows = await exports.whole(jobs.list, held, filter=filter, tenant_ids=viewer.tenant_ids)
-    spent = await costs.of_jobs(held, job_ids=[job.id for job in rows])
     counts = ("total", "succeeded", "failed", "canceled")
-    lines = (
-        [
-            *(getattr(job, name) for name in EXPORTED),
-            *(getattr(job.progress, name) for name in counts),
-            format(spent.get(job.id, Decimal(0)), "f"),
+
+    async def cells(some: list[Job]) -> list[exports.Row]:
+        spent = await costs.of_jobs(held, job_ids=[job.id for job in some])
+        return [
+            [
+                *(getattr(job, name) for name in EXPORTED),
+                *(getattr(job.progress, name) for name in counts),
+                format(spent.get(job.id, Decimal(0)), "f"),
+            ]
+            for job in some
         ]
-        for job in rows
-    )
-    return exports.as_csv("jobs", (*EXPORTED, *counts, "cost"), lines)
+
+    rows = await exports.whole(jobs.list, cells, held, filter=filter, tenant_ids=viewer.tenant_ids)
+    return exports.as_csv("jobs", (*EXPORTED, *counts, "cost"), rows)
 
 
 def _without_status(text: str) -> str:
