@@ -60,9 +60,11 @@ select id, job_id, kind, key, phase, status, waiting_for, waiting_until, priorit
   created_at, started_at, finished_at, worker_id, fraction, message, error_code, error_message, input, output
 from penstock.task_list where """
 _ATTEMPTS: LiteralString = """\
-select task_id, attempt, worker_id, started_at, ended_at, outcome, error_code, error_message, error_details,
-  retry_in_seconds
-from penstock.attempts where job_id = %s and task_id = coalesce(%s, task_id) order by task_id, lease"""
+select task_id, lease, attempt, worker_id, started_at, ended_at, outcome, error_code, error_message,
+  error_details, retry_in_seconds
+from penstock.attempts
+where job_id = %s and (%s::bigint is null or task_id = %s) and (task_id, lease) > (%s, %s)
+order by task_id, lease limit %s"""
 _OUTPUTS: LiteralString = """\
 select coalesce(key, id::text), output from penstock.task_list
 where job_id = %s and status = 'succeeded' order by id"""
@@ -299,10 +301,19 @@ async def graph(
 
 
 async def attempts(
-    where: db.Pool | db.Connection, *, job_id: UUID, task_id: int | None = None
+    where: db.Pool | db.Connection,
+    *,
+    job_id: UUID,
+    task_id: int | None = None,
+    after: tuple[int, int] = (0, 0),
+    limit: int = 50,
 ) -> builtins.list[Attempt]:
-    """The attempts at a job's tasks, or at one of them, that did not succeed, with their errors."""
-    return [Attempt(*row) for row in await db.rows(where, _ATTEMPTS, (job_id, task_id))]
+    """The attempts at a job's tasks, or at one of them, that did not succeed, with their errors.
+
+    In the order of the tasks. The next page comes `after` task and lease of the last one of this page.
+    """
+    rows = await db.rows(where, _ATTEMPTS, (job_id, task_id, task_id, *after, filters.page(limit)))
+    return [Attempt(*row) for row in rows]
 
 
 async def outputs(where: db.Pool | db.Connection, *, job_id: UUID) -> dict[str, Any]:

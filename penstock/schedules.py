@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
-from penstock import db
+from penstock import db, filters
 from penstock.errors import Invalid, NotFound, PenstockError, Unavailable
 from penstock.types import Missed, Schedule
 
@@ -74,15 +74,28 @@ async def set(
 
 
 async def list(
-    where: db.Pool | db.Connection, *, tenant_id: UUID | None = None, name: str | None = None
+    where: db.Pool | db.Connection,
+    *,
+    tenant_id: UUID | None = None,
+    after: UUID | None = None,
+    limit: int = 50,
 ) -> builtins.list[Schedule]:
-    """Schedules by name: all of them, a tenant's, or those of one name."""
-    rows = await db.rows(
-        where,
-        _SCHEDULES
-        + "(%s::uuid is null or tenant_id = %s) and (%s::text is null or name = %s) order by name, id",
-        (tenant_id, tenant_id, name, name),
+    """Schedules, oldest first. The next page comes `after` the id of the last one of this page."""
+    statement = _SCHEDULES + (
+        "(%s::uuid is null or tenant_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"
     )
+    rows = await db.rows(where, statement, (tenant_id, tenant_id, after, after, filters.page(limit)))
+    return [Schedule(*row) for row in rows]
+
+
+async def find(
+    where: db.Pool | db.Connection, *, name: str, tenant_id: UUID | None = None
+) -> builtins.list[Schedule]:
+    """The schedules of this name, oldest first, at most a thousand; or the schedule of this id."""
+    statement = _SCHEDULES + (
+        "(name = %s or id = any (%s::uuid[])) and (%s::uuid is null or tenant_id = %s) order by id limit 1000"
+    )
+    rows = await db.rows(where, statement, (name, filters.uuids([name]), tenant_id, tenant_id))
     return [Schedule(*row) for row in rows]
 
 

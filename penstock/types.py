@@ -211,6 +211,7 @@ class Attempt:
     """An attempt at a task that did not succeed."""
 
     task_id: int
+    lease: int
     attempt: int
     worker_id: str
     started_at: datetime

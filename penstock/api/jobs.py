@@ -46,6 +46,9 @@ routes = router("jobs")
 start_routes = router("jobs", StartRoute)
 
 TaskId = Annotated[int, Path(ge=1, le=LARGEST)]
+AttemptCursor = Annotated[
+    str | None, Query(pattern="^[0-9]{1,16}-[0-9]{1,16}$", description="`next` of the page before.")
+]
 
 
 class TaskRequest(TypedDict, total=False):
@@ -334,8 +337,16 @@ async def explain_task(held: Held, job_id: UUID, task_id: TaskId) -> Explanation
 
 @routes.get("/jobs/{job_id:uuid}/attempts")
 async def list_attempts(
-    held: Held, job_id: UUID, task_id: Annotated[int | None, Query(ge=1, le=LARGEST)] = None
-) -> list[Attempt]:
+    held: Held,
+    job_id: UUID,
+    task_id: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
+    cursor: AttemptCursor = None,
+    limit: LimitQuery = 50,
+) -> Page[Attempt]:
     """The attempts at its tasks, or at one of them, that did not succeed."""
     await jobs.get(held, job_id=job_id)
-    return await jobs.attempts(held, job_id=job_id, task_id=task_id)
+    task, _, lease = (cursor or "0-0").partition("-")
+    found = await jobs.attempts(
+        held, job_id=job_id, task_id=task_id, after=(int(task), int(lease)), limit=limit + 1
+    )
+    return page(found, limit, lambda attempt: f"{attempt.task_id}-{attempt.lease}")

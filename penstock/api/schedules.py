@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, StrictBool
 from penstock import schedules
 from penstock.api.fields import Asked
 from penstock.api.jobs import TaskRequest
-from penstock.api.pages import TenantQuery
+from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
 from penstock.api.routes import Held, router
 from penstock.types import Missed, Schedule
 
@@ -42,9 +42,12 @@ class ScheduleMade(BaseModel):
 
 
 @routes.get("/schedules")
-async def list_schedules(held: Held, tenant_id: TenantQuery = None) -> list[Schedule]:
-    """Schedules by name."""
-    return await schedules.list(held, tenant_id=tenant_id)
+async def list_schedules(
+    held: Held, tenant_id: TenantQuery = None, cursor: UuidCursor = None, limit: LimitQuery = 50
+) -> Page[Schedule]:
+    """Schedules, oldest first."""
+    found = await schedules.list(held, tenant_id=tenant_id, after=cursor, limit=limit + 1)
+    return page(found, limit, lambda schedule: schedule.id)
 
 
 @routes.put("/schedules")

@@ -76,7 +76,7 @@ async def show(
 ) -> None:
     """Show a dead letter with every attempt and its error."""
     letter = await dead_letters.get(pool, letter_id=letter_id)
-    attempts = await jobs.attempts(pool, job_id=letter.job_id, task_id=letter.task_id)
+    attempts = await jobs.attempts(pool, job_id=letter.job_id, task_id=letter.task_id, limit=1000)
     names = await tenants.names(pool, ids=[letter.tenant_id])
     whole = {**output.plain(letter), "history": attempts}
     output.document(whole, lambda: _show(letter, names.get(letter.tenant_id, "?"), attempts))

@@ -6,17 +6,20 @@ import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, cast
+from uuid import UUID
 
 import typer
 
 from penstock import db, schedules, tenants
 from penstock.cli import output
+from penstock.cli.jobs import LimitOption
 from penstock.cli.options import (
     TenantOption,
+    chosen,
     command,
     tenant_id_of,
 )
-from penstock.cli.output import Column
+from penstock.cli.output import Column, Output
 from penstock.errors import Conflict, Invalid, NotFound
 
 group = typer.Typer(help="Jobs that start by the clock.", no_args_is_help=True)
@@ -31,10 +34,17 @@ class Missed(StrEnum):
 
 
 @command(group, "ls")
-async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
-    """List schedules."""
+async def ls(
+    pool: db.Pool,
+    tenant: TenantOption = None,
+    limit: LimitOption = 50,
+    after: Annotated[
+        UUID | None, typer.Option(metavar="ID", help="Only schedules made after this one.")
+    ] = None,
+) -> None:
+    """List schedules, oldest first."""
     tenant_id = await tenant_id_of(pool, tenant) if tenant else None
-    found = await schedules.list(pool, tenant_id=tenant_id)
+    found = await schedules.list(pool, tenant_id=tenant_id, after=after, limit=limit)
     names = await tenants.names(pool, ids=(schedule.tenant_id for schedule in found))
     columns = [
         Column("NAME", lambda schedule: schedule.name),
@@ -47,6 +57,8 @@ async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
         Column("LAST JOB", lambda schedule: str(schedule.last_job_id or ""), is_wide=True, style="dim"),
     ]
     output.rows(found, columns, empty="No schedules.")
+    if len(found) == limit and chosen().output is Output.text:
+        output.note(f"{limit} shown. More: --after {found[-1].id}", "dim")
 
 
 @command(group, "set")
@@ -90,7 +102,7 @@ async def rm(
 ) -> None:
     """Remove a schedule. The jobs it started stay. Asks first."""
     tenant_id = await tenant_id_of(pool, tenant) if tenant else None
-    found = [s for s in await schedules.list(pool, tenant_id=tenant_id) if name in (s.name, str(s.id))]
+    found = await schedules.find(pool, name=name, tenant_id=tenant_id)
     if not found:
         raise NotFound(f"There is no schedule {name!r}.", code="unknown_schedule")
     if len(found) > 1:

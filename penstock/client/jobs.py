@@ -157,11 +157,13 @@ class Jobs(Noun[IO]):
         """Why a task is not running: what it waits for, about how long, and its place in line."""
         return await self._core.get(Explanation, _path("/api/jobs/{}/tasks/{}/why", job_id, int(task_id)))
 
-    @call
-    async def attempts(self, job_id: Id, *, task_id: int | None = None) -> builtins.list[Attempt]:
+    @listing
+    def attempts(
+        self, job_id: Id, *, task_id: int | None = None, limit: int | None = None
+    ) -> AsyncGenerator[Attempt]:
         """The attempts at its tasks, or at one of them, that did not succeed."""
         where = _path("/api/jobs/{}/attempts", job_id)
-        return await self._core.get(builtins.list[Attempt], where, {"task_id": task_id})
+        return self._core.pages(partial(read, Attempt), where, {"task_id": task_id}, limit)
 
     @call
     async def outputs(self, job_id: Id) -> dict[str, Any]:

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import builtins
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
+from penstock.client.answers import read
 from penstock.client.core import identifier, path
-from penstock.client.transport import IO, Noun, call
+from penstock.client.transport import IO, Noun, call, listing
 from penstock.types import Missed, Schedule
 
 
 class Schedules(Noun[IO]):
     """Jobs that start by the clock."""
 
-    @call
-    async def list(self, *, tenant_id: UUID | str | None = None) -> builtins.list[Schedule]:
-        """Schedules by name."""
+    @listing
+    def list(
+        self, *, tenant_id: UUID | str | None = None, limit: int | None = None
+    ) -> AsyncGenerator[Schedule]:
+        """Schedules, oldest first; pages are fetched as they are needed."""
         query = {"tenant_id": self._core.tenant_or_none(tenant_id)}
-        return await self._core.get(builtins.list[Schedule], "/api/schedules", query)
+        return self._core.pages(partial(read, Schedule), "/api/schedules", query, limit)
 
     @call
     async def set(

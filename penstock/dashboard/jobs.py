@@ -135,7 +135,7 @@ async def show_job(
     shown = tasks[:per_page]
     attempts: list[Attempt] = []
     if chosen == "timeline" and total <= PER_PICTURE:
-        attempts = await jobs.attempts(held, job_id=job_id)
+        attempts = await jobs.attempts(held, job_id=job_id, limit=1000)
     files = await artifacts.list(held, job_id=job_id, limit=PER_PAGE)
     await _allow_files(request, files)
     return render(
@@ -180,7 +180,7 @@ async def show_task(request: Request, held: Held, viewer: Seen, job_id: UUID, ta
         task=task,
         placed=placed,
         explanation=await jobs.explain(held, job_id=job_id, task_id=task_id),
-        attempts=await jobs.attempts(held, job_id=job_id, task_id=task_id),
+        attempts=await jobs.attempts(held, job_id=job_id, task_id=task_id, limit=1000),
         letters=await dead_letters.list(held, filter=f"job:{job_id} task:{task_id}", limit=1),
         files=files,
         tenant_name=(await tenants.names(held, ids=[job.tenant_id])).get(job.tenant_id),

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from penstock import jobs, schedules, tenants
 from penstock.app import App
 from penstock.dashboard import forms
-from penstock.dashboard.pages import Held, Page, Seen, render, to
+from penstock.dashboard.pages import PER_PAGE, Held, Page, Seen, render, to
 from penstock.errors import Invalid, PenstockError
 from penstock.types import Schedule
 
@@ -23,19 +23,21 @@ _MONTHS = (
     *("", "January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
 )
-MOST = 500
 
 
 @router.get("/schedules")
-async def list_schedules(request: Request, held: Held, viewer: Seen) -> Response:
+async def list_schedules(request: Request, held: Held, viewer: Seen, after: UUID | None = None) -> Response:
     """Schedules, with what comes next."""
-    found = (await schedules.list(held))[:MOST]
+    found = await schedules.list(held, after=after, limit=PER_PAGE + 1)
+    shown = found[:PER_PAGE]
     now = request.state.now
     return render(
         request,
         "schedules.html",
-        schedules=[(each, words(each.cron), *_ticks(each, now)) for each in found],
-        names=await tenants.names(held, ids=[each.tenant_id for each in found]),
+        schedules=[(each, words(each.cron), *_ticks(each, now)) for each in shown],
+        names=await tenants.names(held, ids=[each.tenant_id for each in shown]),
+        after=after,
+        next=shown[-1].id if len(found) > PER_PAGE else None,
         live=None,
     )
 

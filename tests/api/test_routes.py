@@ -160,6 +160,41 @@ class TestPages:
         ).json()
         assert (len(first["items"]), len(rest["items"]), rest["next"]) == (2, 1, None)
 
+    def test_schedules_come_in_pages(self, world: World, ann: Person) -> None:
+        """S38"""
+        schedule = {"cron": "0 3 * * *", "job_type": "report", "tasks": TASKS}
+        for name in "bac":
+            world.client.put(f"/api/schedules?name={name}", json=schedule, headers=ann.headers)
+        first = world.client.get("/api/schedules?limit=2", headers=ann.headers).json()
+        rest = world.client.get(f"/api/schedules?limit=2&cursor={first['next']}", headers=ann.headers).json()
+        assert [each["name"] for each in first["items"] + rest["items"]] == ["b", "a", "c"]
+        assert (len(first["items"]), rest["next"]) == (2, None)
+
+    def test_attempts_come_in_pages(self, world: World, ann: Person) -> None:
+        """S38"""
+        job_id = start(world, ann)
+        places = [(1, 5), (1, 7), (2, 3), (2, 6), (3, 1)]
+        for task, lease in places:
+            world.db.execute(
+                "insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, "
+                "started_at, ended_at, outcome, error_code) "
+                "values (%s, %s, %s, %s, 1, 'w', now(), now(), 'failed', 'x')",
+                [job_id, task, lease, ann.tenant],
+            )
+        url = f"/api/jobs/{job_id}/attempts?limit=2"
+        seen: list[tuple[int, int]] = []
+        cursor = ""
+        while cursor is not None:
+            answer = world.client.get(f"{url}{cursor and '&cursor=' + cursor}", headers=ann.headers).json()
+            assert 0 < len(answer["items"]) <= 2
+            seen += [(each["task_id"], each["lease"]) for each in answer["items"]]
+            cursor = answer["next"]
+        assert seen == places
+        only = world.client.get(f"{url}&task_id=2", headers=ann.headers).json()
+        assert [each["lease"] for each in only["items"]] == [3, 6]
+        for wrong in ("1", "1-", "-1", "1-x", "1-2-3", "1" * 17 + "-1"):
+            assert world.client.get(f"{url}&cursor={wrong}", headers=ann.headers).status_code == 422
+
     def test_the_filter_language(self, world: World, ann: Person) -> None:
         start(world, ann)
         other = start(world, ann, type="other")
