@@ -2727,7 +2727,7 @@ function penstock.create_key(text, text, uuid, timestamp with time zone)
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3c55045cb5c26e615e3cb8bb2c003316
+  body: sha256 eaa6ecc8ba1f7af34f02b4ffb2898b00
   comment: Makes an API key. The secret is in this answer and nowhere else.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3450,7 +3450,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0b44653d5fb374ba98179c865dc546ac
+  body: sha256 bbc7225763fae16edc7e7283d356c523
   comment: Makes or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the job type's own), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute

@@ -217,3 +217,29 @@ def test_what_is_kept_of_a_schedule_can_be_read(sql: Contract, me: Contract, wor
                 next_run_at="2026-01-01",
                 options=Jsonb(options),
             )
+
+
+def test_a_tenant_has_so_many_schedules_and_keys(sql: Contract, me: Contract, world: World) -> None:
+    """S41: the service, which fires them, may make more."""
+    ann = world.ann
+    schedule: dict[str, Any] = {"cron": "0 3 * * *", "job_type": "report", "next_run_at": "2026-01-01"}
+    sql.execute(
+        "insert into penstock.schedules (tenant_id, name, cron, job_type, next_run_at, created_at) "
+        "select %s, n::text, '0 3 * * *', 'report', now(), now() from generate_series(1, "
+        "1000 - (select count(*) from penstock.schedules where tenant_id = %s)) as n",
+        ann.tenant,
+        ann.tenant,
+    )
+    while sql.one("select count(*) from penstock.list_keys(%s) where revoked_at is null", ann.tenant) < 100:
+        last = sql.rows("create_key", name="x", role="viewer", tenant_id=ann.tenant)[0]["id"]
+    with acting(sql, ann):
+        with sql.refused(409, "too_many_schedules"):
+            me.value("set_schedule", name="one more", **schedule)
+        assert me.value("set_schedule", name="1", **schedule), "what is there can be changed"
+        with sql.refused(409, "too_many_keys"):
+            me.value("create_key", name="one more", role="viewer")
+        me.value("revoke_key", key_id=last)
+        assert me.value("create_key", name="in its place", role="viewer")
+    options = Jsonb({"tenant_id": str(ann.tenant)})
+    assert sql.value("set_schedule", name="one more", **schedule, options=options)
+    assert sql.value("create_key", name="one more", role="viewer", tenant_id=ann.tenant)

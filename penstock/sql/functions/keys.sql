@@ -7,6 +7,7 @@ returns table (id uuid, tenant_id uuid, prefix text, secret text)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
 #variable_conflict use_column
 declare
+  c_most constant integer := 100;
   v_id uuid := gen_random_uuid();
   -- 244 random bits from the server's strong source.
   v_secret text := 'psk_' || replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '');
@@ -31,6 +32,14 @@ begin
   else
     v_tenant_id := _caller_tenant(p_tenant_id);
     perform _require_role(v_tenant_id, case when p_role = 'owner' then array['owner'] else array['owner', 'admin'] end);
+    if not _is_service() then
+      -- Two that come at once are counted one after the other.
+      perform from tenants t where t.id = v_tenant_id for no key update;
+      if (select count(*) from api_keys k where k.tenant_id = v_tenant_id and k.revoked_at is null and (k.expires_at is null or k.expires_at > _now())) >= c_most then
+        perform _refuse(409, 'too_many_keys', format('a tenant has at most %s keys', c_most), jsonb_build_object('limit', c_most),
+          'Revoke those that are not needed.');
+      end if;
+    end if;
   end if;
   insert into api_keys (id, tenant_id, name, prefix, digest, role, created_by, created_at, expires_at)
   values (v_id, v_tenant_id, p_name, left(v_secret, 12), sha256(convert_to(v_secret, 'utf8')),

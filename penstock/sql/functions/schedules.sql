@@ -5,6 +5,7 @@ create or replace function penstock.set_schedule(
   p_name text, p_cron text, p_job_type text, p_next_run_at timestamptz, p_options jsonb default '{}')
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
+  c_most constant integer := 1000;
   v_tenant_id uuid;
   v_id uuid;
   v_unknown text;
@@ -30,6 +31,14 @@ begin
   perform _check_document(p_options -> 'options', 'options', 10000);
   if p_options -> 'tasks' is not null and jsonb_typeof(p_options -> 'tasks') <> 'null' then
     perform _check_tasks(_parse_tasks(p_options -> 'tasks'));
+  end if;
+  if not _is_service() and not exists (select from schedules where tenant_id = v_tenant_id and name = p_name) then
+    -- Two that come at once are counted one after the other.
+    perform from tenants where id = v_tenant_id for no key update;
+    if (select count(*) from schedules where tenant_id = v_tenant_id) >= c_most then
+      perform _refuse(409, 'too_many_schedules', format('a tenant has at most %s schedules', c_most), jsonb_build_object('limit', c_most),
+        'Remove those that are not needed.');
+    end if;
   end if;
   insert into schedules as s (tenant_id, name, cron, timezone, job_type, params, tasks, options, missed, is_enabled, next_run_at, created_at)
   values (v_tenant_id, p_name, p_cron, coalesce(p_options ->> 'timezone', 'UTC'), p_job_type, coalesce(p_options -> 'params', '{}'),
