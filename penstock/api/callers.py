@@ -97,13 +97,21 @@ class Callers:
         self._known: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
         self._milliseconds = str(round(seconds * 1000))
 
-    async def of(self, request: Request) -> Caller:
-        """Who sent this request; anon when it brings no credential. Raises Unauthenticated for a bad one."""
-        credential = _credential(request)
+    async def of(self, request: Request, credential: str | None) -> Caller:
+        """Who sent this request, which shows this credential; anon when it shows none, and has no session.
+
+        Raises Unauthenticated for a bad one.
+        """
         if credential is None:
             session = self._sessions.claims(request) if self._sessions else None
             return Caller(session["role"], session) if session else ANON
         return await self.bearing(credential)
+
+    def is_new(self, credential: str | None) -> bool:
+        """Whether this is a key that nobody has come with: to tell if it is good costs a query."""
+        if credential is None or not credential.startswith("psk_"):
+            return False
+        return _digest(credential) not in self._known
 
     async def bearing(self, credential: str) -> Caller:
         """Whose token or key this is. Raises Unauthenticated for a bad one."""
@@ -144,12 +152,13 @@ class Callers:
     async def _of_key(self, secret: str) -> Caller:
         if not _KEY.fullmatch(secret):
             raise Unauthenticated("the API key is not valid")
-        digest = sha256(secret.encode()).digest()
+        digest = _digest(secret)
         caller, until = self._known.get(digest, (None, 0.0))
         if caller is not None and time.monotonic() < until:
             return caller
         found = await db.call(self._service, "use_key", p_digest=digest)
         if not found:
+            self._known.pop(digest, None)
             raise Unauthenticated("the API key is not valid")
         key_id, role = str(found[0]["id"]), found[0]["role"]
         database_role: DatabaseRole = "service_role" if role in ("worker", "service") else "authenticated"
@@ -161,8 +170,12 @@ class Callers:
         return caller
 
 
-def _credential(request: Request) -> str | None:
-    """What the request shows. A user's token beside an application's key is the user's request."""
+def _digest(secret: str) -> bytes:
+    return sha256(secret.encode()).digest()
+
+
+def shown(request: Request) -> str | None:
+    """The credential a request shows. A user's token beside an application's key is the user's request."""
     header = request.headers.get("authorization")
     if header is None:
         return request.headers.get("apikey") or None

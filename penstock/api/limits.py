@@ -65,6 +65,12 @@ class Rate:
             seconds = (1 - left) / self._per_second
             raise Limited("too many requests", details={"retry_after_seconds": round(seconds, 3)})
 
+    def give(self, name: str) -> None:
+        """Take back what was taken for a request that was another's."""
+        if name in self._buckets:
+            left, at = self._buckets[name]
+            self._buckets[name] = min(self._burst, left + 1), at
+
 
 async def read_body(request: Request, limits: Limits) -> bytes:
     """What the request brings, unless it is too large or too slow."""

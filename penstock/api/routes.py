@@ -7,7 +7,7 @@ transaction as that caller for everything; the same answer to the same POST with
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from hashlib import sha256
 from typing import Annotated, Any
 
@@ -16,13 +16,13 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from penstock import db
-from penstock.api.callers import Caller, Callers
+from penstock.api.callers import Caller, Callers, shown
 from penstock.api.limits import Limits, Rate, read_body, read_json
 from penstock.errors import Conflict, Forbidden, Invalid, Unauthenticated
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-Finding = Callable[[Request], Awaitable[Caller]]
-"""Finds out who sent a request."""
+Finding = Callable[[Request], str | None]
+"""Finds the credential that a request shows."""
 
 _REFUSALS: dict[int, str] = {
     401: "Nobody is logged in, or the credential is not good.",
@@ -176,26 +176,34 @@ class Route(APIRoute):
         return response
 
 
-async def asking(request: Request, *, is_service_limited: bool = True, find: Finding | None = None) -> Caller:
+async def asking(request: Request, *, is_service_limited: bool = True, find: Finding = shown) -> Caller:
     """Who is asking, if they have not asked too much. What nobody asks counts for their address.
 
-    `find` knows of other ways to say who one is.
+    `find` knows of other places for a credential.
     """
     callers: Callers = request.app.state.callers
     rate: Rate = request.app.state.rate
     nobody = f"nobody:{request.client.host if request.client else ''}"
+    is_new = False
     try:
-        caller = await (find or callers.of)(request)
+        credential = find(request)
+        if is_new := callers.is_new(credential):
+            # It counts as nobody's until it is known whose it is: guesses cost no query each.
+            rate.take(nobody)
+        caller = await callers.of(request, credential)
     except Unauthenticated:
-        rate.take(nobody)
+        if not is_new:
+            rate.take(nobody)
         raise
+    if is_new:
+        rate.give(nobody)
     if caller.role != "service_role" or is_service_limited:
         rate.take(nobody if caller.role == "anon" else caller.name)
     request.state.caller = caller
     return caller
 
 
-async def admitted(request: Request, find: Finding | None = None) -> Caller:
+async def admitted(request: Request, find: Finding = shown) -> Caller:
     """Who is asking, if they may ask anything here, and now."""
     caller = await asking(request, find=find)
     if caller.role == "anon":

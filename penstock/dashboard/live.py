@@ -23,7 +23,7 @@ from penstock.api.limits import Limits
 from penstock.api.problems import answer
 from penstock.api.routes import admitted
 from penstock.api.streams import CHECK_SECONDS, KEEP_ALIVE_SECONDS, RETRY_SECONDS, Streams, Watched
-from penstock.dashboard.pages import who_asks
+from penstock.dashboard.pages import kept_or_shown
 from penstock.errors import Forbidden, PenstockError
 
 router = APIRouter()
@@ -128,7 +128,7 @@ async def live(
     """Says `changed` when a page about this job, this tenant, or (for operators) about all is out of date."""
     callers: Callers = request.app.state.callers
     try:
-        caller = await admitted(request, who_asks)
+        caller = await admitted(request, kept_or_shown)
         watcher = Watcher(caller, job, await _check(callers, caller, job, tenant))
         return Watched(_pulse(request), watcher, _lines(callers, watcher))
     except PenstockError as error:

@@ -26,7 +26,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from penstock import costs, db, filters, tenants
-from penstock.api.callers import ANON, Caller, Callers
+from penstock.api.callers import ANON, Caller, Callers, shown
 from penstock.api.problems import is_from_postgres
 from penstock.api.routes import admitted
 from penstock.dashboard import forms, texts
@@ -162,7 +162,7 @@ class Page(APIRoute):
             if request.method == "POST":
                 request.state.form = await forms.read(request, ANON)
             return await handle(request)
-        caller = await admitted(request, who_asks)
+        caller = await admitted(request, kept_or_shown)
         is_read = request.method == "GET"
         if not is_read:
             if request.app.state.settings.read_only:
@@ -181,13 +181,12 @@ class OpenPage(Page):
     is_open = True
 
 
-async def who_asks(request: Request) -> Caller:
-    """Who is asking: by the credential that was given at the sign-in, or else as everywhere."""
-    callers: Callers = request.app.state.callers
+def kept_or_shown(request: Request) -> str | None:
+    """The credential that was given at the sign-in, or else the one that is shown as everywhere."""
     credential = request.cookies.get(LOGIN_COOKIE)
     if credential and "authorization" not in request.headers:
-        return await callers.bearing(credential)
-    return await callers.of(request)
+        return credential
+    return shown(request)
 
 
 async def _viewer(held: db.Connection, caller: Caller) -> Viewer:

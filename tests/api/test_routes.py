@@ -467,6 +467,32 @@ class TestLimits:
         assert [answer.status_code for answer in answers] == [401] * 5 + [429]
         assert strict.client.get("/api/me", headers=ann.headers).status_code == 200
 
+    def test_a_guess_too_many_does_not_get_to_the_database(
+        self, strict: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """S25: whoever has been there with a good key gets in meanwhile, whether it is remembered or not."""
+        monkeypatch.setattr("penstock.api.callers.KNOWN_SECONDS", 0)
+        ann = strict.join("ann")
+        good, ended = (strict.member("viewer", ann.tenant) for _ in range(2))
+        for each in (good, ended):
+            assert strict.client.get("/api/me", headers=each.headers).status_code == 200
+        for number in range(5):
+            guess = bearer(f"psk_{number:064x}")
+            assert strict.client.get("/api/me", headers=guess).status_code == 401
+        assert strict.client.get("/api/me", headers=good.headers).status_code == 200
+        strict.db.execute("select penstock.revoke_key(%s)", [ended.id])
+        assert strict.client.get("/api/me", headers=ended.headers).status_code == 429
+        strict.db.execute("alter function penstock.use_key(bytea) rename to nobody_asks")
+        for credential in (f"psk_{7:064x}", ended.headers["Authorization"].split()[1]):
+            answer = strict.client.get("/api/me", headers=bearer(credential))
+            assert (answer.status_code, answer.json()["code"]) == (429, "limited")
+
+    def test_a_new_key_that_is_good_is_not_counted_as_a_guess(self, strict: World) -> None:
+        ann = strict.join("ann")
+        for _ in range(7):
+            new = strict.member("viewer", ann.tenant)
+            assert strict.client.get("/api/me", headers=new.headers).status_code == 200
+
     def test_a_statement_that_takes_too_long_is_stopped(self, strict: World) -> None:
         ann = strict.join("ann")
         strict.db.execute(
