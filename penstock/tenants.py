@@ -11,6 +11,11 @@ from penstock import db, filters
 from penstock.types import Member, Role, Tenant, TenantShare
 
 _TENANTS: LiteralString = "select id, name, weight, is_personal, created_at from penstock.tenants where "
+_OF_USER: LiteralString = """\
+select t.id, t.name, t.weight, t.is_personal, t.created_at
+from penstock.members m join penstock.tenants t on t.id = m.tenant_id
+left join penstock.profiles p on p.user_id = m.user_id and p.tenant_id = t.id
+where m.user_id = %s order by p.user_id is null, t.id limit %s"""
 _MEMBERS: LiteralString = """\
 select tenant_id, user_id, role, created_at from penstock.members
 where tenant_id = %s and (%s::uuid is null or user_id > %s) order by user_id limit %s"""
@@ -49,6 +54,17 @@ async def list(
     """Tenants, oldest first. The next page comes `after` the id of the last one of this page."""
     statement = _TENANTS + "(%s::uuid is null or id > %s) order by id limit %s"
     rows = await db.rows(where, statement, (after, after, filters.page(limit)))
+    return [Tenant(*row) for row in rows]
+
+
+async def of_user(
+    where: db.Pool | db.Connection, *, user_id: UUID, limit: int = 200
+) -> builtins.list[Tenant]:
+    """Those of the tenants to be seen that a user is in: first their own, then the oldest.
+
+    Anybody who runs a tenant may make anybody a member of it: the oldest need not be the user's own.
+    """
+    rows = await db.rows(where, _OF_USER, (user_id, filters.page(limit)))
     return [Tenant(*row) for row in rows]
 
 

@@ -98,7 +98,7 @@ class Viewer:
 
     caller: Caller
     tenants: tuple[Tenant, ...]
-    """Of a member; an operator has all, and none are listed."""
+    """Of a member, their own first; an operator has all, and none are listed."""
     roles: dict[UUID, Role]
 
     @property
@@ -192,8 +192,8 @@ def kept_or_shown(request: Request) -> str | None:
 async def _viewer(held: db.Connection, caller: Caller) -> Viewer:
     if caller.role == "service_role":
         return Viewer(caller, (), {})
-    own = await tenants.list(held, limit=200)
     user_id = UUID(caller.claims["sub"])
+    own = await tenants.of_user(held, user_id=user_id)
     return Viewer(caller, tuple(own), await tenants.roles(held, user_id=user_id))
 
 

@@ -324,3 +324,24 @@ def test_it_lives_in_another_application_and_below_any_prefix(
         assert links and all(link.startswith((f"/behind{prefix}/", "#")) for link in links), links
         style = re.findall(r'href="([^"]*dashboard.css[^"]*)"', page)[0]
         assert client.get(style).status_code == 200
+
+
+def test_who_makes_one_a_member_does_not_decide_what_one_sees_first(site: Any) -> None:
+    """Any owner can make anybody a member, of a tenant that is older than theirs."""
+    trap = site.tenant("Trap")
+    [ann] = site.db.execute("insert into auth.users (email) values ('ann@example.org') returning id")
+    site.key("owner", trap)
+    site.db.execute("select penstock.set_member(%s, %s, 'member')", [trap, ann["id"]])
+    [own] = site.db.execute("select tenant_id as id from penstock.profiles where user_id = %s", [ann["id"]])
+    now = int(time.time())
+    claims = {
+        "sub": str(ann["id"]),
+        "role": "authenticated",
+        "aud": "authenticated",
+        "iat": now,
+        "exp": now + 600,
+    }
+    browser = site.browser(jwt.encode(claims, site.app.state.settings.jwt_secret, "HS256"))
+    for path in ("/", "/usage", "/settings"):
+        page = browser.get(path).text
+        assert f'value="{own["id"]}" selected' in page and f'value="{trap}" selected' not in page, path
