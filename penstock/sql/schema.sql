@@ -2150,7 +2150,7 @@ function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1eb5396c9b1e395e375cfc83a05dce39
+  body: sha256 e46cd9d8920c72c5619ad3a9f18224fa
   comment: Pauses jobs whose budget has no room for any of their tasks, and those that pause for want of quota.
 
 function penstock._percentile(jsonb, double precision)

@@ -286,33 +286,39 @@ comment on function penstock.set_budget(uuid, numeric) is 'Changes what a job ma
 create or replace function penstock._pause_spent_jobs()
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  v_job record;
+  v_job jobs;
+  v_used numeric;
+  v_limited record;
 begin
-  -- Nothing of it runs any more that could give something back: it waits for a decision.
-  -- An account that is locked is just being moved, and so is a job.
   for v_job in
-    select j.id, j.budget, a.used, j as job from jobs j
+    select j.* from jobs j
     join accounts a on a.tenant_id = j.tenant_id and a.job_id = j.id and a.meter = 'cost'
     where j.budget is not null and j.finished_at is null and j.status in ('queued', 'running') and a.held = 0
       and exists (select from parked p where p.tenant_id = j.tenant_id and p.waits_for = 'budget' and p.job_id = j.id)
-    for no key update of j, a skip locked
   loop
     -- What stands in line has nothing set aside before its claim, which will find room for it or not.
-    continue when _ready_task(v_job.job) is not null or exists (select from leases l where l.job_id = v_job.id);
+    continue when _ready_task(v_job) is not null or exists (select from leases l where l.job_id = v_job.id);
+    -- Nothing of it runs any more that could give something back: it waits for a decision.
+    -- An account that is locked is just being moved, and so is a job.
+    select a.used into v_used from jobs j
+    join accounts a on a.tenant_id = j.tenant_id and a.job_id = j.id and a.meter = 'cost'
+    where j.id = v_job.id and j.budget = v_job.budget and j.status in ('queued', 'running') and a.held = 0
+    for no key update of j, a skip locked;
+    continue when not found;
     -- There may be room that nobody has told it of: see _wake_missed.
-    perform _wake(array[(v_job.job).tenant_id], 100);
-    continue when _ready_task(v_job.job) is not null;
-    perform pause_job(v_job.id, format('budget: %s of %s %s spent, and the next task does not fit', trim_scale(v_job.used), trim_scale(v_job.budget),
+    perform _wake(array[v_job.tenant_id], 100);
+    continue when _ready_task(v_job) is not null;
+    perform pause_job(v_job.id, format('budget: %s of %s %s spent, and the next task does not fit', trim_scale(v_used), trim_scale(v_job.budget),
       (_setting('base_currency')) #>> '{}'));
   end loop;
-  for v_job in
+  for v_limited in
     select j.id, x.reason from jobs j cross join lateral (
       select p.reason from meters m cross join lateral (
         select y.reason from parked y where y.tenant_id = j.tenant_id and y.waits_for = m.name and y.job_id = j.id limit 1) as p limit 1) as x
     where j.on_limit = 'pause' and j.finished_at is null and j.status in ('queued', 'running')
     for no key update of j skip locked
   loop
-    perform pause_job(v_job.id, v_job.reason);
+    perform pause_job(v_limited.id, v_limited.reason);
   end loop;
 end
 $$;
