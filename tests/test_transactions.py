@@ -231,7 +231,7 @@ def test_tasks_added_in_a_transaction_come_with_it(
     @app.task
     async def child() -> None: ...
 
-    parent = app.task(kind="parent", transactional=True)(in_loop if is_async else in_thread)
+    parent = app.task(kind="parent", transactional=True, backoff="1h")(in_loop if is_async else in_thread)
     parent.options(key="parent").start()
     drain(app)
     assert states(db) == {"parent": "queued"}

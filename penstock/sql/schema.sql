@@ -1686,6 +1686,14 @@ function penstock._check_fields(jsonb, text[], text)
   body: sha256 e17123586392cb5d3ce398eab2d129bd
   comment: Refuses what is no object, and fields that are not known.
 
+function penstock._check_holder(text, bigint)
+  arguments: p_worker_id text, p_lease bigint
+  returns: void
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0e90977fa6e8ebf1ffa4e407f7b8bccb
+  comment: Whoever speaks of a task says who it is.
+
 function penstock._check_keys(uuid, penstock.task_spec[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[]
   returns: void
@@ -1968,7 +1976,7 @@ function penstock._keep_lease(bigint, text, bigint)
   returns: penstock.leases
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 47d03ad7a35dc63f965101842973d91f
+  body: sha256 726339d35573dbf329b42b496b546b15
   comment: Refuses unless this is the live lease, and keeps it from ending until the transaction does, which may be a handler's: it can be extended meanwhile, and report.
 
 function penstock._keep_ledger()
@@ -2293,7 +2301,7 @@ function penstock._require_lease(bigint, text, bigint)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f73dfc942101f7d99715f044a5a63ac9
+  body: sha256 948198f079b0381380c2408e6419f5cd
   comment: Refuses unless this is the live lease; locks it, for a moment: whoever keeps it longer takes _keep_lease.
 
 function penstock._require_role(uuid, text[])
@@ -3273,7 +3281,7 @@ function penstock.report_progress(bigint, text, bigint, double precision, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 642e7814ed32a13c46f7b4961315e123
+  body: sha256 a475f2b1b27f7d517911cd71022985e6
   comment: How far a running task is (0 to 1), and a line for people.
   grant to service_role: execute
 

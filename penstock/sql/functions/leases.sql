@@ -1,12 +1,20 @@
 -- Leases: what a worker may say about a task it holds. Every write names the lease's number, which only grows;
 -- whoever comes with an old one is told so and changes nothing. Saying the same thing twice is no error.
 
-create or replace function penstock._require_lease(p_task_id bigint, p_worker_id text, p_lease bigint)
-returns void language plpgsql set search_path = penstock, pg_temp as $$
+create or replace function penstock._check_holder(p_worker_id text, p_lease bigint)
+returns void language plpgsql immutable set search_path = penstock, pg_temp as $$
 begin
   if p_lease is null and p_worker_id is null then
     perform _refuse(422, 'lease_missing', 'name the lease, or the worker that holds it');
   end if;
+end
+$$;
+comment on function penstock._check_holder(text, bigint) is 'Whoever speaks of a task says who it is.';
+
+create or replace function penstock._require_lease(p_task_id bigint, p_worker_id text, p_lease bigint)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  perform _check_holder(p_worker_id, p_lease);
   perform 1 from leases where task_id = p_task_id and lease = coalesce(p_lease, lease)
     and worker_id = coalesce(p_worker_id, worker_id) and not is_canceled for no key update;
   if not found then
@@ -21,9 +29,7 @@ returns penstock.leases language plpgsql set search_path = penstock, pg_temp as 
 declare
   v_lease leases;
 begin
-  if p_lease is null and p_worker_id is null then
-    perform _refuse(422, 'lease_missing', 'name the lease, or the worker that holds it');
-  end if;
+  perform _check_holder(p_worker_id, p_lease);
   select * into v_lease from leases where task_id = p_task_id and lease = coalesce(p_lease, lease)
     and worker_id = coalesce(p_worker_id, worker_id) and not is_canceled for key share;
   if not found then
@@ -103,6 +109,7 @@ create or replace function penstock.report_progress(
   p_task_id bigint, p_worker_id text, p_lease bigint default null, p_fraction double precision default null, p_message text default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
+  perform _check_holder(p_worker_id, p_lease);
   -- A word about a task that somebody has in hand is not worth waiting for: that may be its own transaction.
   update leases set fraction = case when p_fraction is null then fraction else least(1, greatest(0, p_fraction)) end, message = coalesce(left(p_message, 500), message)
   where ctid = any (array(

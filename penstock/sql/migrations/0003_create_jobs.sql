@@ -78,7 +78,6 @@ create unique index jobs_idempotency on penstock.jobs (tenant_id, idempotency_ke
 create index jobs_tenant on penstock.jobs (tenant_id, id);
 create index jobs_tenant_status on penstock.jobs (tenant_id, status, id);
 create index jobs_status on penstock.jobs (status, id);
-create index jobs_finished on penstock.jobs (finished_at) where finished_at is not null;
 comment on table penstock.jobs is 'What a client starts and watches. Legal transitions are in a trigger.';
 
 create table penstock.phases (

@@ -21,7 +21,7 @@ create table penstock.schedules (
   name text not null check (length(name) between 1 and 200),
   cron text not null check (length(cron) between 1 and 200),
   timezone text not null default 'UTC',
-  job_type text not null check (length(job_type) between 1 and 200),
+  job_type text not null,
   params jsonb not null default '{}',
   tasks jsonb,
   options jsonb not null default '{}',

@@ -55,3 +55,6 @@ create index dead_letters_tenant on penstock.dead_letters (tenant_id, id);
 create index tenants_name on penstock.tenants (name);
 -- Who spent most of late, of all tenants.
 create index cost_sums_of_day on penstock.cost_sums (day) where tenant_id is not null;
+-- What is due for removal.
+create index jobs_finished on penstock.jobs (finished_at) where finished_at is not null;
+alter table penstock.schedules add constraint schedules_job_type_check check (length(job_type) between 1 and 200);
