@@ -434,6 +434,7 @@ table penstock.dead_letters
   constraint dead_letters_reason_check: CHECK ((reason = ANY (ARRAY['attempts'::text, 'time'::text, 'permanent'::text, 'worker_deaths'::text])))
   constraint dead_letters_tenant_id_job_id_task_id_key: UNIQUE (tenant_id, job_id, task_id)
   index dead_letters_cause: CREATE INDEX dead_letters_cause ON penstock.dead_letters USING btree (tenant_id, kind, error_code, id)
+  index dead_letters_code: CREATE INDEX dead_letters_code ON penstock.dead_letters USING btree (error_code, id)
   index dead_letters_job: CREATE INDEX dead_letters_job ON penstock.dead_letters USING btree (job_id, task_id)
   index dead_letters_tenant: CREATE INDEX dead_letters_tenant ON penstock.dead_letters USING btree (tenant_id, id)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
@@ -3152,7 +3153,7 @@ function penstock.overview(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 3529b10fc2c8d9cf13843a23bd522e54
+  body: sha256 861bea8a686e0c1f4913a0cfb73be4bc
   comment: How it goes, for a tenant or (for the service) for all: what waits, runs and failed, what it costs today, what stands in the way, and the causes of failures.
   grant to authenticated: execute
   grant to service_role: execute

@@ -215,7 +215,8 @@ begin
     'causes', v_letters -> 'causes',
     'problems', v_problems,
     'lanes', v_lanes,
-    'has_jobs', case when p_tenant_id is null then exists (select from jobs) else exists (select from jobs where tenant_id = p_tenant_id) end);
+    'has_jobs', -- The newest, by its key: the oldest may be gone, and not yet cleared away.
+      case when p_tenant_id is null then (select true from jobs order by id desc limit 1) is not null else exists (select from jobs where tenant_id = p_tenant_id) end);
   -- How many workers there are is the operators' business.
   if p_tenant_id is null then
     v_result := v_result || (select jsonb_build_object('workers', jsonb_build_object(

@@ -52,6 +52,7 @@ create index results_finished on penstock.results using brin (finished_at) with 
 -- Without the id: a lookup by id must not find this one instead of the key.
 create index jobs_type on penstock.jobs (type, created_at);
 create index dead_letters_tenant on penstock.dead_letters (tenant_id, id);
+create index dead_letters_code on penstock.dead_letters (error_code, id);
 create index tenants_name on penstock.tenants (name);
 -- Who spent most of late, of all tenants.
 create index cost_sums_of_day on penstock.cost_sums (day) where tenant_id is not null;
