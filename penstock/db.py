@@ -85,8 +85,8 @@ async def pool(
         timeout=wait_seconds,
         name=name,
         configure=_read_json_quickly,
-        # After an outage: try every second or two, not less and less often.
-        reconnect_timeout=3,
+        # After an outage: try every second, not less and less often.
+        reconnect_timeout=1,
         reconnect_failed=_try_again,
         open=False,
     )

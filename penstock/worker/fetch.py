@@ -53,7 +53,7 @@ class Fetch:
             except Exception as error:
                 # What was claimed in a lost answer comes back with its lease.
                 log.warning("worker.fetch_failed", error=str(error))
-                await asyncio.sleep(random.uniform(0.5, 2))
+                await asyncio.sleep(random.uniform(0.2, 1))
                 continue
             if claims:
                 desk.arrive(claims)
