@@ -452,6 +452,30 @@ def test_everything_can_be_read_and_done_without_scripts(served: Served, db: Any
     assert page.get_attribute("html", "data-theme") == "light"
 
 
+INK = """() => [...document.querySelectorAll("figure.chart canvas")].map((canvas) => {
+  const copy = Object.assign(document.createElement("canvas"), {width: canvas.width, height: canvas.height}).getContext("2d");
+  copy.drawImage(canvas, 0, 0);
+  const data = copy.getImageData(0, 0, canvas.width, canvas.height).data;
+  let coloured = 0;
+  for (let n = 0; n < data.length; n += 4)
+    coloured += data[n + 3] > 200 && Math.max(data[n], data[n + 1], data[n + 2]) - Math.min(data[n], data[n + 1], data[n + 2]) > 60;
+  return coloured;
+})"""
+
+
+def test_charts_are_drawn_and_drawn_again(db: Any, served: Served, fill: Any) -> None:
+    """Also after the page has looked again: the numbers come from their own table, not from the legend's."""
+    fill()
+    page = served.page(key(db, "service"))
+    for _ in range(2):
+        page.wait_for_selector("figure.chart canvas")
+        drawn = page.evaluate(INK)
+        assert len(drawn) == 3 and min(drawn) > 100, drawn
+        with page.expect_response(lambda answer: answer.url == f"{served.base}/dashboard/"):
+            tenant(db, "Another, so that there is something new")
+        page.wait_for_timeout(300)
+
+
 def picture(page: Any, base: str, name: str, path: str, scheme: str, size: dict[str, int]) -> None:
     """A picture for the documentation."""
     IMAGES.mkdir(exist_ok=True)

@@ -216,9 +216,10 @@
   const charts = new Map();
   const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
   function numbers(figure) {
-    const rows = all("tbody tr", figure);
+    // Not those of the legend, which is a table as well.
+    const rows = all("details tbody tr", figure);
     const xs = rows.map((row) => Number(find("th", row).dataset.x));
-    const width = all("thead th", figure).length - 1;
+    const width = all("details thead th", figure).length - 1;
     const ys = Array.from({ length: width }, (_, n) => rows.map((row) => {
       const cell = all("td", row)[n];
       return !cell || cell.dataset.y === undefined ? null : Number(cell.dataset.y);
@@ -242,7 +243,7 @@
       if (known && known.canvas === canvas && known.width === drawn.length) { known.raw = raw; known.plot.setData(drawn); return; }
       if (known) known.plot.destroy();
       const tones = figure.dataset.tones.split(" ");
-      const titles = all("thead th", figure).slice(1).map((each) => each.textContent);
+      const titles = all("details thead th", figure).slice(1).map((each) => each.textContent);
       const isDays = figure.dataset.kind === "bars";
       const entry = { canvas, raw, width: drawn.length };
       const shown = (n) => (plot, value, series, place) => {
