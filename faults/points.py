@@ -73,9 +73,12 @@ def _die(name: str) -> None:
 def install(history: History) -> None:
     """Put the points around the calls of the product, and note what the database refuses."""
 
-    def refused(verb: str, leases: dict[int, int], codes: list[tuple[int, str]]) -> None:
-        for task_id, code in codes:
-            history.note("refused", verb=verb, task=task_id, lease=leases.get(task_id), code=code)
+    def refused(verb: str, batch: Any, answer: Any) -> None:
+        # A worker that was away may report a task twice in a batch, of the lease it lost and of the one it got
+        # since. The answer names the task: it is the older one that is refused.
+        leases = {one[0]: one[1] for one in sorted(batch, key=lambda one: -one[1])}
+        for one in answer:
+            history.note("refused", verb=verb, task=one.id, lease=leases.get(one.id), code=one.code)
 
     def reports(verb: str, original: Callable[..., Any]) -> Callable[..., Any]:
         async def report(where: Any, worker_id: str, batch: Any, **how: Any) -> Any:
@@ -83,7 +86,7 @@ def install(history: History) -> None:
             if is_own:
                 pass_by(f"{verb}.sent")
             answer = await original(where, worker_id, batch, **how)
-            refused(verb, {one[0]: one[1] for one in batch}, [(one.id, one.code) for one in answer])
+            refused(verb, batch, answer)
             if verb == "complete":
                 reach("complete.answered" if is_own else "complete.committing")
             return answer
@@ -102,7 +105,7 @@ def install(history: History) -> None:
 
     def noted_complete_sync(held: Any, worker_id: str, done: Any) -> Any:
         answer = complete_sync(held, worker_id, done)
-        refused("complete", {one.id: one.lease for one in done}, [(one.id, one.code) for one in answer])
+        refused("complete", done, answer)
         reach("complete.committing")
         return answer
 
