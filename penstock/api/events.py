@@ -19,14 +19,7 @@ from penstock import db, jobs
 from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits
 from penstock.api.routes import PROBLEMS, admitted
-from penstock.api.streams import (
-    CHECK_SECONDS,
-    KEEP_ALIVE_SECONDS,
-    RETRY_SECONDS,
-    EventStream,
-    Streams,
-    Watched,
-)
+from penstock.api.streams import CHECK_SECONDS, FIRST_LINE, STILL_HERE, EventStream, Streams, Watched, is_news
 from penstock.types import ENDED
 
 _EVENT: dict[str, Any] = {
@@ -215,12 +208,10 @@ def _stream(request: Request, watcher: Watcher, last_event_id: str | None) -> Ev
 
 
 async def _lines(watcher: Watcher) -> AsyncGenerator[str]:
-    yield f"retry: {RETRY_SECONDS * 1000}\n\n"
+    yield FIRST_LINE
     while True:
-        try:
-            await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
-        except TimeoutError:
-            yield ": still here\n\n"
+        if not await is_news(watcher.has_news):
+            yield STILL_HERE
         if watcher.is_refused or watcher.caller.claims.get("exp", math.inf) < time.time():
             return
         watcher.has_news.clear()

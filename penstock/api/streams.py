@@ -22,6 +22,8 @@ log = structlog.get_logger("penstock.api")
 
 RETRY_SECONDS = 2
 KEEP_ALIVE_SECONDS = 15.0
+FIRST_LINE = f"retry: {RETRY_SECONDS * 1000}\n\n"
+STILL_HERE = ": still here\n\n"
 # Who lost the right to look is noticed within so long.
 CHECK_SECONDS = 60.0
 
@@ -98,6 +100,14 @@ class Streams(ABC, Generic[W]):
     @abstractmethod
     async def _look(self) -> None:
         """Ask, and tell those who watch."""
+
+
+async def is_news(event: asyncio.Event) -> bool:
+    """Wait for something to tell, but not for longer than a connection stays open without a word."""
+    try:
+        return await asyncio.wait_for(event.wait(), KEEP_ALIVE_SECONDS)
+    except TimeoutError:
+        return False
 
 
 class EventStream(StreamingResponse):

@@ -22,7 +22,7 @@ from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits
 from penstock.api.problems import answer
 from penstock.api.routes import admitted
-from penstock.api.streams import CHECK_SECONDS, KEEP_ALIVE_SECONDS, RETRY_SECONDS, Streams, Watched
+from penstock.api.streams import CHECK_SECONDS, FIRST_LINE, STILL_HERE, Streams, Watched, is_news
 from penstock.dashboard.pages import kept_or_shown
 from penstock.errors import Forbidden, PenstockError
 
@@ -151,12 +151,10 @@ async def _check(
 
 async def _lines(callers: Callers, watcher: Watcher) -> AsyncGenerator[str]:
     caller, checked_at = watcher.caller, time.monotonic()
-    yield f"retry: {RETRY_SECONDS * 1000}\n\n"
+    yield FIRST_LINE
     while True:
-        try:
-            await asyncio.wait_for(watcher.has_news.wait(), KEEP_ALIVE_SECONDS)
-        except TimeoutError:
-            yield ": still here\n\n"
+        if not await is_news(watcher.has_news):
+            yield STILL_HERE
         if caller.is_over:
             return
         if time.monotonic() - checked_at > CHECK_SECONDS:

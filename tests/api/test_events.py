@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from penstock import api, testing
-from penstock.api import events
+from penstock.api import events, streams
 from penstock.settings import Settings
 
 from .conftest import Person, Served, World, bearer, serving, token
@@ -144,7 +144,7 @@ async def test_is_refused_to_others(world: World, served: Served, what: str) -> 
 
 async def test_ends_with_the_token(world: World, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever would be refused now is not told any more."""
-    monkeypatch.setattr(events, "KEEP_ALIVE_SECONDS", 0.2)
+    monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.2)
     ann = world.join("ann")
     job = start(world, ann, 2)
     ann.headers.update(bearer(token(ann.id, exp=int(time.time()) + 2)))
