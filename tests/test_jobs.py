@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 from penstock import db as database
-from penstock import dead_letters, jobs, kinds, tenants, testing, workers
+from penstock import dead_letters, filters, jobs, kinds, tenants, testing, workers
 from penstock.errors import Conflict, Invalid, NotFound, TooLarge
 from penstock.types import Job, Phase
 
@@ -272,6 +272,29 @@ async def test_tenants_and_members(db: testing.Database) -> None:
             user_id = db.execute("select user_id from penstock.members")[0]["user_id"]
             await tenants.set_member(pool, tenant_id=first, user_id=user_id, role="viewer")
         assert (await tenants.list(pool))[0].weight == 2.25
+
+
+async def test_filters_by_age_and_by_tenant(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
+    """By the database's clock, whatever ours says; a tenant by its name, or by its id."""
+    async with database.pool(db.dsn) as pool:
+        await kinds.define(pool, kinds=[STEP])
+        old = await jobs.start(pool, type="t", tasks=steps(1), tenant_id=tenant)
+        clock.advance(minutes=50)
+        new = await jobs.start(pool, type="t", tasks=steps(1), tenant_id=tenant)
+        clock.advance(minutes=20)
+        [(name,)] = await database.rows(pool, "select name from penstock.tenants where id = %s", (tenant,))
+
+        async def found(filter: str) -> list[UUID]:
+            return [job.id for job in await jobs.list(pool, filter=filter)]
+
+        assert (await found("age:<1h"), await found("age:>1h"), await found("age:2h")) == (
+            [new],
+            [old],
+            [new, old],
+        )
+        assert await found(f"tenant:{tenant}") == await found(f"tenant:{filters.quoted(name)}") == [new, old]
+        assert await found(f"-tenant:{filters.quoted(name)}") == await found("tenant:nobody") == []
+        assert await found(f"tenant:nobody,{str(tenant).upper()} age:<1h") == [new]
 
 
 async def test_workers_and_backlog(db: testing.Database, tenant: UUID) -> None:

@@ -18,11 +18,13 @@ from uuid import UUID
 import pytest
 
 from penstock import App, Context, Invalid, Unavailable, Worker, testing
+from penstock import db as database
 from penstock import worker as worker_module
 from penstock.errors import NotMigrated
 from penstock.settings import Settings
-from penstock.tasks import Claim, Done, Failed, Refusal
+from penstock.tasks import Claim, Done, Failed, Refusal, claim
 from penstock.worker import tidy
+from penstock.worker.beat import Beat
 from penstock.worker.desk import Desk
 from penstock.worker.finish import Finish
 from penstock.worker.processes import Processes
@@ -815,3 +817,24 @@ def test_what_a_worker_says_of_itself(app: App, db: testing.Database, drain: tes
         3,
         "stopped",
     )
+
+
+async def test_what_is_handed_back_is_beaten_until_that_is_said(app: App, db: testing.Database) -> None:
+    """A report may have to wait; meanwhile the task must not count as lost with its worker."""
+
+    @app.task
+    async def work() -> None: ...
+
+    async with app, database.pool(db.dsn) as pool:
+        for _ in range(2):
+            await work.astart()
+        desk = Desk("w", app, pool, concurrency=2, buffer=0, lease_seconds=30, kinds=["work"])
+        desk.arrive(await claim(pool, "w", limit=2, kinds=None, lease_seconds=5))
+        handed_back, lost = desk.held.values()
+        desk.lose(handed_back.claim.id, handed_back.claim.lease, "handed back")
+        desk.lose(lost.claim.id, lost.claim.lease, "lease_lost")
+        beat = Beat(db.dsn, desk, {"host": "h", "pid": 1})
+        beat.start()
+        await asyncio.to_thread(beat.stop)
+    rows = db.execute("select task_id from penstock.leases where expires_at > now() + interval '15 seconds'")
+    assert [row["task_id"] for row in rows] == [handed_back.claim.id]

@@ -136,7 +136,7 @@ def config(caller: str, headers: dict[str, str], things: Things) -> dict[str, An
         },
         "operations": [
             # A stream does not end: its beginning is enough.
-            {"include-path-regex": "events$", "request-timeout": 0.2, "max-stream-events": 1},
+            {"include-path-regex": "events$", "request-timeout": 60, "max-stream-events": 1},
             {elsewhere: FOR_SERVICE, "phases": {"coverage": {"enabled": False}}},
             # It takes what start takes.
             *(
