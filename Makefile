@@ -27,7 +27,7 @@ demo: setup ## Start the embedded database, the API and a worker, and make a sma
 	@$(BIN)/penstock demo
 
 test: setup system-packages ## Run the tests: on the embedded PostgreSQL, the SQL contract on PostgreSQL 15 as well
-	PENSTOCK_TEST_PG=$${PENSTOCK_TEST_PG:-contract} $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} $(ARGS)
+	PENSTOCK_TEST_PG=$${PENSTOCK_TEST_PG:-contract} $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --reruns 1 $(ARGS)
 
 fuzz: setup ## Try the HTTP API against its description for some minutes, with a seed that is printed
 	PENSTOCK_FUZZ=$${PENSTOCK_FUZZ:-100} $(BIN)/pytest -q -rP tests/api/test_schema.py $(ARGS)

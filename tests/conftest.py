@@ -139,7 +139,7 @@ def tenant(penstock_tenant: uuid.UUID) -> uuid.UUID:
 class Eventually:
     """Waits until a condition gives something true, and gives that; fails when it takes too long."""
 
-    SECONDS = 30
+    SECONDS = 60
 
     def __call__(self, condition: Callable[[], Any], what: str = "") -> Any:
         deadline = time.monotonic() + self.SECONDS

@@ -1787,7 +1787,7 @@ function penstock._do_chore(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a816ad23d3405a960b2d0a381cd84c1c
+  body: sha256 02642d4ceb82a3cd29b06453c09ac593
   comment: Does one bite of what a pause, resume or cancel left to do, and says how many tasks it moved.
 
 function penstock._endpoint(text, uuid)
@@ -2019,6 +2019,14 @@ function penstock._limits(uuid, timestamp with time zone)
   body: sha256 1f19372d5ff518915de2099ce7559929
   comment: The limits that hold for a tenant: its own or its plan's, and what overrides and purchases add. The only place that decides this. A meter without a row is not limited.
 
+function penstock._lines(uuid)
+  arguments: p_tenant_id uuid
+  returns: TABLE(lane_id integer, priority smallint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: enable_bitmapscan=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 328bf4ad37dcdd25cb5c3d2e3127b3c7
+  comment: The lanes and priorities in which tasks of this tenant stand in line.
+
 function penstock._locked_account(uuid, uuid, text, date, boolean)
   arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_is_patient boolean
   returns: penstock.accounts
@@ -2239,7 +2247,7 @@ function penstock._ready_task(penstock.jobs)
   returns: bigint
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 05185271840c6e954e78c8c01c7d634d
+  body: sha256 b1fb119f8880e5c080906b7440b266c1
   comment: A task of the job that stands in line, the best one.
 
 function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)

@@ -121,6 +121,8 @@ def serving(app: FastAPI) -> Generator[Served]:
     thread = threading.Thread(target=server.run, args=([listening],))
     thread.start()
     try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
         yield Served(listening.getsockname()[1], app, server)
     finally:
         server.should_exit = True

@@ -454,6 +454,19 @@ class TestPause:
         assert sql.job(job)["status_reason"] is None
         assert sql.drain() == 2
 
+    def test_moving_its_tasks_does_not_read_all_lanes(self, sql: Contract) -> None:
+        """There may be thousands: one of each kind, and of each tenant with limits of its own."""
+        for n in range(300):
+            sql.value("define_kind", name=f"k{n}")
+        sql.start([{"kind": "k7"}, {"kind": "k8"}])
+        job = sql.start([{"kind": "k7"}] * 5)
+        sql.pause(job)
+        query = "select idx_scan as n from pg_stat_xact_user_tables where relname = 'ready'"
+        before = sql.one(query)
+        sql.do_chores()
+        assert sql.one(query) - before < 100
+        assert {task["waiting_for"] for task in sql.tasks(job)} == {"paused"}
+
     def test_others_go_on(self, sql: Contract) -> None:
         """A claim does not stop at work it may not take: another tenant's, and this one's once upkeep was there."""
         paused, mine = sql.start(3000), sql.start(3)

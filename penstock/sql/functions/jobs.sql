@@ -428,7 +428,7 @@ create or replace function penstock._do_chore(p_job_id uuid, p_bite integer)
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_chore chores;
-  v_lane record;
+  v_line record;
   v_left integer := p_bite;
   v_rows ready[];
   v_count integer;
@@ -459,14 +459,11 @@ begin
       get diagnostics v_count = row_count;
       v_left := v_left - v_count;
     end if;
-    -- The lanes and priorities of this tenant lead the index; there are few, so each is asked in turn.
-    for v_lane in
-      select l.id, p.priority from lanes l cross join generate_series(0, 10) as p(priority) order by 1, 2
-    loop
+    for v_line in select * from _lines(v_chore.tenant_id) loop
       exit when v_left <= 0;
       with due as (
         select ctid from ready
-        where tenant_id = v_chore.tenant_id and lane_id = v_lane.id and priority = v_lane.priority and job_id = p_job_id
+        where tenant_id = v_chore.tenant_id and lane_id = v_line.lane_id and priority = v_line.priority and job_id = p_job_id
         order by task_id limit v_left for update skip locked
       ), gone as (
         delete from ready where ctid = any (array(select ctid from due)) returning *

@@ -63,19 +63,30 @@ end
 $$;
 comment on function penstock._queue(penstock.ready[], boolean) is 'Puts tasks in line, each tenant behind its own last slot.';
 
+create or replace function penstock._lines(p_tenant_id uuid)
+returns table (lane_id integer, priority smallint)
+language sql stable set search_path = penstock, pg_temp set enable_seqscan = off set enable_bitmapscan = off set jit = off as $$
+  -- From one entry of the index to the next: lanes there may be thousands, those in which this tenant stands are few.
+  with recursive line as (
+    (select r.lane_id, r.priority from ready r where r.tenant_id = p_tenant_id order by r.lane_id, r.priority limit 1)
+    union all
+    select n.lane_id, n.priority from line l cross join lateral (
+      select r.lane_id, r.priority from ready r where r.tenant_id = p_tenant_id and (r.lane_id, r.priority) > (l.lane_id, l.priority)
+      order by r.lane_id, r.priority limit 1) as n
+  )
+  select line.lane_id, line.priority from line
+$$;
+comment on function penstock._lines(uuid) is 'The lanes and priorities in which tasks of this tenant stand in line.';
+
 create or replace function penstock._ready_task(p_job penstock.jobs)
 returns bigint language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
 declare
-  v_lane record;
+  v_line record;
   v_task_id bigint;
 begin
-  -- The lanes and priorities of this tenant lead the index; there are few, so each is asked in turn.
-  for v_lane in
-    select l.id, p.priority from lanes l cross join generate_series(0, 10) as p(priority)
-    where l.tenant_id is null or l.tenant_id = p_job.tenant_id order by 2, 1
-  loop
+  for v_line in select * from _lines(p_job.tenant_id) order by priority, lane_id loop
     select task_id into v_task_id from ready
-    where tenant_id = p_job.tenant_id and lane_id = v_lane.id and priority = v_lane.priority and job_id = p_job.id order by task_id limit 1;
+    where tenant_id = p_job.tenant_id and lane_id = v_line.lane_id and priority = v_line.priority and job_id = p_job.id order by task_id limit 1;
     if found then
       return v_task_id;
     end if;

@@ -1,0 +1,142 @@
+"""Every verb beside every other, in two sessions on one job: the first is said and not yet committed when the second comes.
+
+Whatever comes of it must be what comes of the two one after the other, in one order or the other.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from itertools import count, product
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from penstock import db
+from penstock.testing import Clock
+from tests.sql.conftest import Call, Contract, Sessions
+
+LEASE_SECONDS = 30
+
+
+@dataclass(frozen=True)
+class Scene:
+    """A job of a task that was claimed, its child, and one that nobody has claimed."""
+
+    kind: str
+    job: uuid.UUID
+    task: db.Row
+
+
+VERBS: dict[str, Callable[[Contract, Scene], Any]] = {
+    "complete": lambda sql, at: sql.complete(at.task, {"n": 1}),
+    "fail": lambda sql, at: sql.fail(at.task),
+    "kill": lambda sql, at: sql.kill(at.task),
+    "reschedule": lambda sql, at: sql.reschedule(at.task),
+    "beat": lambda sql, at: sql.beat(at.task),
+    "claim": lambda sql, at: sql.claim(5, "w2", [at.kind], LEASE_SECONDS),
+    "reclaim": lambda sql, at: sql.reclaim(),
+    "upkeep": lambda sql, at: sql.upkeep(),
+    "add": lambda sql, at: sql.add(at.job, [{"kind": at.kind, "key": "new", "after": ["a"]}]),
+    "pause": lambda sql, at: sql.pause(at.job),
+    "resume": lambda sql, at: sql.resume(at.job),
+    "cancel": lambda sql, at: sql.cancel(at.job),
+    "retry": lambda sql, at: sql.retry(at.job),
+    "replay": lambda sql, at: sql.replay(job_id=str(at.job)),
+}
+# They pass over what somebody else has in hand, and come again.
+PASSING = {"beat", "claim", "reclaim", "upkeep"}
+
+_numbers = count(1)
+
+
+def scene(sql: Contract, clock: Clock, what: str) -> Scene:
+    """A kind of its own keeps the tasks of other scenes out of its claims."""
+    kind = f"pair{next(_numbers)}"
+    sql.value("define_kind", name=kind, options=Jsonb({"backoff_seconds": 0}))
+    job = sql.start(
+        [
+            {"kind": kind, "key": "a", "priority": 1},
+            {"kind": kind, "key": "b", "after": ["a"]},
+            {"kind": kind, "key": "c"},
+        ]
+    )
+    task = sql.claim_one(kinds=[kind], seconds=LEASE_SECONDS)
+    assert task["key"] == "a"
+    if what == "late":
+        clock.advance(seconds=LEASE_SECONDS + 1)
+    elif what == "paused":
+        sql.pause(job)
+    elif what == "failed":
+        sql.kill(task)
+        sql.do_chores()
+    return Scene(kind, job, task)
+
+
+def say(verb: str, sql: Contract, at: Scene) -> None:
+    """What is refused changes nothing; and it is refused by the verb, not by the guard behind it."""
+    try:
+        VERBS[verb](sql, at)
+    except psycopg.Error as error:
+        assert (error.sqlstate or "").startswith("PT"), error
+        assert "illegal_transition" not in str(error.diag.message_detail), error
+
+
+def seen(sql: Contract, at: Scene) -> list[db.Row]:
+    """What people see of the job, and where its tasks are, once what was left to upkeep is done."""
+    sql.do_chores()
+    return sql.execute(
+        """select j.status as job, j.total, j.succeeded, j.failed, j.canceled, t.key, t.status, t.attempt, array(
+             select 'ready' from penstock.ready where job_id = j.id and task_id = t.id
+             union all select 'parked' from penstock.parked where job_id = j.id and task_id = t.id
+             union all select 'leases' from penstock.leases where job_id = j.id and task_id = t.id
+             union all select 'results' from penstock.results where job_id = j.id and task_id = t.id
+             union all select 'letter' from penstock.dead_letters where job_id = j.id and task_id = t.id) as places
+           from penstock.job_list j join penstock.task_list t on t.job_id = j.id where j.id = %s order by t.id""",
+        at.job,
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["running", "late", "paused", "failed"])
+def test_two_at_once_end_as_one_after_the_other(sessions: Sessions, clock: Clock, what: str) -> None:
+    """R1.2, R1.6, R0.2: all pairs, the first committed or rolled back while the second is under way."""
+    clock.freeze()
+    one, two = sessions.open(), sessions.open()
+    wrong: list[str] = []
+    outcomes: set[str] = set()
+
+    @cache
+    def alone(*verbs: str) -> list[db.Row]:
+        at = scene(one, clock, what)
+        for verb in verbs:
+            say(verb, one, at)
+        return seen(one, at)
+
+    for first, second, does_commit in product(VERBS, VERBS, (True, False)):
+        at = scene(one, clock, what)
+        with one.connection.transaction(force_rollback=not does_commit):
+            with suppress(psycopg.Error), one.connection.transaction():
+                VERBS[first](one, at)
+            call = Call(lambda at=at, second=second: say(second, two, at))
+            sessions.wait_until_blocked_or_done(two, call)
+        call.result()
+        found = seen(one, at)
+        expected = [alone(second)]
+        if does_commit:
+            expected = [alone(first, second), alone(second, first)]
+        if second in PASSING:
+            expected.append(alone(*[first] * does_commit))
+        if found not in expected:
+            ends = "committed" if does_commit else "rolled back"
+            wrong.append(f"{first} ({ends}) and {second}:\n  {found}\n  instead of\n  {expected}")
+        outcomes.add(str(found))
+    one.check()
+    assert not wrong, "\n\n".join(wrong)
+    # They do get in each other's way.
+    assert len(outcomes) > len(VERBS) / 2
