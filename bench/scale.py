@@ -126,6 +126,26 @@ def many_tenants(new: Callable[[], str], sizes: tuple[int, ...], times: int) -> 
     return figures
 
 
+def many_lanes(new: Callable[[], str], sizes: tuple[int, ...], times: int) -> list[Figure]:
+    """A claim of 50 while so many tenants have limits of their own at a provider, and with them lanes; nobody waits there."""
+    figures: list[Figure] = []
+    with engine.database(new()) as connection:
+        engine.waiting_tasks(connection, engine.tenant(connection, "first"), 50 * (times + 8) * len(sizes))
+        made = 0
+        for lanes in sizes:
+            connection.execute(
+                """select penstock.set_provider('scale/own', '{"requests_per_minute": 60}', t.id), penstock._lane('noop', 'scale/own', t.id, true)
+                   from (select penstock.create_tenant('own ' || n) as id from generate_series(%s::integer, %s) as n offset 0) as t""",
+                (made + 1, lanes),
+            )
+            made = lanes
+            engine.analyze(connection)
+            figures.append(
+                Figure("claim_lanes", f"{lanes:,} lanes", engine.claim_ms(connection, 50, times), "ms")
+            )
+    return figures
+
+
 @dataclass(frozen=True)
 class Scene:
     """The same work for the real thing and for the simulation."""
@@ -332,6 +352,7 @@ def measure(new: Callable[[], str], is_quick: bool) -> list[Figure]:
     return [
         *cost_figures(found),
         *many_tenants(new, (10, 1_000) if is_quick else (10, 1_000, 100_000), 10 if is_quick else 50),
+        *many_lanes(new, (0, 100) if is_quick else (0, 1_000, 10_000), 10 if is_quick else 50),
         *connection_memory(new(), 5 if is_quick else 20),
         *check(new, found, SCENES[1:3] if is_quick else SCENES),
         *loads(found, 0.5 if is_quick else 2),
@@ -356,6 +377,7 @@ def page(figures: list[Figure]) -> str | None:
         return None
     costs = {figure.name: figure for figure in figures if figure.name.startswith("cost_")}
     tenants = [figure for figure in figures if figure.name == "claim_tenants"]
+    lanes = [figure for figure in figures if figure.name == "claim_lanes"]
     watchers = [figure for figure in figures if figure.name == "watch_asked"]
     memory = next(figure.value for figure in figures if figure.name == "connection_memory")
     lines = [
@@ -375,6 +397,11 @@ def page(figures: list[Figure]) -> str | None:
         "",
         "More tenants: a claim of 50 tasks while "
         + ", ".join(f"{figure.system}: {figure.value:.2f} ms" for figure in tenants)
+        + ".",
+        "",
+        "More lanes: tenants with limits of their own at a provider have lanes of their own, and a claim looks into each lane of the",
+        "kinds it asks for. A claim of 50 beside "
+        + ", ".join(f"{figure.system}: {figure.value:.2f} ms" for figure in lanes)
         + ".",
         "",
         f"More workers: a worker holds three to seven sessions, one of them to listen; one that claims takes {memory:.1f} MB of the",

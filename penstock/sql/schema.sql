@@ -3571,7 +3571,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 69a505202d4dfda158015da85297ea4b
+  body: sha256 e9af12278eed37eb923d15e6f9e8fde9
   comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
   grant to service_role: execute
 

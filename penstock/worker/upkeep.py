@@ -34,7 +34,7 @@ class Upkeep:
                 await self.once()
             except Exception as error:
                 log.warning("worker.upkeep_failed", error=str(error))
-                self._pause = 5.0
+                self._pause = 1.0
             await self._sleep(self._pause)
 
     async def once(self) -> None:

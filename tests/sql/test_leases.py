@@ -843,6 +843,18 @@ class TestReschedule:
 
 
 class TestReclaim:
+    def test_what_is_taken_back_waits_for_nothing_else(self, sql: Contract, clock: Clock) -> None:
+        """All else of upkeep may take a while, or have to wait: tasks of dead workers are committed before it."""
+        clock.freeze()
+        sql.start(2)
+        stale, failed = sql.claim(2, seconds=20)
+        sql.fail(failed, retry_after_seconds=10)
+        clock.advance(seconds=21)
+        first = sql.upkeep()
+        assert (first["reclaimed"], first["promoted"], first["next_seconds"]) == (1, 0, 0)
+        assert sql.claim_one("w2")["id"] == stale["id"]
+        assert sql.upkeep()["promoted"] == 1
+
     def test_a_dead_workers_task_runs_elsewhere(self, sql: Contract, clock: Clock) -> None:
         """R1.6: stale leases return by themselves, within the lease time."""
         sql.start()

@@ -419,12 +419,18 @@ declare
   v_woken integer;
 begin
   reclaimed := reclaim_stale_tasks();
-  promoted := _promote(5000);
-  -- Who has ended tasks has accounts in hand, and waits neither for others' tasks nor for accounts again: next time.
-  if reclaimed = 0 then
-    perform _refuse_waiting();
-    perform _expire_holds();
+  promoted := 0;
+  chores := 0;
+  if reclaimed > 0 then
+    -- Others may take these tasks as soon as this is committed; and who has ended tasks has accounts in hand, and should
+    -- wait for nothing. The rest is for the next time, at once.
+    next_seconds := 0;
+    return next;
+    return;
   end if;
+  promoted := _promote(5000);
+  perform _refuse_waiting();
+  perform _expire_holds();
   perform _forget_told_limits();
   v_woken := _wake_missed();
   promoted := promoted + v_woken;
@@ -432,7 +438,6 @@ begin
   perform _reroute();
   perform _compact();
   perform _sum_tasks();
-  chores := 0;
   -- Of those with nothing left to do, many at once; of the others, one bite.
   for v_job_id in select c.job_id from penstock.chores c order by c.created_at limit 100 loop
     chores := chores + _do_chore(v_job_id, 5000);
@@ -450,8 +455,7 @@ begin
     (select min(expires_at) from holds where status = 'held' and expires_at is not null),
     (select min(next_run_at) from schedules where is_enabled and next_run_at > v_now)) into v_next;
   next_seconds := case
-    when reclaimed >= 1000 or promoted >= 5000 or chores > 0 or v_woken >= 500 then 0
-    when reclaimed > 0 and exists (select from parked where waits_for = 'refused') then 0
+    when promoted >= 5000 or chores > 0 or v_woken >= 500 then 0
     when exists (select from penstock.chores) then 0.1
     when v_next is not null then greatest(0, extract(epoch from v_next - v_now)) end;
   return next;
