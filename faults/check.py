@@ -91,7 +91,10 @@ CHECKS: dict[str, dict[str, str]] = {
             select a.key, a.job_id from faults.acknowledged a left join penstock.jobs j on j.id = a.job_id and j.idempotency_key = a.key where j.id is null""",
         "a job has not all its tasks": """
             select j.id, a.size, count(t.id) from penstock.jobs j join faults.attempted a on a.key = j.idempotency_key
-            left join penstock.tasks t on t.job_id = j.id group by j.id, a.size having count(t.id) < a.size""",
+            left join penstock.tasks t on t.job_id = j.id
+            -- A task that was given up adds none.
+            where not exists (select from penstock.dead_letters d where d.job_id = j.id and d.kind = 'grow' and d.reason = 'worker_deaths')
+            group by j.id, a.size having count(t.id) < a.size""",
         "a task has not ended": """
             select t.job_id, t.id, t.kind from penstock.tasks t left join penstock.results r on r.job_id = t.job_id and r.task_id = t.id where r.task_id is null""",
         "a job has not ended": "select id, status, status_reason from penstock.jobs where finished_at is null",
