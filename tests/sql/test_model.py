@@ -285,7 +285,8 @@ class Model(RuleBasedStateMachine):
     def pass_time(self, seconds: int) -> None:
         self.now += seconds
         self.clock.advance(seconds=seconds)
-        self.sql.upkeep()
+        while self.sql.upkeep()["reclaimed"]:
+            pass
         for job in self.jobs:
             dead: list[Task] = []
             for task in job.tasks.values():

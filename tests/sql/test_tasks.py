@@ -367,7 +367,8 @@ class TestAdd:
         clock.advance(seconds=61)
         if parent == "running":
             sql.reclaim()
-        sql.upkeep()
+        while sql.upkeep()["reclaimed"]:
+            pass
         sql.complete_all([keep]) if parent != "running" else None
         sql.drain()
         assert sql.states(job)["newer"] == ("canceled" if expected == "canceled" else "succeeded")
