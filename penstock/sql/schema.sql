@@ -3181,7 +3181,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5ffbe2f466d88d8c11888ca52868e83c
+  body: sha256 c86506364be329e0fd96245665de155a
   comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays. Workers call it about once a minute; nothing happens while another call runs.
   grant to service_role: execute
 

@@ -9,6 +9,7 @@ from uuid import UUID
 import pytest
 from psycopg.types.json import Jsonb
 
+from penstock import db
 from penstock.db import SyncConnection
 from penstock.testing import Clock
 from tests.sql.conftest import Call, Contract, Sessions
@@ -197,6 +198,72 @@ class TestWithOthers:
         assert sql.value("discard_dead_letters", filter=Jsonb({"all": True})) == 1
         other.connection.execute("commit")
         assert [sql.status(job) for job in jobs] == ["running", "failed"]
+
+    def stopping(self, sessions: Sessions) -> tuple[Contract, UUID, list[db.Row]]:
+        """A job of three tasks that stops at its first failure, and is kept for no longer than it lives."""
+        sql = sessions.open()
+        sql.value("set_setting", name="retention_days", value=Jsonb(0))
+        return sql, sql.start(3, on_failure="stop"), sql.claim(2)
+
+    def gone(self, sql: Contract, job: UUID, clock: Clock) -> None:
+        for _ in range(3):
+            clock.advance(seconds=1)
+            sql.do_chores()
+            sql.value("prune")
+        assert set(rows_of(sql.connection, job).values()) == {0}
+
+    def test_what_is_just_being_claimed_is_left_whole(self, sessions: Sessions, clock: Clock) -> None:
+        """The claim saw the job run: when it is through, its task is still there to be handed back."""
+        sql, job, tasks = self.stopping(sessions)
+        sql.complete(tasks[0])
+        worker = sessions.open()
+        with worker.connection.transaction():
+            late = worker.claim_one()
+            sql.kill(tasks[1])
+            sql.do_chores()
+            clock.advance(seconds=1)
+            assert sql.value("prune") == 0
+        sql.check()
+        assert rows_of(sql.connection, job)["leases"] == 1
+        worker.complete(late)
+        sql.check()
+        self.gone(sql, job, clock)
+
+    def woken(self, sessions: Sessions, clock: Clock) -> tuple[Contract, UUID, Contract]:
+        """A failed job, one of whose tasks is just going back into line."""
+        sql, job, tasks = self.stopping(sessions)
+        sql.reschedule(tasks[0], delay=5)
+        sql.kill(tasks[1])
+        sql.do_chores()
+        clock.advance(seconds=10)
+        waker = sessions.open()
+        waker.connection.execute("begin")
+        waker.upkeep()
+        assert rows_of(waker.connection, job)["ready"] == 1
+        return sql, job, waker
+
+    def test_what_is_just_being_woken_keeps_its_job(self, sessions: Sessions, clock: Clock) -> None:
+        sql, job, waker = self.woken(sessions, clock)
+        sql.value("prune")
+        assert rows_of(sql.connection, job)["tasks"] == 3
+        waker.connection.execute("commit")
+        sql.value("prune")
+        assert rows_of(sql.connection, job)["tasks"] == 3
+        self.gone(sql, job, clock)
+
+    def test_what_is_woken_in_the_middle_of_it_keeps_its_job(self, sessions: Sessions, clock: Clock) -> None:
+        sql, job, waker = self.woken(sessions, clock)
+        blocker, pruner = sessions.open(), sessions.open()
+        blocker.connection.execute("begin")
+        blocker.execute("select from penstock.dead_letters where job_id = %s for update", job)
+        pruning = Call(lambda: pruner.value("prune"))
+        sessions.wait_until_blocked(pruner, pruning)
+        waker.connection.execute("commit")
+        blocker.connection.execute("commit")
+        pruning.result()
+        assert rows_of(sql.connection, job)["ready"] == 1
+        assert rows_of(sql.connection, job)["tasks"] == 3
+        self.gone(sql, job, clock)
 
 
 class TestFiles:

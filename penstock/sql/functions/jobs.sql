@@ -543,7 +543,10 @@ returns integer language plpgsql security definer set search_path = penstock, pg
 declare
   v_cutoff timestamptz := _now() - make_interval(days => (_setting('retention_days'))::integer);
   v_left integer := p_limit;
+  v_job jobs;
   v_job_id uuid;
+  v_is_ready boolean;
+  v_is_busy boolean;
   v_count integer;
   v_files uuid[] := '{}';
   v_some uuid[];
@@ -559,17 +562,26 @@ begin
     select e.id from (select id, at from provider_events order by id limit p_limit) as e where e.at < v_cutoff));
   delete from actions where id = any (array(
     select a.id from (select id, finished_at from actions order by id limit p_limit) as a where a.finished_at < v_cutoff));
-  for v_job_id in
+  for v_job in
     -- Only what has ended has such a date.
-    select id from jobs where finished_at < v_cutoff order by finished_at limit p_limit for update skip locked
+    select * from jobs where finished_at < v_cutoff order by finished_at limit p_limit for update skip locked
   loop
+    v_job_id := v_job.id;
     -- Everybody else takes the job last. We have it first, so we wait for nothing more: what somebody has in hand, or a
     -- large pause or cancel has not worked off yet, is for the next time.
-    continue when exists (select from chores where job_id = v_job_id) or exists (select from leases where job_id = v_job_id)
+    select _ready_task(v_job) is not null, exists (select from chores where job_id = v_job_id)
+      or exists (select from leases where job_id = v_job_id)
       or (select count(*) from (select from phases where job_id = v_job_id for update skip locked) as p)
         < (select count(*) from phases where job_id = v_job_id)
       or (select count(*) from (select from bulks where job_id = v_job_id for update skip locked) as b)
-        < (select count(*) from bulks where job_id = v_job_id);
+        < (select count(*) from bulks where job_id = v_job_id)
+    into v_is_ready, v_is_busy;
+    if v_is_ready and not v_is_busy then
+      -- It came back into line after its job had ended, or is just being claimed.
+      insert into chores (job_id, tenant_id, verb, created_at)
+      values (v_job_id, v_job.tenant_id, case v_job.status when 'failed' then 'park' else 'drop' end, _now());
+    end if;
+    continue when v_is_ready or v_is_busy;
     -- First of all the way back: what is half deleted must not be retried.
     delete from dead_letters where job_id = v_job_id;
     -- Then bite by bite, until nothing is left of the limit.
@@ -579,6 +591,12 @@ begin
     delete from parked where ctid = any (array(select ctid from parked where job_id = v_job_id limit v_left for update skip locked));
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
+    exit when v_left <= 0;
+    -- Whoever moves a task leaves it where it was until he is through. One that is seen nowhere, at one moment, is in
+    -- nobody's hand, and nothing of the job comes back any more.
+    continue when exists (select from parked where job_id = v_job_id) or exists (select from leases where job_id = v_job_id)
+      or _ready_task(v_job) is not null
+      or (select count(*) from artifacts where job_id = v_job_id and status <> 'deleted') > cardinality(v_some);
     delete from results where ctid = any (array(select ctid from results where job_id = v_job_id limit v_left));
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
@@ -598,8 +616,6 @@ begin
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
     exit when v_left <= 0;
-    continue when exists (select from parked where job_id = v_job_id)
-      or (select count(*) from artifacts where job_id = v_job_id and status <> 'deleted') > cardinality(v_some);
     delete from phases where job_id = v_job_id;
     delete from accounts where job_id = v_job_id;
     delete from bulks where job_id = v_job_id;
