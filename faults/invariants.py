@@ -62,4 +62,12 @@ INVARIANTS = {
         where d.id is null and not exists (
             select from penstock.audit_log a where a.action = 'dead_letter.discarded' and a.job_id = r.job_id)
           or r.task_id is null""",
+    "nothing is left of a job that is gone": """
+        select x.* from (
+          select 'tasks' as place, job_id, id from penstock.tasks union all
+          select 'ready', job_id, task_id from penstock.ready union all
+          select 'parked', job_id, task_id from penstock.parked union all
+          select 'leases', job_id, task_id from penstock.leases union all
+          select 'results', job_id, task_id from penstock.results) as x
+        where not exists (select from penstock.jobs j where j.id = x.job_id)""",
 }
