@@ -31,6 +31,8 @@ from penstock.server import ensure_login
 _context = multiprocessing.get_context("forkserver")
 # How a worker ends that was told to: in order, or because it had only begun and held nothing.
 GONE = (0, -signal.SIGTERM)
+SELDOM = {"return.sent": 1, "beat.sent": 2, "upkeep.sent": 2}
+"""Points that are reached seldom, and how often one gets there before it dies."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,8 @@ class Slot:
     drained_at: float = 0.0
     is_paused: bool = False
     is_short: bool = False
+    armed: str | None = None
+    """The point at which it kills itself."""
     has_begun: Callable[[int], bool] = lambda _: True
     """Whether the process of this number is far enough to be hit by what it has to handle itself."""
 
@@ -161,8 +165,9 @@ class Run:
             if self.spawned % 2 == 0 and not self.is_healing:
                 names = list(points.OF_WORKERS)
                 name = names[self.spawned // 2 % len(names)]
-                armed = (name, self.dice.randint(1, 10) if name not in ("beat.sent", "upkeep.sent") else 2)
+                armed = (name, SELDOM.get(name) or self.dice.randint(1, 10))
                 self.armed[name] += 1
+            self.workers[number].armed = armed and armed[0]
             options = {} if self.plan.lease_seconds is None else {"lease_seconds": self.plan.lease_seconds}
             # One is near PostgreSQL, the others behind the proxy.
             dsn = self.postgres.dsn if number == 0 else self.proxied
@@ -286,7 +291,9 @@ class Run:
     async def _apply(self, fault: Fault) -> bool:
         what, _, how = fault.name.partition(".")
         if what == "worker":
-            victim = self._pick(self.workers, fault.roll)
+            # Hardly anything but a drain hands tasks back.
+            returning = [slot for slot in self.workers if slot.armed == "return.sent" and how == "drained"]
+            victim = self._pick(returning, fault.roll) or self._pick(self.workers, fault.roll)
             return victim is not None and await self._hit(victim, how, fault.size)
         if what in ("producer", "api"):
             slots = self.producers if what == "producer" else [self.api] if self.api else []
