@@ -166,8 +166,9 @@ CHECKS: dict[str, dict[str, str]] = {
             select r.task_id, r.lease, a.lease from penstock.results r join penstock.attempts a on a.job_id = r.job_id and a.task_id = r.task_id
             where r.outcome = 'succeeded' and a.lease >= r.lease""",
         "usage of a lease that was over": """
-            select u.task_id, u.lease from penstock.usage_events u join penstock.attempts a on a.job_id = u.job_id and a.task_id = u.task_id and a.lease = u.lease
-            where u.at > a.ended_at""",
+            select u.task_id, u.lease from penstock.usage_events u
+            join faults.moves m on m.what = 'released' and m.task_id = u.task_id and m.lease = u.lease
+            where u.at > m.at and not u.is_estimate""",
         "an effect of another lease than the one that counts": """
             select e.* from faults.effects e join penstock.tasks t on t.id = e.task_id join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
             where e.lease is distinct from r.lease""",

@@ -42,6 +42,7 @@ PLANTED = {
     "update penstock.accounts set used = used + 0.0000001 where ctid in (select ctid from penstock.accounts where meter = 'cost' limit 1)": "ledger",
     "update penstock.accounts set held = 1 where ctid in (select ctid from penstock.accounts limit 1)": "ledger",
     "update penstock.holds set status = 'held' where id in (select id from penstock.holds limit 1)": "ledger",
+    "update penstock.usage_events u set at = u.at + interval '1 hour' where u.id = (select x.id from penstock.usage_events x where x.task_id is not null and not x.is_estimate limit 1)": "stale",
     "delete from penstock.usage_events where id in (select u.id from penstock.usage_events u join penstock.results r on r.task_id = u.task_id and r.lease = u.lease where u.provider is not null and r.outcome = 'succeeded' limit 1)": "ledger",
     "insert into penstock.usage_events (at, tenant_id, action, job_id, task_id, lease, provider, units) select at, tenant_id, action, job_id, task_id, lease, provider, units from penstock.usage_events where task_id is not null limit 1": "ledger",
     "insert into faults.used select id, 1 from penstock.tasks where kind = 'call' limit 1": "ledger",
