@@ -3207,8 +3207,8 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 696ea0edb88c5712ca0f693595eda254
-  comment: Takes back tasks whose lease ran out: queued again at once, or dead-lettered when their worker died too often.
+  body: sha256 80c953e509a15633ef9c26bf0daf73c4
+  comment: Takes back tasks whose lease ran out, as many as one transaction should: queued again at once, or dead-lettered when their worker died too often. Returns how many; there may be more.
   grant to service_role: execute
 
 function penstock.record_changes(bigint, text, bigint, jsonb)
@@ -3570,9 +3570,9 @@ function penstock.undo_changes(bigint, text, bigint)
 function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
+  settings: lock_timeout=3s, search_path=penstock, pg_temp
   body: sha256 e9af12278eed37eb923d15e6f9e8fde9
-  comment: What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
+  comment: What any worker does now and then, and lets be when it would have to wait for somebody for three seconds: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
   grant to service_role: execute
 
 function penstock.use_key(bytea)

@@ -218,7 +218,11 @@ class Contract:
         )
 
     def reclaim(self) -> int:
-        return self.value("reclaim_stale_tasks")
+        """Take back everything whose lease ran out."""
+        found = 0
+        while some := self.value("reclaim_stale_tasks"):
+            found += some
+        return found
 
     def upkeep(self) -> db.Row:
         (row,) = self.rows("upkeep")

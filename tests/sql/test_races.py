@@ -660,6 +660,29 @@ class TestAHandlersTransaction:
         one.complete(task)
         two.check()
 
+    def test_one_that_never_commits_holds_up_no_other_task(self, sessions: Sessions, clock: Clock) -> None:
+        """A worker that vanished just before its commit has the job's counts in hand. What its other tasks, and those
+        of others, lost goes back into line all the same; only the one that is to be given up waits."""
+        one, two = sessions.open(), sessions.open()
+        one.value("set_setting", name="max_deaths", value=Jsonb(2))
+        one.start(3)
+        first = one.claim(2, "w1")
+        clock.advance(minutes=5)
+        assert one.reclaim() == 2
+        again = one.claim(2, "w2")
+        [last] = one.claim(1, "w3")
+        assert {task["id"] for task in again} == {task["id"] for task in first}
+        with one.connection.transaction(force_rollback=True):
+            one.complete(again[0], worker="w2")
+            clock.advance(minutes=5)
+            assert two.upkeep()["reclaimed"] == 1
+            assert [task["id"] for task in two.claim(5)] == [last["id"]]
+            # And nobody waits for it for ever.
+            with pytest.raises(psycopg.errors.LockNotAvailable):
+                two.upkeep()
+        assert two.reclaim() == 2
+        two.check()
+
     def test_its_task_can_get_children(self, sessions: Sessions) -> None:
         one, two = sessions.open(), sessions.open()
         job_id = one.start([{"kind": "work", "key": "a"}, {"kind": "work", "key": "b"}])

@@ -359,15 +359,23 @@ returns integer language plpgsql security definer set search_path = penstock, pg
 declare
   v_now timestamptz := _now();
   v_max_deaths integer := (_setting('max_deaths'))::integer;
+  v_waits boolean;
   v_lost leases[];
   v_dead leases[];
 begin
-  with due as (
-    select ctid from leases where expires_at < v_now limit 1000 for update skip locked
-  ), gone as (
-    delete from leases l where l.ctid = any (array(select ctid from due)) returning l as held
-  )
-  select array_agg(g.held) into v_lost from gone g;
+  -- What ends moves its job's counts, and what was admitted an account: for those one may have to wait, behind a worker
+  -- that vanished before its commit. What only goes back into line waits for nobody, and comes first.
+  foreach v_waits in array array[false, true] loop
+    with due as (
+      select ctid from leases
+      where expires_at < v_now and (is_gated or deaths + 1 >= v_max_deaths and not is_canceled) = v_waits
+      limit 1000 for update skip locked
+    ), gone as (
+      delete from leases l where l.ctid = any (array(select ctid from due)) returning l as held
+    )
+    select array_agg(g.held) into v_lost from gone g;
+    exit when v_lost is not null;
+  end loop;
   if v_lost is null then
     return 0;
   end if;
@@ -388,7 +396,7 @@ begin
 end
 $$;
 comment on function penstock.reclaim_stale_tasks() is
-  'Takes back tasks whose lease ran out: queued again at once, or dead-lettered when their worker died too often.';
+  'Takes back tasks whose lease ran out, as many as one transaction should: queued again at once, or dead-lettered when their worker died too often. Returns how many; there may be more.';
 
 create or replace function penstock._return_tasks(p_leases penstock.leases[], p_deaths integer)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
@@ -410,7 +418,7 @@ comment on function penstock._keep_canceled(penstock.leases[]) is 'Gives back wh
 
 create or replace function penstock.upkeep()
 returns table (reclaimed integer, promoted integer, chores integer, next_seconds double precision)
-language plpgsql security definer set search_path = penstock, pg_temp as $$
+language plpgsql security definer set search_path = penstock, pg_temp set lock_timeout = '3s' as $$
 declare
   v_now timestamptz := _now();
   v_next timestamptz;
@@ -462,4 +470,4 @@ begin
 end
 $$;
 comment on function penstock.upkeep() is
-  'What any worker does now and then: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).';
+  'What any worker does now and then, and lets be when it would have to wait for somebody for three seconds: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).';
