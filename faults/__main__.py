@@ -1,4 +1,4 @@
-"""`python -m faults --server 18 --tasks 200000 --seed 7 --minutes 15`: prints a summary; exit status 1 if anything is
+"""`python -m faults --server 18 --tasks 200000 --seed 7 --minutes 20`: prints a summary; exit status 1 if anything is
 off. With `--save` the figures are kept in faults/results and docs/reliability.md."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def main() -> int:
     parser.add_argument("--server", type=int, default=18, help="which PostgreSQL: 15, 16 or 18")
     parser.add_argument("--tasks", type=int, default=200_000)
     parser.add_argument("--seed", type=int, default=7, help="of the schedule and of the work")
-    parser.add_argument("--minutes", type=float, default=15, help="how long faults happen")
+    parser.add_argument("--minutes", type=float, default=20, help="how long faults happen")
     parser.add_argument("--every", type=float, default=2.5, help="seconds between two faults, on average")
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--lease", type=int, help="seconds; default: the worker's own")

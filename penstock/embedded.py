@@ -123,14 +123,20 @@ class Cluster:
         try:
             with self.starting():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._halt()
                 if discard:
-                    shutil.rmtree(self._files)
+                    self.discard()
+                else:
+                    self._halt()
         except BlockingIOError:
             return False
         finally:
             os.close(lock)
         return True
+
+    def discard(self) -> None:
+        """Stop the server and remove its data, if there are any; to be called while `starting`."""
+        self._halt()
+        shutil.rmtree(self._files, ignore_errors=True)
 
     def is_alone(self) -> bool:
         """Whether no process has joined yet, this one included."""

@@ -36,7 +36,7 @@ import pytest
 
 from penstock import db, embedded, migrate
 from penstock.app import App
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import PenstockError
 from penstock.worker import Worker
 
 _SETTINGS = {
@@ -140,18 +140,10 @@ class Server:
     def open(self) -> None:
         """Start or join the server. Whoever comes first clears away what a killed run left."""
         with self._cluster.starting():
-            is_first = self._cluster.is_alone()
+            if self._cluster.is_alone():
+                self._cluster.discard()
             self._cluster.join()
-        try:
-            self._cluster.start()
-        except Unavailable:
-            if not is_first:
-                raise
-            # Without fsync a power cut may have spoilt the data. Nothing in it matters.
-            shutil.rmtree(self._cluster.folder)
-            self._cluster.start()
-        if is_first:
-            self._drop_leftovers()
+        self._cluster.start()
 
     def close(self) -> None:
         """Leave the server; the last one stops it and clears it away."""
@@ -212,14 +204,6 @@ class Server:
 
     def _exists(self, name: str) -> bool:
         return bool(self._admin(f"select 1 from pg_database where datname = '{name}'"))  # noqa: S608 our own name
-
-    def _drop_leftovers(self) -> None:
-        kept = f"penstock_template_{self._digest()}"
-        for row in self._admin(
-            "select datname from pg_database where datname ~ '^penstock_(test|template)_'"
-        ):
-            if row["datname"] != kept:
-                self.drop(row["datname"])
 
     def _admin(self, statement: str) -> list[db.Row]:
         if self._connection is None or self._connection.closed:

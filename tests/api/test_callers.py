@@ -717,6 +717,18 @@ class TestLogin:
         for [(role, found, timeout)] in portal(look):
             assert (role, found or "", timeout) == ("none", "", "0")
 
+    def test_a_request_has_an_end(self, world: World) -> None:
+        """One whose server vanished in the middle of it holds nobody up for long."""
+        anybody = callers.Caller("anon", {"role": "anon"})
+
+        async def look() -> Any:
+            async with world.app.state.callers.acting(anybody) as held:
+                names = ("statement_timeout", "idle_in_transaction_session_timeout")
+                return await db.rows(held, "select current_setting(%s), current_setting(%s)", names)
+
+        portal: Callable[..., Any] = world.client.portal.call  # pyright: ignore[reportOptionalMemberAccess]
+        assert portal(look) == [("10s", "1min")]
+
 
 def test_issuer_and_audience_are_as_configured(db: testing.Database, api_settings: Settings) -> None:
     found = replace(api_settings, jwt_audience="ours")
