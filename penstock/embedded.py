@@ -123,10 +123,9 @@ class Cluster:
         try:
             with self.starting():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._halt()
                 if discard:
-                    self.discard()
-                else:
-                    self._halt()
+                    shutil.rmtree(self._files)
         except BlockingIOError:
             return False
         finally:
@@ -136,7 +135,7 @@ class Cluster:
     def discard(self) -> None:
         """Stop the server and remove its data, if there are any; to be called while `starting`."""
         self._halt()
-        shutil.rmtree(self._files, ignore_errors=True)
+        shutil.rmtree(self.data, ignore_errors=True)
 
     def is_alone(self) -> bool:
         """Whether no process has joined yet, this one included."""
