@@ -20,7 +20,7 @@ OF_WORKERS = {
     "claim.sent": "a claim is under way",
     "claim.answered": "tasks are claimed, none has begun",
     "effect.written": "the handler has written, nothing is committed",
-    "complete.committing": "the task's end is written in the handler's transaction, not committed",
+    "complete.committing": "the end of a task and of its handler's transaction is under way",
     "complete.sent": "a report of ends is under way",
     "complete.answered": "ends are committed, the worker has not heard of it yet",
     "fail.sent": "a report of failures is under way",
@@ -82,18 +82,17 @@ def install(history: History) -> None:
 
     def reports(verb: str, original: Callable[..., Any]) -> Callable[..., Any]:
         async def report(where: Any, worker_id: str, batch: Any, **how: Any) -> Any:
-            is_own = isinstance(where, db.AsyncConnectionPool)
-            if is_own:
-                pass_by(f"{verb}.sent")
+            pass_by(f"{verb}.sent")
             answer = await original(where, worker_id, batch, **how)
             refused(verb, batch, answer)
             if verb == "complete":
-                reach("complete.answered" if is_own else "complete.committing")
+                reach("complete.answered")
             return answer
 
         return report
 
-    claim, complete_sync, heartbeat = tasks.claim, tasks.complete_sync, tasks.heartbeat_sync
+    claim, heartbeat = tasks.claim, tasks.heartbeat_sync
+    complete_last, complete_last_sync = tasks.complete_last, tasks.complete_last_sync
     call, start = db.call, jobs.start
 
     async def noted_claim(*args: Any, **how: Any) -> Any:
@@ -103,11 +102,13 @@ def install(history: History) -> None:
             reach("claim.answered")
         return claims
 
-    def noted_complete_sync(held: Any, worker_id: str, done: Any) -> Any:
-        answer = complete_sync(held, worker_id, done)
-        refused("complete", done, answer)
-        reach("complete.committing")
-        return answer
+    async def noted_complete_last(*args: Any) -> None:
+        pass_by("complete.committing")
+        await complete_last(*args)
+
+    def noted_complete_last_sync(*args: Any) -> None:
+        pass_by("complete.committing")
+        complete_last_sync(*args)
 
     def noted_heartbeat(held: Any, worker_id: str, leases: Any, lease_seconds: int) -> Any:
         pass_by("beat.sent")
@@ -127,7 +128,8 @@ def install(history: History) -> None:
         reach("start.answered")
         return started
 
-    tasks.claim, tasks.complete_sync, tasks.heartbeat_sync = noted_claim, noted_complete_sync, noted_heartbeat
+    tasks.claim, tasks.heartbeat_sync = noted_claim, noted_heartbeat
+    tasks.complete_last, tasks.complete_last_sync = noted_complete_last, noted_complete_last_sync
     tasks.complete = reports("complete", tasks.complete)
     tasks.fail, tasks.reschedule = reports("fail", tasks.fail), reports("return", tasks.reschedule)
     db.call, jobs.start = noted_call, noted_start

@@ -27,7 +27,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from decimal import Decimal
 from functools import lru_cache
 from itertools import islice
@@ -49,6 +49,8 @@ Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 SyncConnection: TypeAlias = psycopg.Connection[Any]
 Pool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Row]]
+Say: TypeAlias = Callable[[LiteralString, Sequence[Any]], Awaitable[None]]
+SaySync: TypeAlias = Callable[[LiteralString, Sequence[Any]], None]
 Json = Jsonb
 """Marks an argument as a JSON document. A dict is one anyway; a list is an SQL array unless marked."""
 
@@ -154,6 +156,35 @@ async def transaction(where: Pool | Connection) -> AsyncGenerator[Connection]:
     with _translated():
         async with connection(where) as held, held.transaction():
             yield held
+
+
+@asynccontextmanager
+async def ending(pool: Pool) -> AsyncGenerator[tuple[Connection, Say]]:
+    """One transaction, on a connection from the pool, and how to say its last statement.
+
+    That goes to the database together with the commit, so that whoever vanishes meanwhile keeps nobody
+    waiting for what it locks. What it returns is not to be had; what it raises, the transaction does.
+    """
+    with _translated():
+        async with pool.connection() as held, AsyncExitStack() as last, held.transaction():
+
+            async def say(statement: LiteralString, arguments: Sequence[Any]) -> None:
+                await last.enter_async_context(held.pipeline())
+                await held.execute(statement, arguments)
+
+            yield held, say
+
+
+@contextmanager
+def ending_sync(held: SyncConnection) -> Generator[SaySync]:
+    """`ending` on a connection from `connect`."""
+    with _translated(), ExitStack() as last, held.transaction():
+
+        def say(statement: LiteralString, arguments: Sequence[Any]) -> None:
+            last.enter_context(held.pipeline())
+            held.execute(statement, arguments)
+
+        yield say
 
 
 @asynccontextmanager

@@ -56,9 +56,7 @@ from penstock.claim_tasks(%s, %s, %s, %s)"""
 _COMPLETE: LiteralString = (
     "select id, code from penstock.complete_tasks(%s, %s::bigint[], %s::bigint[], %s::jsonb[])"
 )
-# Before the end of a task in a transaction of the handler's: from here on others wait for its commit.
-_HURRY: LiteralString = "select set_config('idle_in_transaction_session_timeout', %s, true)"
-COMMIT_SECONDS = 5.0
+_COMPLETE_LAST: LiteralString = "select penstock.complete_task(%s, %s, %s::jsonb, %s)"
 
 _PROGRESS: LiteralString = "select penstock.report_progress(%s, %s, %s, %s::real, %s)"
 _OUTPUTS: LiteralString = """select key, output from penstock.task_list
@@ -98,22 +96,14 @@ async def complete(where: db.Pool | db.Connection, worker_id: str, done: Sequenc
     return [Refusal._make(row) for row in await db.rows(where, _COMPLETE, _reports(worker_id, done))]
 
 
-def complete_sync(held: db.SyncConnection, worker_id: str, done: Sequence[Done]) -> list[Refusal]:
-    """`complete` on a connection from `db.connect`."""
-    return [Refusal._make(row) for row in db.rows_sync(held, _COMPLETE, _reports(worker_id, done))]
+async def complete_last(say: db.Say, worker_id: str, done: Done) -> None:
+    """End a task with the last words of a transaction, which raises LeaseLost or TooLarge then."""
+    await say(_COMPLETE_LAST, (done.id, worker_id, done.output, done.lease))
 
 
-async def complete_last(connection: db.Connection, worker_id: str, done: Sequence[Done]) -> list[Refusal]:
-    """`complete` as the last words of a transaction. Should we vanish before its commit, PostgreSQL ends it
-    after a while: the job's other tasks, on all workers, wait for it."""
-    await db.rows(connection, _HURRY, (f"{COMMIT_SECONDS * 1000:.0f}ms",))
-    return await complete(connection, worker_id, done)
-
-
-def complete_last_sync(held: db.SyncConnection, worker_id: str, done: Sequence[Done]) -> list[Refusal]:
+def complete_last_sync(say: db.SaySync, worker_id: str, done: Done) -> None:
     """`complete_last` on a connection from `db.connect`."""
-    db.rows_sync(held, _HURRY, (f"{COMMIT_SECONDS * 1000:.0f}ms",))
-    return complete_sync(held, worker_id, done)
+    say(_COMPLETE_LAST, (done.id, worker_id, done.output, done.lease))
 
 
 def _reports(worker_id: str, done: Sequence[Done]) -> tuple[Any, ...]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -13,9 +16,10 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from penstock import App, Context, Fail, Invalid, Reschedule, Retry, Unavailable, Worker, tasks, testing
+from penstock import App, Context, Fail, Invalid, Reschedule, Retry, Unavailable, Worker, testing
 from penstock.app import Task
 from penstock.worker import execute
+from tests.conftest import Eventually
 
 both_modes = pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
 
@@ -352,20 +356,35 @@ def test_many_transactional_tasks_do_not_use_up_the_workers_connections(
     assert job.get().status == "completed" and len(ledger()) == 12
 
 
-def test_whoever_vanishes_before_the_commit_does_not_hold_up_the_others(
-    db: testing.Database, monkeypatch: pytest.MonkeyPatch
+VANISHING = """
+import sys
+from penstock import db, tasks
+dsn, task_id, lease = sys.argv[1:]
+with db.connect(dsn) as connection, db.ending_sync(connection) as say:
+    tasks.complete_last_sync(say, "w", tasks.Done(int(task_id), int(lease), None))
+"""
+
+
+def test_whoever_vanishes_during_the_end_holds_up_nobody(
+    db: testing.Database, eventually: Eventually
 ) -> None:
-    """The end of a task locks its job's progress until the commit, which a dead machine never sends."""
-    monkeypatch.setattr(tasks, "COMMIT_SECONDS", 0.3)
+    """The end of a task locks its job's progress until the commit: PostgreSQL has that word already."""
     db.execute("select penstock.define_kind('work')")
     db.execute(
         'select penstock.start_job(\'two\', \'{}\', \'[{"kind": "work"}, {"kind": "work"}]\', '
         "jsonb_build_object('tenant_id', penstock.create_tenant('test')))"
     )
-    rows = db.execute("select id, lease from penstock.claim_tasks('w', 2)")
-    first, second = (tasks.Done(row["id"], row["lease"], None) for row in rows)
-    vanished, other = db.connect(), db.connect()
-    with pytest.raises(psycopg.errors.IdleInTransactionSessionTimeout), vanished.transaction():
-        assert tasks.complete_last_sync(vanished, "w", [first]) == []
-        assert tasks.complete_sync(other, "w", [second]) == []
-    assert [row["task_id"] for row in db.execute("select task_id from penstock.leases")] == [first.id]
+    [row, _] = db.execute("select id, lease from penstock.claim_tasks('w', 2)")
+    command = [sys.executable, "-c", VANISHING, db.dsn, str(row["id"]), str(row["lease"])]
+    with db.connect() as other, subprocess.Popen(command) as vanishing:
+        try:
+            with other.transaction():
+                other.execute("select from penstock.phases for update")
+                waiting = "select pid from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+                eventually(lambda: db.execute(waiting))
+                vanishing.send_signal(signal.SIGSTOP)
+            eventually(lambda: db.execute("select task_id from penstock.results"))
+            other.execute("set lock_timeout = '2s'")
+            other.execute("select from penstock.phases for update")
+        finally:
+            vanishing.kill()

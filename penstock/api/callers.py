@@ -33,8 +33,8 @@ KNOWN_SECONDS = 60
 ended is asked in each transaction."""
 MOST_KNOWN = 10_000
 
-# All of it ends with the transaction: nothing is left behind on the connection. Should this machine vanish in the
-# middle of a request, others wait for what it had in hand for a minute, and not for hours.
+# All of it ends with the transaction: nothing is left behind on the connection. Should this machine vanish
+# in the middle of a request, others wait for what it had in hand for a minute, and not for hours.
 _BECOME: LiteralString = """\
 select set_config('role', %s, true), set_config('request.jwt.claims', %s, true),
   set_config('penstock.actor', %s, true), set_config('statement_timeout', %s, true),

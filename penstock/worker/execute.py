@@ -16,7 +16,7 @@ import structlog
 
 from penstock import artifacts, db, jobs, signals, tasks
 from penstock.context import Context, Fail, Hooks, Reschedule
-from penstock.errors import Invalid
+from penstock.errors import Invalid, TooLarge
 from penstock.signature import decode
 from penstock.worker import outcome
 from penstock.worker.processes import Processes
@@ -196,38 +196,38 @@ class Execute(Hooks):
         self, task: Task[Any, Any], held: Held, context: Context, values: dict[str, Any]
     ) -> Any:
         """The handler's writes and the task's completion are one commit, or none."""
-        if task.mode == "async":
-            async with db.transaction(await self._connections()) as connection:
-                if connection.info.hostaddr:
-                    await db.rows(connection, _GUARD, ())
-                context.connection = connection
-                output = outcome.output(task, await task.function(context, **values))
-                if self._is_large(output):
-                    output = await self._small(context, output)
-                done = tasks.Done(context.task_id, context.lease, output)
-                refusals = await tasks.complete_last(connection, context.worker_id, [done])
-                if refusals:
-                    raise outcome.refused(refusals[0])
-        else:
-            call = partial(self._transaction_in_thread, task, context, values)
-            await self._in_thread(held, context, call)
+        try:
+            if task.mode == "async":
+                async with db.ending(await self._connections()) as (connection, say):
+                    if connection.info.hostaddr:
+                        await db.rows(connection, _GUARD, ())
+                    context.connection = connection
+                    output = outcome.output(task, await task.function(context, **values))
+                    if self._is_large(output):
+                        output = await self._small(context, output)
+                    done = tasks.Done(context.task_id, context.lease, output)
+                    await tasks.complete_last(say, context.worker_id, done)
+            else:
+                call = partial(self._transaction_in_thread, task, context, values)
+                await self._in_thread(held, context, call)
+        except TooLarge as error:
+            if error.details.get("field") == "p_output":
+                raise Fail(outcome.TOO_LARGE, code="bad_output") from error
+            raise
         self._desk.forget(held.claim.id, held.claim.lease)
         return _COMPLETED
 
     def _transaction_in_thread(self, task: Task[Any, Any], context: Context, values: dict[str, Any]) -> None:
         name = f"penstock task {context.task_id}"
-        with db.connect(self._dsn, name=name) as connection, connection.transaction():
+        with db.connect(self._dsn, name=name) as connection, db.ending_sync(connection) as say:
             if connection.info.hostaddr:
                 db.rows_sync(connection, _GUARD, ())
             context.connection = connection
             output = outcome.output(task, task.function(context, **values))
             if self._is_large(output):
                 output = self.block(self._small(context, output))
-            refusals = tasks.complete_last_sync(
-                connection, context.worker_id, [tasks.Done(context.task_id, context.lease, output)]
-            )
-            if refusals:
-                raise outcome.refused(refusals[0])
+            done = tasks.Done(context.task_id, context.lease, output)
+            tasks.complete_last_sync(say, context.worker_id, done)
 
     def _is_large(self, output: Any) -> TypeGuard[str]:
         return isinstance(output, str) and len(output) > LARGE_BYTES and self._desk.app.artifacts is None

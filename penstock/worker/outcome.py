@@ -14,7 +14,6 @@ import structlog
 
 from penstock import tasks
 from penstock.context import Fail, retry_after
-from penstock.errors import LeaseLost
 
 if TYPE_CHECKING:
     from penstock.app import Task
@@ -80,13 +79,6 @@ def output(task: Task[Any, Any], result: Any) -> str | None:
     if was_cleaned:
         log.warning("task.output_cleaned", kind=task.kind)
     return text
-
-
-def refused(refusal: tasks.Refusal) -> Exception:
-    """Why a completion was not taken."""
-    if refusal.code == "too_large":
-        return Fail(TOO_LARGE, code="bad_output")
-    return LeaseLost(code=refusal.code)
 
 
 def describe(error: BaseException) -> dict[str, Any]:
