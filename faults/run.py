@@ -182,6 +182,10 @@ class Run:
         path = self.logs / f"worker-{pid}.jsonl"
         return path.exists() and path.stat().st_size > 0
 
+    def _has_started(self, slot: Slot) -> bool:
+        path = self.logs / f"worker-{slot.process.pid}.log" if slot.process else None
+        return path is not None and path.exists() and b"worker.started" in path.read_bytes()
+
     def _producer(self, number: int, url: str | None, key: str | None) -> Callable[[], Any]:
         name = f"producer{number}"
         share = self.plan.tasks // self._producer_count + (number < self.plan.tasks % self._producer_count)
@@ -293,7 +297,9 @@ class Run:
         if what == "worker":
             # Hardly anything but a drain hands tasks back.
             returning = [slot for slot in self.workers if slot.armed == "return.sent" and how == "drained"]
-            victim = self._pick(returning, fault.roll) or self._pick(self.workers, fault.roll)
+            # One that is stopped before it has reached PostgreSQL gives up, as it should after 30 s.
+            others = [slot for slot in self.workers if how != "paused" or self._has_started(slot)]
+            victim = self._pick(returning, fault.roll) or self._pick(others, fault.roll)
             return victim is not None and await self._hit(victim, how, fault.size)
         if what in ("producer", "api"):
             slots = self.producers if what == "producer" else [self.api] if self.api else []
