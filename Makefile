@@ -48,7 +48,7 @@ bench: setup ## Measure everything, beside its peers (long)
 	$(BIN)/python -m bench
 	$(BIN)/python -m bench.report
 
-bench-quick: setup ## Measure everything briefly
+bench-quick: setup ## Measure the queue beside its peers, briefly
 	$(BIN)/python -m bench --quick --json bench/results/quick.json
 
 faults: setup system-packages ## Kill, pause, cut and fill up everything under load, on PostgreSQL 18 and 15, and check the history (long)
