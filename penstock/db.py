@@ -15,6 +15,7 @@ import json
 import math
 import random
 import re
+import select
 import time
 from collections import deque
 from collections.abc import (
@@ -48,12 +49,13 @@ log = structlog.get_logger("penstock.db")
 Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 SyncConnection: TypeAlias = psycopg.Connection[Any]
-Pool: TypeAlias = AsyncConnectionPool[psycopg.AsyncConnection[Row]]
 Say: TypeAlias = Callable[[LiteralString, Sequence[Any]], Awaitable[None]]
 SaySync: TypeAlias = Callable[[LiteralString, Sequence[Any]], None]
 Json = Jsonb
 """Marks an argument as a JSON document. A dict is one anyway; a list is an SQL array unless marked."""
 
+# The server stops, crashed, starts, is a standby, ended an idle session, or has no connection to spare.
+_LOST_STATES = {"57P01", "57P02", "57P03", "25006", "57P05", "53300"}
 _PART_BYTES = 8_000_000
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _CONNECTION: dict[str, Any] = {
@@ -74,12 +76,49 @@ class Pooled(Exception):
     """There is a pooler between, and this needs a session of its own."""
 
 
+class ConnectionLost(Unavailable):
+    """The connection to the database is gone, or none can be had."""
+
+
+class Pool(AsyncConnectionPool[psycopg.AsyncConnection[Row]]):
+    """A pool that never hands out a connection which the server has closed.
+
+    The pool's own `check` costs a round trip per checkout and pauses after each dead connection. Here a
+    checkout costs one poll of the socket, and a restart of the server costs one new connection.
+    """
+
+    async def getconn(self, timeout: float | None = None) -> psycopg.AsyncConnection[Row]:  # noqa: ASYNC109 (the base class's)
+        while True:
+            conn = await super().getconn(timeout)
+            if await _is_alive(conn):
+                return conn
+            await conn.close()
+            # The pool replaces a closed connection in the background.
+            await self.putconn(conn)
+
+
+async def _is_alive(conn: psycopg.AsyncConnection[Any]) -> bool:
+    """Whether the server still serves this idle connection, as far as this machine knows."""
+    if conn.closed:
+        return False
+    incoming = select.poll()
+    incoming.register(conn.fileno(), select.POLLIN)
+    if not incoming.poll(0):
+        return True
+    # Between two statements there is nothing to receive but a notice, or the end of the connection.
+    try:
+        await conn.execute("")
+    except psycopg.Error:
+        return False
+    return True
+
+
 @asynccontextmanager
 async def pool(
     dsn: str, *, name: str = "penstock", min_size: int = 1, max_size: int = 10, wait_seconds: float = 30
 ) -> AsyncGenerator[Pool]:
     """An open pool of connections. Waits for the database at most so long, then raises Unavailable."""
-    connections: Pool = AsyncConnectionPool(
+    connections = Pool(
         dsn,
         kwargs={**_CONNECTION, "application_name": name},
         min_size=min_size,
@@ -118,7 +157,7 @@ async def once_it_answers(
         await asyncio.sleep(random.uniform(0.2, 1))
 
 
-async def _try_again(connections: Pool) -> None:
+async def _try_again(connections: AsyncConnectionPool[Any]) -> None:
     if not connections.closed:
         await connections.check()
 
@@ -137,7 +176,7 @@ def connect(dsn: str, *, name: str = "penstock", wait_seconds: float = 30) -> Sy
             return psycopg.connect(dsn, **_CONNECTION, application_name=name)
         except psycopg.OperationalError as error:
             if time.monotonic() + pause > deadline:
-                raise Unavailable(f"The database cannot be reached: {error}") from error
+                raise ConnectionLost(f"The database cannot be reached: {error}") from error
         time.sleep(pause * random.uniform(0.5, 1))
         pause = min(pause * 2, 5)
 
@@ -196,12 +235,21 @@ async def beginning(
     They are sent together with the BEGIN, in one message. That has no parameters, so the driver quotes the
     values itself. (Its pipelines would do the same, and cost more than the round trip that they save.)
     """
+    begin: LiteralString = "begin read only; " if read_only else "begin; "
     with _translated():
         # The pool's context commits, or rolls back.
-        async with pool.connection() as held:
-            begin: LiteralString = "begin read only; " if read_only else "begin; "
-            await psycopg.AsyncClientCursor(held).execute(begin + statements, values)
-            yield held
+        async with AsyncExitStack() as stack:
+            conn = await stack.enter_async_context(pool.connection())
+            try:
+                await psycopg.AsyncClientCursor(conn).execute(begin + statements, values)
+            except psycopg.OperationalError as error:
+                if not _is_connection_lost(error):
+                    raise
+                # Nothing that lasts was sent: the same again on another connection.
+                await stack.aclose()
+                conn = await stack.enter_async_context(pool.connection())
+                await psycopg.AsyncClientCursor(conn).execute(begin + statements, values)
+            yield conn
 
 
 @asynccontextmanager
@@ -404,9 +452,16 @@ def _translated(arguments: Row | None = None) -> Generator[None]:
         raise _unstorable(arguments or {}) or Invalid(str(error)) from error
 
 
+def _is_connection_lost(error: psycopg.Error) -> bool:
+    state = error.sqlstate
+    if state is None:
+        return isinstance(error, psycopg.OperationalError)
+    return state.startswith("08") or state in _LOST_STATES
+
+
 def _meaning(error: psycopg.Error, arguments: Row) -> PenstockError | None:
-    if error.sqlstate is None and isinstance(error, psycopg.OperationalError):
-        return Unavailable(str(error))
+    if _is_connection_lost(error):
+        return ConnectionLost(str(error))
     if isinstance(error, psycopg.DataError) and (unstorable := _unstorable(arguments)):
         return unstorable
     return from_database(error)

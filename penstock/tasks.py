@@ -71,6 +71,11 @@ async def claim(
     return [Claim._make(row) for row in rows]
 
 
+async def return_unknown(pool: db.Pool, worker_id: str, leases: Sequence[int]) -> int:
+    """Requeue the worker's tasks other than those with these leases; returns how many there were."""
+    return await db.value(pool, "return_unknown_tasks", p_worker_id=worker_id, p_leases=list(leases))
+
+
 async def next_opening(where: db.Pool, kinds: list[str] | None) -> float | None:
     """In how many seconds a lane that is full or closed opens for work of these kinds; None: none does."""
     [row] = await db.call(where, "next_opening", p_task_types=kinds)

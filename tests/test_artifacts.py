@@ -24,8 +24,7 @@ from penstock import App, Context, artifacts, testing
 from penstock import db as database
 from penstock.errors import Forbidden, Invalid, LeaseLost, Limited, NotFound, TooLarge
 from penstock.storage import Bucket, Folder, Stored
-from penstock.worker import tidy
-from penstock.worker.desk import Desk
+from penstock.upkeep import Tidy
 from tests.test_storage import bucket, credentials, s3
 
 __all__ = ["bucket", "credentials", "s3"]
@@ -706,7 +705,7 @@ def test_any_worker_sweeps(place: Place, drain: testing.Drain, monkeypatch: pyte
     drain(app)
     assert len(place.files()) == 1
     place.db.execute("select penstock.delete_artifact(id) from penstock.artifacts")
-    monkeypatch.setattr(tidy, "SECONDS", 0)
+    monkeypatch.setattr(Tidy, "PAUSE", 0.01)
     # Its handler ends when the worker that runs it has swept.
     wait.start()
     drain(app)
@@ -716,17 +715,15 @@ def test_any_worker_sweeps(place: Place, drain: testing.Drain, monkeypatch: pyte
 
 async def test_a_worker_sweeps_a_batch_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "BATCH", 2)
-    app = App(tenant=place.tenant)
-    app.storage = place.storage
     async with opened(place) as pool:
-        desk = Desk("w1", app, pool, concurrency=1, buffer=1, lease_seconds=10, kinds=[])
+        tidy = Tidy(pool, lambda: place.storage)
         task = place.task()
         for name in "abc":
             await place.save(pool, task, name)
         place.db.execute("select penstock.delete_artifact(id) from penstock.artifacts")
-        assert await tidy.Tidy(desk).once() is True
+        assert await tidy.once() is True
         assert len(place.files()) == 1
-        assert await tidy.Tidy(desk).once() is False
+        assert await tidy.once() is False
         assert place.files() == {}
 
 

@@ -23,12 +23,11 @@ from penstock import worker as worker_module
 from penstock.errors import NotMigrated
 from penstock.settings import Settings
 from penstock.tasks import Claim, Done, Failed, Refusal, claim
-from penstock.worker import tidy
+from penstock.upkeep import Tidy, Upkeep
 from penstock.worker.beat import Beat
 from penstock.worker.desk import Desk
 from penstock.worker.finish import Finish
 from penstock.worker.processes import Processes
-from penstock.worker.upkeep import Upkeep
 from penstock.worker.wake import Wake
 
 
@@ -335,27 +334,37 @@ async def test_a_lost_lease_stops_the_handler_and_nothing_it_says_counts(
     assert [row["outcome"] for row in db.execute("select outcome from penstock.attempts")] == ["lost"]
 
 
-async def test_a_worker_that_cannot_beat_gives_up_its_tasks_and_takes_no_more(
+async def test_an_unanswered_heartbeat_stops_no_handler_and_no_task_is_claimed(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when the network eats heartbeats: others may have the tasks by now."""
-    stopped = asyncio.Event()
+    """Only the heartbeat's answer says what is lost: a database that is away gives the task to nobody."""
+    go = asyncio.Event()
 
     @app.task
-    async def work() -> None:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            stopped.set()
+    async def work() -> str:
+        await go.wait()
+        return "done"
 
-    waiting = threading.Event()
-    async with running(app, lease_seconds=1, grace_seconds=0) as worker:
-        await work.astart()
+    unanswered = threading.Event()
+    heartbeat = worker_module.beat.tasks.heartbeat_sync
+    async with running(app, lease_seconds=1, concurrency=2) as worker:
+        job = await work.astart()
         await eventually.aio(lambda: count(db, "penstock.leases"))
-        monkeypatch.setattr("penstock.worker.beat.tasks.heartbeat_sync", lambda *_: waiting.wait(20))
-        await asyncio.wait_for(stopped.wait(), 20)
-        assert worker._desk is not None and worker._desk.room() == 0  # pyright: ignore[reportPrivateUsage]
-        waiting.set()
+
+        def stall(*arguments: Any) -> Any:
+            unanswered.wait(20)
+            return heartbeat(*arguments)
+
+        monkeypatch.setattr("penstock.worker.beat.tasks.heartbeat_sync", stall)
+        buffer = worker._desk  # pyright: ignore[reportPrivateUsage]
+        assert buffer is not None
+        await eventually.aio(lambda: buffer.room() == 0)
+        assert [held.lost for held in buffer.held.values()] == [None]
+        unanswered.set()
+        await eventually.aio(lambda: buffer.room() > 0)
+        go.set()
+        assert await job.aresult(timeout=20) == "done"
+    assert count(db, "penstock.attempts") == 0
 
 
 # --- waking up ---------------------------------------------------------------------------------------------
@@ -402,7 +411,7 @@ def test_polling_backs_off_and_comes_back() -> None:
     """R1.7: idle polling backs off to 30 s, and is quick again after work."""
 
     async def pauses(is_listening: bool) -> list[float]:
-        wake = Wake("", None, "auto")  # type: ignore[arg-type]
+        wake = Wake("", None, asyncio.Event(), "auto")  # type: ignore[arg-type]
         wake.is_listening = is_listening
         found: list[float] = []
 
@@ -429,7 +438,7 @@ def test_polling_backs_off_and_comes_back() -> None:
 
 async def test_whoever_came_in_vain_lets_others_go_first() -> None:
     """R1.7: a word reaches all workers; one of them finds the work, and the others ask less and less."""
-    wake = Wake("", SimpleNamespace(kinds=["draw"]), "auto")  # type: ignore[arg-type]
+    wake = Wake("", SimpleNamespace(kinds=["draw"]), asyncio.Event(), "auto")  # type: ignore[arg-type]
     delays: list[float] = []
 
     def uniform(low: float, high: float) -> float:
@@ -615,7 +624,7 @@ async def test_one_bad_report_neither_stops_nor_loses_the_others(monkeypatch: py
     monkeypatch.setattr("penstock.tasks.fail", fail)
     desk: Any = Desk("w", None, None, concurrency=1, buffer=0, lease_seconds=30, kinds=[])  # type: ignore[arg-type]
     claims = [Claim(n, n, UUID(int=0), UUID(int=0), "work", None, {}, 1, 1, None) for n in range(1, 7)]
-    desk.arrive(claims)
+    desk.arrive(claims, time.monotonic())
     finish = Finish(desk)
     for held in list(desk.held.values()):
         finish.done(held, None)
@@ -732,7 +741,7 @@ def test_any_worker_prunes(
     drain(app)
     db.execute("insert into penstock.spent values ((select min(id) from penstock.endpoints), 1, 0, 1, 1)")
     clock.advance(days=91)
-    monkeypatch.setattr(tidy, "SECONDS", 0)
+    monkeypatch.setattr(Tidy, "PAUSE", 0.01)
     # Its handler ends when the worker that runs it has pruned.
     wait.start(str(old.id))
     drain(app)
@@ -829,7 +838,7 @@ async def test_what_is_handed_back_is_beaten_until_that_is_said(app: App, db: te
         for _ in range(2):
             await work.astart()
         desk = Desk("w", app, pool, concurrency=2, buffer=0, lease_seconds=30, kinds=["work"])
-        desk.arrive(await claim(pool, "w", limit=2, kinds=None, lease_seconds=5))
+        desk.arrive(await claim(pool, "w", limit=2, kinds=None, lease_seconds=5), time.monotonic())
         handed_back, lost = desk.held.values()
         desk.lose(handed_back.claim.id, handed_back.claim.lease, "handed back")
         desk.lose(lost.claim.id, lost.claim.lease, "lease_lost")
@@ -838,3 +847,41 @@ async def test_what_is_handed_back_is_beaten_until_that_is_said(app: App, db: te
         await asyncio.to_thread(beat.stop)
     rows = db.execute("select task_id from penstock.leases where expires_at > now() + interval '15 seconds'")
     assert [row["task_id"] for row in rows] == [handed_back.claim.id]
+
+
+async def test_a_task_whose_lease_may_have_expired_begins_only_once_a_heartbeat_confirms_it() -> None:
+    """A process that was stopped, or a claim answered late, must not run what another worker has by now."""
+    buffer: Any = Desk("w", None, None, concurrency=1, buffer=0, lease_seconds=10, kinds=[])  # type: ignore[arg-type]
+    asked: list[int] = []
+    dropped: list[int] = []
+    buffer.on_doubt = lambda: asked.append(1)
+    buffer.on_drop = lambda held: dropped.append(held.claim.id)
+    claims = [Claim(n, n, UUID(int=0), UUID(int=0), "work", None, {}, 1, 1, None) for n in (1, 2)]
+    now = time.monotonic()
+    buffer.arrive(claims, now - 11)
+    taking = asyncio.create_task(buffer.take())
+    await asyncio.sleep(0)
+    assert asked and not taking.done()
+    buffer.lose(1, 1, "lease_lost")
+    buffer.beaten({1, 2}, now)
+    assert (await asyncio.wait_for(taking, 5)).claim.id == 2
+    assert dropped == [1]
+
+
+@pytest.mark.parametrize("stopped_seconds", [2.6, 4.5])
+def test_a_stop_neither_strands_a_task_nor_costs_it_an_attempt(
+    workload: Any, start_worker: Any, db: testing.Database, eventually: Any, stopped_seconds: float
+) -> None:
+    """R1.6: below the lease the worker goes on; above it, with no other worker, it asks and goes on as well."""
+    process = start_worker(lease_seconds=3, concurrency=2)
+    jobs = [workload.hold.start("gate") for _ in range(2)]
+    eventually(lambda: count(db, "effects") == 2, "two run")
+    os.kill(process.pid, signal.SIGSTOP)
+    jobs += [workload.hold.start() for _ in range(4)]
+    time.sleep(stopped_seconds)
+    os.kill(process.pid, signal.SIGCONT)
+    db.execute("insert into gates values ('gate')")
+    for job in jobs:
+        job.result(timeout=30)
+    assert count(db, "penstock.attempts") == 0
+    assert count(db, "effects", "word = 'begun'") == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 
 from penstock import db
+from penstock import storage as storages
 from penstock.api import (
     artifacts,
     bulks,
@@ -37,6 +39,7 @@ from penstock.app import App
 from penstock.errors import Invalid
 from penstock.settings import Settings
 from penstock.settings import settings as settings_of_process
+from penstock.upkeep import Tidy, Upkeep
 
 __all__ = ["create"]
 
@@ -76,9 +79,19 @@ def create(
             made.state.callers = Callers(
                 users, service, Tokens(chosen), sessions, seconds=most.statement_seconds
             )
+            upkeep = Upkeep(service, app.draw if app else _draw_nothing, function="upkeep_if_idle")
+            tidy = Tidy(service, partial(storages.of, chosen))
+            loops = [
+                asyncio.create_task(upkeep.run(first_pause=upkeep.MAX_PAUSE)),
+                asyncio.create_task(upkeep.listen(chosen.database_url, chosen.listen)),
+                asyncio.create_task(tidy.run()),
+            ]
             try:
                 yield
             finally:
+                for loop in loops:
+                    loop.cancel()
+                await asyncio.gather(*loops, return_exceptions=True)
                 if hasattr(made.state, "hub"):
                     await made.state.hub.close()
 
@@ -129,6 +142,10 @@ def create(
         made.include_router(routes)
     _describe(made)
     return made
+
+
+def _draw_nothing(job_type: str, params: dict[str, Any]) -> None:
+    """Without an app no job type is known: its schedules are left to the workers."""
 
 
 def _describe(made: FastAPI) -> None:

@@ -49,7 +49,7 @@ grant execute on function
   penstock.fail_tasks(text, bigint[], bigint[], jsonb[]),
   penstock.reschedule_task(bigint, double precision, text, bigint, text),
   penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text),
-  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
+  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.upkeep_if_idle(), penstock.return_unknown_tasks(text, bigint[]), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),
   penstock.take_bulk_rows(bigint, text, bigint, integer), penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint),
   penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[]), penstock.record_changes(bigint, text, bigint, jsonb), penstock.undo_changes(bigint, text, bigint),

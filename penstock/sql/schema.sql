@@ -1119,6 +1119,18 @@ table penstock.tenants
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.upkeep_runs
+  comment: One row: when leases were last checked for expiry, and the last time in which nothing could check them.
+  row security: enabled
+  column id: boolean not null default true
+  column ran_at: timestamp with time zone not null
+  column away_from: timestamp with time zone not null default '-infinity'::timestamp with time zone
+  column away_until: timestamp with time zone not null default '-infinity'::timestamp with time zone
+  comment on column away_until: Workers get a moment after this to extend leases that expired while the database was away.
+  constraint upkeep_runs_id_check: CHECK (id)
+  constraint upkeep_runs_pkey: PRIMARY KEY (id)
+  grant to service_role: select
+
 table penstock.usage_events
   comment: Every use of anything metered, one line per call. Append-only.
   row security: enabled
@@ -1143,6 +1155,17 @@ table penstock.usage_events
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
+  grant to service_role: select
+
+table penstock.usage_keys
+  comment: Idempotency keys of usage reports: a report that is sent again counts once. Kept for a day.
+  row security: enabled
+  column tenant_id: uuid not null
+  column key: text not null
+  column at: timestamp with time zone not null
+  constraint usage_keys_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
+  constraint usage_keys_pkey: PRIMARY KEY (tenant_id, key)
+  index usage_keys_at: CREATE INDEX usage_keys_at ON penstock.usage_keys USING btree (at)
   grant to service_role: select
 
 table penstock.usage_sums
@@ -1790,6 +1813,13 @@ function penstock._do_chore(uuid, integer)
   body: sha256 02642d4ceb82a3cd29b06453c09ac593
   comment: Does one bite of what a pause, resume or cancel left to do, and says how many tasks it moved.
 
+function penstock._do_overdue()
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: lock_timeout=100ms, search_path=penstock, pg_temp
+  body: sha256 de0eed3e04e4d43449d49b9da122a3bd
+  comment: A part of upkeep, for a claim that found nothing where no process runs upkeep: requeues what has expired or is due.
+
 function penstock._endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
   returns: penstock.endpoints
@@ -1914,6 +1944,14 @@ function penstock._hold_jobs(uuid[], uuid[], bigint[])
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 45a4dd461c5c73ef04b1b2fef869eda0
   comment: Locks jobs with their phases, and tasks of theirs wherever they stand, so that none of these ends before we do. Gives up with PS001 when they are changing hands: the caller lets go of everything and tries again.
+
+function penstock._is_new_report(uuid, text)
+  arguments: p_tenant_id uuid, p_key text
+  returns: boolean
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3aa7ba0bba167520f120ebc7b8c863e1
+  comment: Whether no usage report with this key was recorded; notes the key.
 
 function penstock._is_orphaned(text)
   arguments: p_path text
@@ -2249,6 +2287,14 @@ function penstock._ready_task(penstock.jobs)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 b1fb119f8880e5c080906b7440b266c1
   comment: A task of the job that stands in line, the best one.
+
+function penstock._reclaim_before(timestamp with time zone)
+  arguments: p_now timestamp with time zone
+  returns: timestamp with time zone
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 41c64b794f3bb4bf5543edaf7803d0a7
+  comment: Leases that expired before this moment are lost: now, or after an outage the moment it began.
 
 function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
   arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
@@ -2698,7 +2744,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 9e7696c7385f739282bd8d28e1946c83
+  body: sha256 942e4bf03a4140878476dd0cba19d985
   comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, within limits, quotas and budgets, each with a lease that lasts p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -3181,7 +3227,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c86506364be329e0fd96245665de155a
+  body: sha256 0faba81dd8e0b0acf69c2c2f1eaa7f5f
   comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays. Workers call it about once a minute; nothing happens while another call runs.
   grant to service_role: execute
 
@@ -3207,7 +3253,7 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 80c953e509a15633ef9c26bf0daf73c4
+  body: sha256 c7073e436974c02440a49be17de92d44
   comment: Takes back tasks whose lease ran out, as many as one transaction should: queued again at once, or dead-lettered when their worker died too often. Returns how many; there may be more.
   grant to service_role: execute
 
@@ -3234,8 +3280,8 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 48f332dc62d828599c9355787cc61d3e
-  comment: What an attempt (p_task_id, p_worker_id, p_lease) or a tenant's action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details.
+  body: sha256 d7f52de13f1f179404207d447f6df1b5
+  comment: What an attempt (p_task_id, p_worker_id, p_lease) or a tenant's action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details, key (the same report sent again counts once).
   grant to service_role: execute
 
 function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
@@ -3376,6 +3422,15 @@ function penstock.retry_job(uuid)
   body: sha256 abc6b7b7a190adf203b1d6e6cea2a462
   comment: Queues the job's failed tasks again, and what was canceled because of them. Returns how many failed tasks run again.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.return_unknown_tasks(text, bigint[])
+  arguments: p_worker_id text, p_leases bigint[]
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c7579433c653859fe2aa5e4927d2ef57
+  comment: Requeues the tasks leased to a worker except those it names, without costing an attempt: it never got the answer to its claim.
   grant to service_role: execute
 
 function penstock.revoke_key(uuid)
@@ -3571,8 +3626,16 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 e9af12278eed37eb923d15e6f9e8fde9
+  body: sha256 bb54f0270f58184ff8776128c3733aa5
   comment: What any worker does now and then, and lets be when it would have to wait for somebody for three seconds: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
+  grant to service_role: execute
+
+function penstock.upkeep_if_idle()
+  returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 adb941f210f01f902652737bbb7f8f0d
+  comment: Runs upkeep unless another process did within two seconds. For many servers of which one has to do it.
   grant to service_role: execute
 
 function penstock.use_key(bytea)

@@ -4,8 +4,8 @@ fetch    claims into a small local buffer, woken by wake
 execute  runs the handler of one task, in the loop, a thread or a process
 finish   reports in batches what has ended
 beat     extends the leases, from a thread of its own
-upkeep   takes back what others lost, queues what is due, fires schedules
-tidy     removes what has had its time: old jobs, files that are not needed any more
+
+Beside them each worker runs the two loops of `penstock.upkeep`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,12 @@ from penstock import db, migrate
 from penstock.app import App
 from penstock.errors import Invalid, NotMigrated, Unavailable
 from penstock.settings import settings
+from penstock.upkeep import Tidy, Upkeep
 from penstock.worker.beat import Beat
 from penstock.worker.desk import Desk
 from penstock.worker.execute import CALLS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
-from penstock.worker.tidy import Tidy
-from penstock.worker.upkeep import Upkeep
 from penstock.worker.wake import Wake
 
 log = structlog.get_logger("penstock.worker")
@@ -100,19 +99,24 @@ class Worker:
                 self.id, self.app, pool, concurrency=self.concurrency, buffer=self.buffer,
                 lease_seconds=self.lease_seconds, kinds=self.kinds,
             )  # fmt: skip
-            wake = Wake(dsn, desk, settings().listen)
+            upkeep = Upkeep(pool, self.app.draw)
+            tidy = Tidy(pool, lambda: self.app.storage if self.app.artifacts is None else None)
+            wake = Wake(dsn, desk, upkeep.due, settings().listen)
+            upkeep.on_work = wake.work.set
+            # Without notifications and without work of its own, a worker polls less often.
+            upkeep.max_pause = lambda: 5.0 if wake.is_listening or desk.held else 15.0
             finish = Finish(desk)
             execute = Execute(desk, finish, dsn, calls)
-            upkeep = Upkeep(desk, wake)
             fetch = Fetch(desk, wake, finish, upkeep, stop_when_idle=self.is_draining)
             beat = Beat(dsn, desk, self._description())
             wake.on_cancel = beat.beat_now
             beat.on_drain = self._stopping.set
-            finish.on_parked = wake.chores.set
+            finish.on_parked = upkeep.due.set
             desk.on_drop = execute.release
+            desk.on_doubt = beat.beat_now
             desk.on_room = wake.work.set
             beat.start()
-            loops = [_endless(loop) for loop in (wake, upkeep, Tidy(desk), finish, beat)] + execute.start()
+            loops = [_endless(loop) for loop in (wake, upkeep, tidy, finish)] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
             try:
@@ -185,7 +189,7 @@ class Worker:
         }
 
 
-def _endless(loop: Wake | Upkeep | Tidy | Finish | Beat) -> asyncio.Task[None]:
+def _endless(loop: Wake | Upkeep | Tidy | Finish) -> asyncio.Task[None]:
     return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
 
 

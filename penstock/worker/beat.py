@@ -28,18 +28,12 @@ class Beat:
         self._now = threading.Event()
         self._thread = threading.Thread(target=self._beats, name="penstock beat", daemon=True)
         self._connection: db.SyncConnection | None = None
+        self._beaten_at = time.monotonic()
         self.on_drain: Callable[[], None] = lambda: None
         """What to do when somebody asks the worker to stop."""
 
     def start(self) -> None:
         self._thread.start()
-
-    async def run(self) -> None:
-        """Watch the thread: one that waits for a dead network does not see that the leases are over."""
-        while True:
-            await asyncio.sleep(min(1.0, self._desk.lease_seconds / 6))
-            if time.monotonic() - self._desk.beaten_at > self._desk.lease_seconds:
-                self._desk.lose_all("lease_lost")
 
     def describe(self, **changes: Any) -> None:
         """Change what the worker says of itself."""
@@ -61,10 +55,8 @@ class Beat:
         while not is_last:
             is_last = self._ended.is_set()
             self._now.clear()
-            started_at = time.monotonic()
             try:
                 self._beat()
-                self._desk.beaten_at = started_at
                 self._report()
             except Exception as error:
                 self._disconnect()
@@ -75,7 +67,7 @@ class Beat:
         self._disconnect()
 
     def _pause(self) -> float:
-        is_late = time.monotonic() - self._desk.beaten_at > self._desk.lease_seconds / 2
+        is_late = time.monotonic() - self._beaten_at > self._desk.lease_seconds / 2
         return min(1.0, self._desk.lease_seconds / 6) if is_late else self._desk.lease_seconds / 3
 
     def _beat(self) -> None:
@@ -88,12 +80,21 @@ class Beat:
             for held in list(self._desk.held.values())
             if held.lost in (None, "handed back")
         ]
+        sent_at = time.monotonic()
+        lost: list[tuple[int, int, str]] = []
         if leases:
             lost = tasks.heartbeat_sync(
                 self._connection, self._desk.worker_id, leases, self._desk.lease_seconds
             )
-            for task_id, lease, code in lost:
-                self._loop.call_soon_threadsafe(self._desk.lose, task_id, lease, code)
+        self._beaten_at = sent_at
+        self._loop.call_soon_threadsafe(self._answered, {lease for _, lease in leases}, lost, sent_at)
+
+    def _answered(self, leases: set[int], lost: list[tuple[int, int, str]], sent_at: float) -> None:
+        # The answer alone decides what is lost. While there is none, handlers go on: a database that is away
+        # gives their tasks to nobody else.
+        for task_id, lease, code in lost:
+            self._desk.lose(task_id, lease, code)
+        self._desk.beaten(leases, sent_at)
 
     def _report(self) -> None:
         assert self._connection is not None

@@ -18,10 +18,12 @@ from penstock.tasks import Claim
 class Held:
     """A task this worker has the lease of."""
 
-    __slots__ = ("arrived_at", "claim", "context", "lost", "runner", "thread")
+    __slots__ = ("arrived_at", "claim", "context", "leased_until", "lost", "runner", "thread")
 
-    def __init__(self, claim: Claim, arrived_at: float) -> None:
+    def __init__(self, claim: Claim, arrived_at: float, leased_until: float) -> None:
         self.claim, self.arrived_at = claim, arrived_at
+        self.leased_until = leased_until
+        """A lower bound: counted from when the claim or the last heartbeat was sent."""
         self.context: Context | None = None
         self.runner: asyncio.Task[None] | None = None
         self.thread: asyncio.Future[Any] | None = None
@@ -56,6 +58,8 @@ class Desk:
         self.on_drop: Callable[[Held], None] = lambda held: None
         self.on_room: Callable[[], None] = lambda: None
         """Called when a call of a provider has ended: another may have its place."""
+        self.on_doubt: Callable[[], None] = lambda: None
+        """Called when a lease may have expired before its task began: only a heartbeat can tell."""
         self._max_ahead = buffer
         self._idle: deque[asyncio.Future[None]] = deque()
         self._change = asyncio.Event()
@@ -79,14 +83,14 @@ class Desk:
         # A handful of free places beside hundreds taken is not worth a round trip.
         return room if room >= (self.concurrency + ahead) // 2 or not self.waiting else 0
 
-    def arrive(self, claims: list[Claim]) -> None:
-        """Put claimed tasks into the buffer."""
+    def arrive(self, claims: list[Claim], asked_at: float) -> None:
+        """Put tasks into the buffer that were claimed by a statement sent at `asked_at`."""
         now = time.monotonic()
         for claim in claims:
             if (old := self.held.get(claim.id)) is not None:
                 # It was taken from us, and is ours again: its first handler must not go on.
                 self.lose(claim.id, old.claim.lease, "lease_lost")
-            held = Held(claim, now)
+            held = Held(claim, now, asked_at + self.lease_seconds)
             self.held[claim.id] = held
             self.waiting.append(held)
         # What comes after we were told to stop is only to be handed back.
@@ -95,7 +99,7 @@ class Desk:
 
     async def take(self) -> Held:
         """The next task to run."""
-        while not self.waiting:
+        while not self._may_begin():
             turn = asyncio.get_running_loop().create_future()
             self._idle.append(turn)
             try:
@@ -107,6 +111,25 @@ class Desk:
                 raise
         self.running += 1
         return self.waiting.popleft()
+
+    def _may_begin(self) -> bool:
+        if not self.waiting:
+            return False
+        if time.monotonic() < self.waiting[0].leased_until:
+            return True
+        # This process was stopped, or the claim's answer was late: ask before running the task.
+        self.on_doubt()
+        return False
+
+    def beaten(self, leases: set[int], sent_at: float) -> None:
+        """A heartbeat sent at `sent_at` extended these leases, except those that `lose` is told of."""
+        self.beaten_at = sent_at
+        for held in self.held.values():
+            if held.claim.lease in leases:
+                held.leased_until = sent_at + self.lease_seconds
+        for _ in range(min(len(self.waiting), len(self._idle))):
+            self._wake_one()
+        self.touch()
 
     def _wake_one(self) -> None:
         while self._idle:
@@ -160,11 +183,6 @@ class Desk:
         elif held in self.waiting:
             self.waiting.remove(held)
             self.on_drop(held)
-
-    def lose_all(self, why: str) -> None:
-        """No heartbeat got through for a whole lease: others may have our tasks by now."""
-        for held in list(self.held.values()):
-            self.lose(held.claim.id, held.claim.lease, why)
 
     def touch(self) -> None:
         """Something changed: whoever waits looks again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
@@ -11,6 +12,7 @@ from contextlib import AsyncExitStack
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, LiteralString, TypeGuard, TypeVar, cast
+from uuid import uuid4
 
 import structlog
 
@@ -44,6 +46,10 @@ _GUARD: LiteralString = (
     "select set_config('tcp_keepalives_idle', '30', true), set_config('tcp_keepalives_interval', '10', true),"
     " set_config('tcp_keepalives_count', '3', true)"
 )
+# How often a task may lose the database in one worker before that counts as a failed attempt, and of how many
+# tasks that is remembered.
+MAX_LOSSES = 5
+REMEMBERED_LOSSES = 10_000
 _COMPLETED = object()
 
 
@@ -62,6 +68,8 @@ class Execute(Hooks):
         self._adding = asyncio.Semaphore(ADDING)
         self._transactions: db.Pool | None = None
         self._is_left_behind = False
+        self._losses: dict[int, int] = {}
+        self._waiting_for_database: set[Context] = set()
 
     def start(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._slot(), name=f"slot {n}") for n in range(self._desk.concurrency)]
@@ -140,6 +148,8 @@ class Execute(Hooks):
                 raise  # this slot is to end, not the handler
             elif isinstance(error, Reschedule):
                 self._finish.returned(held, error.delay, error.reason)
+            elif self._is_database_lost(error, context):
+                self._return_after_loss(held, error)
             elif held.claim.provider is not None and (signal := _signal(error)) is not None:
                 self._finish.limited(held, signal)
                 self._finish.hand_back(self._desk.take_waiting_for(held.claim.provider))
@@ -151,6 +161,49 @@ class Execute(Hooks):
             elif output is not _COMPLETED:
                 self._finish.done(held, output)
 
+    def _is_database_lost(self, error: BaseException, context: Context) -> bool:
+        """Whether an attempt ended because this worker lost its connection to the database."""
+        if isinstance(error, outcome.TimedOutHandler) and context in self._waiting_for_database:
+            return True
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, db.ConnectionLost):
+            cause = cause.__cause__
+        return cause is not None
+
+    def _return_after_loss(self, held: Held, error: BaseException) -> None:
+        """Hand the task back: it costs no attempt, unless it loses the connection again and again.
+
+        A statement that crashes the server, or a transaction that idles until the server ends it, would
+        otherwise come back for ever.
+        """
+        losses = self._losses[held.claim.id] = self._losses.pop(held.claim.id, 0) + 1
+        while len(self._losses) > REMEMBERED_LOSSES:
+            self._losses.pop(next(iter(self._losses)))
+        log.warning("task.connection_lost", task_id=held.claim.id, kind=held.claim.kind, error=str(error))
+        if losses > MAX_LOSSES:
+            self._finish.failed(held, outcome.describe(error))
+        else:
+            self._finish.returned(held, 0 if losses == 1 else 2.0 ** (losses - 2), "database connection lost")
+
+    async def _patiently(self, ctx: Context, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Make a call that may be made twice, again and again while the database is away.
+
+        What a handler reports about paid work must not fail the attempt. When the lease is lost meanwhile,
+        the handler is stopped, and this with it.
+        """
+        self._waiting_for_database.add(ctx)
+        try:
+            while True:
+                try:
+                    return await call()
+                except db.ConnectionLost as error:
+                    if ctx.is_stopped:
+                        raise
+                    log.warning("task.database_away", task_id=ctx.task_id, error=str(error))
+                await asyncio.sleep(random.uniform(0.2, 1))
+        finally:
+            self._waiting_for_database.discard(ctx)
+
     def _stopped(self, held: Held, me: asyncio.Task[None]) -> None:
         while me.cancelling():
             me.uncancel()
@@ -159,7 +212,7 @@ class Execute(Hooks):
 
     async def _attempt(self, task: Task[Any, Any], held: Held, context: Context) -> Any:
         try:
-            values = task.signature.check(_values(await self._whole(held.claim)))
+            values = task.signature.check(_values(await self._whole(held.claim, context)))
         except Invalid as error:
             raise Fail(error.message, code="bad_input", details=error.details) from None
         limit = held.claim.timeout_seconds
@@ -234,7 +287,7 @@ class Execute(Hooks):
 
     async def _small(self, context: Context, output: str) -> str:
         """An output that the database takes: in place of one too large for it, where its file is."""
-        if len(output) <= await artifacts.max_output_bytes(self._calls):
+        if len(output) <= await self._patiently(context, partial(artifacts.max_output_bytes, self._calls)):
             return output
         if len(output) > artifacts.MAX_OUTPUT:
             raise Fail(outcome.TOO_LARGE, code="bad_output")
@@ -242,13 +295,14 @@ class Execute(Hooks):
             await self.save(context, artifacts.OUTPUT, output.encode(), "application/json")
         )
 
-    async def _whole(self, claim: tasks.Claim) -> tasks.Claim:
+    async def _whole(self, claim: tasks.Claim, context: Context) -> tasks.Claim:
         """The claim, with its parents' outputs read back that are in files."""
         outputs = claim.input.get("after")
         if not isinstance(outputs, dict) or not artifacts.is_any_reference(cast("dict[str, Any]", outputs)):
             return claim
         found = cast("dict[str, Any]", outputs)
-        whole = await artifacts.expanded(self._calls, self._desk.app, job_id=claim.job_id, outputs=found)
+        expand = partial(artifacts.expanded, self._calls, self._desk.app, job_id=claim.job_id, outputs=found)
+        whole = await self._patiently(context, expand)
         return claim._replace(input={**claim.input, "after": whole})
 
     async def _connections(self) -> db.Pool:
@@ -294,34 +348,44 @@ class Execute(Hooks):
         )  # fmt: skip
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
-        await self._tell(ctx, "record_usage", p_units=db.Json(units), p_options=db.Json({"variant": variant}))
+        options = {"variant": variant, "key": _report_key(ctx)}
+        await self._tell(ctx, "record_usage", p_units=db.Json(units), p_options=db.Json(options))
 
     async def cost(
         self, ctx: Context, cost_type: str, amount: Decimal, currency: str | None, options: dict[str, Any]
     ) -> None:
         await self._tell(
             ctx, "record_cost", p_cost_type=cost_type, p_amount=amount, p_currency=currency,
-            p_options=db.Json(options),
+            p_options=db.Json({"key": _report_key(ctx), **options}),
         )  # fmt: skip
 
     async def _tell(self, ctx: Context, function: str, **arguments: Any) -> None:
-        """About the attempt, at once, whatever becomes of the handler's own transaction."""
-        holder = {"p_task_id": ctx.task_id, "p_worker_id": ctx.worker_id, "p_lease": ctx.lease}
-        if ctx.connection is None:
-            await db.call(self._calls, function, **holder, **arguments)
-            return
-        async with db.beginning(self._calls, _IN_HAND, ()) as held:
-            await db.call(held, function, **holder, **arguments)
+        """Report about the attempt, at once, whatever becomes of the handler's own transaction.
+
+        The same report may arrive twice: it carries a key, or changes nothing the second time.
+        """
+        arguments |= {"p_task_id": ctx.task_id, "p_worker_id": ctx.worker_id, "p_lease": ctx.lease}
+
+        async def tell() -> None:
+            if ctx.connection is None:
+                await db.call(self._calls, function, **arguments)
+                return
+            async with db.beginning(self._calls, _IN_HAND, ()) as conn:
+                await db.call(conn, function, **arguments)
+
+        await self._patiently(ctx, tell)
 
     async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
         if ctx.provider is not None:
-            await db.call(
+            report = partial(
+                db.call,
                 self._calls,
                 "report_provider",
                 p_name=ctx.provider,
                 p_signal=db.Json(tasks.clean(signal)),
                 p_tenant_id=ctx.tenant_id,
             )
+            await self._patiently(ctx, report)
 
     async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return await self._processes.compute(function, args, kwargs)
@@ -331,6 +395,10 @@ class Execute(Hooks):
             work.close()
             raise Invalid("an async handler awaits: aheartbeat, aadd_tasks, asave", code="use_await")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _report_key(ctx: Context) -> str:
+    return f"{ctx.task_id}:{ctx.lease}:{uuid4().hex}"
 
 
 def _signal(error: BaseException) -> dict[str, Any] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from typing import TYPE_CHECKING
 
 import structlog
@@ -11,9 +12,9 @@ import structlog
 from penstock import tasks
 
 if TYPE_CHECKING:
+    from penstock.upkeep import Upkeep
     from penstock.worker.desk import Desk
     from penstock.worker.finish import Finish
-    from penstock.worker.upkeep import Upkeep
     from penstock.worker.wake import Wake
 
 log = structlog.get_logger("penstock.worker")
@@ -27,6 +28,7 @@ class Fetch:
     ) -> None:
         self._desk, self._wake, self._finish, self._upkeep = desk, wake, finish, upkeep
         self._stop_when_idle = stop_when_idle
+        self._is_answer_lost = False
 
     async def run(self) -> None:
         desk = self._desk
@@ -37,7 +39,10 @@ class Fetch:
                 await desk.changed(1.0)
                 continue
             upkept, is_idle = self._upkeep.count, not desk.held
+            asked_at = time.monotonic()
             try:
+                if self._is_answer_lost:
+                    await self._return_unknown()
                 claims = await tasks.claim(
                     desk.pool,
                     desk.worker_id,
@@ -51,12 +56,12 @@ class Fetch:
                     if self._upkeep.count == upkept:
                         return
             except Exception as error:
-                # What was claimed in a lost answer comes back with its lease.
+                self._is_answer_lost = True
                 log.warning("worker.fetch_failed", error=str(error))
                 await asyncio.sleep(random.uniform(0.2, 1))
                 continue
             if claims:
-                desk.arrive(claims)
+                desk.arrive(claims, asked_at)
                 self._wake.found_work()
                 # Let the handlers begin before we ask for more.
                 await asyncio.sleep(0)
@@ -65,6 +70,14 @@ class Fetch:
             else:
                 self._wake.found_nothing()
                 await self._wake.for_work(1.0 if desk.waiting else await self._opening())
+
+    async def _return_unknown(self) -> None:
+        """Requeue what a claim leased to us whose answer was lost; nobody would run it before it expires."""
+        known = [held.claim.lease for held in self._desk.held.values()]
+        returned = await tasks.return_unknown(self._desk.pool, self._desk.worker_id, known)
+        self._is_answer_lost = False
+        if returned:
+            log.info("worker.claim_returned", tasks=returned)
 
     async def _opening(self) -> float | None:
         """When to look again without a word: a lane opens, or one was not looked at whole."""

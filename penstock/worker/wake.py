@@ -32,9 +32,9 @@ class Wake:
     """A word about work reaches every worker. Whoever came in vain lets others go first, at most so long;
     whoever found work comes at once the next time."""
 
-    def __init__(self, dsn: str, desk: Desk, mode: Listen) -> None:
+    def __init__(self, dsn: str, desk: Desk, upkeep_due: asyncio.Event, mode: Listen) -> None:
         self.work = asyncio.Event()
-        self.chores = asyncio.Event()
+        self._upkeep_due = upkeep_due
         self.on_cancel: Callable[[], None] = lambda: None
         self.is_listening = False
         self._dsn, self._desk, self._mode = dsn, desk, mode
@@ -119,7 +119,7 @@ class Wake:
                 delay = random.uniform(0, self._calm)
                 self._calling = asyncio.get_running_loop().call_later(delay, self._call)
         elif word == "chores":
-            self.chores.set()
+            self._upkeep_due.set()
         elif word == "cancel":
             self.on_cancel()
 
@@ -129,5 +129,5 @@ class Wake:
 
     def _wake_all(self) -> None:
         self.work.set()
-        self.chores.set()
+        self._upkeep_due.set()
         self.on_cancel()

@@ -928,8 +928,85 @@ class TestReclaim:
     def test_the_next_look_is_told(self, sql: Contract, clock: Clock) -> None:
         sql.start(2)
         assert sql.upkeep()["next_seconds"] is None
-        sql.claim_one(seconds=40)
-        assert sql.upkeep()["next_seconds"] == 40
+        sql.claim_one(seconds=3)
+        assert sql.upkeep()["next_seconds"] == 3
         task = sql.claim_one(seconds=90)
-        sql.reschedule(task, 25)
-        assert sql.upkeep()["next_seconds"] == 25
+        sql.reschedule(task, 2)
+        assert sql.upkeep()["next_seconds"] == 2
+
+    def test_upkeep_runs_every_four_seconds_while_there_are_leases(self, sql: Contract) -> None:
+        sql.start()
+        sql.claim_one(seconds=40)
+        assert sql.upkeep()["next_seconds"] == 4
+
+    def test_after_an_outage_workers_get_two_seconds_to_extend_their_leases(
+        self, sql: Contract, clock: Clock
+    ) -> None:
+        """R1.6: leases that expired while the database was away are not lost until their workers had a chance."""
+        sql.start(2)
+        assert sql.reclaim() == 0
+        before, during = sql.claim_one(seconds=1), sql.claim_one(seconds=100)
+        # Nothing ran for ten seconds, and both leases expired: one before that, one meanwhile.
+        sql.execute("update penstock.upkeep_runs set ran_at = clock_timestamp() - interval '10 seconds'")
+        sql.execute(
+            "update penstock.leases set expires_at = clock_timestamp() - interval '11 seconds' where task_id = %s",
+            before["id"],
+        )
+        sql.execute(
+            "update penstock.leases set expires_at = clock_timestamp() - interval '5 seconds' where task_id = %s",
+            during["id"],
+        )
+        assert sql.reclaim() == 1
+        assert sql.reclaim() == 0
+        assert sql.one("select task_id from penstock.leases") == during["id"]
+        sql.execute("update penstock.upkeep_runs set away_until = clock_timestamp() - interval '2 seconds'")
+        assert sql.reclaim() == 1
+
+    def test_an_empty_claim_requeues_what_has_expired_where_nothing_runs_upkeep(
+        self, sql: Contract, clock: Clock
+    ) -> None:
+        sql.start()
+        sql.claim_one(seconds=1)
+        clock.advance(seconds=10)
+        assert sql.claim(1) == [], "the first empty claim requeues"
+        assert len(sql.claim(1)) == 1
+
+    def test_an_empty_claim_queues_a_retry_that_is_due_where_nothing_runs_upkeep(
+        self, sql: Contract, clock: Clock
+    ) -> None:
+        sql.start()
+        sql.fail(sql.claim_one(), retry_after_seconds=1)
+        clock.advance(hours=1)
+        assert sql.claim(1) == []
+        assert len(sql.claim(1)) == 1
+
+    def test_an_empty_claim_leaves_upkeep_to_the_process_that_runs_it(
+        self, sql: Contract, clock: Clock
+    ) -> None:
+        sql.start()
+        sql.claim_one(seconds=1)
+        sql.upkeep()
+        clock.advance(seconds=10)
+        assert sql.claim(1) == [] and sql.claim(1) == []
+
+    def test_one_of_many_servers_runs_upkeep(self, sql: Contract, clock: Clock) -> None:
+        sql.start()
+        sql.claim_one(seconds=1)
+        sql.upkeep()
+        clock.advance(seconds=10)
+        assert sql.rows("upkeep_if_idle")[0]["reclaimed"] == 0, "another process ran it within two seconds"
+        sql.execute("update penstock.upkeep_runs set ran_at = clock_timestamp() - interval '3 seconds'")
+        assert sql.rows("upkeep_if_idle")[0]["reclaimed"] == 1
+
+
+class TestUnknownTasks:
+    def test_a_claim_whose_answer_was_lost_is_returned_without_an_attempt(self, sql: Contract) -> None:
+        job = sql.start(3)
+        known, unknown = sql.claim_one("w"), sql.claim_one("w")
+        other = sql.claim_one("other")
+        assert sql.value("return_unknown_tasks", worker_id="w", leases=[known["lease"]]) == 1
+        leased = {row["task_id"] for row in sql.execute("select task_id from penstock.leases")}
+        assert leased == {known["id"], other["id"]}
+        again = sql.claim_one("w")
+        assert (again["id"], again["attempt"]) == (unknown["id"], 1)
+        assert sql.one("select count(*) from penstock.attempts where job_id = %s", job) == 0

@@ -562,6 +562,8 @@ begin
     select e.id from (select id, at from provider_events order by id limit p_limit) as e where e.at < v_cutoff));
   delete from actions where id = any (array(
     select a.id from (select id, finished_at from actions order by id limit p_limit) as a where a.finished_at < v_cutoff));
+  delete from usage_keys where ctid = any (array(
+    select ctid from usage_keys where at < _now() - interval '1 day' order by at limit p_limit for update skip locked));
   for v_job in
     -- Only what has ended has such a date.
     select * from jobs where finished_at < v_cutoff order by finished_at limit p_limit for update skip locked

@@ -306,6 +306,9 @@ begin
     -- Some were of a job stopped this moment: ask for the rest.
     v_left := v_left - v_count;
   end loop;
+  if v_taken = 0 then
+    perform _do_overdue();
+  end if;
   if v_taken = 0 and v_is_more then
     -- We only cleared away so far: whoever comes next will find more.
     perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types));
@@ -358,6 +361,7 @@ create or replace function penstock.reclaim_stale_tasks()
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
+  v_before timestamptz := _reclaim_before(v_now);
   v_max_deaths integer := (_setting('max_deaths'))::integer;
   v_waits boolean;
   v_lost leases[];
@@ -368,7 +372,7 @@ begin
   foreach v_waits in array array[false, true] loop
     with due as (
       select ctid from leases
-      where expires_at < v_now and (is_gated or deaths + 1 >= v_max_deaths and not is_canceled) = v_waits
+      where expires_at < v_before and (is_gated or deaths + 1 >= v_max_deaths and not is_canceled) = v_waits
       limit 1000 for update skip locked
     ), gone as (
       delete from leases l where l.ctid = any (array(select ctid from due)) returning l as held
@@ -460,6 +464,8 @@ begin
     (select min(expires_at) from leases where expires_at >= v_now),
     -- Somebody has it in hand: it is extended or ended soon.
     (select v_now + interval '1 second' from leases where expires_at < v_now limit 1),
+    -- While there are leases, often enough that a pause of six seconds is an outage (see _reclaim_before).
+    (select v_now + interval '4 seconds' from leases limit 1),
     (select min(expires_at) from holds where status = 'held' and expires_at is not null),
     (select min(next_run_at) from schedules where is_enabled and next_run_at > v_now)) into v_next;
   next_seconds := case

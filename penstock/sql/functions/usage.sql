@@ -112,6 +112,22 @@ $$;
 comment on function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb) is
   'Writes down what attempts used and what it costs, takes it from their holds, and says what to book.';
 
+create or replace function penstock._is_new_report(p_tenant_id uuid, p_key text)
+returns boolean language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  if p_key is null then
+    return true;
+  end if;
+  if length(p_key) not between 1 and 255 then
+    perform _refuse(422, 'invalid_key', format('key must have 1 to 255 characters (got %s)', length(p_key)), '{"field": "p_options.key"}');
+  end if;
+  -- Waits for the same report in another session, and sees whether that one was committed.
+  insert into usage_keys (tenant_id, key, at) values (p_tenant_id, p_key, _now()) on conflict do nothing;
+  return found;
+end
+$$;
+comment on function penstock._is_new_report(uuid, text) is 'Whether no usage report with this key was recorded; notes the key.';
+
 create or replace function penstock.record_usage(
   p_units jsonb, p_task_id bigint default null, p_worker_id text default null, p_lease bigint default null,
   p_tenant_id uuid default null, p_action text default null, p_options jsonb default '{}')
@@ -131,11 +147,17 @@ begin
     if coalesce(length(p_action), 0) not between 1 and 200 then
       perform _refuse(422, 'invalid_action', 'an action has 1 to 200 characters', '{"field": "p_action"}');
     end if;
+    if not _is_new_report(p_tenant_id, p_options ->> 'key') then
+      return;
+    end if;
     perform _book(_note_usage(p_tenant_id, p_action, _whole_units(p_units, false), null, p_options ->> 'provider', p_options -> 'details'));
     return;
   end if;
   perform _require_lease(p_task_id, p_worker_id, p_lease);
   select * into v_lease from leases where task_id = p_task_id;
+  if not _is_new_report(v_lease.tenant_id, p_options ->> 'key') then
+    return;
+  end if;
   update leases set usage = _sum_units(coalesce(usage, '{}'), _whole_units(p_units, false)) where task_id = p_task_id;
   if v_lease.is_gated then
     -- The endpoint it was admitted by, also when the tenant has one of its own by now.
@@ -162,7 +184,7 @@ begin
 end
 $$;
 comment on function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb) is
-  'What an attempt (p_task_id, p_worker_id, p_lease) or a tenant''s action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details.';
+  'What an attempt (p_task_id, p_worker_id, p_lease) or a tenant''s action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details, key (the same report sent again counts once).';
 
 create or replace function penstock._settle(p_leases penstock.leases[], p_is_success boolean, p_stopped penstock.leases[])
 returns void language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$

@@ -1,0 +1,78 @@
+-- Upkeep that any process may do: workers and servers call it in a loop, an empty claim does an overdue part of it.
+
+create or replace function penstock._reclaim_before(p_now timestamptz)
+returns timestamptz language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  -- The server's own clock, also in tests that turn the other: this is about a real outage.
+  v_clock timestamptz := clock_timestamp();
+  v_run upkeep_runs;
+begin
+  select * into v_run from upkeep_runs;
+  if not found then
+    insert into upkeep_runs (ran_at) values (v_clock) on conflict (id) do nothing;
+    return p_now;
+  end if;
+  if v_run.ran_at < v_clock - interval '1 second' then
+    if v_run.ran_at < v_clock - interval '6 seconds' then
+      v_run.away_from := v_run.ran_at;
+      v_run.away_until := v_clock;
+    end if;
+    update upkeep_runs set ran_at = v_clock, away_from = v_run.away_from, away_until = v_run.away_until
+    where ctid = any (array(select ctid from upkeep_runs for no key update skip locked));
+  end if;
+  -- Nothing looked at leases for a while: the database was away, or every worker was. Workers that are alive
+  -- extend their leases within two seconds; until then only what had expired before is taken back.
+  return case when v_clock < v_run.away_until + interval '2 seconds' then least(p_now, v_run.away_from) else p_now end;
+end
+$$;
+comment on function penstock._reclaim_before(timestamptz) is
+  'Leases that expired before this moment are lost: now, or after an outage the moment it began.';
+
+create or replace function penstock.upkeep_if_idle()
+returns table (reclaimed integer, promoted integer, chores integer, next_seconds double precision)
+language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  if exists (select from upkeep_runs where ran_at > clock_timestamp() - interval '2 seconds') then
+    return query select 0, 0, 0, 2::double precision;
+  else
+    return query select u.reclaimed, u.promoted, u.chores, u.next_seconds from upkeep() as u;
+  end if;
+end
+$$;
+comment on function penstock.upkeep_if_idle() is
+  'Runs upkeep unless another process did within two seconds. For many servers of which one has to do it.';
+
+create or replace function penstock._do_overdue()
+returns void language plpgsql set search_path = penstock, pg_temp set lock_timeout = '100ms' as $$
+begin
+  if exists (select from upkeep_runs where ran_at > clock_timestamp() - interval '5 seconds') then
+    return;
+  end if;
+  if reclaim_stale_tasks() = 0 then
+    perform _promote(100);
+  end if;
+exception when lock_not_available or deadlock_detected then
+  -- The next empty claim tries again.
+  null;
+end
+$$;
+comment on function penstock._do_overdue() is
+  'A part of upkeep, for a claim that found nothing where no process runs upkeep: requeues what has expired or is due.';
+
+create or replace function penstock.return_unknown_tasks(p_worker_id text, p_leases bigint[])
+returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_task_ids bigint[];
+  v_leases bigint[];
+begin
+  select array_agg(l.task_id), array_agg(l.lease) into v_task_ids, v_leases from leases l
+  where l.worker_id = p_worker_id and l.lease <> all (coalesce(p_leases, '{}')) and not l.is_canceled;
+  if v_task_ids is null then
+    return 0;
+  end if;
+  perform reschedule_tasks(p_worker_id, v_task_ids, v_leases, 0, 'not begun');
+  return cardinality(v_task_ids);
+end
+$$;
+comment on function penstock.return_unknown_tasks(text, bigint[]) is
+  'Requeues the tasks leased to a worker except those it names, without costing an attempt: it never got the answer to its claim.';

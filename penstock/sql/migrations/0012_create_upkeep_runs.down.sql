@@ -1,0 +1,1 @@
+drop table penstock.usage_keys, penstock.upkeep_runs;

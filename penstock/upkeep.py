@@ -1,0 +1,134 @@
+"""What any process does now and then for all of them: workers always, servers where no worker does.
+
+Upkeep  requeues expired leases and tasks that are due, works off large actions, fires schedules
+Tidy    removes old jobs and the files that nothing needs any more
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+import structlog
+
+from penstock import artifacts, db, schedules
+from penstock.settings import Listen
+from penstock.storage import Storage
+
+log = structlog.get_logger("penstock.upkeep")
+
+Draw = Callable[[str, dict[str, Any]], list[dict[str, Any]] | None]
+"""The tasks of a job type from its params; None if the type is unknown here."""
+
+
+class Upkeep:
+    """Runs `penstock.upkeep` when the database says that something is due, and when `due` is set."""
+
+    MIN_PAUSE = 0.02
+    MAX_PAUSE = 5.0
+
+    def __init__(self, pool: db.Pool, draw: Draw, *, function: str = "upkeep") -> None:
+        self._pool, self._draw, self._function = pool, draw, function
+        self._lock = asyncio.Lock()
+        self._pause = self.MAX_PAUSE
+        self.due = asyncio.Event()
+        self.max_pause: Callable[[], float] = lambda: self.MAX_PAUSE
+        self.on_work: Callable[[], None] = lambda: None
+        """Called when it did something: there may be tasks to claim."""
+        self.count = 0
+        """How often there was something to do."""
+
+    async def run(self, *, first_pause: float = 0.0) -> None:
+        self._pause = first_pause
+        while True:
+            await self._sleep()
+            try:
+                await self.once()
+            except Exception as error:
+                log.warning("upkeep.failed", error=str(error))
+                self._pause = 1.0
+
+    async def once(self) -> None:
+        """Do what is due now."""
+        async with self._lock:
+            row = (await db.call(self._pool, self._function))[0]
+            acted = await db.value(self._pool, "do_actions")
+            fired = await schedules.fire_due(self._pool, self._draw)
+            next_seconds: float | None = row["next_seconds"]
+            self._pause = 0.0 if acted else self.MAX_PAUSE if next_seconds is None else next_seconds
+            if row["reclaimed"] or row["promoted"] or row["chores"] or acted or fired:
+                self.count += 1
+                self.on_work()
+                counts = {"reclaimed": row["reclaimed"], "promoted": row["promoted"], "fired": len(fired)}
+                log.info("upkeep.done", **counts)
+
+    async def _sleep(self) -> None:
+        # Jitter keeps processes apart; the maximum is there because more may become due meanwhile.
+        pause = min(self._pause, self.max_pause()) * random.uniform(1, 1.2)
+        await asyncio.sleep(self.MIN_PAUSE)
+        try:
+            await asyncio.wait_for(self.due.wait(), pause)
+        except TimeoutError:
+            return
+        finally:
+            self.due.clear()
+
+    async def listen(self, dsn: str, mode: Listen) -> None:
+        """Set `due` on each notification about upkeep. Behind a pooler, polling has to be enough."""
+        while mode != "off":
+            try:
+                async for payload in db.listen(dsn, "penstock", is_pooled_refused=mode == "auto"):
+                    if payload == "chores":
+                        self.due.set()
+            except db.Pooled:
+                return
+            except Exception as error:
+                log.warning("upkeep.listen_failed", error=str(error))
+            await asyncio.sleep(random.uniform(0.5, 2))
+
+
+class Tidy:
+    """Removes jobs that ended long ago, and files that are deleted or abandoned, a batch at a time."""
+
+    PAUSE = 60.0
+    PAUSE_IF_MORE = 1.0
+    BATCH = 2000
+
+    def __init__(self, pool: db.Pool, storage: Callable[[], Storage | None]) -> None:
+        self._pool, self._storage = pool, storage
+
+    async def run(self) -> None:
+        pause = self.PAUSE
+        while True:
+            # Jitter keeps processes apart.
+            await asyncio.sleep(pause * random.uniform(0.8, 1.2))
+            pause = self.PAUSE_IF_MORE if await self.once() else self.PAUSE
+
+    async def once(self) -> bool:
+        """Remove a batch of each. Returns whether there may be more."""
+        is_more = False
+        for remove in (self._prune, self._sweep):
+            try:
+                is_more |= await remove()
+            except Exception as error:
+                log.warning("tidy.failed", error=str(error))
+        return is_more
+
+    async def _prune(self) -> bool:
+        count = await db.value(self._pool, "prune", p_limit=self.BATCH)
+        if count:
+            log.info("tidy.pruned", rows=count)
+        return count >= self.BATCH
+
+    async def _sweep(self) -> bool:
+        if not await artifacts.is_any_due(self._pool):
+            return False
+        storage = self._storage()
+        if storage is None:
+            return False
+        count = await artifacts.sweep_batch(self._pool, storage)
+        if count:
+            log.info("tidy.swept", records=count)
+        return count >= artifacts.BATCH

@@ -1,0 +1,185 @@
+"""Connections that the server has closed: a restart costs no task an attempt and no request an error."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock import App, Context, Worker, tasks, testing
+from penstock import db as database
+from penstock.worker.execute import MAX_LOSSES
+
+TERMINATE = """select count(pg_terminate_backend(pid, 5000)) as n from pg_stat_activity
+where datname = current_database() and pid <> pg_backend_pid() and application_name like 'penstock%'"""
+
+
+@pytest.fixture
+def app(db: testing.Database, drain: testing.Drain) -> App:
+    return drain.use(App(database_url=db.dsn))
+
+
+@asynccontextmanager
+async def running(app: App, **options: Any) -> AsyncIterator[Worker]:
+    worker = Worker(app, **{"grace_seconds": 5, **options})
+    task = asyncio.create_task(worker.run())
+    async with app:
+        try:
+            yield worker
+        finally:
+            worker.stop()
+            await task
+
+
+def count(db: testing.Database, table: str) -> int:
+    return db.execute(f"select count(*) as n from penstock.{table}")[0]["n"]
+
+
+async def test_a_pool_hands_out_no_connection_that_the_server_closed(db: testing.Database) -> None:
+    async with database.pool(db.dsn, min_size=4, max_size=4) as pool:
+        await asyncio.gather(*(database.rows(pool, "select pg_sleep(0.05)", ()) for _ in range(4)))
+        assert db.execute(TERMINATE)[0]["n"] >= 4
+        began = time.monotonic()
+        assert await asyncio.gather(*(database.rows(pool, "select 1", ()) for _ in range(8))) == [[(1,)]] * 8
+        assert time.monotonic() - began < 20, "the pool pauses after each dead connection"
+
+
+@pytest.mark.parametrize("way", ["transactional", "transactional_sync", "usage", "cost"])
+async def test_a_warm_idle_worker_survives_the_loss_of_all_its_connections(
+    app: App, db: testing.Database, way: str
+) -> None:
+    """R1.6: with one attempt allowed, the first task after the loss succeeds."""
+
+    @app.task(max_attempts=1, transactional=True)
+    async def transactional(ctx: Context) -> str:
+        await ctx.connection.execute("select 1")
+        return "done"
+
+    @app.task(max_attempts=1, transactional=True)
+    def transactional_sync(ctx: Context) -> str:
+        ctx.connection.execute("select 1")
+        return "done"
+
+    @app.task(max_attempts=1)
+    async def usage(ctx: Context) -> str:
+        await ctx.ausage(requests=1)
+        return "done"
+
+    @app.task(max_attempts=1)
+    async def cost(ctx: Context) -> str:
+        await ctx.acost("render", "0.5")
+        return "done"
+
+    async with running(app, concurrency=3):
+        for _ in range(2):
+            warm = [await app.tasks[way].astart() for _ in range(3)]
+            assert [await job.aresult(timeout=30) for job in warm] == ["done"] * 3
+            assert db.execute(TERMINATE)[0]["n"] > 2
+            after = [await app.tasks[way].astart() for _ in range(6)]
+            assert [await job.aresult(timeout=30) for job in after] == ["done"] * 6
+    assert count(db, "attempts") == 0
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+async def test_a_connection_lost_inside_a_transaction_costs_no_attempt(
+    app: App, db: testing.Database, mode: str
+) -> None:
+    seen: list[int] = []
+    own = "select pg_backend_pid() as pid"
+
+    @app.task(max_attempts=1, transactional=True, kind="async")
+    async def in_loop(ctx: Context) -> int:
+        seen.append((await (await ctx.connection.execute(own)).fetchone())["pid"])
+        if len(seen) == 1:
+            db.execute("select pg_terminate_backend(%s, 5000)", [seen[0]])
+        await ctx.connection.execute("select 1")
+        return len(seen)
+
+    @app.task(max_attempts=1, transactional=True, kind="sync")
+    def in_thread(ctx: Context) -> int:
+        seen.append(ctx.connection.execute(own).fetchone()["pid"])
+        if len(seen) == 1:
+            db.execute("select pg_terminate_backend(%s, 5000)", [seen[0]])
+        ctx.connection.execute("select 1")
+        return len(seen)
+
+    async with running(app):
+        job = await app.tasks[mode].astart()
+        assert await job.aresult(timeout=30) == 2
+    assert count(db, "attempts") == 0
+
+
+async def test_a_report_whose_answer_is_lost_is_sent_again_and_counts_once(
+    app: App, db: testing.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R2.1, R0.4: neither is the attempt lost, nor is anything counted twice."""
+    call, failed = database.call, set[str]()
+
+    async def lossy(where: Any, function: str, **arguments: Any) -> Any:
+        found = await call(where, function, **arguments)
+        if function in ("record_usage", "record_cost", "heartbeat_task") and function not in failed:
+            failed.add(function)
+            raise database.ConnectionLost("the answer was lost")
+        return found
+
+    @app.task(max_attempts=1)
+    async def work(ctx: Context) -> str:
+        await ctx.aheartbeat()
+        await ctx.ausage(input_tokens=7)
+        await ctx.acost("render", "0.5")
+        return "done"
+
+    monkeypatch.setattr(database, "call", lossy)
+    async with running(app):
+        assert await (await work.astart()).aresult(timeout=30) == "done"
+    assert failed == {"record_usage", "record_cost", "heartbeat_task"}
+    assert [
+        row["units"] for row in db.execute("select units from penstock.usage_events where not is_estimate")
+    ] == [{"tokens": 7, "input_tokens": 7}]
+    assert count(db, "cost_entries") == 1
+
+
+async def test_a_task_that_always_loses_its_connection_fails_in_the_end(
+    app: App, db: testing.Database, clock: testing.Clock, eventually: Any
+) -> None:
+    """A statement that crashes the server must not come back for ever."""
+    runs: list[int] = []
+
+    @app.task(max_attempts=1, transactional=True)
+    async def work(ctx: Context) -> None:
+        runs.append(ctx.attempt)
+        await ctx.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+
+    async with running(app) as worker:
+        await work.astart()
+        for expected in range(1, MAX_LOSSES + 2):
+            await eventually.aio(lambda n=expected: len(runs) >= n and not worker._desk.held)  # pyright: ignore[reportOptionalMemberAccess, reportPrivateUsage]
+            clock.advance(minutes=1)
+        await eventually.aio(lambda: count(db, "dead_letters"))
+    assert len(runs) == MAX_LOSSES + 1
+
+
+async def test_a_claim_whose_answer_is_lost_waits_for_no_lease_to_expire(
+    app: App, db: testing.Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim, lost = tasks.claim, list[Any]()
+
+    async def lossy(*arguments: Any, **options: Any) -> Any:
+        found = await claim(*arguments, **options)
+        if found and not lost:
+            lost.extend(found)
+            raise database.ConnectionLost("the answer was lost")
+        return found
+
+    @app.task(max_attempts=1)
+    async def work(ctx: Context) -> int:
+        return ctx.attempt
+
+    monkeypatch.setattr(tasks, "claim", lossy)
+    async with running(app, lease_seconds=600):
+        assert await (await work.astart()).aresult(timeout=30) == 1
+    assert len(lost) == 1 and count(db, "attempts") == 0
