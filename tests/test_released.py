@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# In the format of `sha256sum`. A release appends the lines of its new migrations; no line is ever changed.
+# In the format of `sha256sum`. A release appends the lines of its new
+# migrations. A file may move to another folder; its checksum never changes.
 RELEASED = ROOT / "tests/released_migrations.sha256"
 FOLDERS = ["penstock/sql/migrations", *(str(path.relative_to(ROOT)) for path in ROOT.glob("penstock/apps/*/sql/migrations"))]  # fmt: skip
 

@@ -40,5 +40,5 @@ def test_a_bare_number_proves_nothing() -> None:
 def test_an_unknown_clause_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert docs.unknown_clauses(docs.read_requirements(TEXT), docs.proofs(docs.CLAUSE.findall)) == []
     monkeypatch.setattr(docs, "docstrings", lambda: [("tests/test_x.py::test_y", "R0.1/nonsense: no")])
-    with pytest.raises(SystemExit, match="tests/test_x.py::test_y: unknown clause R0.1/nonsense"):
+    with pytest.raises(SystemExit, match=r"tests/test_x\.py::test_y: unknown clause R0\.1/nonsense"):
         docs.pages()
