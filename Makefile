@@ -5,17 +5,21 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test fuzz check format bench bench-quick faults screenshots seeded attack schema docs clean
+.PHONY: help setup system-packages demo test fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## Make the virtual environment and install everything into it
 
-# Runs again only when pyproject.toml changes. uv is fast; pip is the fallback where only pip knows the index.
-$(STAMP): pyproject.toml
+# Runs again only when pyproject.toml or requirements.lock changes. Versions come from the lock file; where it cannot
+# be used, or lacks a package, they come from pyproject.toml. uv is fast; pip is the fallback where only pip knows the
+# index.
+$(STAMP): pyproject.toml requirements.lock
 	python3 -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --require-hashes --requirement requirements.lock \
+	  || echo 'requirements.lock cannot be installed here: using the versions that pyproject.toml allows'
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --editable '.[dev]' \
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
@@ -39,6 +43,10 @@ check: setup ## Check format, lint, types, import layers, and that schema.sql is
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/schema.py --check
 	$(BIN)/python scripts/docs.py --check
+
+lock: setup ## Renew requirements.lock; ARGS=--upgrade takes the newest versions
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate \
+	  --custom-compile-command 'make lock' --extra dev --output-file requirements.lock pyproject.toml $(ARGS)
 
 format: setup ## Format the code and fix what can be fixed
 	$(BIN)/ruff check --fix

@@ -24,7 +24,7 @@ LISTED = ROOT / "dist"
 
 
 def run_tests(files: list[str]) -> dict[str, list[bool]]:
-    """Whether each case passed, by its file, and by the names of its class and function in it."""
+    """Whether each case passed, by the ids of its file, its class and its function."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         environment = {"PENSTOCK_TEST_PG": "contract", **os.environ}
@@ -38,9 +38,11 @@ def run_tests(files: list[str]) -> dict[str, list[bool]]:
             parts = case.get("classname", "").split(".")
             classes = [part for part in parts if part[:1].isupper()]
             path = "/".join(part for part in parts if part not in classes) + ".py"
-            for name in (*classes, case.get("name", "").partition("[")[0]):
-                found.setdefault(f"{path}::{name}", []).append(passed)
-            found.setdefault(path, []).append(passed)
+            name = path
+            found.setdefault(name, []).append(passed)
+            for part in (*classes, case.get("name", "").partition("[")[0]):
+                name = f"{name}::{part}"
+                found.setdefault(name, []).append(passed)
         return found
 
 
@@ -96,7 +98,7 @@ def list_parts() -> str:
 
 def main() -> int:
     attacks = re.findall(r"^\| (S\d+) \| ([^|]*) \|", (ROOT / "docs/security.md").read_text(), re.M)
-    tests = docs.proofs()
+    tests = docs.proofs(docs.attack_numbers)
     found = run_tests(
         sorted({name.partition("::")[0] for number, _ in attacks for name in tests.get(number, [])})
     )

@@ -292,7 +292,7 @@ def test_durations() -> None:
 async def test_a_context_reports_and_the_job_shows_it(
     app: App, drain: testing.Drain, eventually: Any
 ) -> None:
-    """R1.5: what a running task says moves its job's progress before it ends."""
+    """R1.5/running: what a running task says moves its job's progress before it ends."""
     seen = asyncio.Event()
 
     @app.task
@@ -415,7 +415,7 @@ def test_a_thread_heartbeats_and_an_async_handler_is_told_to_await(app: App, dra
 def test_a_graph_with_nested_placeholders_and_fan_in(
     app: App, drain: testing.Drain, db: testing.Database
 ) -> None:
-    """R1.3: a step starts when what it refers to is there, and receives it wherever it was put."""
+    """R1.3/order, R1.3/outputs: a step starts when what it refers to is there, and receives it wherever it was put."""
 
     @app.task
     async def write(topic: str) -> dict[str, Any]:
@@ -620,7 +620,7 @@ def test_delays_and_times(app: App, drain: testing.Drain, clock: testing.Clock) 
 
 
 def test_an_idempotency_key_gives_one_job(app: App, db: testing.Database) -> None:
-    """R0.1: twice with one key is one job; with other parameters it is refused (409)."""
+    """R0.1/idempotent: twice with one key is one job; with other parameters it is refused (409)."""
 
     @app.task
     def work(n: int) -> None: ...

@@ -98,7 +98,7 @@ async def opened(place: Place) -> AsyncIterator[database.Pool]:
 
 class TestSaving:
     async def test_a_file_and_its_record(self, place: Place) -> None:
-        """R1.4: {tenant}/{job}/{kind}/{task}.{ext}, with the digest of what was written."""
+        """R1.4/path: {tenant}/{job}/{kind}/{task}.{ext}, with the digest of what was written."""
         task = place.task()
         async with opened(place) as pool:
             saved = await place.save(pool, task)
@@ -135,7 +135,7 @@ class TestSaving:
         assert place.bytes() == (first["bytes"] + second["bytes"], 0)
 
     async def test_a_retry_overwrites_itself(self, place: Place) -> None:
-        """R1.4"""
+        """R1.4/overwrite"""
         task = place.task()
         async with opened(place) as pool:
             first = await place.save(pool, task, "x.pdf", data=PDF + b"one, and longer")
@@ -152,7 +152,7 @@ class TestSaving:
         assert place.bytes() == (len(PDF) + 1, 0)
 
     async def test_no_two_tasks_and_no_two_names_share_a_path(self, place: Place) -> None:
-        """R1.4: however alike they are to a careless file system."""
+        """R1.4/overwrite: however alike they are to a careless file system."""
         names = ["", "a.pdf", "A.pdf", "a.PDF", "ä.pdf", "a\u0308x.pdf", "世界.pdf", "世 界.pdf", "a-.pdf", "a.b.pdf",
                  "a-b.pdf", "../a.pdf", "1.pdf", "-", "x" * 200, "x" * 199 + "y", "🎉", "con", "a\u202epdf.exe"]  # fmt: skip
         tasks = [place.task() for _ in range(3)]
@@ -194,7 +194,7 @@ class TestSaving:
     async def test_a_worker_that_lost_its_lease_changes_nothing(
         self, place: Place, clock: testing.Clock
     ) -> None:
-        """R1.2: refused before it writes, and what it had begun is not its own any more."""
+        """R1.2/fence: refused before it writes, and what it had begun is not its own any more."""
         task = place.task()
         late: list[Stored] = []
 
@@ -236,7 +236,7 @@ class TestSaving:
 
 
 class TestQuota:
-    """R2.4: storage bytes counted transactionally, with compensation when an upload fails."""
+    """R2.4/storage: storage bytes counted transactionally, with compensation when an upload fails."""
 
     async def test_no_room_is_refused_before_anything_is_written(self, place: Place) -> None:
         place.limit(100)
@@ -308,7 +308,7 @@ CRASHES = [
 
 
 class TestCrashes:
-    """R1.4: after any crash there is no record without its file, and no file without a record."""
+    """R1.4/crash-safe: after any crash there is no record without its file, and no file without a record."""
 
     @pytest.mark.parametrize(("step", "when"), CRASHES)
     async def test_swept(
@@ -460,7 +460,7 @@ class TestUploads:
         await artifacts.finish_upload(service, place.storage, artifact_id=artifact_id, taken=taken)
 
     async def test_what_was_uploaded_is_checked_and_kept(self, place: Place) -> None:
-        """R3.6"""
+        """R3.6/storage"""
         async with opened(place) as pool:
             artifact_id = await self.upload(pool, place)
             assert place.bytes() == (0, len(PDF))
@@ -599,7 +599,7 @@ class TestApp:
     def test_a_large_output_is_a_file_and_comes_back(
         self, app: App, drain: testing.Drain, db: testing.Database
     ) -> None:
-        """R1.4: outputs over a small limit go to storage by themselves."""
+        """R1.4/large-outputs: outputs over a small limit go to storage by themselves."""
 
         @app.task
         def make(count: int) -> list[str]:
@@ -806,7 +806,7 @@ class TestInput:
 
 
 def test_a_worker_killed_while_it_writes_leaves_nothing_for_good(place: Place, clock: testing.Clock) -> None:
-    """R1.4: a real process, a real signal, half of a file on the disk."""
+    """R1.4/crash-safe: a real process, a real signal, half of a file on the disk."""
     task = place.task()
     script = """
 import asyncio, sys
@@ -844,7 +844,7 @@ asyncio.run(main(*sys.argv[1:]))
 
 
 async def test_who_may(place: Place) -> None:
-    """R0.9: members of the tenant see and act, viewers see, others get the answer of what does not exist."""
+    """R0.9/roles, R0.9/no-existence: members of the tenant see and act, viewers see, others get the answer of what does not exist."""
     task = place.task()
     people = {role: uuid.uuid4() for role in ("member", "viewer", "stranger")}
     for role in ("member", "viewer"):

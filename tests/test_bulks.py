@@ -139,7 +139,7 @@ def tagged(db: testing.Database) -> dict[str, list[str]]:
 
 
 def test_a_row_becomes_a_graph(app: App, ideas: BulkType[Idea], drain: testing.Drain) -> None:
-    """R0.1, R0.2: good rows are done, bad ones are refused with their column, a failed one has its reason."""
+    """R0.1/bad-rows: good rows are done, bad ones are refused with their column, a failed one has its reason."""
     source = [
         {"title": "otters", "seconds": "7"},
         {"title": "bad"},
@@ -176,7 +176,7 @@ def test_a_row_becomes_a_graph(app: App, ideas: BulkType[Idea], drain: testing.D
 def test_preview_confirm_apply_undo(
     app: App, tags: BulkType[Note], db: testing.Database, drain: testing.Drain
 ) -> None:
-    """R2.7: the first batch is shown and nothing applied; then all is; one poisoned row sinks no batch; undo
+    """R2.7/preview, R2.7/confirm, R2.7/undo, R2.7/poisoned, R2.7/one-at-a-time: the first batch is shown and nothing applied; then all is; one poisoned row sinks no batch; undo
     takes back a value, then all the rest, and never twice."""
     texts = ["a b", "poison", "lost", "c", "never", "d", "e e2", "f", "g"]
     job = tags.options(preview=True).start(notes(*texts))
@@ -220,7 +220,7 @@ def test_preview_confirm_apply_undo(
 def test_done_rows_are_skipped_and_sources_grow(
     app: App, ideas: BulkType[Idea], drain: testing.Drain
 ) -> None:
-    """R0.1, R2.7: what succeeded before is left out; a source that is read again adds its new rows only."""
+    """R0.1/row-once, R2.7/skip-done: what succeeded before is left out; a source that is read again adds its new rows only."""
     first = ideas.start([{"title": "a"}, {"title": "bad"}])
     drain(app)
     again = ideas.options(skip_done=True).start([{"title": "a"}, {"title": "bad"}, {"title": "b"}])
@@ -262,7 +262,7 @@ def groups(*sizes: int) -> list[Taken]:
     ],
 )
 def test_packing(sizes: list[int], expected: list[int]) -> None:
-    """R2.7: at most B rows, in order, and no group that fits is split."""
+    """R2.7/packing: at most B rows, in order, and no group that fits is split."""
     packed = pack(groups(*sizes), 4, is_grouped=True)
     assert [len(batch) for batch in packed] == expected
     assert [row.number for batch in packed for row in batch] == list(range(sum(sizes)))
@@ -272,7 +272,7 @@ def test_packing(sizes: list[int], expected: list[int]) -> None:
 
 
 def test_check_needs_no_database() -> None:
-    """R0.1: every bad row with its line, column and reason; also what the source cannot read."""
+    """R0.1/bad-rows: every bad row with its line, column and reason; also what the source cannot read."""
     app = App()
 
     @app.bulk(row=Idea, key=["title"])
@@ -306,7 +306,7 @@ def test_declarations_that_make_no_sense(app: App) -> None:
 
 
 def test_forecast_of_many_rows(app: App, db: testing.Database) -> None:
-    """B2: of many rows some are drawn; the true price is inside of the range."""
+    """B2/range: of many rows some are drawn; the true price is inside of the range."""
     db.execute("select penstock.set_provider('sim/video', '{}')")
     db.execute("select penstock.set_price('sim/video', 'seconds', 0.01)")
     drawn: list[int] = []
@@ -392,7 +392,7 @@ def test_a_loader_that_dies(
     monkeypatch: pytest.MonkeyPatch,
     moment: str,
 ) -> None:
-    """R0.1: wherever it dies, the rows are loaded once and in full by the next one."""
+    """R0.1/row-once: wherever it dies, the rows are loaded once and in full by the next one."""
     job = ideas.start([{"title": f"{n}"} for n in range(1200)])
     deaths: list[str] = []
 

@@ -95,7 +95,7 @@ async def _declare(app: App) -> None:
 
 
 def test_check_and_forecast(penstock: Run) -> None:
-    """R0.1, R0.6, B2: every bad row with line, column and reason; the price before it starts."""
+    """R0.1/bad-rows: every bad row with line, column and reason; the price before it starts."""
     checked = penstock("bulk", "check", "ideas", "ideas.csv", "-o", "json")
     assert checked.code == 1
     [problem] = checked.json
@@ -108,7 +108,7 @@ def test_check_and_forecast(penstock: Run) -> None:
 
 
 def test_from_a_file_to_a_file(penstock: Run, app: App, drain: testing.Drain, tmp_path: Path) -> None:
-    """R0.1, R2.7: run, confirm, watch, export, retry one cause, undo."""
+    """R0.1/files, R2.7/undo: run, confirm, watch, export, retry one cause, undo."""
     started = penstock(
         "bulk", "run", "ideas", "ideas.csv", "--preview", "--param", "style=noir", "--no-watch", "-o", "json"
     )
@@ -154,7 +154,7 @@ def test_from_a_file_to_a_file(penstock: Run, app: App, drain: testing.Drain, tm
 
 
 def test_a_budget_and_more_rows(penstock: Run, app: App, drain: testing.Drain, tmp_path: Path) -> None:
-    """R0.6: it pauses before it is overspent, says why, and goes on with more; the file is read again."""
+    """R0.6/budget: it pauses before it is overspent, says why, and goes on with more; the file is read again."""
     job = penstock("bulk", "run", "ideas", "ideas.csv", "--budget", "0.5", "--no-watch", "-o", "json").json[
         "id"
     ]

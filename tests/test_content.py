@@ -81,14 +81,14 @@ def type_of(value: str | bytes) -> str:
     ("name", "head"), [(name, head) for name, heads in REAL.items() for head in heads], ids=type_of
 )
 def test_what_a_file_is_is_believed_if_its_bytes_say_so(name: str, head: bytes) -> None:
-    """R4.6"""
+    """R4.6/content"""
     assert content.check(name, head) == name
     assert content.check(name.upper() + "; charset=utf-8", head) == name
 
 
 @pytest.mark.parametrize(("name", "head"), FAKE, ids=type_of)
 def test_what_is_something_else_is_refused(name: str, head: bytes) -> None:
-    """R4.6"""
+    """R4.6/mismatch"""
     with pytest.raises(Invalid) as caught:
         content.check(name, head)
     assert caught.value.code == "wrong_type"

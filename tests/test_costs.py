@@ -39,7 +39,7 @@ async def run_all(pool: database.Pool) -> None:
 async def test_work_is_priced_to_the_last_digit(
     db: testing.Database, tenant: UUID, clock: testing.Clock
 ) -> None:
-    """R0.4: a token's price is not lost, and sums by day, provider, type, job and tenant agree."""
+    """R0.4/exact, R0.4/rollups: a token's price is not lost, and sums by day, provider, type, job and tenant agree."""
     clock.freeze(datetime(2030, 3, 5, tzinfo=UTC))
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
@@ -106,7 +106,7 @@ async def test_the_ledger_is_corrected_by_other_lines(db: testing.Database, tena
 
 
 async def test_prices_have_dates(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
-    """R0.5: a price is followed by another, and a tenant's own wins."""
+    """R0.5/dated, R0.5/tenant-wins: a price is followed by another, and a tenant's own wins."""
     clock.freeze(datetime(2030, 3, 5, tzinfo=UTC))
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
@@ -136,7 +136,7 @@ async def test_prices_have_dates(db: testing.Database, tenant: UUID, clock: test
 
 
 async def test_rates_are_compared_in_one_currency(db: testing.Database) -> None:
-    """R0.4: a rate-comparison matrix over currencies."""
+    """R0.4/rate-matrix: a rate-comparison matrix over currencies."""
     async with database.pool(db.dsn) as pool:
         await costs.set_exchange_rate(pool, currency="EUR", rate=Decimal("1.25"))
         for name, amount, currency in (("a/x", 2, "USD"), ("b/x", 1, "EUR"), ("c/x", 3, None)):
@@ -155,7 +155,7 @@ async def test_rates_are_compared_in_one_currency(db: testing.Database) -> None:
 
 
 async def test_a_job_pauses_before_its_budget_is_overspent(db: testing.Database, tenant: UUID) -> None:
-    """R0.6: a budget per job."""
+    """R0.6/budget: a budget per job."""
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
         specs = calls(3, output_tokens=MILLION)
@@ -198,7 +198,7 @@ async def test_a_budget_is_exact_and_checked(db: testing.Database, tenant: UUID)
 
 
 async def test_a_forecast_before_and_during_a_job(db: testing.Database, tenant: UUID) -> None:
-    """R0.6, B2: what a job will cost and take, before it starts, with the arguments of its start."""
+    """What a job will cost and take, before it starts, with the arguments of its start."""
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
         await usage.set_limit(pool, tenant_id=tenant, meter="tokens", amount=5 * MILLION)

@@ -43,7 +43,7 @@ def environment(db: testing.Database, tmp_path: Path) -> dict[str, str]:
 def test_it_makes_the_book_without_a_terminal_and_then_on_one(
     db: testing.Database, environment: dict[str, str], tmp_path: Path, eventually: Any
 ) -> None:
-    """R1.10: 16 PDFs, 16 MP3s and the whole book. B2: forecast, cost and budget are shown, and why it waits.
+    """R1.10/documents: 16 PDFs, 16 MP3s and the whole book. Forecast, cost and budget are shown, and why it waits.
 
     Without a terminal it ends with status 0. On one it stays up until Ctrl-C, for a person who opens the links.
     """

@@ -33,6 +33,7 @@ def in_python() -> set[str]:
 
 
 def test_every_error_code_is_documented() -> None:
+    """R0.2/taxonomy"""
     used = in_sql() | in_python() | {row.code for row in TABLE}
     assert len(in_sql()) > 40
     assert {"bad_output", "timeout", "invalid_cron"} <= in_python()
@@ -50,7 +51,7 @@ def test_the_table_of_errors_is_the_codes_own() -> None:
 
 
 def test_the_guide_to_sources_runs() -> None:
-    """R0.1: what it says is read and written is."""
+    """R0.1/files: what it says is read and written is."""
     text = (ROOT / "docs/sources.md").read_text()
     parts = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     assert len(parts) == 4

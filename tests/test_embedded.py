@@ -1,4 +1,4 @@
-"""The embedded server is shared, survives every kill, and never loses what was committed (B4)."""
+"""The embedded server is shared, survives every kill, and never loses what was committed (B4/embedded)."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_a_guides_python_runs(
 
 @pytest.mark.slow
 def test_the_guide_to_bulk_jobs_runs(db: testing.Database, tmp_path: Path) -> None:
-    """R0.1: from an empty folder to a sheet with results and real files, as a person types it."""
+    """R0.1/files: from an empty folder to a sheet with results and real files, as a person types it."""
     text = (ROOT / "docs/bulk.md").read_text()
     parts: dict[str, list[str]] = {}
     for language, part in re.findall(r"^```(\w+)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):

@@ -69,7 +69,7 @@ def finds(connection: db.SyncConnection, planted: str, group: str) -> bool:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("major", [15, 18])
 def test_a_small_run_of_faults_finds_nothing_and_its_checker_what_is_planted(major: int) -> None:
-    """B7, B3, B6, R1.2, R1.6: kill -9 of everything, zombies, cut connections and lost answers; nothing is off."""
+    """B7/faults, B7/checker, B3/limits, B3/quotas, B3/budgets, B6/crashes, R1.2/fence, R1.6/dead-worker: kill -9 of everything, zombies, cut connections and lost answers; nothing is off."""
     if not is_here(major):
         pytest.skip(f"there is no PostgreSQL {major} here")
     missed: list[str] = []

@@ -61,7 +61,7 @@ def test_a_worker_killed_at_any_step_loses_nothing(
     drain: testing.Drain,
     eventually: Any,
 ) -> None:
-    """Bad luck: SIGKILL at every step between claim and complete; R1.6: the tasks run elsewhere."""
+    """Bad luck: SIGKILL at every step between claim and complete; R1.6/dead-worker: the tasks run elsewhere."""
     blocker = psycopg.connect(db.dsn)
     kind = {"claiming": "quick", "running": "hold", "posting": "post", "completing": "quick"}[moment]
     arguments = {"gate": "open"} if kind in ("hold", "post") else {}
@@ -101,7 +101,7 @@ def test_a_zombies_late_words_are_refused(
     workload: Any, start_worker: Any, db: testing.Database, clock: testing.Clock, drain: testing.Drain,
     eventually: Any,
 ) -> None:  # fmt: skip
-    """B6, R1.2: a worker that was paused for longer than its lease comes back and finds itself fenced off."""
+    """B6/fenced, R1.2/fence: a worker that was paused for longer than its lease comes back and finds itself fenced off."""
     held, posted = workload.hold.start("open"), workload.post.start("open")
     zombie: subprocess.Popen[str] = start_worker(concurrency=2, kinds=["hold", "post"])
     eventually(lambda: count(db, "effects", "word = 'begun'") == 2)
@@ -166,7 +166,7 @@ async def proxied(db: testing.Database) -> AsyncIterator[tuple[Proxy, str]]:
 
 
 async def test_a_start_whose_answer_was_lost_is_tried_again_with_its_key(db: testing.Database) -> None:
-    """Bad luck: the connection drops after COMMIT was sent. R0.1: one key, one job."""
+    """Bad luck: the connection drops after COMMIT was sent. R0.1/idempotent: one key, one job."""
     async with proxied(db) as (proxy, dsn):
         app = App(database_url=dsn)
 
@@ -252,7 +252,7 @@ async def test_postgres_killed_under_load_loses_nothing_acknowledged(
     power: Postgres, eventually: Any
 ) -> None:
     """Bad luck: PostgreSQL killed and restarted. Clients repeat with the same key what was not acknowledged,
-    the worker resumes by itself, what was acknowledged completes, and every effect is there once (B6)."""
+    the worker resumes by itself, what was acknowledged completes, and every effect is there once (B6/crashes)."""
     power.execute("create table effects (n int)")
     app = App(database_url=power.dsn)
     acknowledged: dict[str, Any] = {}

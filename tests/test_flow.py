@@ -83,7 +83,7 @@ def asks(app: App, client: AsyncOpenAI) -> Any:
 
 
 async def test_a_job_stays_inside_the_providers_limits_and_is_billed(app: App, db: testing.Database) -> None:
-    """R3.2, R0.4: nothing is refused, and every token is on the bill."""
+    """R3.2/windows, R3.2/concurrency: nothing is refused, and every token is on the bill."""
     async with (
         simulator.serve(limits=simulator.Limits(rpm=40, concurrency=3), latency=(0.01, 0.05)) as sim,
         openai(sim.openai_url) as client,
@@ -111,7 +111,7 @@ async def test_a_job_stays_inside_the_providers_limits_and_is_billed(app: App, d
 async def test_a_refusal_costs_no_attempt_and_closes_the_lane(
     app: App, db: testing.Database, eventually: Any
 ) -> None:
-    """R3.4: the provider takes less than we were told."""
+    """R3.4/no-attempt: the provider takes less than we were told."""
     async with (
         simulator.serve(limits=simulator.Limits(rpm=3), latency=(0, 0)) as sim,
         openai(sim.openai_url) as client,

@@ -1,4 +1,4 @@
-"""The schema arrives, is checked and leaves as promised, on every PostgreSQL (R2.12, R3.9, R4.8)."""
+"""The schema arrives, is checked and leaves as promised, on every PostgreSQL."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def records(database: testing.Database) -> list[tuple[str, str, object]]:
 
 
 def test_schema_sql_is_the_picture_of_a_fresh_install(migrated: testing.Database) -> None:
-    """R2.12: one declared contract, the same on every version (this runs on each)."""
+    """R2.12/same, B4/any-postgres: one declared contract, the same on every version (this runs on each)."""
     declared = (migrate.SQL / "schema.sql").read_text()
     assert migrate.render(picture(migrated)) == declared, "run `make schema`"
     assert migrate.parse(declared) == picture(migrated)
@@ -260,13 +260,13 @@ def test_names_and_first_lines_follow_the_rules(folder: Path, name: str, text: s
 
 
 def test_every_migration_has_a_way_back() -> None:
-    """R4.8"""
+    """R4.8/every"""
     source = migrate.read()
     assert set(source.downs) == {file.number for file in source.migrations}
 
 
 def test_down_to_nothing_and_up_again(empty: testing.Database, migrated: testing.Database) -> None:
-    """R3.9, R4.8"""
+    """R3.9/migrations, R4.8/tested"""
     migrate.migrate(empty.dsn)
     everything = [file.name for file in migrate.read().migrations]
     assert migrate.rollback(empty.dsn, 0) == everything[::-1]
@@ -279,7 +279,7 @@ def test_down_to_nothing_and_up_again(empty: testing.Database, migrated: testing
 
 
 def test_down_to_each_migration_and_up_again(empty: testing.Database, migrated: testing.Database) -> None:
-    """R3.9, R4.8"""
+    """R3.9/migrations, R4.8/tested"""
     migrate.migrate(empty.dsn)
     for migration in reversed(migrate.read().migrations[:-1]):
         migrate.rollback(empty.dsn, migration.number)
@@ -362,7 +362,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_check_names_a_difference(live: db.SyncConnection, change: str) -> None:
-    """R2.12"""
+    """R2.12/differences"""
     live.execute("grant create on schema penstock to anon" if "owner to anon" in change else "select 1")
     live.execute(change.encode())
     differences = migrate.check(live)
@@ -371,7 +371,7 @@ def test_check_names_a_difference(live: db.SyncConnection, change: str) -> None:
 
 
 def test_check_names_a_view_that_was_defined_anew(live: db.SyncConnection) -> None:
-    """R2.12: also where columns, types and tables stay the same."""
+    """R2.12/differences: also where columns, types and tables stay the same."""
     definition = live.execute(
         "select pg_get_viewdef('penstock.worker_list'::regclass, true) as sql"
     ).fetchone()
@@ -414,7 +414,7 @@ def test_partitions_come_and_go_but_may_not_be_granted(live: db.SyncConnection) 
 
 
 def test_on_supabase_what_is_there_is_used(make: Make, migrated: testing.Database) -> None:
-    """B4: roles and the auth schema exist and belong to others; we are neither superuser nor their owner."""
+    """B4/supabase: roles and the auth schema exist and belong to others; we are neither superuser nor their owner."""
     database = make()
     database.execute(SUPABASE.replace("DATABASE", database.name))
     dsn = database.dsn.replace("postgres@", "supabase_like_owner@")

@@ -26,7 +26,7 @@ def errors(db: testing.Database) -> list[dict[str, Any]]:
 def test_fail_ends_it_retry_waits_and_reschedule_costs_nothing(
     app: App, drain: testing.Drain, clock: testing.Clock, db: testing.Database
 ) -> None:
-    """R0.3 and issue item 7: outcomes that a handler chooses."""
+    """R0.3/retry-after: outcomes that a handler chooses."""
     words: list[Exception] = [
         Reschedule("10m", "not yet\0"),
         Reschedule(0, "again"),
@@ -71,7 +71,7 @@ class Slow(Exception):
 def test_an_exceptions_retry_after_is_honoured(
     app: App, drain: testing.Drain, db: testing.Database, clock: testing.Clock
 ) -> None:
-    """R0.3: an upstream Retry-After decides how long to wait at least, whatever its type."""
+    """R0.3/retry-after: an upstream Retry-After decides how long to wait at least, whatever its type."""
     clock.freeze()
     cases: list[tuple[Any, float]] = [
         (100, 100), (7.5, 7.5), ("30", 30), (timedelta(minutes=2), 120), (None, 0), ("soon", 0), (-5, 0),

@@ -69,7 +69,7 @@ def check(database: testing.Database, folder: Path) -> list[str]:
 
 @pytest.mark.every_postgres
 def test_it_arrives_once_is_looked_after_and_leaves(db: testing.Database, app: App, folder: Path) -> None:
-    """R2.12, R4.8: forward, again, changed, and back, beside Penstock's own schema and without touching it."""
+    """R2.12/differences, R4.8/tested: forward, again, changed, and back, beside Penstock's own schema and without touching it."""
     # The tests have a clock of their own there.
     migrate.migrate(db.dsn)
     before = picture(db)
@@ -96,7 +96,7 @@ def picture(database: testing.Database) -> dict[str, str]:
 
 @pytest.mark.every_postgres
 def test_what_gives_something_away_is_refused_whole(db: testing.Database, folder: Path) -> None:
-    """R2.10: row security, rights of views and functions, grants and policies of an app's schema."""
+    """R2.10/apps: row security, rights of views and functions, grants and policies of an app's schema."""
     grants = folder / "grants.sql"
     for statement, said in BREACHES.items():
         grants.write_text(f"{FILES['grants.sql']}{statement};\n")
@@ -109,7 +109,7 @@ def test_what_gives_something_away_is_refused_whole(db: testing.Database, folder
 
 
 def test_penstocks_own_schema_has_no_breach(conn: db.SyncConnection) -> None:
-    """R2.10: the same questions, of schema penstock."""
+    """R2.10/definers, R2.10/by-name: the same questions, of schema penstock."""
     assert migrate.breaches(conn) == []
 
 

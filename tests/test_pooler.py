@@ -126,7 +126,7 @@ async def left_behind(dsn: str) -> dict[str, list[Any]]:
 async def test_a_whole_run_behind_a_transaction_pooler(
     db: testing.Database, pooler: Pooler, eventually: Any, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
-    """DESIGN 8, R1.7: everything works by polling alone, found out by itself, and leaves no session state."""
+    """DESIGN 8, R1.7/wake-up: everything works by polling alone, found out by itself, and leaves no session state."""
     monkeypatch.setattr(worker_module, "settings", lambda: Settings(listen=mode))
     monkeypatch.setattr(Wake, "POLL_SECONDS_ALONE", (0.01, 0.2))
     db.execute("create table effects (n int)")

@@ -1,4 +1,4 @@
-"""Google Sheets (R0.7): the client and the server that stands for Google, over HTTP."""
+"""Google Sheets: the client and the server that stands for Google, over HTTP."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_addresses_of_spreadsheets(text: str, found: Any) -> None:
 
 
 async def test_a_sheet_is_read() -> None:
-    """R0.7: what Google leaves out at the ends is no error; a range is cut to the sheet's size."""
+    """R0.1/sheet: what Google leaves out at the ends is no error; a range is cut to the sheet's size."""
     async with place() as (sim, google):
         found = await google.describe("https://docs.google.com/spreadsheets/d/book/edit#gid=1")
         assert (found.title, [tab.title for tab in found.tabs]) == ("Ideas of May", ["Ideas", "It's"])
@@ -175,7 +175,7 @@ async def test_a_large_sheet_is_read_in_few_parts() -> None:
 
 
 async def test_cells_are_written_raw_and_again_the_same() -> None:
-    """R0.7: no formula is made, and a write that is repeated changes nothing."""
+    """R0.7/ordered-writes: no formula is made, and a write that is repeated changes nothing."""
     async with place() as (sim, google):
         written = blocks("Ideas", 3, {2: ["=1+1", 0.5], 4: [True, ""], 5: ["x", "y"]})
         assert [str(block.area) for block in written] == ["'Ideas'!C2:D2", "'Ideas'!C4:D5"]
@@ -193,6 +193,7 @@ async def test_cells_are_written_raw_and_again_the_same() -> None:
 
 
 async def test_a_write_is_all_or_nothing() -> None:
+    """R0.7/ordered-writes"""
     async with place() as (sim, google):
         before = sim.sheets.values("book", "Ideas")
         for wrong in (Range("Nowhere", 1, 1), Range("Ideas", 1, 27), Range("Ideas", 1001, 1)):
@@ -206,6 +207,7 @@ async def test_a_write_is_all_or_nothing() -> None:
 
 
 async def test_no_request_is_larger_than_google_takes() -> None:
+    """R0.7/request-size"""
     async with place() as (sim, google):
         with pytest.raises(TooLarge):
             await google.write("book", blocks("Ideas", 1, {n: ["x" * 40_000] for n in range(1, 60)}))
@@ -237,7 +239,7 @@ async def refusal(work: Any) -> PenstockError:
 
 
 async def test_quotas_are_counted_by_the_minute() -> None:
-    """R0.7: reads and writes apart, for the project and for each user; the next minute they are there again."""
+    """Reads and writes apart, for the project and for each user; the next minute they are there again."""
     hand = Hand()
     quotas = {"reads_per_minute": 3, "reads_per_minute_per_user": 2, "writes_per_minute_per_user": 1}
     async with place(clock=hand, sheets=quotas) as (sim, google):
@@ -496,7 +498,7 @@ async def desk(
 
 
 async def test_a_sheet_becomes_a_bulk_job(drain: testing.Drain, clock: testing.Clock) -> None:
-    """R0.1, R0.7: each row is done once, and its status, output, cost and error are beside it."""
+    """R0.1/sheet, R0.1/bad-rows: each row is done once, and its status, output, cost and error are beside it."""
     async with desk(drain, clock) as at:
         at.sim.sheets.add("book", {
             "Other": [["x"]],
@@ -539,7 +541,7 @@ async def test_a_sheet_becomes_a_bulk_job(drain: testing.Drain, clock: testing.C
 
 
 async def test_a_sheet_is_read_again(drain: testing.Drain, clock: testing.Clock) -> None:
-    """R0.1: into a job that has not ended: what is new is added and written back, nothing is done twice."""
+    """R0.1/row-once: into a job that has not ended: what is new is added and written back, nothing is done twice."""
     async with desk(drain, clock) as at, at.app.connections() as where:
         sheet = at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"], [""], ["herons"]]}).sheets[0]
         job = await at.ideas.astart(GoogleSheet("book"))
@@ -609,7 +611,7 @@ async def test_a_sheet_without_room_is_made_wider(drain: testing.Drain, clock: t
 async def test_refusals_and_faults_lose_nothing(
     drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R0.7: 429s, errors and timeouts: nothing is lost or doubled, and no quota exceeded."""
+    """R0.7/budgets, R0.7/backoff, R0.7/no-loss: 429s, errors and timeouts: nothing is lost or doubled, and no quota exceeded."""
     monkeypatch.setattr("penstock.bulk_sheets.MOST_ROWS", 20)
     monkeypatch.setattr("penstock.sheets.cells._FIRST_CELLS", 20)
     faults = {"429": 0.3, "500": 0.15, "timeout": 0.1}
@@ -660,7 +662,7 @@ async def test_what_no_retry_helps_ends_with_clear_words(drain: testing.Drain, c
 
 @pytest.mark.slow
 def test_workers_that_are_killed_lose_and_double_nothing(db: testing.Database) -> None:
-    """R0.7: every row once, written back, within the quotas, whatever dies; the benchmark has more rows."""
+    """R0.7/budgets, R0.7/no-loss, R2.7/resume: every row once, written back, within the quotas, whatever dies; the benchmark has more rows."""
     figures = {
         figure.name: figure.value for figure in bench.pipeline(db.dsn, 90, workers=1, wait=0.5, lease=2)
     }

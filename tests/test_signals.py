@@ -459,7 +459,7 @@ async def refusal(ask: Any, sim: Simulator) -> dict[str, Any] | None:
 
 @pytest.mark.parametrize("ask", [by_openai, by_anthropic, by_urllib])
 async def test_a_limit_that_is_reached(ask: Any) -> None:
-    """R3.4: when to come back, and what is left, from the client's own exception."""
+    """R3.4/slows: when to come back, and what is left, from the client's own exception."""
     async with simulator.serve(limits=Limits(rpm=2, tpm=20_000), clock=lambda: 1_800_000_000.0) as sim:
         found = await refusal(ask, sim)
         assert found is not None and sim.requests == 3

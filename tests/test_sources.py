@@ -1,4 +1,4 @@
-"""Tables as they come (R0.1): what is read, what is refused and why, and that nothing written runs as a formula."""
+"""Tables as they come (R0.1/files, R0.1/bad-rows): what is read, what is refused and why, and that nothing written runs as a formula."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_quotes_that_never_close_are_not_looked_for_again_and_again() -> None:
 
 
 def test_what_can_be_said_of_a_file(tmp_path: Path) -> None:
-    """Encoding, names, no header; and what is kept of the source (R0.1)."""
+    """Encoding, names, no header; and what is kept of the source."""
     path = tmp_path / "ideas.csv"
     path.write_bytes("Video title;€\nCafé;5\n".encode("cp1252"))
     with sources.open(path, encoding="cp1252", rename={"Video title": "title"}) as source:
@@ -497,7 +497,7 @@ def test_any_bytes_are_read_or_refused(content: bytes) -> None:
 
 
 def test_a_large_file_takes_little_memory(tmp_path: Path) -> None:
-    """R0.1: rows are streamed, in every format. (The benchmark does it with a million.)"""
+    """R0.1/files: rows are streamed, in every format. (The benchmark does it with a million.)"""
     text = "otters and herons " * 10
     with (tmp_path / "x.jsonl").open("w") as jsonl, (tmp_path / "x.csv").open("w") as table:
         table.write("a,b\n")

@@ -109,7 +109,7 @@ class TestFiles:
             assert (await store.head("t/j/k/1.bin")).bytes == len(data)
 
     async def test_a_stream_of_many_parts(self, store: Storage) -> None:
-        """R1.4: larger than one part of an upload, and never all of it in memory at once by us."""
+        """Larger than one part of an upload, and never all of it in memory at once by us."""
         piece = os.urandom(1 << 20)
         stored = await store.put("t/big.bin", pieces(*[piece] * 12), limit=20 << 20)
         assert stored == (12 << 20, hashlib.sha256(piece * 12).hexdigest())

@@ -145,7 +145,7 @@ def transactional(app: App, is_async: bool, body: Callable[[Context], Any], kind
 def test_writes_and_completion_are_one_commit(
     app: App, drain: testing.Drain, db: testing.Database, ledger: Any, is_async: bool
 ) -> None:
-    """B6: what the handler wrote and the task's end are there together, in one transaction."""
+    """B6/one-commit: what the handler wrote and the task's end are there together, in one transaction."""
     post = transactional(app, is_async, lambda ctx: {"n": 1})
     job = post.start("a")
     drain(app)
@@ -158,7 +158,7 @@ def test_writes_and_completion_are_one_commit(
 def test_a_failure_takes_the_writes_back(
     app: App, drain: testing.Drain, clock: testing.Clock, ledger: Any, is_async: bool
 ) -> None:
-    """B6: an exception, a retry and a reschedule leave nothing behind."""
+    """B6/rollback: an exception, a retry and a reschedule leave nothing behind."""
     trouble: list[Any] = [ValueError("no"), Reschedule("1m"), Retry("again"), None]
 
     def body(ctx: Context) -> Any:
@@ -177,7 +177,7 @@ def test_a_failure_takes_the_writes_back(
 def test_an_output_that_cannot_be_stored_takes_the_writes_back(
     app: App, drain: testing.Drain, ledger: Any, is_async: bool
 ) -> None:
-    """B6: refused by us, or by the database when it is too large."""
+    """B6/rollback: refused by us, or by the database when it is too large."""
 
     async def nowhere(*_: Any) -> Any:
         pytest.fail("the handler saved nothing")
@@ -196,7 +196,7 @@ def test_an_output_that_cannot_be_stored_takes_the_writes_back(
 def test_a_lost_lease_takes_the_writes_back(
     app: App, drain: testing.Drain, db: testing.Database, ledger: Any, is_async: bool
 ) -> None:
-    """B6 with the fence: the first attempt loses its lease while it works; its effects are never seen."""
+    """B6/fenced: the first attempt loses its lease while it works; its effects are never seen."""
     attempts: list[int] = []
 
     def body(ctx: Context) -> str:
@@ -218,7 +218,7 @@ def test_a_lost_lease_takes_the_writes_back(
 def test_tasks_added_in_a_transaction_come_with_it(
     app: App, drain: testing.Drain, clock: testing.Clock, db: testing.Database, ledger: Any, is_async: bool
 ) -> None:
-    """B6: a failed attempt leaves no child behind, so that the next one makes each child once."""
+    """B6/rollback: a failed attempt leaves no child behind, so that the next one makes each child once."""
     new = [{"kind": "child", "key": "child", "after": ["parent"]}]
     failures = [True, False]
 

@@ -52,7 +52,7 @@ async def test_a_tenant_on_a_plan(db: testing.Database, tenant: UUID, clock: tes
 
 
 async def test_the_seeded_plans_are_there(db: testing.Database) -> None:
-    """R3.7: four plans from the start."""
+    """R3.7/plans: four plans from the start."""
     async with database.pool(db.dsn) as pool:
         plans = await usage.plans(pool)
     assert [plan.name for plan in plans] == ["free", "basic", "premium", "enterprise"]
@@ -61,7 +61,7 @@ async def test_the_seeded_plans_are_there(db: testing.Database) -> None:
 
 
 async def test_a_hold_is_set_aside_committed_and_released(db: testing.Database, tenant: UUID) -> None:
-    """R2.3, R4.1: reserve, commit what was used, release once."""
+    """R2.3/reserve, R4.1/double-release: reserve, commit what was used, release once."""
     async with database.pool(db.dsn) as pool:
         await usage.set_limit(pool, tenant_id=tenant, meter="pages", amount=10)
         reserve: Any = {"tenant_id": tenant, "action": "ocr"}
@@ -94,7 +94,7 @@ async def test_a_hold_is_set_aside_committed_and_released(db: testing.Database, 
 
 
 async def test_usage_is_recorded_per_day(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
-    """R2.1: per tenant, action and UTC day."""
+    """R2.1/daily: per tenant, action and UTC day."""
     clock.freeze(datetime(2030, 3, 5, 23, 59, tzinfo=UTC))
     async with database.pool(db.dsn) as pool:
         for units in ({"input_tokens": 100, "output_tokens": 20}, {"input_tokens": Decimal("0.5")}):
@@ -115,7 +115,7 @@ async def test_usage_is_recorded_per_day(db: testing.Database, tenant: UUID, clo
 
 
 async def test_limits_of_a_tenants_own(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
-    """R2.2: the plan's limit, a tenant's own in its place, and what is allowed on top until a day."""
+    """R2.2/override: the plan's limit, a tenant's own in its place, and what is allowed on top until a day."""
     clock.freeze(datetime(2030, 3, 5, tzinfo=UTC))
 
     async def amount() -> Decimal | None:
@@ -150,7 +150,7 @@ async def test_limits_of_a_tenants_own(db: testing.Database, tenant: UUID, clock
 
 
 async def test_meters(db: testing.Database, tenant: UUID) -> None:
-    """R2.4: over a limit that is only observed, nothing is refused."""
+    """R2.4/observe: over a limit that is only observed, nothing is refused."""
     async with database.pool(db.dsn) as pool:
         await usage.set_meter(pool, name="stamps", period="day", mode="observe", comment="on letters")
         await usage.set_meter(pool, name="stamps", comment="for letters")

@@ -84,7 +84,7 @@ def tasks(db: testing.Database) -> list[dict[str, Any]]:
 def test_processes_answer_or_die_and_the_worker_goes_on(
     workload: Any, drain: testing.Drain, db: testing.Database
 ) -> None:
-    """R1.7: CPU-bound handlers run in processes; one that crashes its process fails cleanly."""
+    """R1.7/processes: CPU-bound handlers run in processes; one that crashes its process fails cleanly."""
     ways = {
         "exit": ("process_died", "exit code 3"),
         "segfault": ("process_died", "exit code -11"),
@@ -111,7 +111,7 @@ def test_processes_answer_or_die_and_the_worker_goes_on(
 def test_a_handler_has_a_function_run_in_a_process(
     workload: Any, drain: testing.Drain, db: testing.Database
 ) -> None:
-    """R1.7: what crashes there fails the attempt, with the same words, and the worker goes on."""
+    """R1.7/processes: what crashes there fails the attempt, with the same words, and the worker goes on."""
     ways = {
         "exit": ("process_died", "exit code 3"),
         "error": ("handler_error", "left right"),
@@ -189,7 +189,7 @@ async def test_a_thread_that_does_not_stop_keeps_its_place(
 
 
 async def test_no_more_run_at_once_than_allowed(app: App, drain: testing.Drain) -> None:
-    """R1.7: concurrency is a limit, whatever the mix of ways."""
+    """R1.7/concurrent: concurrency is a limit, whatever the mix of ways."""
     now = most = 0
     lock = threading.Lock()
 
@@ -226,7 +226,7 @@ async def test_no_more_run_at_once_than_allowed(app: App, drain: testing.Drain) 
 def test_a_handler_that_hogs_the_interpreter_keeps_its_lease(
     app: App, drain: testing.Drain, db: testing.Database
 ) -> None:
-    """R1.7: heartbeats come from a thread of their own, which a busy loop cannot hold up."""
+    """R1.7/heartbeats: heartbeats come from a thread of their own, which a busy loop cannot hold up."""
     over = threading.Event()
 
     def reclaim() -> None:
@@ -308,7 +308,7 @@ def is_alive(pid: int) -> bool:
 async def test_a_lost_lease_stops_the_handler_and_nothing_it_says_counts(
     app: App, db: testing.Database, eventually: Any
 ) -> None:
-    """R1.2: the heartbeat finds out, the handler is stopped, and only the second attempt is kept."""
+    """R1.2/fence: the heartbeat finds out, the handler is stopped, and only the second attempt is kept."""
     log: list[str] = []
 
     @app.task
@@ -372,7 +372,7 @@ async def test_an_unanswered_heartbeat_stops_no_handler_and_no_task_is_claimed(
 
 @pytest.mark.usefixtures("no_polling")
 async def test_a_notification_wakes_an_idle_worker(app: App, db: testing.Database, eventually: Any) -> None:
-    """R1.7: instant wake-up where NOTIFY is possible, also after the listening connection was lost."""
+    """R1.7/wake-up: instant wake-up where NOTIFY is possible, also after the listening connection was lost."""
 
     @app.task
     async def work() -> int:
@@ -392,7 +392,7 @@ async def test_a_notification_wakes_an_idle_worker(app: App, db: testing.Databas
 async def test_polling_alone_suffices(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1.7: with PENSTOCK_LISTEN=off, retries included. Nobody listens."""
+    """R1.7/wake-up: with PENSTOCK_LISTEN=off, retries included. Nobody listens."""
     monkeypatch.setattr(worker_module, "settings", lambda: Settings(listen="off"))
     monkeypatch.setattr(Wake, "POLL_SECONDS_ALONE", (0.01, 0.2))
 
@@ -408,7 +408,7 @@ async def test_polling_alone_suffices(
 
 
 def test_polling_backs_off_and_comes_back() -> None:
-    """R1.7: idle polling backs off to 30 s, and is quick again after work."""
+    """R1.7/idle-backoff: idle polling backs off to 30 s, and is quick again after work."""
 
     async def pauses(is_listening: bool) -> list[float]:
         wake = Wake("", None, asyncio.Event(), "auto")  # type: ignore[arg-type]
@@ -437,7 +437,7 @@ def test_polling_backs_off_and_comes_back() -> None:
 
 
 async def test_whoever_came_in_vain_lets_others_go_first() -> None:
-    """R1.7: a word reaches all workers; one of them finds the work, and the others ask less and less."""
+    """A notification reaches all workers; one of them finds the work, and the others ask less and less."""
     wake = Wake("", SimpleNamespace(kinds=["draw"]), asyncio.Event(), "auto")  # type: ignore[arg-type]
     delays: list[float] = []
 
@@ -532,7 +532,7 @@ def begun(db: testing.Database, word: str = "begun") -> int:
 
 @pytest.mark.slow
 def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, eventually: Any) -> None:
-    """R1.7, issue item 9: SIGTERM hands back at once what has not begun, lets what runs end within the grace
+    """R1.7/drain: SIGTERM hands back at once what has not begun, lets what runs end within the grace
     time, and hands back the rest, at a second SIGTERM too; nothing costs an attempt, and the process ends though
     a thread does not."""
 
@@ -753,7 +753,7 @@ def test_any_worker_prunes(
 def test_a_task_that_kills_its_worker_thrice_is_set_aside_and_the_dead_are_replaced(
     workload: Any, start_worker: Any, db: testing.Database, eventually: Any
 ) -> None:
-    """Issue item 7: three worker deaths are a dead letter. R1.6: a dead worker's tasks run elsewhere. Of
+    """Three worker deaths are a dead letter. R1.6/stale-leases, R1.6/dead-worker: a dead worker's tasks run elsewhere. Of
     several processes those that die are started again, and all end with their parent."""
     bad = workload.poison.start()
     parent: subprocess.Popen[str] = start_worker(processes=2, lease_seconds=1, concurrency=1)

@@ -78,7 +78,7 @@ def listed(world: World, person: Person, job_id: uuid.UUID) -> list[dict[str, An
 
 class TestReading:
     def test_a_job_lists_its_files_with_fresh_urls(self, world: World, files: Folder, ann: Person) -> None:
-        """R1.1, R1.4: no credential is needed but the URL, and none is stored."""
+        """R1.1/artifacts: no credential is needed but the URL, and none is stored."""
         [found] = listed(world, ann, saved(world, files, ann))
         assert (found["name"], found["bytes"], found["content_type"]) == (
             "a.pdf",
@@ -288,7 +288,7 @@ class TestUploading:
         assert (late.status_code, late.json()["code"]) == (409, "not_pending")
 
     def test_announced_sent_and_finished(self, world: World, ann: Person) -> None:
-        """R3.6"""
+        """R3.6/storage"""
         answer = upload(world, ann, name="../Grüße 世界.pdf")
         assert answer.status_code == 200, answer.text
         found = answer.json()
@@ -303,6 +303,7 @@ class TestUploading:
         assert (again.status_code, again.json()["sha256"]) == (200, found["sha256"])
 
     def test_the_same_key_gives_the_same_upload(self, world: World, ann: Person) -> None:
+        """R3.6/idempotent"""
         body = {"name": "a.pdf", "content_type": "application/pdf", "bytes": 5}
         headers = {**ann.headers, "Idempotency-Key": "k"}
         first, second = (world.client.post("/api/uploads", json=body, headers=headers) for _ in range(2))
@@ -357,7 +358,7 @@ class TestUploading:
         assert world.client.post(begun["finish"], headers=ann.headers).status_code == 200
 
     def test_no_room(self, world: World, ann: Person) -> None:
-        """R2.3: announced uploads count."""
+        """R2.3/reserve: announced uploads count."""
         world.db.execute("select penstock.set_limit(%s, 'bytes', 30)", [ann.tenant])
         assert upload(world, ann, finish=False).status_code == 201
         refused = upload(world, ann)

@@ -61,7 +61,7 @@ def world(db: testing.Database, api_settings: Settings, app: App) -> Iterator[Wo
 
 
 def test_a_file_from_end_to_end(world: World, app: App, drain: testing.Drain) -> None:
-    """R0.1, R0.6, R2.7: check, forecast, upload, confirm, look, retry, undo, export; with one key one job."""
+    """R0.1/files, R0.1/idempotent, R0.1/bad-rows, R2.7/confirm, R2.7/undo: check, forecast, upload, confirm, look, retry, undo, export; with one key one job."""
     ann = world.join("ann")
     headers = {**ann.headers, "Idempotency-Key": "k", "Content-Type": "text/csv"}
     asked = "?type=ideas&name=ideas.csv"
@@ -147,7 +147,7 @@ def test_no_file_is_read_on_the_event_loop(
 
 
 def test_rows_as_json(world: World, app: App, drain: testing.Drain) -> None:
-    """R0.1: an API call; and JSONL as a body."""
+    """R0.1/api: an API call; and JSONL as a body."""
     ann = world.join("ann")
     body = {
         "type": "ideas",
@@ -167,7 +167,7 @@ def test_rows_as_json(world: World, app: App, drain: testing.Drain) -> None:
 
 
 def test_it_pauses_and_goes_on(world: World, app: App, drain: testing.Drain) -> None:
-    """R0.6, R2.7: paused by a person, then before its budget is overspent; each time it goes on when told."""
+    """R0.6/budget, R2.7/skip-done: paused by a person, then before its budget is overspent; each time it goes on when told."""
     ann = world.join("ann")
 
     def ask(method: str, path: str, body: Any = None) -> Any:

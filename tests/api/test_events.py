@@ -72,7 +72,7 @@ def do_one(db: testing.Database) -> None:
 
 
 async def test_tells_each_change_until_the_end(world: World, served: Served) -> None:
-    """R1.1: a stream gives the same live."""
+    """R1.1/stream: a stream gives the same live."""
     ann = world.join("ann")
     job = start(world, ann, 2)
     async with watching(served, f"/api/jobs/{job}/events", ann) as stream:
@@ -128,7 +128,7 @@ async def test_a_tenants_jobs(world: World, served: Served) -> None:
 
 @pytest.mark.parametrize("what", ["foreign", "anonymous", "unknown", "foreign tenant", "worker"])
 async def test_is_refused_to_others(world: World, served: Served, what: str) -> None:
-    """R0.9: not a byte of another tenant's job."""
+    """R0.9/no-existence: not a byte of another tenant's job."""
     ann, bob = world.join("ann"), world.join("bob")
     job = start(world, ann, 1)
     headers = {"anonymous": {}, "worker": bearer(world.key("worker"))}.get(what, bob.headers)
@@ -192,7 +192,7 @@ async def test_who_may_not_look_any_more_is_not_told(
 
 
 async def test_many_watchers_are_one_question(world: World, served: Served) -> None:
-    """Thousands of watchers cost the database almost nothing: it is asked once a tick, however many they are."""
+    """R1.1/watchers: thousands of watchers cost the database almost nothing: it is asked once a tick, however many they are."""
     ann = world.join("ann")
     jobs = [start(world, ann, 1) for _ in range(3)]
     began = time.monotonic()

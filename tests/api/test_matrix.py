@@ -273,7 +273,7 @@ def test_every_route_has_a_line() -> None:
 
 
 def test_every_function_has_a_line(db: testing.Database) -> None:
-    """S15: a function that is granted to users and that nobody thought about fails here."""
+    """R0.4/service-only, R2.1/service-only, R0.9/no-money-writes, S15: a function that is granted to users and that nobody thought about fails here."""
 
     def granted() -> set[str]:
         return {row["name"] for row in db.execute(GRANTED)}
@@ -487,7 +487,7 @@ def expected(row: Row, role: str) -> tuple[int, ...]:
 
 
 def test_roles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """R1.9, R2.10, S2: who is less than the matrix says is refused; who is that or more is not."""
+    """R1.9/users, R0.9/roles, S2: who is less than the matrix says is refused; who is that or more is not."""
     monkeypatch.setattr(events.Hub, "TICK_SECONDS", 0.01)
     ann = world.join("ann")
     callers = {
@@ -511,7 +511,7 @@ def test_roles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_strangers(world: World) -> None:
-    """R0.9, S1, S5, S7: somebody from another tenant learns nothing, not even that it is there, and changes nothing."""
+    """R0.9/no-existence, S1, S5, S7: somebody from another tenant learns nothing, not even that it is there, and changes nothing."""
     ann, bob = world.join("ann"), world.join("bob")
     strangers = (bob.headers, world.member("owner", bob.tenant).headers)
     things = make(world, ann)
@@ -567,7 +567,7 @@ def call(
 
 
 def test_functions_by_role(world: World) -> None:
-    """R1.9, R2.10, S2: the same of every function that users may call."""
+    """R1.9/users, R0.9/roles, S2: the same of every function that users may call."""
     ann = world.join("ann")
     things = make(world, ann)
     members = {role: world.member(role, ann.tenant).id for role in ("viewer", "member", "admin", "owner")}
@@ -588,7 +588,7 @@ def test_functions_by_role(world: World) -> None:
 
 
 def test_functions_by_strangers(world: World) -> None:
-    """R0.9, S1, S5: with whatever of ann's, bob gets what he gets with what does not exist, and changes nothing."""
+    """R0.9/no-existence, S1, S5: with whatever of ann's, bob gets what he gets with what does not exist, and changes nothing."""
     ann, bob = world.join("ann"), world.join("bob")
     things = make(world, ann)
     before = state(world, ann)

@@ -39,7 +39,7 @@ def start(world: World, who: Person, **others: Any) -> str:
 
 class TestJobs:
     def test_a_job_from_start_to_end(self, world: World, ann: Person) -> None:
-        """R1.1: start makes the job and its tasks, get shows its progress with the seed's names."""
+        """R1.1/start, R1.1/get: start makes the job and its tasks, get shows its progress with the seed's names."""
         tasks = [{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "after": ["a"]}]
         job_id = start(world, ann, tasks=tasks, params={"topic": "rivers"})
         job = world.client.get(f"/api/jobs/{job_id}", headers=ann.headers).json()
@@ -84,7 +84,7 @@ class TestJobs:
         assert cost["budget"] is None
 
     def test_an_app_draws_the_tasks(self, db: testing.Database, api_settings: Settings) -> None:
-        """R1.1 as the seed has it: type and params are enough."""
+        """R1.1/start as the seed has it: type and params are enough."""
         app = App(tenant="app")
 
         @app.task
@@ -556,7 +556,7 @@ class TestHealth:
             assert world.client.get(url).json() == {"status": "ok"}
 
     def test_metrics_for_autoscalers(self, world: World, ann: Person) -> None:
-        """R1.8: backlog, oldest wait, running and drain rate of each lane."""
+        """R1.8/metrics: backlog, oldest wait, running and drain rate of each lane."""
         start(world, ann, tasks=TASKS * 3)
         world.db.execute("select * from penstock.claim_tasks('w', 1, null, 30)")
         answer = world.client.get("/metrics", headers=world.service)

@@ -89,7 +89,7 @@ def length(sound: bytes) -> tuple[str, float, int]:
 async def test_each_chapter_is_written_typeset_and_read_aloud_then_all_are_bound(
     db: testing.Database, drain: testing.Drain, files: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1.10: the documents, one PDF of all, and its metadata. R1.5: the phases' share of the whole. R1.4: paths."""
+    """R1.10/pdf, R1.10/audio, R1.10/book: the documents, one PDF of all, and its metadata. R1.5/phases: the phases' share of the whole. R1.4/path: paths."""
     drain.use(app)
     titles = ["Springs", "Otters", "Harbours"]
     async with provider(monkeypatch) as writer:
@@ -173,7 +173,7 @@ async def test_a_worker_killed_midway_loses_nothing_and_leaves_no_second_record(
     monkeypatch: pytest.MonkeyPatch,
     eventually: Any,
 ) -> None:
-    """R1.4: an upload repeated by a retry overwrites itself. The worker dies after it, before it could say so."""
+    """R1.4/overwrite: an upload repeated by a retry overwrites itself. The worker dies after it, before it could say so."""
     drain.use(app)
     async with provider(monkeypatch):
         started = await reading.astart("Locks", ["Locks", "Weirs"], words=40)

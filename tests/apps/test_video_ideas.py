@@ -76,7 +76,7 @@ def watch(path: Path) -> tuple[str, int, int, int, float]:
 async def test_a_film_for_each_good_row_at_the_cheapest_that_can(
     db: testing.Database, drain: testing.Drain, files: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R0.1, R0.4, R0.6: rows become films that open, bad rows say why, and every cost has its line, exact."""
+    """R0.1/row-input, R0.1/bad-rows, R0.4/rollups, R0.4/outcome, R0.6/cheapest: rows become films that open, bad rows say why, and every cost has its line, exact."""
     sheet = write_sheet(
         tmp_path,
         "Otters,They hold hands,,,2",
@@ -165,7 +165,7 @@ async def test_a_film_for_each_good_row_at_the_cheapest_that_can(
 async def test_another_takes_over_when_the_cheapest_is_closed(
     db: testing.Database, files: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Any
 ) -> None:
-    """R0.6: a studio under maintenance is passed over; a model that has no money left is left behind midway."""
+    """R0.6/fallback: a studio under maintenance is passed over; a model that has no money left is left behind midway."""
     sheet = write_sheet(tmp_path, "Otters,,,,2", "Mills,,,,2")
     async with app, simulator.serve(quota_exhausted_after=0) as broke, simulator.serve() as rich:
         monkeypatch.setenv("VIDEO_IDEAS_URLS", f"simulator={broke.openai_url} house={rich.openai_url}")
@@ -259,7 +259,7 @@ async def _set_own_price(tenant: uuid.UUID) -> None:
 def test_members_see_their_own_and_nobody_writes(
     db: testing.Database, people: dict[str, tuple[uuid.UUID, uuid.UUID]]
 ) -> None:
-    """R0.9: through the views as without them. Costs are never a member's to write; one's own name is."""
+    """R0.9/own-rows, R0.9/no-money-writes: through the views as without them. Costs are never a member's to write; one's own name is."""
     (ann, tenant), (bob, _) = people["ann"], people["bob"]
     conn = db.connect()
     with conn.transaction():
@@ -332,7 +332,7 @@ def test_members_see_their_own_and_nobody_writes(
 def test_the_tables_have_the_columns_and_states_that_are_expected(
     db: testing.Database, people: dict[str, tuple[uuid.UUID, uuid.UUID]]
 ) -> None:
-    """R0.2, R0.5: names, order and types; a canceled job has failed, a row that waits is queued."""
+    """R0.5/fields, R0.4/fields: names, order and types; a canceled job has failed, a row that waits is queued."""
     for table, columns in TABLES.items():
         found = db.execute(
             "select column_name as name, split_part(data_type, ' ', 1) as type from information_schema.columns"
@@ -414,7 +414,7 @@ analyze;
 def test_each_listed_query_is_served_by_an_index(
     db: testing.Database, people: dict[str, tuple[uuid.UUID, uuid.UUID]]
 ) -> None:
-    """R0.8: as a member asks it, with row security in force, and as the service does."""
+    """R0.8/queries, R0.8/row-security: as a member asks it, with row security in force, and as the service does."""
     user, tenant = people["ann"]
     [job] = db.execute("select id from video_ideas.bulk_jobs")
     conn = db.connect()
@@ -448,7 +448,7 @@ def _scans(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def test_the_example_has_twenty_good_ideas_and_two_bad_ones() -> None:
-    """R0.1: each bad row with its line, column and reason."""
+    """R0.1/bad-rows: each bad row with its line, column and reason."""
     with sources.open(IDEAS) as source:
         found = video_ideas.check(source)
     assert (found.rows, found.good) == (22, 20)

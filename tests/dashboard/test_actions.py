@@ -16,7 +16,7 @@ def _status(db: Any, job_id: Any) -> str:
 
 
 def test_a_failed_task_is_found_and_retried(site: Any, sample: Any) -> None:
-    """Retry says how many and what it costs, does it, and leaves a line in the audit log (R3.5)."""
+    """Retry says how many and what it costs, does it, and leaves a line in the audit log (R3.5/job-states)."""
     owner = site.browser(site.key("owner", sample.acme))
     job = sample.jobs["failed"]
     page = owner.get(f"/confirm?noun=jobs&verb=retry&id={job}&next=/jobs/{job}").text

@@ -310,7 +310,7 @@ def test_a_lane_is_paused_by_mouse_and_by_keyboard(served: Served, db: Any, fill
 def test_a_table_becomes_a_job_that_is_previewed_confirmed_watched_and_exported(
     db: Any, dashboard_settings: Any, chromium: Any, axe: str, beside: Any, drain: Any, by: str
 ) -> None:
-    """R0.1, R2.7"""
+    """R0.1/files, R2.7/preview"""
     acme = tenant(db, "Acme")
     films = beside("films")
     app = drain.use(films.make(db.dsn, acme))

@@ -29,7 +29,7 @@ def films(db: Any, dashboard_settings: Any, drain: Any, site: Any) -> Iterator[A
 def test_a_table_is_checked_forecast_previewed_confirmed_and_exported(
     films: Any, drain: Any, file_reads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R0.1, R0.6, R2.7: a person sees every bad row and the price before, and the first results before the rest."""
+    """R0.1/bad-rows, R2.7/preview, R2.7/undo: a person sees every bad row and the price before, and the first results before the rest."""
     member = films.browser(films.key("member", films.acme))
     drain(films.films)
     given = {"type": "films", "rows": films.rows, "name": "ideas.csv", "preview": "1", "budget": "5"}

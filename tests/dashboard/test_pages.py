@@ -49,7 +49,7 @@ def paths(sample: Any) -> list[str]:
 
 
 def test_every_page_is_there_for_an_operator_and_an_owner(site: Any, sample: Any, paths: list[str]) -> None:
-    """R3.5 and the rest of what a page shows, under the caller's role."""
+    """Each page answers under the caller's role."""
     operators = ["/workers", "/workers/drain?id=box-1:2210", "/provider?name=openai/gpt-5"]
     operators += [f"/provider/confirm?name=openai/gpt-5&verb={verb}" for verb in ("pause", "resume", "open")]
     operators += [f"/?tenant={sample.acme}", f"/usage?tenant={sample.acme}"]

@@ -155,7 +155,7 @@ def test_an_empty_cookie_is_replaced(site: Any) -> None:
 
 
 def test_nothing_is_written_without_a_role_for_it(site: Any, sample: Any) -> None:
-    """R0.9, R2.10: viewers look, members act in their tenant, operators do the rest."""
+    """R0.9/roles: viewers look, members act in their tenant, operators do the rest."""
     for role in ("viewer", "member"):
         browser = site.browser(site.key(role, sample.acme))
         for path, data in WRITES:

@@ -316,7 +316,7 @@ def check_relation(sql: Contract, relation: database.Row) -> None:
 
 
 class TestMatrix:
-    """R2.10, S15: everything is revoked, then granted by name; the document says to whom."""
+    """R2.10/by-name, S15: everything is revoked, then granted by name; the document says to whom."""
 
     def test_the_document_has_every_function(self, sql: Contract) -> None:
         names = [row["name"] for row in sql.execute(FUNCTIONS)]
@@ -327,7 +327,7 @@ class TestMatrix:
         assert documented("Tables and views") == relation_cells(sql)
 
     def test_nobody_else_was_given_anything(self, sql: Contract) -> None:
-        """R0.9: nothing is left to PUBLIC, nothing can be passed on, and anon has the name of the schema."""
+        """R0.9/no-money-writes, R2.10/by-name: nothing is left to PUBLIC, nothing can be passed on, and anon has the name of the schema."""
         grants = sql.execute(GRANTS)
         assert {g["role"] for g in grants} == set(ROLES)
         assert [g for g in grants if g["is_grantable"]] == []
@@ -340,14 +340,14 @@ class TestMatrix:
         assert written == {("profiles", "display_name", "authenticated")}
 
     def test_the_server_enforces_the_functions(self, sql: Contract) -> None:
-        """R1.9, S15: each function called as each role: allowed if the document says so, else 42501."""
+        """R1.9/users, R2.10/by-name, S15: each function called as each role: allowed if the document says so, else 42501."""
         functions = [f for f in sql.execute(FUNCTIONS) if not f["is_trigger"]]
         assert len(functions) > 100
         for function in functions:
             check_function(sql, function)
 
     def test_the_server_enforces_the_tables(self, sql: Contract) -> None:
-        """R1.9, S16: users do not read leases, ready and parked; nobody writes, not even the service."""
+        """R1.9/users, R2.10/service-tables, S16: users do not read leases, ready and parked; nobody writes, not even the service."""
         cells = documented("Tables and views")
         assert cells["leases"][1] == cells["ready"][1] == cells["parked"][1] == "–"
         for relation in sql.execute(RELATIONS):
@@ -373,7 +373,7 @@ class TestCatalogue:
     """S11, S14, S16: what holds for everything there is, whoever added it."""
 
     def test_every_path_is_fixed_and_ends_with_the_temporary_schema(self, sql: Contract) -> None:
-        """R2.10: where pg_temp is not named, it comes first, also for types."""
+        """R2.10/definers: where pg_temp is not named, it comes first, also for types."""
         for function in sql.execute(FUNCTIONS):
             paths = [c for c in function["config"] or [] if c.startswith("search_path=")]
             if function["is_definer"]:
@@ -409,7 +409,7 @@ class TestCatalogue:
         assert {p["tablename"] for p in policies if p["roles"] == ["service_role"]} == tables
 
     def test_users_have_policies_where_they_have_grants_and_nowhere_else(self, sql: Contract) -> None:
-        """R2.10: service-only tables have no policy and no grant."""
+        """R2.10/service-tables: service-only tables have no policy and no grant."""
         views = {r["name"] for r in sql.execute(RELATIONS) if r["is_view"]}
         granted = {
             (g["name"], g["privilege"].upper())
@@ -442,7 +442,7 @@ class TestCatalogue:
         )
 
     def test_unique_keys_with_words_in_them_begin_with_whose_they_are(self, sql: Contract) -> None:
-        """R0.9: a key that all tenants share would tell one what another has chosen."""
+        """R0.9/no-existence: a key that all tenants share would tell one what another has chosen."""
         rows = sql.execute("""
             select i.indexrelid::regclass::text as name, array(
               select a.attname::text from unnest(i.indkey) with ordinality as k(n, place)
@@ -510,7 +510,7 @@ def check_profiles(sql: Contract, world: World) -> None:
 
 
 class TestRows:
-    """R0.9, S17: a tenant's members see their own rows."""
+    """R0.9/own-rows, R0.9/no-existence, S17: a tenant's members see their own rows."""
 
     def test_everywhere_a_member_sees_the_own_tenants_rows_and_all_of_them(
         self, sql: Contract, world: World
@@ -619,7 +619,7 @@ class TestRows:
     def test_dead_letters_of_others_are_neither_replayed_nor_discarded(
         self, sql: Contract, me: Contract, world: World
     ) -> None:
-        """R3.1: with whatever filter, only one's own."""
+        """R3.1/replay: with whatever filter, only one's own."""
         letters = {row["tenant_id"]: row["id"] for row in sql.execute("select * from penstock.dead_letters")}
         bob = letters[world.bob.tenant]
         before = sql.snapshot()
@@ -646,7 +646,7 @@ class TestRows:
     def test_a_key_says_nothing_of_another_tenants_key(
         self, sql: Contract, me: Contract, clock: Clock, world: World
     ) -> None:
-        """R0.1, S4: the same key elsewhere is another job, whatever was asked for with it there."""
+        """R0.9/no-existence, S4: the same key elsewhere is another job, whatever was asked for with it there."""
         with acting(sql, world.ann):
             mine = me.start(1, idempotency_key="canary of bob")
             assert me.start(1, idempotency_key="canary of bob") == mine
@@ -671,7 +671,7 @@ class TestRows:
         assert world.bob.schedule in [row["id"] for row in due]
 
     def test_the_service_reads_everything_also_without_bypassrls(self, sql: Contract, world: World) -> None:
-        """B4: where a server does not let us grant BYPASSRLS, policies do it."""
+        """B4/supabase: where a server does not let us grant BYPASSRLS, policies do it."""
         check_service(sql, [relation["name"] for relation in sql.execute(RELATIONS)])
 
 
@@ -679,7 +679,7 @@ class TestMembers:
     def test_a_viewer_reads_and_does_nothing(
         self, sql: Contract, me: Contract, clock: Clock, world: World
     ) -> None:
-        """R0.9: of bob's tenant everything is seen; each verb is refused, and none changes anything."""
+        """R0.9/roles: of bob's tenant everything is seen; each verb is refused, and none changes anything."""
         sql.value("set_member", tenant_id=world.bob.tenant, user_id=world.ann.id, role="viewer")
         bobs = texts(sql, "task_list", "tenant_id = %s", world.bob.tenant)
         before = sql.snapshot()
@@ -741,7 +741,7 @@ class TestMembers:
     def test_who_was_not_asked_loses_nothing_and_can_leave(
         self, sql: Contract, me: Contract, world: World
     ) -> None:
-        """R0.9: an admin makes anybody a member. What the new member does without naming a tenant stays where it was."""
+        """R0.9/own-rows: an admin makes anybody a member. What the new member does without naming a tenant stays where it was."""
         bob = world.bob.tenant
         for role in ("owner", "admin", "member", "viewer"):
             with acting(sql, world.bob):
@@ -817,7 +817,7 @@ class TestMembers:
 
 
 class TestProfiles:
-    """R2.10: members update only the columns they may."""
+    """R2.10/columns: members update only the columns they may."""
 
     def test_the_own_name_may_be_changed(self, sql: Contract, world: World) -> None:
         check_profiles(sql, world)
@@ -848,7 +848,7 @@ class TestProfiles:
         assert texts(sql, "profiles") == before
 
     def test_a_new_user_has_a_profile_and_a_tenant_at_once(self, sql: Contract, me: Contract) -> None:
-        """R2.10: by trigger, in the same transaction; a user that is not made leaves nothing."""
+        """R2.10/new-user: by trigger, in the same transaction; a user that is not made leaves nothing."""
         before = texts(sql, "tenants")
         with sql.connection.transaction(force_rollback=True):
             join(sql, "zoe")
@@ -879,7 +879,7 @@ class TestProfiles:
 
 
 class TestAudit:
-    """R3.5: an append-only line for every change, in the same transaction, with who did it."""
+    """R3.5/job-states, R3.5/fields, R3.5/append-only, R2.10/audit: an append-only line for every change, in the same transaction, with who did it."""
 
     def test_every_verb_of_a_user_leaves_a_line(
         self, sql: Contract, me: Contract, clock: Clock, world: World
@@ -1028,7 +1028,7 @@ ATTEMPTS = [
 
 
 class TestForgery:
-    """R1.9, S12, S13, S19: claims say who the user is, never what the login may do."""
+    """R1.9/users, S12, S13, S19: claims say who the user is, never what the login may do."""
 
     def test_the_login_does_not_become_the_service(self, api: Contract, committed: World) -> None:
         for statement in ATTEMPTS:
@@ -1136,7 +1136,7 @@ def shadow(sql: Contract, api: Contract, world: World) -> None:
 
 
 class TestShadows:
-    """R2.10, S14: a caller's temporary objects and path do not reach into functions with the owner's rights."""
+    """R2.10/definers, S14: a caller's temporary objects and path do not reach into functions with the owner's rights."""
 
     def use_everything(self, api: Caller, clock: Clock, world: World) -> None:
         jobs, ann = world.ann.jobs, world.ann

@@ -72,7 +72,7 @@ def states(sql: Contract, job: uuid.UUID) -> dict[int, str]:
 
 class TestRows:
     def test_taken_once_whatever_is_repeated(self, sql: Contract) -> None:
-        """R0.1: a number that is there is left out, a second row of one key is refused, and says why."""
+        """R0.1/row-once, R0.1/bad-rows: a number that is there is left out, a second row of one key is refused, and says why."""
         declare(sql, key=["title"])
         job = open_bulk(sql, "a", "b")
         assert add(sql, job, "a", "b", "c") == {"added": 1, "refused": 0, "known": 2, "moved": 0}
@@ -137,7 +137,7 @@ class TestRows:
             sql.rows("open_bulk", type="report")
 
     def test_one_key_one_job(self, sql: Contract) -> None:
-        """R0.1: starting twice with one idempotency key gives one job."""
+        """R0.1/idempotent: starting twice with one idempotency key gives one job."""
         declare(sql)
         first = open_bulk(sql, "a", idempotency_key="k")
         assert open_bulk(sql, "b", idempotency_key="k") == first
@@ -166,7 +166,7 @@ class TestRows:
             sql.rows("take_bulk_rows", **by(task) | {"lease": task["lease"] + 1})
 
     def test_what_was_done_before_is_skipped_but_not_what_was_undone(self, sql: Contract) -> None:
-        """R2.7: skip what is already done: of the same source, by key."""
+        """R2.7/skip-done: skip what is already done: of the same source, by key."""
         declare(sql, key=["title"])
         first = open_bulk(sql, "a", "b", "c")
         load(sql)
@@ -187,7 +187,7 @@ class TestRows:
         assert states(sql, other)[2] == "queued"
 
     def test_one_at_a_time(self, sql: Contract) -> None:
-        """R2.7: one such job at a time per tenant, also when a failed one is retried."""
+        """R2.7/one-at-a-time: one such job at a time per tenant, also when a failed one is retried."""
         declare(sql, is_exclusive=True)
         first = open_bulk(sql, "a")
         with sql.refused(409, "another_runs"):
@@ -214,7 +214,7 @@ class TestRows:
             assert sql.one(f"select count(*) from penstock.{table} where job_id = %s", job) == 0
 
     def test_written_back_once_and_again_when_it_changes(self, sql: Contract) -> None:
-        """R0.7: only what has ended and was not written in this state."""
+        """R0.7/no-loss: only what has ended and was not written in this state."""
         declare(sql)
         job = open_bulk(sql, "a", "b", {"title": None})
         load(sql)
@@ -242,7 +242,7 @@ GATED = [{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "after": ["a
 
 class TestConfirmation:
     def test_opens_what_waits(self, sql: Contract) -> None:
-        """R2.7: nothing behind the gate runs before somebody says so; it is said why."""
+        """R2.7/confirm: nothing behind the gate runs before somebody says so; it is said why."""
         job = sql.start(GATED)
         sql.complete(sql.claim_one())
         assert sql.claim() == []
@@ -310,7 +310,7 @@ class TestConfirmation:
 
 class TestStopAfter:
     def test_so_many_failures(self, sql: Contract) -> None:
-        """R2.7: it pauses with its reason; who resumes has seen these failures; a retry takes them back."""
+        """R2.7/failures: it pauses with its reason; who resumes has seen these failures; a retry takes them back."""
         job = sql.start(9, stop_after=2)
         for _ in range(2):
             assert sql.status(job) in ("queued", "running")
@@ -348,7 +348,7 @@ class TestStopAfter:
 
 
 def test_pause_for_want_of_quota(sql: Contract) -> None:
-    """R2.7: pause when the quota is used up, and continue when told."""
+    """R2.7/pause: pause when the quota is used up, and continue when told."""
     sql.value("set_limit", tenant_id=sql.tenant, meter="pages", amount=2)
     job = sql.start([{"kind": "work", "units": {"pages": 1}}] * 4, on_limit="pause")
     assert len(sql.claim(9)) == 2
@@ -473,7 +473,7 @@ class TestAtOnce:
         assert len(one.claim(9)) == 3
 
     def test_undo_twice_and_while_it_is_applied(self, sessions: Sessions) -> None:
-        """R2.7: each change is undone once; what is applied later stays."""
+        """R2.7/undo: each change is undone once; what is applied later stays."""
         one, two = sessions.open(), sessions.open()
         declare(one)
         job = open_bulk(one, "a", "b")

@@ -35,7 +35,7 @@ def cost(sql: Contract, job: uuid.UUID) -> D:
 
 
 class TestPrices:
-    """R0.5: dated, by variant, by tenant."""
+    """R0.5/dated, R0.5/tenant-wins: dated, by variant, by tenant."""
 
     def test_yesterdays_work_keeps_yesterdays_price(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -54,7 +54,7 @@ class TestPrices:
         assert [tuple(row.values()) for row in rows] == [(1, False), (2, True), (5, False)]
 
     def test_exact_to_the_last_digit(self, sql: Contract) -> None:
-        """R0.4: 0.15 for a million is not a float's matter."""
+        """R0.4/exact: 0.15 for a million is not a float's matter."""
         provider(sql)
         price(sql, "input_tokens", D("0.15"), per=1_000_000)
         price(sql, "output_tokens", D("0.6"), per=1_000_000)
@@ -129,7 +129,7 @@ class TestPrices:
             sql.value("set_exchange_rate", currency=currency, rate=rate)
 
     def test_comparison(self, sql: Contract, clock: Clock) -> None:
-        """R0.4: the rate-comparison matrix."""
+        """R0.4/rate-matrix: the rate-comparison matrix."""
         for name, amount in (("a/x", 3), ("b/x", 1), ("c/x", 2)):
             provider(sql, name)
             price(sql, "seconds", amount, name)
@@ -142,7 +142,7 @@ class TestPrices:
 
 
 class TestLedger:
-    """R0.4: append-only, only the service writes, corrections are lines."""
+    """R0.4/append-only, R0.4/rollups, R0.4/currencies: append-only, only the service writes, corrections are lines."""
 
     def test_any_cost_can_be_recorded(self, sql: Contract) -> None:
         job = sql.start([{"kind": "work"}])
@@ -246,7 +246,7 @@ class TestLedger:
 
 
 class TestBudgets:
-    """R0.6, B3: reserved before each task, so that a job pauses before it overspends, by at most nothing."""
+    """R0.6/budget: reserved before each task, so that a job pauses before it overspends, by at most nothing."""
 
     @pytest.fixture(autouse=True)
     def priced(self, sql: Contract) -> None:
@@ -373,7 +373,7 @@ class TestBudgets:
 
 
 class TestForecast:
-    """B2: cost and finish before it starts."""
+    """B2/before, R0.6/forecast: cost and finish before it starts."""
 
     def forecast(self, sql: Contract, tasks: list[Any], **options: Any) -> dict[str, Any]:
         return sql.value(

@@ -28,7 +28,7 @@ def bury(sql: Contract, code: str = "handler_error", **start: Any) -> uuid.UUID:
 
 class TestLetter:
     def test_says_what_died_of_what(self, sql: Contract, clock: Clock) -> None:
-        """R3.1: dead letter with reason."""
+        """R3.1/dead-letter: dead letter with reason."""
         job = bury(sql, "bad_input", tasks=["other"])
         (letter,) = letters(sql)
         assert letter == {
@@ -64,7 +64,7 @@ class TestLetter:
         ]
 
     def test_keeps_the_full_error_history(self, sql: Contract, clock: Clock) -> None:
-        """R3.1: every attempt with its worker, times, code, message and details."""
+        """R3.1/dead-letter, R3.1/error-details: every attempt with its worker, times, code, message and details."""
         job = sql.start()
         sql.fail(sql.claim_one("w1"), "first", "w1", error_details=Jsonb({"n": 1}))
         sql.claim_one("w2")
@@ -94,7 +94,7 @@ class TestLetter:
 
 class TestReplay:
     def test_starts_afresh(self, sql: Contract) -> None:
-        """R3.1: replay; the attempts and deaths before are not held against it."""
+        """R3.1/replay: replay; the attempts and deaths before are not held against it."""
         job = sql.start([{"kind": "work", "max_attempts": 2}])
         for _ in range(2):
             sql.fail(sql.claim_one())
@@ -315,7 +315,7 @@ class TestReplay:
         assert {sql.status(job) for job in jobs} == {"completed"}
 
     def test_leaves_a_line_in_the_audit_log(self, sql: Contract) -> None:
-        """R3.5"""
+        """R3.5/job-states"""
         job = bury(sql)
         sql.replay(all=True)
         assert [(line["action"], line["details"]) for line in sql.audit(job)[-2:]] == [
@@ -349,7 +349,7 @@ class TestDiscard:
         sql.check()
 
     def test_leaves_a_line_in_the_audit_log(self, sql: Contract) -> None:
-        """R3.5"""
+        """R3.5/job-states"""
         job = bury(sql)
         sql.value("discard_dead_letters", filter=Jsonb({"all": True}))
         line = sql.audit(job)[-1]

@@ -39,7 +39,7 @@ def wait_for_next_millisecond(sql: Contract) -> None:
 class TestTenants:
     @pytest.mark.parametrize("batch", [1, 7, 30])
     def test_share_alike(self, sql: Contract, clock: Clock, batch: int) -> None:
-        """B1: two tenants with a backlog get every other task, whoever came first."""
+        """B1/shares: two tenants with a backlog get every other task, whoever came first."""
         one, two = tenant(sql), tenant(sql)
         one.start(500)
         two.start(500)
@@ -48,7 +48,7 @@ class TestTenants:
 
     @pytest.mark.parametrize("batch", [1, 10])
     def test_share_by_weight(self, sql: Contract, clock: Clock, batch: int) -> None:
-        """B1: by plan weight, 2 to 1."""
+        """B1/shares: by plan weight, 2 to 1."""
         heavy, light = tenant(sql, 2), tenant(sql, 1)
         heavy.start(400)
         light.start(400)
@@ -73,7 +73,7 @@ class TestTenants:
         assert 145 <= found[one.tenant] <= 155
 
     def test_a_large_backlog_does_not_delay_the_small(self, sql: Contract, clock: Clock) -> None:
-        """B1: beside a tenant with 20,000 tasks, 50 with one each are next, not 20,000 tasks later."""
+        """B1/no-delay: beside a tenant with 20,000 tasks, 50 with one each are next, not 20,000 tasks later."""
         large = tenant(sql)
         large.start(20_000)
         take(sql, clock, 20, 10)
@@ -142,7 +142,7 @@ class TestPriority:
 
     @pytest.mark.parametrize("batch", [1, 3, 100])
     def test_the_lowest_number_goes_first(self, sql: Contract, clock: Clock, batch: int) -> None:
-        """Priority: 0 to 10, lower first, within a tenant, strictly."""
+        """R0.2/priority: 0 to 10, lower first, within a tenant, strictly."""
         numbers = [5, 9, 0, 3, 10, 5, 1, 0]
         sql.start([{"kind": "work", "key": f"{p}.{n}", "priority": p} for n, p in enumerate(numbers)])
         keys = self.order(sql, clock, batch)
@@ -181,7 +181,7 @@ class TestPriority:
 
     @pytest.mark.parametrize("priority", [0, 10])
     def test_never_across_tenants(self, sql: Contract, clock: Clock, priority: int) -> None:
-        """B1: nobody gets a larger share by calling everything urgent."""
+        """B1/priority: nobody gets a larger share by calling everything urgent."""
         plain, loud = tenant(sql), tenant(sql)
         plain.start(300)
         loud.start(300, priority=priority)
@@ -288,7 +288,7 @@ class TestFront:
         self.check(sql, task)
 
     def test_a_dead_workers_task_is_next(self, sql: Contract, clock: Clock) -> None:
-        """R1.6."""
+        """R1.6/dead-worker."""
         task = self.backlog(sql, clock)
         clock.advance(seconds=60)
         assert sql.reclaim() == 1
@@ -335,7 +335,7 @@ class TestLanes:
         assert len(sql.claim(8)) == 8
 
     def test_a_share_is_of_each_lane(self, sql: Contract, clock: Clock) -> None:
-        """B1: work in one lane does not cost a tenant its turn in another."""
+        """B1/shares: work in one lane does not cost a tenant its turn in another."""
         busy, idle = tenant(sql), tenant(sql)
         busy.start(["work"] * 500)
         take(sql, clock, 100, 10)
@@ -349,7 +349,7 @@ class TestLate:
     def test_what_commits_behind_the_clock_is_found_beside_a_backlog(
         self, sessions: Sessions, clock: Clock
     ) -> None:
-        """B1: enqueued early, committed after the lane's clock has passed its slot: found within a second."""
+        """B1/late-commits: enqueued early, committed after the lane's clock has passed its slot: found within a second."""
         clock.freeze()
         worker, slow = sessions.open(), sessions.open()
         large = tenant(worker)
@@ -367,7 +367,7 @@ class TestLate:
     def test_what_commits_behind_the_clock_is_found_when_nothing_else_comes(
         self, sessions: Sessions, clock: Clock
     ) -> None:
-        """B1: the worker that found nothing is told when to look at the whole lane."""
+        """B1/late-commits: the worker that found nothing is told when to look at the whole lane."""
         clock.freeze()
         worker, slow = sessions.open(), sessions.open()
         tenant(worker).start(800)

@@ -278,7 +278,7 @@ class TestLocks:
 
 
 class TestWakes:
-    """R4.1: what was set aside comes back when there is room, whoever makes it and whenever."""
+    """R4.1/wakes: what was set aside comes back when there is room, whoever makes it and whenever."""
 
     @pytest.mark.parametrize("how", ["limit", "allowance", "plan", "budget", "no budget", "price"])
     def test_room_is_made_while_the_claim_sets_aside(self, sessions: Sessions, how: str) -> None:
@@ -962,7 +962,7 @@ class FlowStorm:
 
 @pytest.mark.parametrize("threads", [4, 8])
 def test_a_storm_of_money(sessions: Sessions, clock: Clock, threads: int) -> None:
-    """S43, B3, R2.3, R3.2, R4.1: the books are right at every moment, no limit is passed, no deadlock, every job ends."""
+    """S43, B3/limits, B3/quotas, B3/budgets, R2.3/no-overshoot, R3.2/windows, R4.1/reserve: the books are right at every moment, no limit is passed, no deadlock, every job ends."""
     storm = FlowStorm(sessions, clock, seed=threads)
     storm.blow(threads, seconds=4)
     storm.settle()
@@ -973,7 +973,7 @@ def test_a_storm_of_money(sessions: Sessions, clock: Clock, threads: int) -> Non
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(2))
 def test_a_long_storm_of_money(sessions: Sessions, clock: Clock, seed: int) -> None:
-    """B3, R2.3, R3.2, R4.1: the same, longer and with other dice."""
+    """B3/limits, B3/quotas, B3/budgets, R2.3/no-overshoot, R3.2/windows, R4.1/reserve: the same, longer and with other dice."""
     storm = FlowStorm(sessions, clock, seed=2000 + seed)
     storm.blow(6, seconds=15)
     storm.settle()

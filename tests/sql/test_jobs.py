@@ -56,7 +56,7 @@ def in_state(sql: Contract, state: str) -> uuid.UUID:
 
 class TestStart:
     def test_makes_a_job_and_its_tasks(self, sql: Contract, clock: Clock) -> None:
-        """R1.1: a job and its tasks in one transaction."""
+        """R1.1/start: a job and its tasks in one transaction."""
         job = sql.start(
             ["work", {"kind": "other", "input": {"a": 1}}], type="report", params={"month": 5}, priority=3
         )
@@ -71,7 +71,7 @@ class TestStart:
         assert {task["priority"] for task in sql.tasks(job)} == {3}
 
     def test_defaults(self, sql: Contract) -> None:
-        """Priority: 0 to 10, lower first, 5 by default."""
+        """R0.2/priority: 0 to 10, lower first, 5 by default."""
         job = sql.start()
         assert sql.job(job)["priority"] == 5
         assert sql.job(job)["params"] == {}
@@ -81,7 +81,7 @@ class TestStart:
         assert {job.version for job in jobs} == {7}
 
     def test_a_key_stands_for_one_job(self, sql: Contract) -> None:
-        """R0.1: starting twice with one idempotency key gives one job."""
+        """R0.1/idempotent: starting twice with one idempotency key gives one job."""
         job = sql.start(3, params={"a": 1}, idempotency_key="k", priority=2)
         before = sql.snapshot()
         assert sql.start(3, params={"a": 1}, idempotency_key="k", priority=2) == job
@@ -189,7 +189,7 @@ class TestStart:
         assert sql.snapshot() == before
 
     def test_params_of_10_megabytes_are_refused(self, sql: Contract) -> None:
-        """R1.4: no blobs in the database."""
+        """R1.4/no-blobs: no blobs in the database."""
         with sql.refused(413, "too_large", field="params") as refusal:
             sql.start(params={"text": "x" * 10_000_000})
         assert refusal.details["limit"] == 262144
@@ -202,7 +202,7 @@ class TestStart:
             nobody.start(tenant_id=str(uuid.uuid4()))
 
     def test_a_start_in_the_future_waits(self, sql: Contract, clock: Clock) -> None:
-        """R3.1: scheduled start."""
+        """R3.1/scheduled: scheduled start."""
         job = sql.start(2, run_at=(clock.now() + timedelta(hours=1)).isoformat())
         assert sql.claim(5) == []
         assert sql.status(job) == "queued"
@@ -268,7 +268,7 @@ class TestStart:
 
 class TestFailurePolicy:
     def test_by_default_the_rest_still_runs(self, sql: Contract) -> None:
-        """A job ends `failed` with its counts when a task has failed; the rest still runs."""
+        """R0.2/ends: a job ends `failed` with its counts when a task has failed; the rest still runs."""
         job = sql.start(3)
         sql.kill(sql.claim_one())
         assert sql.status(job) == "running"
@@ -342,7 +342,7 @@ class TestFailurePolicy:
 class TestStateMachine:
     @pytest.mark.parametrize("old", STATES)
     def test_illegal_transitions_are_refused_whoever_asks(self, sql: Contract, old: str) -> None:
-        """R0.2: also the owner's own UPDATE."""
+        """R0.2/illegal, R0.2/job-states: also the owner's own UPDATE."""
         job = in_state(sql, old)
         finished = {"completed", "failed", "canceled"}
         for new in STATES:
@@ -634,7 +634,7 @@ class TestCancel:
 
 class TestAudit:
     def test_each_change_of_state_leaves_a_line(self, sql: Contract, clock: Clock) -> None:
-        """R3.5: in the same transaction, with job, actor and subject."""
+        """R3.5/job-states, R3.5/fields: in the same transaction, with job, actor and subject."""
         job = sql.start(2)
         task = sql.claim_one()
         sql.pause(job, "lunch")
@@ -689,7 +689,7 @@ class TestAudit:
 
 class TestProgress:
     def test_without_declared_phases_each_task_counts_alike(self, sql: Contract) -> None:
-        """R1.5: percent, phase, done, total; exact at every step."""
+        """R1.5/exact, R0.2/progress: percent, phase, done, total; exact at every step."""
         job = sql.start(["work"] * 60 + ["other"] * 40)
         assert sql.progress(job)["phase"] == "queued"
         done = 0
@@ -712,7 +712,7 @@ class TestProgress:
         assert phases == [("read", 2), ("work", 1)]
 
     def test_declared_phases_have_their_weights(self, sql: Contract) -> None:
-        """R1.5: weighted phases of the job type; a phase's own share grows evenly with its tasks."""
+        """R1.5/phases: weighted phases of the job type; a phase's own share grows evenly with its tasks."""
         phases = [
             {"name": "text", "weight": 40},
             {"name": "pdf", "weight": 20},
@@ -790,7 +790,7 @@ class TestProgress:
         assert sql.progress(job)["percent"] == 100
 
     def test_an_estimate_of_the_time_left(self, sql: Contract, clock: Clock) -> None:
-        """B2: an honest ETA from the pace so far."""
+        """B2/eta: an honest ETA from the pace so far."""
         job = sql.start(10)
         assert sql.progress(job)["eta_seconds"] is None
         tasks = sql.claim(10)
@@ -809,7 +809,7 @@ class TestProgress:
 
     @pytest.mark.parametrize("seed", range(4))
     def test_is_exact_after_any_interleaving(self, sql: Contract, clock: Clock, seed: int) -> None:
-        """R1.5: exact after random completions, failures, deaths, hand-backs, retries and additions."""
+        """R1.5/exact, R0.2/progress: exact after random completions, failures, deaths, hand-backs, retries and additions."""
         chosen = random.Random(seed)
         jobs = [
             sql.start(graph(a="", b="a", c="a", d="b c", e="") + ["other"] * 3, on_failure="continue")
@@ -847,7 +847,7 @@ class TestProgress:
             assert sql.progress(job)["done"] == sql.progress(job)["total"]
 
     def test_never_updates_the_job_per_task(self, sessions: Sessions) -> None:
-        """R1.5: never a hot row: a job is written when it starts and when it ends, a phase once per batch."""
+        """R1.5/no-hot-row: never a hot row: a job is written when it starts and when it ends, a phase once per batch."""
         sql = sessions.open()
         job = sql.start(500)
         query = "select xmin::text from penstock.jobs where id = %s"

@@ -40,7 +40,7 @@ def kind(sql: Contract, name: str = "work", **options: Any) -> None:
 
 class TestClaim:
     def test_returns_what_a_worker_needs(self, sql: Contract, clock: Clock) -> None:
-        """R1.2: the columns of the contract."""
+        """R1.2/functions: the columns of the contract."""
         kind(sql, timeout_seconds=60, max_attempts=4)
         job = sql.start([{"kind": "work", "key": "k", "input": {"row": 7}}])
         task = sql.claim_one(seconds=90)
@@ -74,7 +74,7 @@ class TestClaim:
         assert [len(sql.claim(3)) for _ in range(3)] == [3, 2, 0]
 
     def test_takes_only_the_kinds_asked_for(self, sql: Contract) -> None:
-        """R1.7: claim by kind."""
+        """R1.7/by-kind: claim by kind."""
         sql.start(["work", "other", "work"])
         assert [task["kind"] for task in sql.claim(9, kinds=["other"])] == ["other"]
         assert sql.claim(9, kinds=["nothing"]) == []
@@ -92,7 +92,7 @@ class TestClaim:
         assert len(sql.claim(9)) == 4
 
     def test_nothing_is_claimed_during_maintenance(self, sql: Contract) -> None:
-        """R3.9: maintenance mode. What runs ends normally."""
+        """R3.9/maintenance: maintenance mode. What runs ends normally."""
         sql.start(2)
         task = sql.claim_one()
         sql.value("set_setting", name="maintenance", value=Jsonb(True))
@@ -121,7 +121,7 @@ class TestClaim:
             sql.claim(**arguments)
 
     def test_numbers_only_grow(self, sql: Contract, clock: Clock) -> None:
-        """R1.2: each claim of a task has a greater number than all before it, whatever ended the one before."""
+        """R1.2/lease-grows: each claim of a task has a greater number than all before it, whatever ended the one before."""
         sql.start(5)
         numbers: dict[int, list[int]] = {}
         for turn in range(8):
@@ -147,7 +147,7 @@ class TestClaim:
 
 
 class TestFence:
-    """R1.2, S26: a late worker gets a clear refusal and changes nothing."""
+    """R1.2/fence, S26: a late worker gets a clear refusal and changes nothing."""
 
     def refuse(self, sql: Contract, write: Any, task: Any, worker: str, code: str) -> None:
         before = sql.snapshot()
@@ -231,7 +231,7 @@ class TestFence:
 
 
 class TestWithoutNumber:
-    """R1.2: the seed's callers give no lease: then it must be the worker that holds the live one."""
+    """R1.2/without-lease: the seed's callers give no lease: then it must be the worker that holds the live one."""
 
     @pytest.mark.parametrize("call", ["heartbeat_task", "complete_task", "fail_task", "reschedule_task"])
     def test_the_holder_may(self, sql: Contract, call: str) -> None:
@@ -294,7 +294,7 @@ class TestHeartbeat:
         assert sql.reclaim() == 0
 
     def test_takes_many_at_once_and_names_those_that_are_gone(self, sql: Contract, clock: Clock) -> None:
-        """R1.2: the batch form; one statement per beat for all of a worker's leases."""
+        """R1.2/batch: the batch form; one statement per beat for all of a worker's leases."""
         kept, lost, ended = sql.start(), sql.start(), sql.start()
         canceled = sql.start()
         tasks = {task["job_id"]: task for task in sql.claim(4)}
@@ -313,7 +313,7 @@ class TestHeartbeat:
         assert expires == clock.now() + timedelta(seconds=600)
 
     def test_an_old_lease_extends_nothing(self, sql: Contract, clock: Clock) -> None:
-        """R1.2: also not the same worker's newer lease of the task."""
+        """R1.2/fence: also not the same worker's newer lease of the task."""
         sql.start()
         old = sql.claim_one()
         clock.advance(seconds=31)
@@ -420,7 +420,7 @@ class TestComplete:
             sql.complete({**task, "lease": task["lease"] + 1})
 
     def test_a_batch_may_be_partly_refused(self, sql: Contract, clock: Clock) -> None:
-        """R1.2: the batch form ends what it may and names the rest, with a reason for each."""
+        """R1.2/batch: the batch form ends what it may and names the rest, with a reason for each."""
         sql.value("set_setting", name="max_output_bytes", value=Jsonb(100))
         lost, canceled, large = sql.start(), sql.start(), sql.start()
         done = sql.start(3)
@@ -497,7 +497,7 @@ class TestComplete:
             sql.rows("complete_tasks", worker_id="w1", **arguments)
 
     def test_too_large_an_output_is_refused_and_the_task_goes_on(self, sql: Contract) -> None:
-        """R1.4: no blobs in the database. The worker still holds the task and can say why it failed."""
+        """R1.4/no-blobs: no blobs in the database. The worker still holds the task and can say why it failed."""
         sql.start()
         task = sql.claim_one()
         before = sql.snapshot()
@@ -529,7 +529,7 @@ class TestComplete:
 
 class TestFail:
     def test_leads_to_another_attempt(self, sql: Contract) -> None:
-        """R0.2: attempt, retry_count, last_retry_at, error_code and message."""
+        """R0.2/retry-fields: attempt, retry_count, last_retry_at, error_code and message."""
         job = sql.start()
         for attempt in (1, 2, 3):
             task = sql.claim_one()
@@ -547,7 +547,7 @@ class TestFail:
         assert sql.status(job) == "failed"
 
     def test_keeps_every_error(self, sql: Contract, clock: Clock) -> None:
-        """R3.1: structured error details, and the worker that had the attempt."""
+        """R3.1/error-details: structured error details, and the worker that had the attempt."""
         job = sql.start()
         for worker in ("w1", "w2"):
             task = sql.claim_one(worker)
@@ -584,7 +584,7 @@ class TestFail:
             sql.complete(task)
 
     def test_backs_off_with_full_jitter_up_to_a_cap(self, sql: Contract, clock: Clock) -> None:
-        """R0.3: truncated exponential backoff with full jitter."""
+        """R0.3/backoff: truncated exponential backoff with full jitter."""
         kind(sql, "work", backoff_seconds=4, backoff_cap_seconds=30, max_attempts=100)
         sql.start(200)
         for failures in range(6):
@@ -614,7 +614,7 @@ class TestFail:
             sql.upkeep()
 
     def test_waits_as_long_as_the_provider_says(self, sql: Contract, clock: Clock) -> None:
-        """R0.3: Retry-After is honoured, also where it is longer than the cap."""
+        """R0.3/retry-after: Retry-After is honoured, also where it is longer than the cap."""
         kind(sql, "work", backoff_seconds=2, backoff_cap_seconds=10)
         sql.start()
         task = sql.claim_one()
@@ -635,7 +635,7 @@ class TestFail:
         assert delay > 0.001
 
     def test_ends_at_the_cap_of_attempts(self, sql: Contract) -> None:
-        """R0.3: capped in count; a task's own cap wins over its kind's."""
+        """R0.3/count-cap: capped in count; a task's own cap wins over its kind's."""
         kind(sql, "work", max_attempts=2, backoff_seconds=0)
         sql.start([{"kind": "work", "key": "two"}, {"kind": "work", "key": "one", "max_attempts": 1}])
         for task in sql.claim(2):
@@ -647,7 +647,7 @@ class TestFail:
         assert letters == [{"reason": "attempts", "attempts": 1}, {"reason": "attempts", "attempts": 2}]
 
     def test_ends_at_the_cap_of_total_time(self, sql: Contract, clock: Clock) -> None:
-        """R0.3: capped in total time, counted from the start of the first attempt."""
+        """R0.3/time-cap: capped in total time, counted from the start of the first attempt."""
         kind(sql, "work", max_attempts=100, backoff_seconds=0, retry_seconds=60)
         sql.start()
         task = sql.claim_one()
@@ -856,7 +856,7 @@ class TestReclaim:
         assert sql.upkeep()["promoted"] == 1
 
     def test_a_dead_workers_task_runs_elsewhere(self, sql: Contract, clock: Clock) -> None:
-        """R1.6: stale leases return by themselves, within the lease time."""
+        """R1.6/stale-leases, R1.6/dead-worker: stale leases return by themselves, within the lease time."""
         sql.start()
         task = sql.claim_one("w1", seconds=20)
         clock.advance(seconds=19)
@@ -876,7 +876,7 @@ class TestReclaim:
         sql.check()
 
     def test_the_third_death_is_the_last(self, sql: Contract, clock: Clock) -> None:
-        """R1.6, R3.1: a task whose worker died three times goes to the dead letters."""
+        """R3.1/dead-letter: a task whose worker died three times goes to the dead letters."""
         job = sql.start()
         for death in (1, 2, 3):
             task = sql.claim_one(f"w{death}")

@@ -51,7 +51,7 @@ class Window:
 
 
 class TestWindows:
-    """R3.2: in no window is more admitted than the limit, and hardly less."""
+    """R3.2/windows, R3.2/at-claim: in no window is more admitted than the limit, and hardly less."""
 
     def test_no_more_than_the_limit_is_claimed(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -171,7 +171,7 @@ class TestWindows:
         assert len(sql.claim(10)) == 3
 
     def test_a_tenants_own_limits_win(self, sql: Contract, clock: Clock) -> None:
-        """R0.5: its own row, its own lane, its own windows; the others keep theirs."""
+        """R0.5/tenant-wins: its own row, its own lane, its own windows; the others keep theirs."""
         clock.freeze()
         provider(sql, requests_per_minute=2)
         other = sql.value("create_tenant", name="other")
@@ -184,7 +184,7 @@ class TestWindows:
 
 
 class TestConcurrency:
-    """B3: the count is that of live leases; whatever dies, no place is lost."""
+    """B3/limits, R3.2/concurrency, R3.2/slot-returns: the count is that of live leases; whatever dies, no place is lost."""
 
     def test_places_come_back_with_every_way_an_attempt_ends(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -238,7 +238,7 @@ def release(sql: Contract, tokens: int = 1000, actual: int | None = None, **how:
 
 
 class TestCapacity:
-    """R3.2: the same limiter for code outside a claim, as the seed calls it."""
+    """R3.2/capacity: the same limiter for code outside a claim, as the seed calls it."""
 
     def test_takes_and_gives_back(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -294,7 +294,7 @@ def tell(sql: Contract, name: str = NAME, **signal: Any) -> None:
 
 
 class TestFeedback:
-    """R3.4: what a provider answers slows its lane for everybody, and it recovers by itself."""
+    """R3.4/slows, R3.4/recovers, R3.2/violations: what a provider answers slows its lane for everybody, and it recovers by itself."""
 
     def test_retry_after_closes_the_lane_for_all(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -432,6 +432,7 @@ class TestCatalogue:
         assert sql.one("select count(*) from penstock.audit_log where action = 'provider.changed'") == 2
 
     def test_maintenance_and_disabled_stop_the_lane(self, sql: Contract) -> None:
+        """R3.2/status"""
         provider(sql)
         job = sql.start(calls(2))
         for status, words in (("maintenance", "under maintenance"), ("disabled", "disabled")):
@@ -469,7 +470,7 @@ class TestBadTasks:
 
 
 class TestBackpressure:
-    """R3.3: late past the threshold, refused past the depth limit."""
+    """R3.3/delay, R3.3/refuse: late past the threshold, refused past the depth limit."""
 
     def test_delays_with_jitter_past_the_threshold(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -539,7 +540,7 @@ class TestWhy:
 
 
 class TestRoutes:
-    """R0.6: a task names what it needs instead of a provider."""
+    """R0.6/cheapest, R0.6/fallback: a task names what it needs instead of a provider."""
 
     @pytest.fixture(autouse=True)
     def shops(self, sql: Contract) -> None:

@@ -371,7 +371,7 @@ def run(model: type[Model], examples: int, steps: int) -> None:
 
 @pytest.mark.timeout(180)
 def test_any_sequence_of_calls_ends_where_the_model_does(model: type[Model]) -> None:
-    """R0.2, R1.2, R1.3, R1.6: states of jobs and tasks, leases, graphs, retries, deaths, replays."""
+    """R0.2/job-states, R0.2/task-states, R1.2/fence, R1.3/order, R1.6/stale-leases: states of jobs and tasks, leases, graphs, retries, deaths, replays."""
     run(model, examples=15, steps=25)
 
 

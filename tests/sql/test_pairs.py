@@ -105,7 +105,7 @@ def seen(sql: Contract, at: Scene) -> list[db.Row]:
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["running", "late", "paused", "failed"])
 def test_two_at_once_end_as_one_after_the_other(sessions: Sessions, clock: Clock, what: str) -> None:
-    """R1.2, R1.6, R0.2: all pairs, the first committed or rolled back while the second is under way."""
+    """R1.2/fence, R0.2/task-states: all pairs, the first committed or rolled back while the second is under way."""
     clock.freeze()
     one, two = sessions.open(), sessions.open()
     wrong: list[str] = []

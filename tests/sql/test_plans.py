@@ -1,4 +1,4 @@
-"""R0.8: every listed query pattern is served by its index; a claim costs the same however long the queue is.
+"""Every listed query pattern is served by its index; a claim costs the same however long the queue is.
 
 Cost is counted in pages of the buffer cache, never in time.
 """
@@ -230,12 +230,12 @@ class TestQueries:
 
     @each_pattern
     def test_has_its_index(self, big: Big, name: str) -> None:
-        """R0.8: with 100,000 rows EXPLAIN shows the index."""
+        """R0.8/queries: with 100,000 rows EXPLAIN shows the index."""
         self.check(big, name)
 
     @each_pattern
     def test_has_it_under_row_security(self, big: Big, name: str) -> None:
-        """R0.8: the policies do not stand between a signed-in user's query and its index."""
+        """R0.8/row-security: the policies do not stand between a signed-in user's query and its index."""
         if name in ("due parked", "a job by its key"):
             pytest.skip("not for users")
         with big.sql.connection.transaction(force_rollback=True):
@@ -429,7 +429,7 @@ def costs(server: Server) -> Generator[dict[str, Costs]]:
 @pytest.mark.parametrize("when", ["old plans", "old statistics", "good statistics", "no statistics"])
 class TestClaim:
     def test_costs_the_same_however_long_the_queue(self, costs: dict[str, Costs], when: str) -> None:
-        """R0.8: a hundred times as much ready, and the ended kept: at most a half more pages."""
+        """R0.8/claim: a hundred times as much ready, and the ended kept: at most a half more pages."""
         few, many = costs["few"], costs[when]
         assert many.claim < 1.5 * few.claim, (few.claim, many.claim)
         # A few index pages and a row of each of six tables for each task.
@@ -441,7 +441,7 @@ class TestClaim:
         assert many.complete < 40 * BATCH
 
     def test_both_go_by_their_indexes(self, costs: dict[str, Costs], when: str) -> None:
-        """R0.8: whatever the statistics say, and also when there are none."""
+        """R0.8/claim: whatever the statistics say, and also when there are none."""
         seen = costs[when]
         assert seen.scans["ready_claim"] == 1
         assert sum(n for name, n in seen.scans.items() if name.startswith("jobs_")) <= BATCH + 10
@@ -452,7 +452,7 @@ class TestClaim:
 
 
 def test_many_small_jobs_that_end_at_once_cost_as_much_each(costs: dict[str, Costs]) -> None:
-    """R1.5: twenty times as many in a batch cost twenty times as much, not four hundred."""
+    """R1.5/no-hot-row: twenty times as many in a batch cost twenty times as much, not four hundred."""
     few, many = costs["5 small jobs"], costs["100 small jobs"]
     assert many.claim / 100 < 1.5 * few.claim / 5
     assert many.complete / 100 < 1.5 * few.complete / 5

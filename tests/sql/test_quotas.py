@@ -54,7 +54,7 @@ def accounts_are_right(request: pytest.FixtureRequest) -> Any:
 
 
 class TestHolds:
-    """R2.3, R4.1: reserve, commit, release."""
+    """R2.3/reserve, R2.2/over-limit, R2.4/enforce, R4.1/reserve: reserve, commit, release."""
 
     def test_reserve_commit_release(self, sql: Contract) -> None:
         limit(sql, "pages", 10)
@@ -79,7 +79,7 @@ class TestHolds:
         assert usage(sql, "pages") == (0, 0)
 
     def test_twice_is_once(self, sql: Contract) -> None:
-        """R4.1: a double release changes nothing; nor does a double commit."""
+        """R4.1/double-release: a double release changes nothing; nor does a double commit."""
         limit(sql, "pages", 10)
         one = reserve(sql, pages=2, key="a")
         assert reserve(sql, pages=2, key="a") == one
@@ -127,7 +127,7 @@ class TestHolds:
             reserve(sql, pages=1)
 
     def test_lowering_a_limit_below_use_is_legal(self, sql: Contract) -> None:
-        """R4.1: it stops new work, and takes nothing back."""
+        """R4.1/lowered: it stops new work, and takes nothing back."""
         limit(sql, "pages", 10)
         sql.value("commit_hold", hold_id=reserve(sql, pages=8))
         limit(sql, "pages", 3)
@@ -151,7 +151,7 @@ class TestHolds:
                 sql.value("commit_hold", hold_id=hold, actual=Jsonb(amounts))
 
     def test_an_unknown_tenant_is_refused(self, sql: Contract) -> None:
-        """R2.2: never open to whom we do not know."""
+        """R2.2/unknown-tenant: never open to whom we do not know."""
         with sql.refused(404, "unknown_tenant"):
             reserve(sql, tenant=uuid.uuid4(), pages=1)
         with sql.refused(404, "unknown_tenant"):
@@ -166,13 +166,13 @@ class TestHolds:
 
 
 class TestLimits:
-    """R2.2: plan + override while it is valid; one resolver."""
+    """R2.2/override, R2.1/monthly, R3.7/at-once: plan + override while it is valid; one resolver."""
 
     def resolved(self, sql: Contract) -> dict[str, Decimal]:
         return {row["meter"]: row["amount"] for row in sql.rows("resolve_limits", tenant_id=sql.tenant)}
 
     def test_the_seeds_plans(self, sql: Contract) -> None:
-        """R3.7: four plans, changed at once."""
+        """R3.7/plans, R3.7/at-once: four plans, changed at once."""
         assert self.resolved(sql) == {}
         for plan, tokens in (("free", 50_000), ("basic", 500_000), ("premium", 2_500_000)):
             sql.value("set_tenant_plan", tenant_id=sql.tenant, plan=plan)
@@ -200,7 +200,7 @@ class TestLimits:
                 )
 
     def test_a_purchase_counts_once_per_key(self, sql: Contract) -> None:
-        """R4.1: purchase and reset."""
+        """R4.1/purchase: purchase and reset."""
         limit(sql, "thumbnails", 10)
         for _ in range(2):
             sql.value(
@@ -254,7 +254,7 @@ class TestLimits:
             reserve(sql, pages=1)
 
     def test_observe_only_records(self, sql: Contract) -> None:
-        """R2.4: a gate that says what it would have done."""
+        """R2.4/observe: a gate that says what it would have done."""
         limit(sql, "pages", 1)
         sql.value("set_meter", name="pages", values=Jsonb({"mode": "observe"}))
         reserve(sql, pages=5)
@@ -314,7 +314,7 @@ class TestLimits:
 
 
 class TestTasks:
-    """B3: what a task may need is set aside with its lease and ends with it."""
+    """B3/quotas, R4.1/wakes: what a task may need is set aside with its lease and ends with it."""
 
     def test_what_does_not_fit_is_held_with_its_reason(self, sql: Contract) -> None:
         limit(sql, "pages", 10)
@@ -491,7 +491,7 @@ class TestTasks:
 
 
 class TestUsage:
-    """R2.1, R3.7: per tenant, action and UTC day."""
+    """R2.1/daily: per tenant, action and UTC day."""
 
     def test_days_and_actions(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
@@ -530,7 +530,7 @@ class TestUsage:
 
 @pytest.mark.slow
 def test_the_last_unit_goes_to_one(sessions: Sessions) -> None:
-    """R2.3: many at once for the last unit, again and again: never two have it."""
+    """R2.3/no-overshoot: many at once for the last unit, again and again: never two have it."""
     first = sessions.open()
     tenant = first.tenant
     limit(first, "pages", 0)

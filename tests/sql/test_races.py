@@ -23,7 +23,7 @@ def beats(*tasks: db.Row) -> Jsonb:
 
 class TestClaim:
     def test_no_task_is_claimed_twice(self, sessions: Sessions) -> None:
-        """R1.2: SKIP LOCKED. Six sessions take small and odd bites of one queue."""
+        """R1.2/skip-locked: SKIP LOCKED. Six sessions take small and odd bites of one queue."""
         sql = sessions.open()
         for _ in range(4):
             sql.start([{"kind": "work", "priority": n % 3} for n in range(150)])
@@ -64,7 +64,7 @@ class TestClaim:
         two.check()
 
     def test_a_task_that_commits_late_is_found(self, sessions: Sessions, clock: Clock) -> None:
-        """B1: the claim starts reading at the lane's clock, and a slow sweep finds what committed behind it."""
+        """B1/late-commits: the claim starts reading at the lane's clock, and a slow sweep finds what committed behind it."""
         clock.freeze()
         slow, fast, worker = sessions.open(), sessions.open(), sessions.open()
         with slow.connection.transaction():
@@ -191,7 +191,7 @@ class TestLease:
 
 class TestEnd:
     def test_two_last_tasks_in_different_phases_end_the_job_once(self, sessions: Sessions) -> None:
-        """R1.5: exact under concurrency."""
+        """R1.5/exact: exact under concurrency."""
         one, two = sessions.open(), sessions.open()
         for _ in range(10):
             job = one.start(["work", "other"])
@@ -336,7 +336,7 @@ class TestEnd:
 
 class TestIdempotency:
     def test_two_starts_with_one_key_make_one_job(self, sessions: Sessions) -> None:
-        """R0.1: starting twice with one idempotency key gives one job, also at the same time."""
+        """R0.1/idempotent: starting twice with one idempotency key gives one job, also at the same time."""
         one, two = sessions.open(), sessions.open()
         with one.connection.transaction():
             job = one.start(3, idempotency_key="k")
@@ -611,7 +611,7 @@ class Storm:
 def test_a_storm_of_every_verb_leaves_everything_in_order(
     sessions: Sessions, clock: Clock, threads: int
 ) -> None:
-    """R1.2, R1.5: no deadlock, no task in two places, exact counts, every job ends."""
+    """R1.2/skip-locked, R1.5/exact: no deadlock, no task in two places, exact counts, every job ends."""
     storm = Storm(sessions, clock, seed=threads)
     storm.blow(threads, seconds=3)
     storm.settle()
@@ -622,7 +622,7 @@ def test_a_storm_of_every_verb_leaves_everything_in_order(
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_long_storm(sessions: Sessions, clock: Clock, seed: int) -> None:
-    """R1.2, R1.5: the same, longer and with other dice."""
+    """R1.2/skip-locked, R1.5/exact: the same, longer and with other dice."""
     storm = Storm(sessions, clock, seed=1000 + seed)
     storm.blow(6, seconds=10)
     storm.settle()

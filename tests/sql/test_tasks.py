@@ -21,7 +21,7 @@ def keys(tasks: list[Any]) -> list[str]:
 
 class TestGraph:
     def test_a_task_starts_when_what_it_comes_after_has_succeeded(self, sql: Contract) -> None:
-        """R1.3: the seed's order by sequence would run a PDF before its text."""
+        """R1.3/order: the seed's order by sequence would run a PDF before its text."""
         job = sql.start(graph(text="", pdf="text", audio="pdf"))
         assert sql.states(job) == {"text": "queued", "pdf": "blocked", "audio": "blocked"}
         for key in ("text", "pdf", "audio"):
@@ -44,7 +44,7 @@ class TestGraph:
         assert sql.progress(job)["done"] == 3
 
     def test_outputs_arrive_under_their_keys(self, sql: Contract) -> None:
-        """R1.3: a task receives the outputs of what it comes after, under input.after.<key>."""
+        """R1.3/outputs: a task receives the outputs of what it comes after, under input.after.<key>."""
         tasks = graph(a="", b="", c="a b")
         tasks[2]["input"] = {"own": 1}
         sql.start(tasks)
@@ -419,7 +419,7 @@ class TestAdd:
         assert sql.snapshot() == before
 
     def test_a_key_stands_for_one_task(self, sql: Contract) -> None:
-        """R0.1: a row never makes two tasks in a job."""
+        """R0.1/row-once: a row never makes two tasks in a job."""
         rows = [{"kind": "work", "idempotency_key": f"row:{n}"} for n in range(3)]
         job = sql.start(rows)
         assert sql.progress(job)["total"] == 3
@@ -505,7 +505,7 @@ def shown(value: Any) -> str | None:
 
 
 class TestBadInput:
-    """Refused with a stable code and the field's name, and nothing is left behind."""
+    """R1.3/refused: refused with a stable code and the field's name, and nothing is left behind."""
 
     @pytest.mark.parametrize(("task", "status", "code", "field"), BAD, ids=shown)
     def test_is_refused(self, sql: Contract, task: Any, status: int, code: str, field: str) -> None:

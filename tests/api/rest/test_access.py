@@ -19,7 +19,7 @@ from tests.api.rest.conftest import KEYS, Person, Site, refused
 
 
 class TestAccess:
-    """R2.10: the role decides, as in the database itself."""
+    """R2.10/by-name, B5/role: the role decides, as in the database itself."""
 
     def test_what_is_not_granted(self, site: Site, ann: Person) -> None:
         refused(site.get("jobs", site.anon_key), 401, "42501")

@@ -28,10 +28,10 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class TestSupabasePython:
-    """B5: an unmodified supabase-py can call the contract."""
+    """B5/python, B5/role: an unmodified supabase-py can call the contract."""
 
     def test_the_worker_loop(self, site: Site, ann: Person) -> None:
-        """R1.2"""
+        """R1.2/any-language, R1.2/without-lease"""
         service = site.service()
         job = (
             service.rpc(
@@ -105,7 +105,7 @@ class TestSupabasePython:
         assert client.rpc("claim_tasks", {"p_worker_id": "w1"}).execute().data == []
 
     def test_a_user_starts_and_reads_own_jobs(self, site: Site, ann: Person, bob: Person) -> None:
-        """R1.1"""
+        """R0.9/own-rows"""
         theirs = site.start(bob.tenant, 1, secret="of bob")
         client = site.user(ann)
         mine = [
@@ -175,7 +175,7 @@ class TestSupabasePython:
         assert json.loads(caught.value.details or "") == {"code": "no_tasks", "field": "tasks"}
 
     def test_a_worker_s_key_is_for_the_worker_s_functions(self, site: Site, ann: Person) -> None:
-        """R1.9, S24, S26"""
+        """R1.9/workers, S24, S26"""
         key = site.key("worker")
         job = site.start(ann.tenant)
         worker = site.client(key)
@@ -197,7 +197,7 @@ class TestSupabasePython:
 
 
 class TestSupabaseJavaScript:
-    """B5: an unmodified supabase-js can call the contract."""
+    """B5/javascript, B5/role: an unmodified supabase-js can call the contract."""
 
     def test_what_a_browser_does(self, site: Site, ann: Person, bob: Person, node: Node) -> None:
         theirs = site.start(bob.tenant, 1, secret="of bob")
@@ -229,7 +229,7 @@ class TestSupabaseJavaScript:
 
 
 class TestDraining:
-    """R1.6, B5: a job of 1,000 tasks, two clients, one of which dies with leases in its hands."""
+    """R1.6/dead-worker, R1.2/any-language, B5/javascript: a job of 1,000 tasks, two clients, one of which dies with leases in its hands."""
 
     @pytest.mark.slow
     @pytest.mark.timeout(300)

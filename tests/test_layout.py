@@ -1,0 +1,121 @@
+"""One noun, one file name: what penstock/sql/functions/NOUN.sql does is found under that name in every layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FUNCTIONS = "penstock/sql/functions"
+# Where a noun is looked for; one match is enough.
+LAYERS = {
+    "python": ["penstock/{}.py", "penstock/{}/__init__.py"],
+    "api": ["penstock/api/{}.py"],
+    "cli": ["penstock/cli/{}.py"],
+    "dashboard": ["penstock/dashboard/{}.py"],
+    "tests": ["tests/test_{}.py", "tests/*/test_{}.py"],
+    "docs": ["docs/{}.md"],
+}
+
+# Files that hold no noun of their own, but parts of the engine that several nouns use.
+PARTS = {
+    "clock": "the one clock, which tests replace",
+    "problems": "how a function refuses",
+    "queue": "claim, reclaim and upkeep: the worker's side of tasks",
+    "leases": "heartbeat, complete, fail and reschedule: the worker's side of tasks",
+    "flow": "limits, routes and budgets at the claim",
+    "holds": "reservations of quotas and budgets",
+    "forecasts": "why a task waits, and what a job will cost: verbs of jobs",
+}
+
+# Where a layer has another file for a noun: the file, or None where the layer needs none. Explained line by line.
+ELSEWHERE: dict[str, dict[str, str | None]] = {
+    # Verbs on many jobs at once exist for the dashboard only.
+    "actions": {"api": None, "cli": None, "docs": "docs/dashboard.md"},
+    # A job's page shows its files.
+    "artifacts": {"dashboard": "penstock/dashboard/jobs.py"},
+    # The command is `penstock bulk`.
+    "bulks": {"cli": "penstock/cli/bulk.py", "docs": "docs/bulk.md"},
+    # Costs, usage, quotas and providers share the pages on money.
+    "costs": {"api": "penstock/api/money.py", "dashboard": "penstock/dashboard/usage.py", "docs": "docs/money.md"},
+    "quotas": {
+        "python": "penstock/usage.py",
+        "api": "penstock/api/money.py",
+        "cli": "penstock/cli/usage.py",
+        "dashboard": "penstock/dashboard/usage.py",
+        "docs": "docs/money.md",
+    },
+    "usage": {"api": "penstock/api/money.py", "docs": "docs/money.md"},
+    # A provider's limits are the command `penstock limits`, its lanes a page.
+    "providers": {
+        "cli": "penstock/cli/limits.py",
+        "dashboard": "penstock/dashboard/lanes.py",
+        "docs": "docs/money.md",
+    },
+    # Documented where people use them: as operators, as readers of the concepts, as writers of code.
+    "dead_letters": {"docs": "docs/operate.md"},
+    "jobs": {"docs": "docs/concepts.md"},
+    "schedules": {"docs": "docs/sdk.md"},
+    # Tasks are shown and changed with their job.
+    "tasks": {
+        "api": "penstock/api/jobs.py",
+        "cli": "penstock/cli/jobs.py",
+        "dashboard": "penstock/dashboard/jobs.py",
+        "docs": "docs/concepts.md",
+    },
+    # API keys are made on the command line only.
+    "keys": {
+        "api": "penstock/api/callers.py",
+        "dashboard": None,
+        "tests": "tests/api/test_callers.py",
+        "docs": "docs/api.md",
+    },
+    # Kinds and job types are declared in code.
+    "kinds": {
+        "api": None,
+        "cli": None,
+        "dashboard": None,
+        "tests": "tests/sql/test_jobs.py",
+        "docs": "docs/sdk.md",
+    },
+    # The dashboard's first page, and figures for it.
+    "overview": {"api": None, "cli": None, "tests": "tests/dashboard/test_pages.py", "docs": "docs/dashboard.md"},
+    # penstock/settings.py reads the environment; settings in the database are set in SQL and in the dashboard.
+    "settings": {"api": None, "cli": None, "tests": "tests/sql/test_jobs.py", "docs": "docs/operate.md"},
+    # A Google account's quota; sheets are sources of bulk jobs.
+    "sheets": {"api": None, "cli": None, "dashboard": None, "docs": "docs/bulk.md"},
+    # Small command groups share a file.
+    "tenants": {"cli": "penstock/cli/operate.py", "tests": "tests/sql/test_access.py", "docs": "docs/access.md"},
+    "workers": {
+        "api": "penstock/api/observe.py",
+        "cli": "penstock/cli/operate.py",
+        "tests": "tests/test_worker.py",
+        "docs": "docs/worker.md",
+    },
+}  # fmt: skip
+
+
+def nouns() -> list[str]:
+    return sorted(path.stem for path in (ROOT / FUNCTIONS).glob("*.sql") if path.stem not in PARTS)
+
+
+def has_file(noun: str, layer: str) -> bool:
+    return any(list(ROOT.glob(pattern.format(noun))) for pattern in LAYERS[layer])
+
+
+@pytest.mark.parametrize("noun", nouns())
+def test_a_noun_has_one_name_in_every_layer(noun: str) -> None:
+    elsewhere = ELSEWHERE.get(noun, {})
+    missing = [layer for layer in LAYERS if not has_file(noun, layer) and layer not in elsewhere]
+    assert missing == [], f"{noun}: rename the file of this layer, or explain the exception in ELSEWHERE"
+
+
+def test_exceptions_are_needed_and_true() -> None:
+    for noun, elsewhere in ELSEWHERE.items():
+        assert noun in nouns(), f"{noun} is no file in {FUNCTIONS} any more"
+        for layer, file in elsewhere.items():
+            assert not has_file(noun, layer), f"{noun} has a file in {layer}: remove the exception"
+            assert file is None or (ROOT / file).exists(), f"{noun}: {file} is missing"
+    for part in PARTS:
+        assert (ROOT / FUNCTIONS / f"{part}.sql").exists(), f"{part}.sql is missing"
