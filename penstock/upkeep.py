@@ -65,8 +65,8 @@ class Upkeep:
                 log.info("upkeep.done", **counts)
 
     async def _sleep(self) -> None:
-        # Jitter keeps processes apart; the maximum is there because more may become due meanwhile.
-        pause = min(self._pause, self.max_pause()) * random.uniform(1, 1.2)
+        # The jitter keeps processes apart, the maximum is there because more may become due meanwhile.
+        pause = min(self._pause, self.max_pause()) + random.uniform(0, 0.3)
         await asyncio.sleep(self.MIN_PAUSE)
         try:
             await asyncio.wait_for(self.due.wait(), pause)

@@ -868,7 +868,7 @@ async def test_a_task_whose_lease_may_have_expired_begins_only_once_a_heartbeat_
     assert dropped == [1]
 
 
-@pytest.mark.parametrize("stopped_seconds", [2.6, 4.5])
+@pytest.mark.parametrize("stopped_seconds", [2.6, 6.5])
 def test_a_stop_neither_strands_a_task_nor_costs_it_an_attempt(
     workload: Any, start_worker: Any, db: testing.Database, eventually: Any, stopped_seconds: float
 ) -> None:
