@@ -16,7 +16,7 @@ app = App()
 
 @app.task(transactional=True)
 async def invoice(ctx: Context, order_id: int) -> int:
-    """Writes through `ctx.connection` are committed together with the completion of this task, or not at all."""
+    """Writes through `ctx.connection` are committed with the completion of this task, or not at all."""
     cursor = await ctx.connection.execute(
         "insert into invoices (order_id) values (%s) returning number", [order_id]
     )

@@ -1,8 +1,8 @@
 # type: ignore -- where the library is not installed, its name would mean this file to a type checker
 """awa (Rust, handlers in Python): COPY into its queue storage, 1,024 concurrent jobs, claims of 512.
 
-Its documentation recommends `enqueue_many_copy` and `claim_batch_size` for hot queues. With more `claimers` or
-fewer concurrent jobs it was slower here. By default finished jobs are not kept.
+Its documentation recommends `enqueue_many_copy` and `claim_batch_size` for hot queues. With more `claimers`
+or fewer concurrent jobs it was slower here. By default finished jobs are not kept.
 """
 
 from __future__ import annotations
