@@ -1,8 +1,8 @@
-"""Writes the generated parts of the documentation; `--check` fails when they are stale.
+"""Write the generated parts of the documentation; `--check` fails when they are stale.
 
-docs/sql.md           the functions, from their comments in penstock/sql/functions
+docs/sql.md           the callable functions, from their comments in penstock/sql/functions
 docs/requirements.md  which test proves which requirement, from the numbers in the tests' names and docstrings
-docs/security.md      which test tries which attack, in the last column of its table, in the same way
+docs/security.md      which tests try which attack, in the last column of its table, found in the same way
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ATTACK = re.compile(r"^\| (S\d+) \|([^|]*\|[^|]*)\|[^|]*\|$", re.M)
 
 
 def functions() -> str:
-    """A section per file, a line per function that may be called."""
+    """One section per file, one line per function that callers may use."""
     lines: list[str] = []
     for path in sorted((ROOT / "penstock/sql/functions").glob("*.sql")):
         text = path.read_text()
@@ -69,7 +69,7 @@ def _shown(named: list[str]) -> str:
 
 
 def attacks(text: str, tests: dict[str, list[str]]) -> str:
-    """The table with the tests of each attack in its last column."""
+    """Return the page with the tests of each attack in the last column of its table."""
     return _ATTACK.sub(lambda row: f"| {row[1]} |{row[2]}| {_shown(tests.get(row[1], []))} |", text)
 
 
