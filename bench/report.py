@@ -20,13 +20,13 @@ IMAGES = ROOT / "docs/images"
 PLOTS = [
     (
         "drain",
-        "Jobs a second: bulk enqueue, and drain by one and two processes",
+        "Jobs per second: bulk enqueue, and drain by one and two processes",
         {"enqueue": "enqueue", "drain_1": "1 process", "drain_2": "2 processes"},
         False,
     ),
     (
         "latency",
-        "Milliseconds from sending a job to its start (logarithmic)",
+        "Milliseconds from enqueue to start (logarithmic)",
         {
             "latency_p50": "idle, p50",
             "latency_p99": "idle, p99",
@@ -37,7 +37,7 @@ PLOTS = [
     ),
     (
         "pressure",
-        "Jobs a second of one process, under pressure",
+        "Jobs per second of one process, under pressure",
         {
             "shallow_drain": "fresh",
             "kept_drain": "1 M ended kept",
@@ -48,105 +48,118 @@ PLOTS = [
     ),
     (
         "neighbour",
-        "Seconds that one job waits beside a backlog of 1,000,000 (logarithmic)",
+        "Seconds that one job waits beside another tenant's backlog of 1,000,000 (logarithmic)",
         {"neighbour_wait": "wait"},
         True,
     ),
-    ("cost", "The database's CPU, microseconds for each job (logarithmic)", {"cpu": "CPU"}, True),
+    ("cost", "Database CPU per job, in microseconds (logarithmic)", {"cpu": "CPU"}, True),
     (
         "idle",
-        "200 idle workers: transactions a second (logarithmic)",
+        "200 idle workers: transactions per second (logarithmic)",
         {"idle_transactions": "transactions/s"},
         True,
     ),
 ]
 # name, whose figure, what it says, the promise
 PROMISES = [
-    ("bulk_share", "1,000,000 tasks in one job, beside a bare COPY of the same rows", "≥ 0.5 ×"),
-    ("depth_ratio", "claim with 5,000,000 tasks ready, beside 10,000", "≤ 1.5 ×"),
-    ("history_ratio", "claim with 1,000,000 ended tasks kept, beside none", "≤ 1.2 ×"),
+    ("bulk_share", "rate of 1,000,000 tasks in one job, relative to a bare COPY of the same rows", "≥ 0.5 ×"),
+    ("depth_ratio", "claim time with 5,000,000 ready tasks, relative to 10,000", "≤ 1.5 ×"),
+    ("history_ratio", "claim time with 1,000,000 ended tasks kept, relative to none", "≤ 1.2 ×"),
     (
         "fairness_ratio",
-        "small tenants' median wait beside a tenant with 1,000,000 tasks, to without it",
+        "small tenants' median wait beside a tenant with 1,000,000 tasks, relative to without it",
         "≤ 2 ×",
     ),
-    ("fifo_share", "the fair claim's rate, to the same claim in plain order of arrival", "≥ 0.8 ×"),
+    ("fifo_share", "rate of the fair claim, relative to the same claim in FIFO order", "≥ 0.8 ×"),
     ("pause_job", "seconds to pause a job of 1,000,000 tasks", "< 1 s"),
-    ("pause_job_others", "others' claims meanwhile", "< 2 ×"),
-    ("cancel_job", "seconds to cancel one", "< 1 s"),
-    ("cancel_job_others", "others' claims meanwhile", "< 2 ×"),
-    ("held_ratio", "claim after a snapshot was held open for 5 minutes under load, to before", "≤ 1.5 ×"),
-    ("held_backlog", "tasks left behind then", "none"),
-    ("limited_share", "claims from 100 lanes with limits, to 100 lanes without", "≥ 0.7 ×"),
-    ("limited_share_one", "the same, to one lane without (where tasks lie side by side)", "-"),
-    ("closed_lane", "what a closed lane with 1,000,000 tasks costs the others' claims", "< 1.1 ×"),
+    ("pause_job_others", "other tenants' claim time meanwhile", "< 2 ×"),
+    ("cancel_job", "seconds to cancel such a job", "< 1 s"),
+    ("cancel_job_others", "other tenants' claim time meanwhile", "< 2 ×"),
+    (
+        "held_ratio",
+        "claim time after a snapshot was held open for 5 minutes under load, relative to before",
+        "≤ 1.5 ×",
+    ),
+    ("held_backlog", "tasks waiting at its end (see below)", "no growth"),
+    ("limited_share", "claims from 100 lanes with limits, relative to 100 lanes without", "≥ 0.7 ×"),
+    ("limited_share_one", "the same, relative to one lane without (its tasks are adjacent on disk)", "-"),
+    ("closed_lane", "other claims' time beside a closed lane with 1,000,000 tasks", "< 1.1 ×"),
     (
         "wire_violations",
-        "calls refused by a provider for rate: 8 workers, 10 minutes, kill -9 throughout",
+        "calls that a provider rejected with 429: 8 workers, 10 minutes, kill -9 throughout",
         "0",
     ),
-    ("wire_used", "of that provider's capacity used", "≥ 0.95"),
-    ("wire_most", "most calls it saw in any 60 s, at a limit of 500 (see below)", "-"),
-    ("wire_leaked", "places lost to the kills", "0"),
-    ("quota_over", "instants over the limit: 64 callers for the last unit, again and again, kills", "0"),
-    ("quota_leaked", "holds left behind", "0"),
-    ("quota_drift", "units of difference between accounts and ledger", "0"),
-    ("forecast_cost", "of 50 forecast jobs, cost inside the stated range", "≥ 0.9"),
-    ("forecast_finish", "of 50 forecast jobs, finish within 15 %", "≥ 0.8"),
+    ("wire_used", "share of that provider's capacity used", "≥ 0.95"),
+    ("wire_most", "maximum calls it received in any 60 s, with a limit of 500 (see below)", "-"),
+    ("wire_leaked", "concurrency slots lost to the kills", "0"),
+    ("quota_over", "times over the limit: 64 callers compete for the last unit repeatedly, with kills", "0"),
+    ("quota_leaked", "holds left over", "0"),
+    ("quota_drift", "difference between accounts and ledger, in units", "0"),
+    ("forecast_cost", "share of 50 forecast jobs whose cost was inside the range", "≥ 0.9"),
+    ("forecast_finish", "share of 50 forecast jobs that finished within 15 % of the forecast", "≥ 0.8"),
     (
         "watch_p99",
         "milliseconds from a task's end to the event, p99 of 2,000 watchers of 100 jobs",
         "< 1,000",
     ),
     ("clients_errors", "errors of 1,000 clients that start jobs at once", "0"),
-    ("request_start_share", "requests/s that start a job, to a bare FastAPI with one insert", "-"),
-    ("request_get_share", "requests/s for a job, to a bare FastAPI with one select", "-"),
-    ("rollup_all", "milliseconds for costs by provider and day, over the lines named below", "< 50"),
+    (
+        "request_start_share",
+        "requests/s that start a job, relative to a bare FastAPI app with one insert",
+        "-",
+    ),
+    ("request_get_share", "requests/s that read a job, relative to a bare FastAPI app with one select", "-"),
+    (
+        "rollup_all",
+        "milliseconds for costs by provider and day (number of cost entries: see All figures)",
+        "< 50",
+    ),
 ]
 
 NOTES = [
-    "The limiter's promise is about what it admits: never more than the limit in any 60 s. A provider sees a call when it",
-    "arrives. The run above shared its two cores with other work (a load of 8), where calls arrive up to a second late and",
-    "then in bunches: hence the most that it saw. It refused none. On a quiet machine it saw 500.",
+    "Tasks waiting at the end of the held snapshot are those that the producer had just queued when the measurement stopped.",
+    "Up to 500, the size of one claim, means that no backlog grew.",
+    "",
+    "The limiter promises what it admits: never more than the limit in any 60 s. A provider counts a call when it arrives.",
+    "The run above shared its two cores with other work (a load of 8), so calls arrived up to a second late and in bursts.",
+    "That explains the maximum it received. It rejected none. On a quiet machine the maximum was 500.",
     "",
 ]
 
-# Why a peer can be ahead, for each measure. A place without a reason fails the report.
+# Why a peer can be ahead, for each measure. A measure without a reason fails the report.
 _DRAIN = (
-    "The difference is that of the drain itself; what the pressure changes is in the table of shares above."
+    "The difference is that of the drain itself; the table of shares above shows the effect of the pressure."
 )
 REASONS = {
-    "enqueue": "A task here is a row in `tasks` and a place in its tenant's line in `ready`, and its job has phases, an "
-    "audit line and counters; the others insert one row, pgmq without so much as a type.",
-    "drain_1": "graphile-worker deletes a finished job and pgmq moves it by its id. Penstock proves the lease, keeps a "
-    "result for each attempt, moves the job's progress and ends the job. pgmq is a loop of two statements, without "
+    "enqueue": "Penstock writes a row in `tasks` and a fair-queue slot in `ready` for each task, and phases, an audit line "
+    "and counters for its job. The others insert one row; pgmq stores not even a type.",
+    "drain_1": "graphile-worker deletes a finished job and pgmq moves it by its id. Penstock checks the lease, stores a "
+    "result for each attempt, updates the job's progress and ends the job. The pgmq loop is two statements, without "
     "retries, timeouts or handlers.",
-    "drain_2": "As with one process. Two processes, PostgreSQL and the measurement share two cores.",
-    "latency_p50": "About 2 ms of Penstock's median are `start_job` (a job with its phase, an audit line, the tenant's "
-    "slot in the lane, a task and its place in line: rows in seven tables, where the others insert one), about 1.5 ms the "
-    "claim of one task, and the rest is NOTIFY, the event loop and two round trips. Both functions are made of statements "
-    "for batches; each statement costs 20 to 60 µs even for one row (`track_functions = all` shows it). A second path for "
-    "single tasks would save about half of it, and would be a second copy of every rule: not worth it for work that takes "
-    "seconds.",
-    "latency_p99": "As with the median. On two cores the tail is mostly whatever else ran at that moment.",
-    "wal": "A result for each attempt, the job's progress and the place in line are rows of their own, with their "
-    "indexes. graphile-worker keeps nothing of a finished job; pgmq keeps the message; awa writes one compact row for "
-    "a batch.",
-    "dead": "awa's tables are only appended to and then truncated, so next to nothing is left to vacuum. Here a task "
-    "leaves its place in line and its lease behind.",
-    "cpu": "More rows and more rules for each task, all of them in the database: what the others leave to the "
-    "application, or leave out, is not in their figure.",
-    "half_p50": "A slower system is asked for less: half of its own rate, in smaller bunches. A bunch here is a job, whose "
-    "phase, audit line and counters are written before its tasks.",
-    "half_p99": "As with the median.",
+    "drain_2": "The same reasons as with one process. Two processes, PostgreSQL and the measurement share two cores.",
+    "latency_p50": "Of Penstock's median, `start_job` takes about 2 ms: it writes rows in seven tables (the job, its phase, "
+    "an audit line, the tenant's slot, the task, its queue entry and more), where the others insert one. The claim of one "
+    "task takes about 1.5 ms. The rest is NOTIFY, the event loop and two round trips. Both functions use batch statements, "
+    "which cost 20 to 60 µs each even for one row (`track_functions = all` shows it). A second path for single tasks would "
+    "save about half, but would duplicate every rule. It is not worth it for tasks that take seconds.",
+    "latency_p99": "The same reasons as for the median. On two cores the tail is mostly other load at that moment.",
+    "wal": "The result of each attempt, the job's progress and the queue entry are separate rows with indexes. "
+    "graphile-worker keeps nothing of a finished job; pgmq keeps the message; awa writes one compact row per batch.",
+    "dead": "awa's tables are append-only and then truncated, so almost nothing is left to vacuum. In Penstock a task "
+    "leaves a dead queue entry and a dead lease.",
+    "cpu": "Penstock writes more rows and applies more rules per task, all in the database. The others leave that to the "
+    "application or leave it out, so it is not in their figure.",
+    "half_p50": "A slower system gets less load here: half of its own rate, in smaller batches. In Penstock a batch is a "
+    "job, whose phase, audit line and counters are written before its tasks.",
+    "half_p99": "The same reasons as for the median.",
     "kept_drain": _DRAIN,
     "deep_drain": _DRAIN,
     "held_drain": _DRAIN,
-    "neighbour_wait": "A system that takes the newest or any job first reaches it at once, for this caller by luck.",
-    "idle_transactions": "Each worker here asks every few seconds for schedules, actions and upkeep that are due and whether "
-    "it is to stop, says that it lives, and looks for work after 5 to 30 s without news: any one of them keeps everything "
-    "going, without a leader. That is about one short transaction a second for each.",
-    "idle_cpu": "As with the transactions.",
+    "neighbour_wait": "A system that takes the newest or a random job first reaches this one at once, by luck.",
+    "idle_transactions": "Each Penstock worker checks every few seconds for due schedules, actions and upkeep and whether "
+    "it should stop, sends a heartbeat, and polls for tasks after 5 to 30 s without a notification. So any one worker keeps "
+    "the system running, without a leader. That is about one short transaction per second and worker.",
+    "idle_cpu": "The same reasons as for the transactions.",
 }
 WORDS = {**measure.COLUMNS, **pressure.COLUMNS}
 
@@ -170,7 +183,7 @@ def where_a_peer_wins(figures: list[Figure]) -> list[str]:
     lines = [
         "## Where a peer wins",
         "",
-        "Each figure in the tables above that is better than Penstock's, even where the gap is noise.",
+        "Every figure in the tables above that is better than Penstock's, even if the difference is noise.",
         "",
     ]
     for name in WORDS:
@@ -205,16 +218,23 @@ def under_pressure(figures: list[Figure]) -> list[str]:
     return [
         "## Under pressure",
         "",
-        f"Latency while jobs come at half the rate at which the system drains; drain with {full.kept:,} ended jobs kept (not",
-        f"where they are deleted); with {full.deep:,} jobs waiting (pg-boss and awa 2,500,000, procrastinate and DBOS 1,000,000: filling",
-        f"them takes long); after a snapshot was held open for {full.held_seconds:.0f} s of half load. The wait",
-        f"of one job beside somebody's backlog of {full.backlog:,}: the others do not know callers and have one queue for both, so where it",
-        "is not reached soon it is what remains of the backlog, divided by the rate. What 200 workers without work ask of the",
-        "database, and its CPU (DBOS has one worker in a process: 20 processes, times ten). Celery's store is not PostgreSQL.",
+        "The columns show:",
+        "",
+        "- latency while jobs arrive at half the rate at which the system drains;",
+        f"- drain with {full.kept:,} ended jobs kept (unless the system deletes them);",
+        f"- drain with {full.deep:,} jobs waiting (pg-boss and awa 2,500,000, procrastinate and DBOS 1,000,000, because filling",
+        "  them takes long);",
+        f"- drain after a snapshot was held open for {full.held_seconds:.0f} s of half load;",
+        f"- the wait of one job beside another tenant's backlog of {full.backlog:,}. The other systems have no tenants and use",
+        "  one queue for both. If the job does not start soon, its wait is computed: the rest of the backlog divided by the rate;",
+        "- the load of 200 idle workers on the database, as transactions and CPU (DBOS has one worker per process: 20",
+        "  processes, times ten).",
+        "",
+        "Celery does not store jobs in PostgreSQL.",
         "",
         measure.table(figures, pressure.COLUMNS),
         "",
-        "What is left of a system's own rate:",
+        "The same drains as a share of the system's own rate without pressure:",
         "",
         shares(figures),
         "",
@@ -244,7 +264,7 @@ def draw(figures: list[Figure]) -> None:
 
 
 def settings() -> list[str]:
-    """How each peer is run, in the words of its module."""
+    """How each peer is run, from the docstring of its module."""
     lines = ["## How the peers are run", ""]
     for name in NAMES:
         tree = ast.parse((ROOT / f"bench/peers/{name}.py").read_text())
@@ -262,11 +282,11 @@ def over_http(figures: list[Figure]) -> list[str]:
     lines = [
         "## Over HTTP",
         "",
-        "One process of `penstock serve`, the load from another, PostgreSQL beside them on the same two cores. Watchers",
-        "have a stream each, while 100 tasks end in a second; what the server asks of the database does not grow with",
-        "them.",
+        "One process of `penstock serve`, one process that creates the load, and PostgreSQL share the same two cores. Each",
+        "watcher has its own event stream, while 100 tasks end per second. The server's load on the database does not grow",
+        "with the number of watchers.",
         "",
-        "| | transactions/s of the server | told after, p50 ms | p99 ms |",
+        "| watchers | transactions/s of the server | event after, p50 ms | p99 ms |",
         "|---|---:|---:|---:|",
     ]
     for system in watched:
@@ -275,20 +295,20 @@ def over_http(figures: list[Figure]) -> list[str]:
     errors, rate, p50, p99 = (found[f"clients_{name}", clients] for name in ("errors", "rate", "p50", "p99"))
     lines += [
         "",
-        f"{clients}, each with an API key and one job after the other on a connection that is kept: {rate:,.0f} jobs/s,",
-        f"p50 {p50:,.0f} ms, p99 {p99:,.0f} ms, {errors:,.0f} errors. With so many at once a job's time is its place in the line.",
+        f"{clients}, each with an API key, start one job after another on a persistent connection: {rate:,.0f} jobs/s,",
+        f"p50 {p50:,.0f} ms, p99 {p99:,.0f} ms, {errors:,.0f} errors. With this many clients, latency is mostly queueing.",
         "",
         "| 32 clients | bare FastAPI, requests/s | Penstock, requests/s | share |",
         "|---|---:|---:|---:|",
     ]
-    for name, what in (("request_start", "start a job"), ("request_get", "look at one")):
+    for name, what in (("request_start", "start a job"), ("request_get", "read a job")):
         bare, ours = (figure.value for figure in figures if figure.name == name)
         lines.append(f"| {what} | {bare:,.0f} | {ours:,.0f} | {ours / bare:.2f} |")
     lines += [
         "",
-        "The bare one has the same server, pool and payload, knows no callers, and does one statement. A request here is a",
-        "transaction under the caller's role, whose key is looked at in it; a job that starts is rows in seven tables. Of",
-        "the time of a start more than half is PostgreSQL's.",
+        "The bare app has the same server, pool and payload, but no authentication, and runs one statement. A Penstock request",
+        "is a transaction under the caller's role that also checks the key; starting a job writes rows in seven tables.",
+        "PostgreSQL takes more than half of the time of a start.",
         "",
     ]
     return lines
@@ -304,8 +324,8 @@ def pages(figures: list[Figure]) -> list[str]:
     lines = [
         "## Pages of the dashboard",
         "",
-        f"{size}, ten tasks each, 10,000 tenants: the server's time for a page, 95th percentile of 20, rendered, in one",
-        f"process beside PostgreSQL. {sum(f.value < 300 for f in found)} of {len(found)} are below 300 ms.",
+        f"Server time to render a page, p95 of 20 requests, with {size}, ten tasks each, and 10,000 tenants. One process runs",
+        f"beside PostgreSQL. {sum(f.value < 300 for f in found)} of {len(found)} pages take less than 300 ms.",
         "",
         "| page | by | p95 ms |",
         "|---|---|---:|",
@@ -324,18 +344,20 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        "Made by `make bench` on one 2-core machine, PostgreSQL 18 with default durability (fsync and",
-        "synchronous_commit on), no-op jobs, each system at its documented fastest settings (`bench/peers`).",
-        "What is compared was measured in one run; the parts (`python -m bench --only PART`) may be of several.",
-        "What is measured, and how, is in `bench/measure.py`, `bench/pressure.py`, `bench/engine.py`, `bench/flow.py` and",
-        "`bench/api.py`.",
-        "The machine is shared and noisy: gaps under about 20 % mean nothing, and only ratios carry over.",
+        "Generated by `make bench` and `python -m bench.report`.",
+        "",
+        "- One 2-core machine, PostgreSQL 18 with default durability (fsync and synchronous_commit on), no-op jobs.",
+        "- Each system runs with its documented fastest settings (`bench/peers`).",
+        "- Compared figures come from one run; different parts (`python -m bench --only PART`) may come from different runs.",
+        "- The methods are in `bench/measure.py`, `bench/pressure.py`, `bench/engine.py`, `bench/flow.py` and `bench/api.py`.",
+        "- The machine is shared and noisy: ignore differences under about 20 %. Only ratios apply to other machines.",
         "",
         "## Beside its peers",
         "",
         measure.table(side),
         "",
-        "How many times as fast as each (latency, WAL, dead rows and CPU: how many times as little):",
+        "Penstock relative to each peer: above 1 × means Penstock is faster (or, for latency, WAL, dead rows and CPU, needs",
+        "less).",
         "",
         *ratios(figures),
         "",

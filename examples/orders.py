@@ -1,4 +1,4 @@
-"""Nothing lost, nothing twice: an order and its job are one commit, and so are an invoice and its task's end.
+"""Exactly once: an order and its job are one commit, and so are an invoice and the completion of its task.
 
 python examples/orders.py
 """
@@ -16,7 +16,7 @@ app = App()
 
 @app.task(transactional=True)
 async def invoice(ctx: Context, order_id: int) -> int:
-    """What is written through `ctx.connection` is committed with the end of this task, or not at all."""
+    """Writes through `ctx.connection` are committed with the completion of this task, or not at all."""
     cursor = await ctx.connection.execute(
         "insert into invoices (order_id) values (%s) returning number", [order_id]
     )
@@ -24,7 +24,7 @@ async def invoice(ctx: Context, order_id: int) -> int:
 
 
 def place_order(what: str) -> int:
-    """The job starts in our own transaction: if the order is not committed, there is no job."""
+    """Start the job in the same transaction: without a committed order there is no job."""
     with psycopg.connect(app.dsn()) as connection:
         row = connection.execute("insert into orders (what) values (%s) returning id", [what]).fetchone()
         assert row is not None

@@ -1,9 +1,9 @@
-"""A job with a graph: each document is written, then typeset; when all are, they are bound.
+"""A job with a task graph: each document is written, then typeset; when all are typeset, they are bound.
 
-    python examples/publish.py            # starts the job, works until it is done, prints the result
+    python examples/publish.py            # starts the job, runs a worker until it ends, prints the result
 
-With DATABASE_URL set the job runs there, otherwise in an embedded PostgreSQL under .penstock/.
-To run workers apart: `penstock worker examples.publish:app`.
+The job runs in the database of DATABASE_URL, or in an embedded PostgreSQL under .penstock/.
+To run separate workers: `penstock worker examples.publish:app`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Pages(BaseModel):
 
 @app.task(max_attempts=5, backoff="1s", timeout="2m")
 async def write(ctx: Context, title: str) -> str:
-    """Stands for a slow provider that turns the first call away."""
+    """Simulate a slow provider that rejects the first call."""
     if ctx.attempt == 1 and title == "herons":
         raise Retry("busy", code="provider_busy")
     for part in range(1, 4):

@@ -1,4 +1,4 @@
-"""CPU-bound work in processes, children added by a running task, and a job by the clock.
+"""CPU-bound work in processes, tasks added by a running task, and a schedule.
 
 python examples/thumbnails.py
 """
@@ -15,7 +15,7 @@ app = App()
 
 @app.task
 async def scan(ctx: Context, folder: str, count: int) -> int:
-    """Finds out how much there is to do, and adds a task for each; they come after this one."""
+    """Add one task per picture; they depend on this one, so they start when it has succeeded."""
     await ctx.aadd_tasks(
         [
             {"kind": "shrink", "key": f"shrink-{n}", "after": [ctx.key], "input": {"name": f"{folder}/{n}"}}
@@ -27,7 +27,7 @@ async def scan(ctx: Context, folder: str, count: int) -> int:
 
 @app.task(cpu_bound=True, timeout="30s", max_attempts=2)
 def shrink(name: str) -> dict[str, object]:
-    """Runs in a process of its own: a crash or a hang costs an attempt and not the worker."""
+    """Run in a separate process: a crash or a hang costs an attempt, not the worker."""
     if name.endswith("/3"):
         raise Fail(f"{name} is not a picture", code="not_a_picture")
     picture = name.encode() * 100_000

@@ -1,4 +1,4 @@
-"""Writes the generated parts of the documentation; `--check` fails when they are stale.
+"""Write the generated parts of the documentation; `--check` fails when they are stale.
 
 docs/sql.md           the functions, from their comments in penstock/sql/functions
 docs/requirements.md  which tests prove which clause of docs/requirements.toml, from their docstrings
@@ -27,7 +27,7 @@ _ATTACK = re.compile(r"^\| (S\d+) \|([^|]*\|[^|]*)\|[^|]*\|$", re.M)
 
 
 def functions() -> str:
-    """A section per file, a line per function that may be called."""
+    """One section per file, one line per function that callers may use."""
     lines: list[str] = []
     for path in sorted((ROOT / "penstock/sql/functions").glob("*.sql")):
         text = path.read_text()

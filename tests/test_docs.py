@@ -1,4 +1,4 @@
-"""The documentation is complete: every error code is explained, and what needs no database runs."""
+"""The documentation is complete: every error code is explained, links resolve, and what needs no database runs."""
 
 from __future__ import annotations
 
@@ -68,3 +68,32 @@ def test_every_problem_of_a_row_is_documented() -> None:
     page = (ROOT / "docs/sources.md").read_text()
     assert len(used) >= 10
     assert [code for code in used if f"`{code}`" not in page or code not in documented()] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as Git forges make them."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_between_pages_resolves() -> None:
+    broken: list[str] = []
+    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+            if target.startswith(("http:", "https:", "mailto:")):
+                continue
+            path, _, anchor = target.partition("#")
+            file = (page.parent / path) if path else page
+            if not file.exists() or (anchor and anchor not in _anchors(file)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_the_glossary_is_linked_from_the_main_pages() -> None:
+    pages = (
+        "concepts sdk worker operate money bulk artifacts dashboard api cli errors access sql architecture"
+    )
+    missing = [page for page in pages.split() if "(glossary.md" not in (ROOT / f"docs/{page}.md").read_text()]
+    assert missing == []
+    assert "(docs/glossary.md)" in (ROOT / "README.md").read_text()

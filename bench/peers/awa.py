@@ -1,8 +1,8 @@
 # type: ignore -- where the library is not installed, its name would mean this file to a type checker
-"""awa (Rust, handlers in Python): COPY into its queue storage, 1,024 jobs at once, claims of 512.
+"""awa (Rust, handlers in Python): COPY into its queue storage, 1,024 concurrent jobs, claims of 512.
 
-`enqueue_many_copy` and `claim_batch_size` are what its documentation names for hot queues; with more
-`claimers`, or fewer jobs at once, it was slower here. Finished jobs are not kept by default.
+Its documentation recommends `enqueue_many_copy` and `claim_batch_size` for hot queues. With more `claimers`
+or fewer concurrent jobs it was slower here. By default finished jobs are not kept.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # type: ignore -- where the library is not installed, its name would mean this file to a type checker
-"""DBOS: a queue polled every 10 ms, asynchronous workflows, 1,000 enqueues in a transaction.
+"""DBOS: a queue polled every 10 ms, asynchronous workflows, 1,000 enqueues per transaction.
 
-The polling interval is what its documentation names against latency; a workflow is one durable step here. The
-limit for one worker is needed beside a large backlog: without it a worker claims all of it at once.
+Its documentation recommends the polling interval for low latency; a workflow is one durable step here. A
+worker has a limit, because beside a large backlog it would claim everything at once.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""pg-boss (Node.js): 4 workers, 100 jobs a fetch, no pause while batches are full, woken by NOTIFY.
+"""pg-boss (Node.js): 4 workers, 100 jobs per fetch, no pause while batches are full, woken by NOTIFY.
 
-Batches, `localConcurrency`, `burstWhenBatchFull` and `useListenNotify` are what its documentation offers for
-throughput and latency. Jobs can only be sent by its own client, which runs in a process beside this one.
-12.38.0 is newer, but one of its dependencies is not to be had.
+Its documentation recommends batches, `localConcurrency`, `burstWhenBatchFull` and `useListenNotify` for
+throughput and latency. Only its own client can send jobs; it runs in a process beside this one. 12.38.0 is
+newer, but one of its dependencies cannot be installed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 # type: ignore -- where the library is not installed, its name would mean this file to a type checker
-"""pgmq: 500 messages a read, archived by array, a pause of 10 ms after an empty read; asyncpg, uvloop.
+"""pgmq: 500 messages per read, archived by array, a pause of 10 ms after an empty read; asyncpg, uvloop.
 
-pgmq is an extension in SQL alone, and the wheel of its client carries that SQL: nothing is built. It is a
-message queue, not a framework: retries, timeouts and concurrency would be this loop's business. Both calls
-are its own, with batches as its documentation advises for throughput.
+pgmq is an extension in pure SQL, and the wheel of its client contains that SQL, so nothing is compiled. It
+is a message queue, not a framework: this loop would have to add retries, timeouts and concurrency. Both
+calls are pgmq's own, with batches as its documentation recommends for throughput.
 """
 
 from __future__ import annotations

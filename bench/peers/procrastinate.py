@@ -1,5 +1,5 @@
 # type: ignore -- where the library is not installed, its name would mean this file to a type checker
-"""procrastinate: 20 concurrent jobs, woken by NOTIFY; finished jobs stay in its table, as by default."""
+"""procrastinate: 20 concurrent jobs, woken by NOTIFY; finished jobs stay in its table (the default)."""
 
 from __future__ import annotations
 

@@ -281,7 +281,7 @@ def relation_cells(sql: Contract) -> dict[str, list[str]]:
     return {
         r["name"]: [
             *(privileges(grants, "relation", r["name"], role) for role in ROLES),
-            "as below it" if r["is_view"] else rows.get(r["name"], "–"),
+            "as its tables" if r["is_view"] else rows.get(r["name"], "–"),
         ]
         for r in sql.execute(RELATIONS)
     }
