@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -21,6 +22,25 @@ log = structlog.get_logger("penstock.upkeep")
 
 Draw = Callable[[str, dict[str, Any]], list[dict[str, Any]] | None]
 """The tasks of a job type from its params; None if the type is unknown here."""
+
+
+@asynccontextmanager
+async def standby(
+    pool: db.Pool, dsn: str, draw: Draw, storage: Callable[[], Storage | None], mode: Listen
+) -> AsyncGenerator[None]:
+    """Do what is due while no worker does; of many servers, one does it."""
+    upkeep, tidy = Upkeep(pool, draw, function="upkeep_if_idle"), Tidy(pool, storage)
+    loops = [
+        asyncio.create_task(upkeep.run(first_pause=upkeep.MAX_PAUSE)),
+        asyncio.create_task(upkeep.listen(dsn, mode)),
+        asyncio.create_task(tidy.run()),
+    ]
+    try:
+        yield
+    finally:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
 
 
 class Upkeep:

@@ -25,6 +25,7 @@ PARTS = {
     "queue": "claim, reclaim and upkeep: the worker's side of tasks",
     "leases": "heartbeat, complete, fail and reschedule: the worker's side of tasks",
     "flow": "limits, routes and budgets at the claim",
+    "upkeep": "what any process does for all: a loop of workers and servers",
     "holds": "reservations of quotas and budgets",
     "forecasts": "why a task waits, and what a job will cost: verbs of jobs",
 }

@@ -39,7 +39,7 @@ from penstock.app import App
 from penstock.errors import Invalid
 from penstock.settings import Settings
 from penstock.settings import settings as settings_of_process
-from penstock.upkeep import Tidy, Upkeep
+from penstock.upkeep import standby
 
 __all__ = ["create"]
 
@@ -61,45 +61,11 @@ def create(
     chosen = settings or settings_of_process()
     most = limits or Limits()
 
-    @asynccontextmanager
-    async def running(made: FastAPI) -> AsyncGenerator[None]:
-        if not chosen.database_url or not chosen.api_url:
-            raise Invalid("the API needs DATABASE_URL and PENSTOCK_API_URL")
-        async with (
-            db.pool(chosen.database_url, name="penstock api service") as service,
-            db.pool(chosen.api_url, name="penstock api") as users,
-        ):
-
-            async def begin() -> None:
-                await check_login(users)
-                if app is not None:
-                    await app.declare(service)
-
-            await db.once_it_answers(begin)
-            made.state.callers = Callers(
-                users, service, Tokens(chosen), sessions, seconds=most.statement_seconds
-            )
-            upkeep = Upkeep(service, app.draw if app else _draw_nothing, function="upkeep_if_idle")
-            tidy = Tidy(service, partial(storages.of, chosen))
-            loops = [
-                asyncio.create_task(upkeep.run(first_pause=upkeep.MAX_PAUSE)),
-                asyncio.create_task(upkeep.listen(chosen.database_url, chosen.listen)),
-                asyncio.create_task(tidy.run()),
-            ]
-            try:
-                yield
-            finally:
-                for loop in loops:
-                    loop.cancel()
-                await asyncio.gather(*loops, return_exceptions=True)
-                if hasattr(made.state, "hub"):
-                    await made.state.hub.close()
-
     made = FastAPI(
         title="penstock",
         version=version("penstock"),
         summary="Jobs, tasks, limits, usage and costs of tenants.",
-        lifespan=running,
+        lifespan=lambda made: _running(made, chosen, app, most),
         openapi_url="/api/openapi.json",
         # They would load programs from elsewhere.
         docs_url=None,
@@ -121,7 +87,7 @@ def create(
             expose_headers=_EXPOSED,
             max_age=600,
         )
-    sessions = development.add_to(made, developer) if developer else None
+    made.state.sessions = development.add_to(made, developer) if developer else None
     observe.add_to(made)
     for routes in (
         jobs.start_routes,
@@ -142,6 +108,37 @@ def create(
         made.include_router(routes)
     _describe(made)
     return made
+
+
+@asynccontextmanager
+async def _running(
+    made: FastAPI, settings: Settings, app: App | None, limits: Limits
+) -> AsyncGenerator[None]:
+    """Open the connections, and do the upkeep that no worker does, until the application ends."""
+    if not settings.database_url or not settings.api_url:
+        raise Invalid("the API needs DATABASE_URL and PENSTOCK_API_URL")
+    async with (
+        db.pool(settings.database_url, name="penstock api service") as service,
+        db.pool(settings.api_url, name="penstock api") as users,
+    ):
+
+        async def begin() -> None:
+            await check_login(users)
+            if app is not None:
+                await app.declare(service)
+
+        await db.once_it_answers(begin)
+        made.state.callers = Callers(
+            users, service, Tokens(settings), made.state.sessions, seconds=limits.statement_seconds
+        )
+        draw = app.draw if app else _draw_nothing
+        storage = partial(storages.of, settings)
+        try:
+            async with standby(service, settings.database_url, draw, storage, settings.listen):
+                yield
+        finally:
+            if hasattr(made.state, "hub"):
+                await made.state.hub.close()
 
 
 def _draw_nothing(job_type: str, params: dict[str, Any]) -> None:
