@@ -1,4 +1,4 @@
-"""An installation with something on every page, made through the contract alone."""
+"""Sample data for every page, created through the public SQL functions."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ttslib.errors.VoiceMissing: voice "nova" is not there
 
 @dataclass
 class Sample:
-    """What there is."""
+    """The sample data."""
 
     db: testing.Database
     acme: uuid.UUID
@@ -29,7 +29,7 @@ class Sample:
     jobs: dict[str, uuid.UUID] = field(default_factory=dict)
 
     def beat(self) -> None:
-        """Its workers say that they are there."""
+        """Send the workers' heartbeats."""
         for worker, state, running in (("box-1:2210", "running", 5), ("box-2:881", "draining", 1)):
             info = {
                 "host": worker.split(":")[0], "pid": 2210, "kinds": list(KINDS), "concurrency": 10,
@@ -39,7 +39,7 @@ class Sample:
 
 
 class Session:
-    """One connection for all of it."""
+    """One connection for all statements."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -85,7 +85,7 @@ def fail(db: Any, row: dict, code: str, message: str, *, permanent: bool = True)
 
 
 def publish(count: int, **extra: Any) -> list[dict[str, Any]]:
-    """Documents: each is written, then typeset, then narrated; at the end all are bound."""
+    """Tasks of a book: each chapter is written, typeset and narrated; then all are bound."""
     tasks: list[dict[str, Any]] = []
     for n in range(1, count + 1):
         tasks.append(
@@ -103,7 +103,7 @@ def publish(count: int, **extra: Any) -> list[dict[str, Any]]:
 
 
 def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
-    """Everything, once."""
+    """Create the sample data."""
     sample = Sample(db, acme, other)
     db = Session(db.connect())
     for kind in KINDS:
@@ -128,7 +128,7 @@ def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
     sample.beat()
 
     uses = {"provider": "openai/gpt-5", "units": {"requests": 1, "tokens": 1500}}
-    # Done, with files' worth of outputs; failed for two causes; running; waiting; paused; canceled.
+    # One job per status; the failed one has two causes.
     done = sample.jobs["completed"] = start(db, acme, "publish", publish(4), budget="2.50")
     _work_off(db, done)
     failed = sample.jobs["failed"] = start(db, acme, "publish", publish(6, **uses), budget="1.00")
@@ -194,7 +194,7 @@ def _work_off(db: Any, job_id: uuid.UUID, fails: dict[str, str] | None = None) -
 
 
 def _history(db: Any, acme: uuid.UUID) -> None:
-    """An hour of minutes, as upkeep would have added them."""
+    """Insert the sums of an hour, as maintenance would."""
     db.execute(
         """insert into penstock.task_sums (tenant_id, minute, succeeded, failed, waits, runs)
         select t, date_trunc('minute', penstock._now() - interval '10 seconds') - n * interval '1 minute',
