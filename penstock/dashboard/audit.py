@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
@@ -38,20 +40,35 @@ async def list_lines(
         )
     shown = found[:PER_PAGE]
     tenant_ids = {line.tenant_id for line in shown if line.tenant_id}
+    tenant_names = await tenants.names(conn, ids=tenant_ids)
     named = [name for line in shown for name in (line.actor, line.subject)]
+    actor_names = await actors.names(conn, viewer, named, tenant_ids)
     return render(
         request,
         "audit.html",
         lines=shown,
-        actor_names=await actors.names(conn, viewer, named, tenant_ids),
+        actor_names=actor_names,
+        subjects={line.id: _subject(line, tenant_names, actor_names) for line in shown},
         next=shown[-1].id if len(found) > PER_PAGE else None,
         filter=filter,
         fields=list(audit.FIELDS),
         filter_error=caught.error,
-        names=await tenants.names(conn, ids=tenant_ids),
+        names=tenant_names,
         before=before,
         live=None if before else {"tenant": viewer.choose_tenant(None)},
     )
+
+
+def _subject(line: AuditLine, tenant_names: Mapping[UUID, str], actor_names: Mapping[str, str]) -> str:
+    """Describe what a line is about by its name: the log stores `tenant:ID`, `key:ID`, `provider:NAME`."""
+    kind, _, id = (line.subject or "").partition(":")
+    if kind == "tenant" and line.tenant_id and id == str(line.tenant_id):
+        name = tenant_names.get(line.tenant_id)
+    else:
+        name = actor_names.get(line.subject or "") or line.details.get("name")
+    if not isinstance(name, str):
+        return f"{kind} {id}".strip()
+    return name if name.startswith(f"{kind} ") else f"{kind} {name}"
 
 
 @router.get("/audit.csv")

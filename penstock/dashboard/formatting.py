@@ -150,6 +150,24 @@ def document(value: Any) -> str:
     return json.dumps(redacted(value), indent=2, ensure_ascii=False, default=str)
 
 
+def details(values: Mapping[str, Any]) -> str:
+    """Format a flat JSON object as text: name: value, name: value."""
+    return ", ".join(f"{name}: {_plain(value)}" for name, value in redacted(dict(values)).items())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{Decimal(repr(value)).normalize():f}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def meter_amount(value: Decimal | None, meter: str) -> str:
+    """Format an amount of a meter: money for cost, a file size for bytes, otherwise a number."""
+    if meter == "cost":
+        return money(value)
+    return size(int(value)) if meter == "bytes" and value is not None else number(value)
+
+
 def frames(stack: str) -> list[tuple[bool, str]]:
     """Split a stack trace into blocks of app frames (True) and library frames (False), in order."""
     parts: list[tuple[bool, str]] = []

@@ -66,6 +66,8 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "duration": formatting.duration,
     "size": formatting.size,
     "document": formatting.document,
+    "details": formatting.details,
+    "meter_amount": formatting.meter_amount,
     "absolute": formatting.absolute,
 }
 cast("dict[str, Any]", templates.globals).update(_GLOBALS)  # pyright: ignore[reportUnknownMemberType]
@@ -77,18 +79,18 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
         (
             ("/", "Overview", False),
             ("/jobs", "Jobs", False),
-            ("/bulks", "Bulk", False),
+            ("/bulks", "Bulk jobs", False),
             ("/dead-letters", "Dead letters", False),
             ("/schedules", "Schedules", False),
         ),
     ),
     ("Capacity", (("/providers", "Providers", False), ("/workers", "Workers", True))),
-    ("Billing", (("/usage", "Costs", False),)),
+    ("Billing", (("/usage", "Usage and costs", False),)),
     (
         "Administration",
         (
             ("/tenants", "Tenants", False),
-            ("/audit", "Audit", False),
+            ("/audit", "Audit log", False),
             ("/settings", "Settings", False),
         ),
     ),

@@ -22,7 +22,7 @@ LIMITS = (
     ("requests_per_hour", "Requests per hour"),
     ("tokens_per_minute", "Tokens per minute"),
     ("tokens_per_hour", "Tokens per hour"),
-    ("concurrency", "Concurrent tasks"),
+    ("concurrency", "Concurrency"),
     ("depth_limit", "Maximum waiting tasks"),
 )
 
@@ -111,11 +111,11 @@ async def change_provider(request: Request, conn: Conn, viewer: CurrentViewer) -
 def limits_in_use(provider: Provider) -> list[tuple[str, int, int]]:
     """Return the name of each limit that is set, the amount used, and the limit."""
     limits = (
-        ("requests per minute", provider.requests_minute, provider.requests_per_minute),
-        ("tokens per minute", provider.tokens_minute, provider.tokens_per_minute),
-        ("requests per hour", provider.requests_hour, provider.requests_per_hour),
-        ("tokens per hour", provider.tokens_hour, provider.tokens_per_hour),
-        ("concurrent tasks", provider.running, provider.concurrency),
+        ("requests/min", provider.requests_minute, provider.requests_per_minute),
+        ("tokens/min", provider.tokens_minute, provider.tokens_per_minute),
+        ("requests/h", provider.requests_hour, provider.requests_per_hour),
+        ("tokens/h", provider.tokens_hour, provider.tokens_per_hour),
+        ("concurrency", provider.running, provider.concurrency),
     )
     return [(name, used, limit) for name, used, limit in limits if limit is not None]
 

@@ -10,6 +10,7 @@ from typing import Any
 from penstock import testing
 
 KINDS = ("write", "typeset", "narrate", "bind", "render")
+WORKER = "box-1:2210"
 STACK = """Traceback (most recent call last):
   File "/srv/app/reading.py", line 41, in narrate
     return speak(text, voice)
@@ -30,7 +31,7 @@ class Sample:
 
     def beat(self) -> None:
         """Send the workers' heartbeats."""
-        for worker, state, running in (("box-1:2210", "running", 5), ("box-2:881", "draining", 1)):
+        for worker, state, running in ((WORKER, "running", 4), ("box-2:881", "draining", 0)):
             info = {
                 "host": worker.split(":")[0], "pid": 2210, "kinds": list(KINDS), "concurrency": 10,
                 "version": "0.1.0", "state": state, "running": running,
@@ -71,17 +72,17 @@ def start(db: Any, tenant: uuid.UUID, type: str, tasks: list[dict[str, Any]], **
     )
 
 
-def claim(db: Any, count: int, kinds: tuple[str, ...] = KINDS, worker: str = "w1") -> list[dict]:
+def claim(db: Any, count: int, kinds: tuple[str, ...] = KINDS, worker: str = WORKER) -> list[dict]:
     return db.execute("select * from penstock.claim_tasks(%s, %s, %s, 600)", [worker, count, list(kinds)])
 
 
-def complete(db: Any, row: dict, output: Any, worker: str = "w1") -> None:
+def complete(db: Any, row: dict, output: Any, worker: str = WORKER) -> None:
     call(db, "complete_task", row["id"], worker, document(output), row["lease"])
 
 
 def fail(db: Any, row: dict, code: str, message: str, *, permanent: bool = True) -> None:
     details = document({"type": "VoiceMissing", "stack": STACK})
-    call(db, "fail_task", row["id"], "w1", message, row["lease"], None, permanent, code, details)
+    call(db, "fail_task", row["id"], WORKER, message, row["lease"], None, permanent, code, details)
 
 
 def publish(count: int, **extra: Any) -> list[dict[str, Any]]:
@@ -150,7 +151,7 @@ def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
     for row in claim(db, 2, ("typeset",)):
         complete(db, row, {"pages": 12})
     for row in rows[4:6]:
-        call(db, "report_progress", row["id"], "w1", row["lease"], 0.6, "drafting part 3")
+        call(db, "report_progress", row["id"], WORKER, row["lease"], 0.6, "drafting part 3")
     sample.jobs["scheduled"] = start(
         db, acme, "publish", publish(2), delay_seconds=7200, params={"title": "Tomorrow's issue"}
     )

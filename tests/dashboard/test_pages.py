@@ -91,7 +91,7 @@ def test_old_address_of_the_providers_page_redirects(site: Any) -> None:
 def test_audit_log_and_job_show_names_of_actors(site: Any, sample: Any) -> None:
     db, job = sample.db, sample.jobs["paused"]
     [ann] = db.execute("insert into auth.users (email) values ('ann@example.org') returning id")
-    db.execute("select penstock.set_member(%s, %s, 'member')", [sample.acme, ann["id"]])
+    db.execute("select penstock.set_member(%s, %s, 'owner')", [sample.acme, ann["id"]])
     [nightly] = db.execute(
         "select id, secret from penstock.create_key('nightly', 'member', %s)", [sample.acme]
     )
