@@ -45,10 +45,10 @@ async def confirm(
     next: Annotated[str, Query(max_length=4000)] = "",
 ) -> Response:
     """Ask for confirmation, with the number of items and the cost."""
-    _check(viewer, request, noun, verb)
+    _require_write_access(viewer, request, noun, verb)
     if not every and not id:
         return redirect(request, forms.local(next or f"/{noun}"), flash="Nothing selected.")
-    weight = await _weigh(conn, viewer, noun, verb, None if every else list(id), filter)
+    estimate = await _estimate(conn, viewer, noun, verb, None if every else list(id), filter)
     return render(
         request,
         "confirm.html",
@@ -58,7 +58,7 @@ async def confirm(
         every=every,
         filter=filter,
         next=forms.local(next or f"/{noun}"),
-        weight=weight,
+        estimate=estimate,
         limit=COUNT_LIMIT,
     )
 
@@ -68,10 +68,10 @@ async def act(request: Request, conn: Conn, viewer: CurrentViewer) -> Response:
     """Run the action: on a few items at once, on more in the background."""
     form: forms.Form = request.state.form
     noun, verb = form.get("noun"), form.get("verb")
-    _check(viewer, request, noun, verb)
+    _require_write_access(viewer, request, noun, verb)
     ids = None if form.get("every") else form.all("id")
     reason = form.get("reason") or None
-    action_id = await _act(conn, viewer, noun, verb, ids, form.get("filter"), reason)
+    action_id = await _run(conn, viewer, noun, verb, ids, form.get("filter"), reason)
     action = await actions.get(conn, action_id=action_id)
     if action.finished_at is None or action.refused:
         return redirect(request, f"/actions/{action_id}", next=forms.local(form.get("next")))
@@ -101,16 +101,16 @@ async def show_action(
     )
 
 
-async def _weigh(
+async def _estimate(
     conn: Conn, viewer: Viewer, noun: str, verb: str, ids: list[str] | None, filter: str
 ) -> Weight:
-    own = viewer.tenant_ids
+    tenant_ids = viewer.tenant_ids
     if noun == "jobs":
-        return await jobs.weigh(conn, verb=verb, filter=filter, ids=_uuids(ids), tenant_ids=own)  # pyright: ignore[reportArgumentType]
-    return await dead_letters.weigh(conn, verb=verb, filter=filter, ids=_numbers(ids), tenant_ids=own)  # pyright: ignore[reportArgumentType]
+        return await jobs.weigh(conn, verb=verb, filter=filter, ids=_uuids(ids), tenant_ids=tenant_ids)  # pyright: ignore[reportArgumentType]
+    return await dead_letters.weigh(conn, verb=verb, filter=filter, ids=_numbers(ids), tenant_ids=tenant_ids)  # pyright: ignore[reportArgumentType]
 
 
-async def _act(
+async def _run(
     conn: Conn,
     viewer: Viewer,
     noun: str,
@@ -119,20 +119,20 @@ async def _act(
     filter: str,
     reason: str | None,
 ) -> UUID:
-    own = viewer.tenant_ids
+    tenant_ids = viewer.tenant_ids
     if noun == "jobs":
         return await jobs.act(
             conn,
             verb=verb,  # pyright: ignore[reportArgumentType]
             filter=filter,
             ids=_uuids(ids),
-            tenant_ids=own,
+            tenant_ids=tenant_ids,
             reason=reason,
         )
-    return await dead_letters.act(conn, verb=verb, filter=filter, ids=_numbers(ids), tenant_ids=own)  # pyright: ignore[reportArgumentType]
+    return await dead_letters.act(conn, verb=verb, filter=filter, ids=_numbers(ids), tenant_ids=tenant_ids)  # pyright: ignore[reportArgumentType]
 
 
-def _check(viewer: Viewer, request: Request, noun: str, verb: str) -> None:
+def _require_write_access(viewer: Viewer, request: Request, noun: str, verb: str) -> None:
     if verb not in VERBS.get(noun, ()):
         raise Invalid(f"unknown action {verb!r}", code="invalid_verb")
     if request.app.state.settings.read_only:

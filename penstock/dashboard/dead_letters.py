@@ -44,14 +44,14 @@ async def list_dead_letters(
     before: Annotated[int | None, Query(ge=0, lt=1 << 63)] = None,
 ) -> Response:
     """List dead letters, newest first, with their causes."""
-    own = viewer.tenant_ids
+    tenant_ids = viewer.tenant_ids
     found: list[DeadLetter] = []
     causes: list[Cause] = []
     with CatchInvalidFilter() as caught:
         found = await dead_letters.list(
-            conn, filter=filter, tenant_ids=own, before=before, limit=PER_PAGE + 1
+            conn, filter=filter, tenant_ids=tenant_ids, before=before, limit=PER_PAGE + 1
         )
-        causes = await dead_letters.causes(conn, filter=filter, tenant_ids=own)
+        causes = await dead_letters.causes(conn, filter=filter, tenant_ids=tenant_ids)
     shown = found[:PER_PAGE]
     return render(
         request,

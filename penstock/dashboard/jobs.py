@@ -57,14 +57,14 @@ async def list_jobs(
     before: UUID | None = None,
 ) -> Response:
     """List jobs, newest first."""
-    own = viewer.tenant_ids
+    tenant_ids = viewer.tenant_ids
     found: list[Job] = []
     counts: dict[str, int] = {}
     other_terms = filter
     with CatchInvalidFilter() as caught:
         other_terms = _without_status(filter)
-        found = await jobs.list(conn, filter=filter, tenant_ids=own, before=before, limit=PER_PAGE + 1)
-        counts = await jobs.counts(conn, filter=other_terms, tenant_ids=own, most=COUNT_LIMIT)
+        found = await jobs.list(conn, filter=filter, tenant_ids=tenant_ids, before=before, limit=PER_PAGE + 1)
+        counts = await jobs.counts(conn, filter=other_terms, tenant_ids=tenant_ids, most=COUNT_LIMIT)
     shown = found[:PER_PAGE]
     return render(
         request,
@@ -137,12 +137,12 @@ async def show_job(
     """Show a job: its progress, what happens next, cost, failures, tasks, files and audit lines."""
     job = await jobs.get(conn, job_id=job_id)
     total = job.progress.total
-    chosen = view or ("graph" if total <= MAX_GRAPH_TASKS else "grid")
-    per_page = PER_PAGE if chosen == "tasks" else TASKS_PER_PICTURE
+    shown_view = view or ("graph" if total <= MAX_GRAPH_TASKS else "grid")
+    per_page = PER_PAGE if shown_view == "tasks" else TASKS_PER_PICTURE
     tasks = await jobs.graph(conn, job_id=job_id, after=after, limit=per_page + 1)
     shown = tasks[:per_page]
     attempts: list[Attempt] = []
-    if chosen == "timeline" and total <= TASKS_PER_PICTURE:
+    if shown_view == "timeline" and total <= TASKS_PER_PICTURE:
         attempts = await jobs.attempts(conn, job_id=job_id, limit=1000)
     files = await artifacts.list(conn, job_id=job_id, limit=PER_PAGE)
     await _allow_file_origin(request, files)
@@ -153,15 +153,15 @@ async def show_job(
         "job.html",
         job=job,
         actor_names=await actors.names(conn, viewer, named, [job.tenant_id]),
-        view=chosen,
+        view=shown_view,
         explanation=await jobs.explain_job(conn, job_id=job_id),
         cost=await costs.of_job(conn, job_id=job_id),
         tasks=shown,
         after=after,
         next=shown[-1].id if len(tasks) > per_page else None,
-        graph=graphs.graph(shown) if chosen == "graph" else None,
-        grid=graphs.grid(shown) if chosen == "grid" else None,
-        timeline=graphs.timeline(shown, attempts, request.state.now) if chosen == "timeline" else None,
+        graph=graphs.graph(shown) if shown_view == "graph" else None,
+        grid=graphs.grid(shown) if shown_view == "grid" else None,
+        timeline=graphs.timeline(shown, attempts, request.state.now) if shown_view == "timeline" else None,
         box=(graphs.BOX_WIDTH, graphs.BOX_HEIGHT),
         letters=await dead_letters.list(conn, filter=f"job:{job_id}", limit=10),
         files=files,

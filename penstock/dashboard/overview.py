@@ -20,20 +20,20 @@ async def show_overview(
     request: Request, conn: Conn, viewer: CurrentViewer, tenant: TenantQuery = None
 ) -> Response:
     """Show the overview of a tenant or of all tenants."""
-    chosen = viewer.choose_tenant(tenant)
-    if chosen is None and not viewer.is_operator:
+    tenant_id = viewer.choose_tenant(tenant)
+    if tenant_id is None and not viewer.is_operator:
         return render(request, "no_tenant.html")
-    found = await overview.get(conn, tenant_id=chosen)
+    found = await overview.get(conn, tenant_id=tenant_id)
     return render(
         request,
         "overview.html",
         overview=found,
         health=_health(found),
-        rates=await overview.rates(conn, tenant_id=chosen),
-        nearly_full=_nearly_full(await providers.list(conn)) if viewer.is_operator and not chosen else [],
-        tenant_id=chosen,
-        tenant_name=(await tenants.names(conn, ids=[chosen])).get(chosen) if chosen else None,
-        live={"tenant": chosen},
+        rates=await overview.rates(conn, tenant_id=tenant_id),
+        nearly_full=_nearly_full(await providers.list(conn)) if viewer.is_operator and not tenant_id else [],
+        tenant_id=tenant_id,
+        tenant_name=(await tenants.names(conn, ids=[tenant_id])).get(tenant_id) if tenant_id else None,
+        live={"tenant": tenant_id},
     )
 
 
@@ -48,11 +48,11 @@ def _health(found: Overview) -> str:
     return "All systems normal." if found.has_jobs else "Ready for the first job."
 
 
-def _nearly_full(found: list[Provider]) -> list[tuple[Provider, str, int, int]]:
+def _nearly_full(listed: list[Provider]) -> list[tuple[Provider, str, int, int]]:
     """Return limits with at least 80 % in use: provider, name of the limit, amount used, limit."""
     return [
         (provider, name, used, limit)
-        for provider in found
+        for provider in listed
         for name, used, limit in limits_in_use(provider)
         if limit and used >= NEARLY_FULL * limit
     ]

@@ -146,11 +146,11 @@ class Page(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             request.state.caller = ANON
             request.state.nonce = secrets.token_urlsafe(18)
             try:
-                response = await self._answer(request, handle)
+                response = await self._handle_as_caller(request, handle)
             except Unauthenticated:
                 response = _to_sign_in(request)
             except (PenstockError, RequestValidationError, HTTPException) as error:
@@ -158,9 +158,9 @@ class Page(APIRoute):
             forms.set_form_cookie(request, response)
             return with_security_headers(request, response)
 
-        return answer
+        return respond
 
-    async def _answer(
+    async def _handle_as_caller(
         self, request: Request, handle: Callable[[Request], Coroutine[Any, Any, Response]]
     ) -> Response:
         callers: Callers = request.app.state.callers
@@ -177,7 +177,7 @@ class Page(APIRoute):
         async with callers.acting(caller, read_only=is_read) as conn:
             request.state.conn = conn
             request.state.now = await db.value(conn, "_now")
-            request.state.viewer = await _viewer(conn, caller)
+            request.state.viewer = await _load_viewer(conn, caller)
             return await handle(request)
 
 
@@ -195,12 +195,12 @@ def credential_of(request: Request) -> str | None:
     return shown(request)
 
 
-async def _viewer(conn: db.Connection, caller: Caller) -> Viewer:
+async def _load_viewer(conn: db.Connection, caller: Caller) -> Viewer:
     if caller.role == "service_role":
         return Viewer(caller, (), {})
     user_id = UUID(caller.claims["sub"])
-    own = await tenants.of_user(conn, user_id=user_id)
-    return Viewer(caller, tuple(own), await tenants.roles(conn, user_id=user_id))
+    memberships = await tenants.of_user(conn, user_id=user_id)
+    return Viewer(caller, tuple(memberships), await tenants.roles(conn, user_id=user_id))
 
 
 def _connection(request: Request) -> db.Connection:

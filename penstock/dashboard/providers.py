@@ -38,8 +38,8 @@ async def list_providers(
     request: Request, conn: Conn, viewer: CurrentViewer, tenant: TenantQuery = None
 ) -> Response:
     """List lanes and, for operators, providers with their limits."""
-    chosen = viewer.choose_tenant(tenant)
-    lanes = await overview.lanes(conn, tenant_id=chosen) if chosen or viewer.is_operator else []
+    tenant_id = viewer.choose_tenant(tenant)
+    lanes = await overview.lanes(conn, tenant_id=tenant_id) if tenant_id or viewer.is_operator else []
     owners = {lane.tenant_id for lane in lanes if lane.tenant_id}
     listed = await providers.list(conn) if viewer.is_operator else []
     owners |= {provider.tenant_id for provider in listed if provider.tenant_id}
@@ -49,7 +49,7 @@ async def list_providers(
         lanes=sorted(lanes, key=lambda lane: (-lane.waiting - lane.running, lane.kind)),
         providers=[(provider, limits_in_use(provider)) for provider in listed],
         names=await tenants.names(conn, ids=owners),
-        live={"tenant": chosen},
+        live={"tenant": tenant_id},
     )
 
 

@@ -35,18 +35,18 @@ async def _render(
     tenant: UUID | None,
     new_key: NewKey | None = None,
 ) -> Response:
-    chosen = viewer.choose_tenant(tenant)
-    may_manage = viewer.may_manage(chosen)
-    found: list[ApiKey] = await keys.list(conn, tenant_id=chosen) if may_manage else []
+    tenant_id = viewer.choose_tenant(tenant)
+    may_manage = viewer.may_manage(tenant_id)
+    found: list[ApiKey] = await keys.list(conn, tenant_id=tenant_id) if may_manage else []
     return render(
         request,
         "settings.html",
-        tenant_id=chosen,
+        tenant_id=tenant_id,
         keys=[key for key in found if key.revoked_at is None],
         revoked=sum(1 for key in found if key.revoked_at is not None),
         may_manage=may_manage,
-        roles=ROLES if chosen else ("worker", "service"),
-        settings=await installation.settings(conn) if viewer.is_operator and not chosen else [],
+        roles=ROLES if tenant_id else ("worker", "service"),
+        settings=await installation.settings(conn) if viewer.is_operator and not tenant_id else [],
         new_key=new_key,
         live=None,
     )
