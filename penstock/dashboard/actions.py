@@ -54,6 +54,7 @@ async def confirm(
         "confirm.html",
         noun=noun,
         verb=verb,
+        past_tense=PAST_TENSE[verb],
         ids=[] if every else list(id),
         every=every,
         filter=filter,

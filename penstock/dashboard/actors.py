@@ -24,6 +24,8 @@ async def names(
     `tenant_ids` are the tenants whose revoked keys may be among the actors.
     """
     ids = {actor: _parse_id(actor) for actor in actors if actor and actor.partition(":")[0] in _KINDS}
+    if not ids:
+        return {}
     known: dict[UUID, str | None] = dict(
         await db.rows(conn, _PROFILES, ([each for each in ids.values() if each],))
     )  # pyright: ignore[reportArgumentType]

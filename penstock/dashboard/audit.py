@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from penstock import audit, tenants
-from penstock.dashboard import actors, exports
+from penstock.dashboard import actors, exports, formatting
 from penstock.dashboard.pages import (
     PER_PAGE,
     CatchInvalidFilter,
@@ -42,6 +42,7 @@ async def list_lines(
     tenant_ids = {line.tenant_id for line in shown if line.tenant_id}
     tenant_names = await tenants.names(conn, ids=tenant_ids)
     named = [name for line in shown for name in (line.actor, line.subject)]
+    named += formatting.canceling_actors(str(line.details.get("reason")) for line in shown)
     actor_names = await actors.names(conn, viewer, named, tenant_ids)
     return render(
         request,

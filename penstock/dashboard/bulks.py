@@ -52,10 +52,12 @@ async def list_bulks(
         only = viewer.tenants[0].id if len(viewer.tenants) == 1 else None
         found = await bulks.list(conn, filter=filter, tenant_id=only, before=before, limit=PER_PAGE + 1)
     shown = found[:PER_PAGE]
+    canceling = formatting.canceling_actors(bulk.status_reason for bulk in shown)
     return render(
         request,
         "bulks.html",
         bulks=shown,
+        actor_names=await actors.names(conn, viewer, canceling, {bulk.tenant_id for bulk in shown}),
         next=shown[-1].id if len(found) > PER_PAGE else None,
         filter=filter,
         fields=list(bulks.FIELDS),
@@ -194,6 +196,7 @@ async def show_bulk(
     rows = await bulks.rows(conn, job_id=job_id, states=state, after=after, limit=PER_PAGE + 1)
     shown = rows[:PER_PAGE]
     job = bulk.job
+    named = [job.created_by, *formatting.canceling_actors([job.status_reason])]
     is_small = bulk.rows.total <= MAX_COUNTED_ROWS
     return render(
         request,
@@ -204,7 +207,7 @@ async def show_bulk(
         states=await bulks.counts(conn, job_id=job_id) if is_small else None,
         forecast=await jobs.forecast_rest(conn, job_id=job_id) if not job.is_ended and is_small else None,
         all_states=STATES,
-        actor_names=await actors.names(conn, viewer, [job.created_by], [job.tenant_id]),
+        actor_names=await actors.names(conn, viewer, named, [job.tenant_id]),
         rows=shown,
         state=state or [],
         columns=(bulk.source.get("columns") or list(shown[0].data if shown else ()))[:4],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, cast
@@ -16,6 +16,8 @@ HIDDEN = "•••••"
 _SECRET = re.compile(
     r"pass(word|wd|phrase)|secret|token$|api_?key|authorization|credential|private_?key|cookie|^auth$", re.I
 )
+# The reason that the database stores when a job is canceled without one.
+_CANCELED_BY = re.compile(r"(?<=canceled by )(?:user|service):[\w-]+")
 # Library frames are folded away, so that the app's own frames stand out.
 _LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python\d|/penstock/|<frozen)")
 
@@ -148,6 +150,16 @@ def redacted(value: Any) -> Any:
 def document(value: Any) -> str:
     """Format a value as indented JSON without its secrets."""
     return json.dumps(redacted(value), indent=2, ensure_ascii=False, default=str)
+
+
+def canceling_actors(texts: Iterable[str | None]) -> list[str]:
+    """Return the actors in texts such as "canceled by user:ID"."""
+    return [actor for text in texts if text for actor in _CANCELED_BY.findall(text)]
+
+
+def with_actor_names(text: str, names: Mapping[str, str]) -> str:
+    """Replace the actor in "canceled by user:ID" with the actor's name."""
+    return _CANCELED_BY.sub(lambda found: names.get(found[0], found[0]), text)
 
 
 def details(values: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from fastapi.responses import RedirectResponse
 
 from penstock import artifacts, audit, costs, dead_letters, filters, jobs, tenants
 from penstock.api.artifacts import linked
-from penstock.dashboard import actors, exports, graphs
+from penstock.dashboard import actors, exports, formatting, graphs
 from penstock.dashboard.pages import (
     PER_PAGE,
     CatchInvalidFilter,
@@ -66,10 +66,12 @@ async def list_jobs(
         found = await jobs.list(conn, filter=filter, tenant_ids=tenant_ids, before=before, limit=PER_PAGE + 1)
         counts = await jobs.counts(conn, filter=other_terms, tenant_ids=tenant_ids, most=COUNT_LIMIT)
     shown = found[:PER_PAGE]
+    canceling = formatting.canceling_actors(job.status_reason for job in shown)
     return render(
         request,
         "jobs.html",
         jobs=shown,
+        actor_names=await actors.names(conn, viewer, canceling, {job.tenant_id for job in shown}),
         next=shown[-1].id if len(found) > PER_PAGE else None,
         filter=filter,
         other_terms=other_terms,
@@ -147,7 +149,11 @@ async def show_job(
     files = await artifacts.list(conn, job_id=job_id, limit=PER_PAGE)
     await _allow_file_origin(request, files)
     lines = await audit.list(conn, job_id=job_id, limit=20)
-    named = [job.created_by, *(line.actor for line in lines)]
+    named = [
+        job.created_by,
+        *(line.actor for line in lines),
+        *formatting.canceling_actors([job.status_reason]),
+    ]
     return render(
         request,
         "job.html",
@@ -185,6 +191,7 @@ async def show_task(
     [graph_task] = await jobs.graph(conn, job_id=job_id, after=task_id - 1, limit=1)
     files = await artifacts.list(conn, job_id=job_id, task_id=task_id, limit=PER_PAGE)
     await _allow_file_origin(request, files)
+    canceling = formatting.canceling_actors([job.status_reason])
     is_ended = task.status in ("succeeded", "failed", "canceled")
     return render(
         request,
@@ -192,6 +199,7 @@ async def show_task(
         job=job,
         task=task,
         graph_task=graph_task,
+        actor_names=await actors.names(conn, viewer, canceling, [job.tenant_id]),
         explanation=await jobs.explain(conn, job_id=job_id, task_id=task_id),
         attempts=await jobs.attempts(conn, job_id=job_id, task_id=task_id, limit=1000),
         letters=await dead_letters.list(conn, filter=f"job:{job_id} task:{task_id}", limit=1),

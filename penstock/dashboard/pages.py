@@ -67,6 +67,7 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "size": formatting.size,
     "document": formatting.document,
     "details": formatting.details,
+    "with_actor_names": formatting.with_actor_names,
     "meter_amount": formatting.meter_amount,
     "absolute": formatting.absolute,
 }

@@ -98,8 +98,11 @@ def test_audit_log_and_job_show_names_of_actors(site: Any, sample: Any) -> None:
     [deploy] = db.execute("select secret from penstock.create_key('deploy bot', 'service')")
     site.browser(nightly["secret"]).post("/act", {"noun": "jobs", "verb": "resume", "id": str(job)})
     site.browser(deploy["secret"]).post("/act", {"noun": "jobs", "verb": "pause", "id": str(job)})
+    site.browser(nightly["secret"]).post("/act", {"noun": "jobs", "verb": "cancel", "id": str(job)})
     # A revoked key keeps its name.
     db.execute("select penstock.revoke_key(%s)", [nightly["id"]])
+    for path in ("/jobs", f"/jobs/{job}"):
+        assert "canceled by nightly" in site.browser(site.key("service")).get(path).text, path
     for path in (f"/jobs/{job}", "/audit"):
         operator = site.browser(site.key("service")).get(path).text
         owner = site.browser(site.key("owner", sample.acme)).get(path).text
