@@ -76,7 +76,7 @@ docs: setup ## Rewrite the generated parts of docs/
 	$(BIN)/python scripts/docs.py
 
 screenshots: setup system-packages ## Look at every page in every theme and size, and rewrite docs/images/
-	PENSTOCK_SCREENSHOTS=1 $(BIN)/pytest -q tests/dashboard/test_browser.py -k 'every_page or table'
+	PENSTOCK_SCREENSHOTS=1 $(BIN)/pytest -q tests/dashboard/test_browser.py -k 'every_page or bulk'
 
 clean: ## Remove what the other targets made (the data in .penstock stays)
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

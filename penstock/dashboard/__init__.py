@@ -1,7 +1,7 @@
-"""The dashboard: pages that show what runs, why something waits, and what it costs.
+"""The dashboard: web pages that show what runs, why tasks wait, and what jobs cost.
 
-It reads and acts as the API does: through the same functions, under the caller's role, on the same logins.
-`mount` puts it into the API's application, or into any other one.
+It reads and writes as the API does: through the same functions, under the caller's role, on the same database
+logins. `mount` adds it to the API's application or to any other FastAPI application.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from penstock.dashboard import (
     bulks,
     dead_letters,
     jobs,
-    lanes,
     live,
     overview,
     pages,
+    providers,
     schedules,
     sign_in,
     tenants,
@@ -41,36 +41,36 @@ __all__ = ["mount"]
 
 
 def mount(app: FastAPI, prefix: str = "/dashboard", *, settings: Settings | None = None) -> FastAPI:
-    """Put the dashboard into an application, at this address.
+    """Add the dashboard to an application, below this prefix.
 
-    Into one of `penstock.api.create` as it is; it then shares its connections. Into any other with the
-    settings of the database: it opens connections of its own when that application starts.
+    An application made by `penstock.api.create` needs no settings: the dashboard shares its connections.
+    For any other application pass the settings: the dashboard opens its own connections at startup.
     """
-    made = _create()
+    dashboard = _create()
     source = app if settings is None else api.create(settings)
-    made.state = source.state
-    inner = app.router.lifespan_context
+    dashboard.state = source.state
+    app_lifespan = app.router.lifespan_context
 
     @asynccontextmanager
-    async def running(outer: FastAPI) -> AsyncGenerator[Any]:
+    async def lifespan(outer: FastAPI) -> AsyncGenerator[Any]:
         async with AsyncExitStack() as stack:
-            state = await stack.enter_async_context(inner(outer))
+            state = await stack.enter_async_context(app_lifespan(outer))
             if source is not app:
                 await stack.enter_async_context(source.router.lifespan_context(source))
-            made.state.currency = await pages.currency(made.state.callers)
-            stack.push_async_callback(live.close, made.state)
+            dashboard.state.currency = await pages.currency(dashboard.state.callers)
+            stack.push_async_callback(live.close, dashboard.state)
             yield state
 
-    app.router.lifespan_context = running
-    app.mount(prefix, made, name="dashboard")
-    return made
+    app.router.lifespan_context = lifespan
+    app.mount(prefix, dashboard, name="dashboard")
+    return dashboard
 
 
 def _create() -> FastAPI:
-    made = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
-    made.mount("/static", _Static(directory=Path(__file__).parent / "static"), name="static")
-    # Signed addresses of local files work below this one, too.
-    made.include_router(files.files)
+    dashboard = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    dashboard.mount("/static", _Static(directory=Path(__file__).parent / "static"), name="static")
+    # Links to locally stored files are relative to the mount point.
+    dashboard.include_router(files.files)
     for page in (
         sign_in,
         overview,
@@ -78,7 +78,7 @@ def _create() -> FastAPI:
         bulks,
         dead_letters,
         actions,
-        lanes,
+        providers,
         workers,
         usage,
         tenants,
@@ -87,19 +87,19 @@ def _create() -> FastAPI:
         settings_page,
         live,
     ):
-        made.include_router(page.router)
-    made.add_exception_handler(HTTPException, _missing)
-    return made
+        dashboard.include_router(page.router)
+    dashboard.add_exception_handler(HTTPException, _not_found)
+    return dashboard
 
 
-async def _missing(request: Request, error: Exception) -> Response:
-    """Where there is no page."""
+async def _not_found(request: Request, error: Exception) -> Response:
+    """Render the 404 page for a path without a route."""
     request.state.caller, request.state.nonce = pages.ANON, secrets.token_urlsafe(18)
-    return pages.guarded(request, await pages.refusal(request, error))
+    return pages.with_security_headers(request, await pages.error_page(request, error))
 
 
 class _Static(StaticFiles):
-    """Files that never change: their addresses hold their digests."""
+    """Static files, cached for a year: their URLs contain a digest of their content."""
 
     def file_response(self, *args: Any, **kwargs: Any) -> Response:
         response = super().file_response(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Bulk jobs: from a table to a forecast, to a preview, to a confirmation, to results and what failed."""
+"""Bulk jobs: upload a table, forecast its cost, preview the first rows, confirm, see results and failures."""
 
 from __future__ import annotations
 
@@ -13,241 +13,265 @@ from penstock import bulks, jobs, sources, tenants
 from penstock.api.bulks import exported
 from penstock.app import App
 from penstock.bulk_type import BulkType
-from penstock.dashboard import forms
-from penstock.dashboard.pages import PER_PAGE, Filtering, FilterQuery, Held, Page, Seen, Viewer, render, to
+from penstock.dashboard import actors, formatting, forms
+from penstock.dashboard.pages import (
+    PER_PAGE,
+    READ_ONLY_MESSAGE,
+    CatchInvalidFilter,
+    Conn,
+    CurrentViewer,
+    FilterQuery,
+    Page,
+    Viewer,
+    redirect,
+    render,
+)
 from penstock.errors import Forbidden, Invalid, PenstockError
 from penstock.types import BulkSummary, Forecast, RowState, SourceCheck, exact
 
 router = APIRouter(route_class=Page)
 
 StateQuery = Annotated[list[RowState] | None, Query(max_length=8)]
+INPUTS = ("type", "tenant", "budget", "stop_after", "preview", "skip_done", "format", "name")
 STATES: tuple[RowState, ...] = (
     *("waiting", "queued", "running", "succeeded", "failed", "canceled", "refused", "skipped"),
 )
-MOST_COUNTED = 20_000
-"""Of more rows, the states are not counted: each row would be looked at."""
-MOST_EXPORTED = 100_000
+MAX_COUNTED_ROWS = 20_000
+"""Counting states reads every row, so larger jobs show no counts."""
+MAX_EXPORTED_ROWS = 100_000
 
 
 @router.get("/bulks")
 async def list_bulks(
-    request: Request, held: Held, viewer: Seen, filter: FilterQuery = "", before: UUID | None = None
+    request: Request, conn: Conn, viewer: CurrentViewer, filter: FilterQuery = "", before: UUID | None = None
 ) -> Response:
-    """Bulk jobs, newest first."""
+    """List bulk jobs, newest first."""
     found: list[BulkSummary] = []
-    with Filtering() as asked:
-        # A member of one tenant, and that is most of them, is led by an index.
+    with CatchInvalidFilter() as caught:
+        # Most members have one tenant: filtering by it lets the query use an index.
         only = viewer.tenants[0].id if len(viewer.tenants) == 1 else None
-        found = await bulks.list(held, filter=filter, tenant_id=only, before=before, limit=PER_PAGE + 1)
+        found = await bulks.list(conn, filter=filter, tenant_id=only, before=before, limit=PER_PAGE + 1)
     shown = found[:PER_PAGE]
+    canceling = formatting.canceling_actors(bulk.status_reason for bulk in shown)
     return render(
         request,
         "bulks.html",
         bulks=shown,
+        actor_names=await actors.names(conn, viewer, canceling, {bulk.tenant_id for bulk in shown}),
         next=shown[-1].id if len(found) > PER_PAGE else None,
         filter=filter,
         fields=list(bulks.FIELDS),
-        problem=asked.problem,
-        names=await tenants.names(held, ids=[bulk.tenant_id for bulk in shown]),
+        filter_error=caught.error,
+        names=await tenants.names(conn, ids=[bulk.tenant_id for bulk in shown]),
         before=before,
-        live=None if before else {"tenant": viewer.tenant(None)},
+        live=None if before else {"tenant": viewer.choose_tenant(None)},
     )
 
 
-# From a table to a job
+# Starting a job from a table
 
 
 @router.get("/bulks/new")
-async def new_bulk(request: Request, viewer: Seen) -> Response:
-    """The form for a table."""
-    _check_role(request, viewer)
-    return _form(request, {}, None, None, None)
+async def new_bulk(request: Request, viewer: CurrentViewer) -> Response:
+    """Show the form for a new bulk job."""
+    _require_write_access(request, viewer)
+    return _form(request, {})
 
 
 @router.post("/bulks/new")
-async def check_bulk(request: Request, held: Held, viewer: Seen) -> Response:
-    """What is in the table, what it will cost and take; and then the job."""
+async def check_bulk(request: Request, conn: Conn, viewer: CurrentViewer) -> Response:
+    """Check the table and forecast cost and duration, or start the job."""
     form: forms.Form = request.state.form
-    _check_role(request, viewer)
-    names = ("type", "tenant", "budget", "stop_after", "preview", "skip_done", "format", "name")
-    given = {name: form.get(name) for name in names}
-    given["rows"] = next(iter(form.all("rows")), "")
+    _require_write_access(request, viewer)
+    inputs = {name: form.get(name) for name in INPUTS}
+    inputs["rows"] = next(iter(form.all("rows")), "")
     try:
         if form.get("verb") == "start":
-            return to(request, f"/bulks/{await _start(held, given)}", said="Started.")
-        kind = _kind(request, given["type"])
-        checked = forecast = None
-        if kind is not None:
-            checked, drawn = await asyncio.to_thread(_checked, kind, given)
-            if drawn is not None:
-                tasks, times = drawn
-                options: Any = {"tenant_id": await _tenant(held, given), "budget": _budget(given)}
-                forecast = await jobs.forecast(held, type=kind.name, tasks=tasks, times=times, **options)
+            return redirect(request, f"/bulks/{await _start(conn, inputs)}", flash="Bulk job started.")
+        checked, forecast = await _check_and_forecast(conn, request, inputs)
     except PenstockError as error:
-        return _form(request, given, None, None, error)
-    return _form(request, given, checked, forecast, None, is_checked=True)
+        return _form(request, inputs, error=error)
+    return _form(request, inputs, checked=checked, forecast=forecast, is_checked=True)
 
 
-def _checked(kind: BulkType[Any], given: dict[str, str]) -> tuple[SourceCheck, Any]:
-    """What is in the table, and some of its tasks for a forecast if any row is good."""
-    with _table(given) as table:
-        checked = kind.check(table)
-        return checked, kind.sample(table, {}) if checked.good else None
+async def _check_and_forecast(
+    conn: Conn, request: Request, inputs: dict[str, str]
+) -> tuple[SourceCheck | None, Forecast | None]:
+    bulk_type = _bulk_type(request, inputs["type"])
+    if bulk_type is None:
+        return None, None
+    checked, sample = await asyncio.to_thread(_check_and_sample, bulk_type, inputs)
+    if sample is None:
+        return checked, None
+    tasks, times = sample
+    options: Any = {"tenant_id": await _tenant(conn, inputs), "budget": _budget(inputs)}
+    return checked, await jobs.forecast(conn, type=bulk_type.name, tasks=tasks, times=times, **options)
+
+
+def _check_and_sample(bulk_type: BulkType[Any], inputs: dict[str, str]) -> tuple[SourceCheck, Any]:
+    """Check all rows, and make the tasks of some valid ones for a forecast."""
+    with _table(inputs) as table:
+        checked = bulk_type.check(table)
+        return checked, bulk_type.sample(table, {}) if checked.good else None
 
 
 def _form(
     request: Request,
-    given: dict[str, str],
-    checked: SourceCheck | None,
-    forecast: Forecast | None,
-    problem: PenstockError | None,
+    inputs: dict[str, str],
+    *,
+    checked: SourceCheck | None = None,
+    forecast: Forecast | None = None,
+    error: PenstockError | None = None,
     is_checked: bool = False,
 ) -> Response:
     app: App | None = request.app.state.app
     return render(
         request,
         "bulk_new.html",
-        422 if problem else 200,
-        given=given,
+        422 if error else 200,
+        inputs=inputs,
         types=sorted(app.bulks) if app else [],
         checked=checked,
         forecast=forecast,
-        problem=problem,
+        error=error,
         is_checked=is_checked,
     )
 
 
-async def _start(held: Held, given: dict[str, str]) -> UUID:
+async def _start(conn: Conn, inputs: dict[str, str]) -> UUID:
     options: Any = {
-        "tenant_id": await _tenant(held, given),
-        "budget": _budget(given),
-        "stop_after": given["stop_after"] or None,
-        "preview": bool(given["preview"]),
-        "skip_done": bool(given["skip_done"]),
+        "tenant_id": await _tenant(conn, inputs),
+        "budget": _budget(inputs),
+        "stop_after": inputs["stop_after"] or None,
+        "preview": bool(inputs["preview"]),
+        "skip_done": bool(inputs["skip_done"]),
     }
-    with await asyncio.to_thread(_table, given) as table:
+    with await asyncio.to_thread(_table, inputs) as table:
         return await bulks.start(
-            held, type=given["type"], rows=table, source=bulks.describe(table), **options
+            conn, type=inputs["type"], rows=table, source=bulks.describe(table), **options
         )
 
 
-def _table(given: dict[str, str]) -> sources.Source:
-    if not given["rows"].strip():
-        raise Invalid("there are no rows", code="no_rows", hint="Choose a file, or paste a table.")
-    file = io.BytesIO(given["rows"].encode())
-    return sources.open(file, format=given["format"] or None, name=given["name"] or "pasted.csv")
+def _table(inputs: dict[str, str]) -> sources.Source:
+    if not inputs["rows"].strip():
+        raise Invalid("the table has no rows", code="no_rows", hint="Choose a file or paste a table.")
+    file = io.BytesIO(inputs["rows"].encode())
+    return sources.open(file, format=inputs["format"] or None, name=inputs["name"] or "pasted.csv")
 
 
-def _kind(request: Request, name: str) -> BulkType[Any] | None:
-    """The type, if this server was started with the app that has it: else only workers know it."""
+def _bulk_type(request: Request, name: str) -> BulkType[Any] | None:
+    """Return the bulk type if this server was started with the app that defines it."""
     app: App | None = request.app.state.app
     return app.bulks.get(name) if app else None
 
 
-async def _tenant(held: Held, given: dict[str, str]) -> UUID | None:
-    if not given["tenant"]:
+async def _tenant(conn: Conn, inputs: dict[str, str]) -> UUID | None:
+    if not inputs["tenant"]:
         return None
-    found = await tenants.find(held, name=given["tenant"])
+    found = await tenants.find(conn, name=inputs["tenant"])
     if len(found) != 1:
-        raise Invalid(
-            f"there is no one tenant {given['tenant']!r}", code="unknown_tenant", hint="Give its id."
-        )
+        problem = "several tenants are named" if found else "no tenant is named"
+        raise Invalid(f"{problem} {inputs['tenant']!r}", code="unknown_tenant", hint="Enter the tenant's id.")
     return found[0].id
 
 
-def _budget(given: dict[str, str]) -> Any:
-    return exact(given["budget"], "budget") if given["budget"] else None
+def _budget(inputs: dict[str, str]) -> Any:
+    return exact(inputs["budget"], "budget") if inputs["budget"] else None
 
 
-# A job
+# One bulk job
 
 
 @router.get("/bulks/{job_id}")
 async def show_bulk(
     request: Request,
-    held: Held,
-    viewer: Seen,
+    conn: Conn,
+    viewer: CurrentViewer,
     job_id: UUID,
     state: StateQuery = None,
     after: Annotated[int, Query(ge=-1, lt=1 << 53)] = -1,
 ) -> Response:
-    """A bulk job: how far it is, what failed and why, its rows."""
-    bulk = await bulks.get(held, job_id=job_id)
-    rows = await bulks.rows(held, job_id=job_id, states=state, after=after, limit=PER_PAGE + 1)
+    """Show a bulk job: progress, cost, failures by cause, and its rows."""
+    bulk = await bulks.get(conn, job_id=job_id)
+    rows = await bulks.rows(conn, job_id=job_id, states=state, after=after, limit=PER_PAGE + 1)
     shown = rows[:PER_PAGE]
     job = bulk.job
-    is_small = bulk.rows.total <= MOST_COUNTED
+    named = [job.created_by, *formatting.canceling_actors([job.status_reason])]
+    is_small = bulk.rows.total <= MAX_COUNTED_ROWS
     return render(
         request,
         "bulk.html",
         bulk=bulk,
         job=job,
-        explanation=await jobs.explain_job(held, job_id=job_id),
-        states=await bulks.counts(held, job_id=job_id) if is_small else None,
-        forecast=await jobs.forecast_rest(held, job_id=job_id) if not job.is_ended and is_small else None,
-        known=STATES,
+        explanation=await jobs.explain_job(conn, job_id=job_id),
+        states=await bulks.counts(conn, job_id=job_id) if is_small else None,
+        forecast=await jobs.forecast_rest(conn, job_id=job_id) if not job.is_ended and is_small else None,
+        all_states=STATES,
+        actor_names=await actors.names(conn, viewer, named, [job.tenant_id]),
         rows=shown,
         state=state or [],
         columns=(bulk.source.get("columns") or list(shown[0].data if shown else ()))[:4],
         after=after,
         next=shown[-1].number if len(rows) > PER_PAGE else None,
-        tenant_name=(await tenants.names(held, ids=[job.tenant_id])).get(job.tenant_id),
+        tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
         live=None if job.is_ended else {"job": job_id},
     )
 
 
 @router.get("/bulks/{job_id}/confirm")
-async def ask(
+async def confirm(
     request: Request,
-    held: Held,
-    viewer: Seen,
+    conn: Conn,
+    viewer: CurrentViewer,
     job_id: UUID,
     verb: Literal["confirm", "undo"],
     row: Annotated[int | None, Query(ge=0, lt=1 << 53)] = None,
 ) -> Response:
-    """What letting it go on, or undoing it, is about."""
-    _check_role(request, viewer)
-    bulk = await bulks.get(held, job_id=job_id)
-    rest = (
-        await jobs.forecast_rest(held, job_id=job_id) if verb == "confirm" and not bulk.job.is_ended else None
+    """Ask whether to run the remaining rows, or to undo applied changes."""
+    _require_write_access(request, viewer)
+    bulk = await bulks.get(conn, job_id=job_id)
+    forecast = (
+        await jobs.forecast_rest(conn, job_id=job_id) if verb == "confirm" and not bulk.job.is_ended else None
     )
-    return render(request, "bulk_confirm.html", bulk=bulk, job=bulk.job, verb=verb, row=row, forecast=rest)
+    return render(
+        request, "bulk_confirm.html", bulk=bulk, job=bulk.job, verb=verb, row=row, forecast=forecast
+    )
 
 
 @router.post("/bulks/{job_id}")
-async def change_bulk(request: Request, held: Held, job_id: UUID) -> Response:
-    """Let it go on, or undo what it applied."""
+async def change_bulk(request: Request, conn: Conn, job_id: UUID) -> Response:
+    """Run the remaining rows, or undo applied changes."""
     form: forms.Form = request.state.form
     if form.get("verb") == "confirm":
-        count = await jobs.confirm(held, job_id=job_id)
-        return to(request, f"/bulks/{job_id}", said=f"Confirmed: {count:,} tasks go on.")
+        count = await jobs.confirm(conn, job_id=job_id)
+        return redirect(request, f"/bulks/{job_id}", flash=f"Confirmed {formatting.counted(count, 'task')}.")
     if form.get("verb") != "undo":
-        raise Invalid("there is no such action", code="invalid_verb")
+        raise Invalid("unknown action", code="invalid_verb")
     row = form.get("row")
     if row and not (row.isdecimal() and len(row) <= 15):
-        # Never all rows in place of one.
-        raise Invalid("this is not the number of a row", code="invalid_selection")
-    undo_id = await bulks.undo(held, job_id=job_id, rows=[int(row)] if row else None)
-    return to(request, f"/jobs/{undo_id}", said="What was applied is being undone by this job.")
+        # An invalid row number must not undo all rows.
+        raise Invalid("invalid row number", code="invalid_selection")
+    undo_id = await bulks.undo(conn, job_id=job_id, rows=[int(row)] if row else None)
+    return redirect(request, f"/jobs/{undo_id}", flash="This job undoes the applied changes.")
 
 
 @router.get("/bulks/{job_id}/rows.csv")
-async def export_rows(held: Held, job_id: UUID, state: StateQuery = None) -> Response:
-    """The rows with their original columns and what became of them, as a file."""
-    bulk = await bulks.get(held, job_id=job_id)
-    if bulk.rows.total > MOST_EXPORTED:
+async def export_rows(conn: Conn, job_id: UUID, state: StateQuery = None) -> Response:
+    """Export the rows with their original columns and results."""
+    bulk = await bulks.get(conn, job_id=job_id)
+    if bulk.rows.total > MAX_EXPORTED_ROWS:
         raise Invalid(
-            f"a file from here has at most {MOST_EXPORTED:,} rows",
+            f"the dashboard exports at most {MAX_EXPORTED_ROWS:,} rows",
             code="too_many_rows",
             hint=f"penstock bulk export {job_id} rows.csv",
         )
     name = "failures" if state and set(state) <= {"failed", "refused", "canceled"} else "rows"
-    return await exported(held, job_id, "csv", state, name=name)
+    return await exported(conn, job_id, "csv", state, name=name)
 
 
-def _check_role(request: Request, viewer: Viewer) -> None:
+def _require_write_access(request: Request, viewer: Viewer) -> None:
     if request.app.state.settings.read_only:
-        raise Forbidden("this dashboard only shows: it changes nothing", code="read_only")
+        raise Forbidden(READ_ONLY_MESSAGE, code="read_only")
     if not viewer.may_act():
-        raise Forbidden("a viewer only looks")
+        raise Forbidden("viewers cannot change anything")

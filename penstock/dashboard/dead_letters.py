@@ -1,4 +1,4 @@
-"""Dead letters: what failed for good, by cause, and the way back."""
+"""Dead letters: tasks that failed permanently, grouped by cause, to replay or discard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from fastapi import APIRouter, Query, Request, Response
 
 from penstock import dead_letters, filters, tenants
 from penstock.dashboard import exports
-from penstock.dashboard.pages import PER_PAGE, Filtering, FilterQuery, Held, Page, Seen, render
+from penstock.dashboard.pages import (
+    PER_PAGE,
+    CatchInvalidFilter,
+    Conn,
+    CurrentViewer,
+    FilterQuery,
+    Page,
+    render,
+)
 from penstock.types import Cause, DeadLetter
 
 router = APIRouter(route_class=Page)
@@ -30,20 +38,20 @@ EXPORTED = (
 @router.get("/dead-letters")
 async def list_dead_letters(
     request: Request,
-    held: Held,
-    viewer: Seen,
+    conn: Conn,
+    viewer: CurrentViewer,
     filter: FilterQuery = "",
     before: Annotated[int | None, Query(ge=0, lt=1 << 63)] = None,
 ) -> Response:
-    """Dead letters, newest first, and the causes of them."""
-    own = viewer.tenant_ids
+    """List dead letters, newest first, with their causes."""
+    tenant_ids = viewer.tenant_ids
     found: list[DeadLetter] = []
     causes: list[Cause] = []
-    with Filtering() as asked:
+    with CatchInvalidFilter() as caught:
         found = await dead_letters.list(
-            held, filter=filter, tenant_ids=own, before=before, limit=PER_PAGE + 1
+            conn, filter=filter, tenant_ids=tenant_ids, before=before, limit=PER_PAGE + 1
         )
-        causes = await dead_letters.causes(held, filter=filter, tenant_ids=own)
+        causes = await dead_letters.causes(conn, filter=filter, tenant_ids=tenant_ids)
     shown = found[:PER_PAGE]
     return render(
         request,
@@ -57,16 +65,18 @@ async def list_dead_letters(
         total=sum(cause.count for cause in causes),
         filter=filter,
         fields=list(dead_letters.FIELDS),
-        problem=asked.problem,
-        names=await tenants.names(held, ids=[letter.tenant_id for letter in shown]),
+        filter_error=caught.error,
+        names=await tenants.names(conn, ids=[letter.tenant_id for letter in shown]),
         before=before,
-        live=None if before else {"tenant": viewer.tenant(None)},
+        live=None if before else {"tenant": viewer.choose_tenant(None)},
     )
 
 
 @router.get("/dead-letters.csv")
-async def export_dead_letters(held: Held, viewer: Seen, filter: FilterQuery = "") -> Response:
-    """The dead letters that match, as a file."""
-    cells = exports.fields(*EXPORTED)
-    rows = await exports.whole(dead_letters.list, cells, held, filter=filter, tenant_ids=viewer.tenant_ids)
+async def export_dead_letters(conn: Conn, viewer: CurrentViewer, filter: FilterQuery = "") -> Response:
+    """Export the dead letters that match the filter."""
+    to_rows = exports.fields(*EXPORTED)
+    rows = await exports.all_rows(
+        dead_letters.list, to_rows, conn, filter=filter, tenant_ids=viewer.tenant_ids
+    )
     return exports.as_csv("dead-letters", EXPORTED, rows)

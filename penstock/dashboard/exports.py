@@ -1,4 +1,4 @@
-"""Lists as files for spreadsheets."""
+"""CSV exports of lists."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from fastapi import Response
 
 from penstock import db, sources
 
-MOST = 10_000
-"""Lines in a file."""
+MAX_ROWS = 10_000
+"""Rows in a file."""
 PER_PAGE = 200
-"""Lines read at once."""
+"""Rows read per query."""
 
 
-class Line(Protocol):
+class Item(Protocol):
     @property
     def id(self) -> Any: ...
 
 
-L = TypeVar("L", bound=Line)
+ItemT = TypeVar("ItemT", bound=Item)
 Row: TypeAlias = Sequence[Any]
-"""The cells of a line."""
+"""The cells of a row."""
 
 
-async def whole(
-    page: Callable[..., Awaitable[list[L]]],
-    cells: Callable[[list[L]], Awaitable[list[Row]]],
-    held: db.Connection,
-    **chosen: Any,
+async def all_rows(
+    list_page: Callable[..., Awaitable[list[ItemT]]],
+    to_rows: Callable[[list[ItemT]], Awaitable[list[Row]]],
+    conn: db.Connection,
+    **filters: Any,
 ) -> list[Row]:
-    """A list from its first page on, as far as a file takes it.
+    """Read a list page by page, up to the limit of a file.
 
-    Of each page only its cells are kept: what a line has besides may be large.
+    Only the exported cells are kept in memory: an item may be large.
     """
-    found: list[Row] = []
+    rows: list[Row] = []
     before = None
-    while len(found) < MOST:
-        some = await page(held, before=before, limit=PER_PAGE, **chosen)
-        found += await cells(some)
-        if len(some) < PER_PAGE:
+    while len(rows) < MAX_ROWS:
+        items = await list_page(conn, before=before, limit=PER_PAGE, **filters)
+        rows += await to_rows(items)
+        if len(items) < PER_PAGE:
             break
-        before = some[-1].id
-    return found
+        before = items[-1].id
+    return rows
 
 
-def fields(*names: str) -> Callable[[Sequence[Line]], Awaitable[list[Row]]]:
-    """Of each line these fields."""
+def fields(*names: str) -> Callable[[Sequence[Item]], Awaitable[list[Row]]]:
+    """Return a function that picks these fields from each item."""
 
-    async def cells(lines: Sequence[Line]) -> list[Row]:
-        return [[getattr(line, name) for name in names] for line in lines]
+    async def to_rows(items: Sequence[Item]) -> list[Row]:
+        return [[getattr(item, name) for name in names] for item in items]
 
-    return cells
+    return to_rows
 
 
 def as_csv(name: str, head: Sequence[str], rows: Iterable[Row]) -> Response:
-    """A CSV file. What a spreadsheet would take for a formula is a text in it."""
+    """Return a CSV file in which no cell can be run as a spreadsheet formula."""
     text = io.StringIO()
     writer = csv.writer(text)
     writer.writerow(head)

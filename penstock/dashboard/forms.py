@@ -1,7 +1,7 @@
-"""Forms: what a browser posts, and that it was a page of ours that made it do so.
+"""Posted forms and their protection against cross-site request forgery.
 
-Each form carries a token made of a cookie that only this site can read, and of who is asking. A browser also
-says where a request comes from; what comes from elsewhere is refused whatever it carries.
+Each form carries a token derived from a cookie that only this site can read and from the caller. Requests
+that the browser marks as coming from another site are rejected even with a valid token.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from penstock.errors import Forbidden, Invalid
 
 COOKIE = "penstock_form"
 FIELD = "token"
-_MOST_FIELDS = 10_000
+_MAX_FIELDS = 10_000
 
 
 def token(request: Request, caller: Caller) -> str:
-    """What a form that is shown to this caller carries."""
+    """Return the token for the forms of this caller."""
     return _token(_seed(request), caller)
 
 
@@ -32,14 +32,14 @@ def _token(seed: str, caller: Caller) -> str:
 
 
 def _seed(request: Request) -> str:
-    """The value of the cookie: the one there is, or the one that the answer to this request brings."""
+    """Return the value of the form cookie: the existing one, or a new one that the response will set."""
     if not hasattr(request.state, "form_seed"):
         request.state.form_seed = request.cookies.get(COOKIE, "")[:100] or secrets.token_urlsafe(24)
     return request.state.form_seed
 
 
-def keep(request: Request, response: Response) -> None:
-    """Give the browser the cookie that the forms of this page belong to."""
+def set_form_cookie(request: Request, response: Response) -> None:
+    """Set the cookie that the tokens of this page's forms are derived from, unless it exists."""
     if not request.cookies.get(COOKIE) and hasattr(request.state, "form_seed"):
         set_cookie(request, response, COOKIE, request.state.form_seed)
 
@@ -47,7 +47,7 @@ def keep(request: Request, response: Response) -> None:
 def set_cookie(
     request: Request, response: Response, name: str, value: str, *, days: int | None = None
 ) -> None:
-    """A cookie for the dashboard alone, that no script can read."""
+    """Set a cookie for the dashboard's paths that scripts cannot read."""
     response.set_cookie(
         name,
         value,
@@ -60,56 +60,56 @@ def set_cookie(
 
 
 class Form:
-    """The fields of a form that was posted."""
+    """The fields of a posted form."""
 
     def __init__(self, fields: dict[str, list[str]]) -> None:
         self._fields = fields
 
     def get(self, name: str) -> str:
-        """The field's value; empty if it is missing."""
+        """Return the value of a field, or an empty string if it is missing."""
         return self._fields.get(name, [""])[0].strip()
 
     def id(self, name: str) -> UUID | None:
-        """The id in a field; None if it is empty or missing."""
+        """Return the id in a field, or None if it is empty or missing."""
         try:
             return UUID(self.get(name)) if self.get(name) else None
         except ValueError:
-            raise Invalid(f"{name} is not an id", code="invalid_form") from None
+            raise Invalid(f"{name} must be an id", code="invalid_form") from None
 
     def all(self, name: str) -> list[str]:
-        """All values of a field that may be there several times."""
+        """Return all values of a field that may occur several times."""
         return self._fields.get(name, [])
 
 
 async def read(request: Request, caller: Caller) -> Form:
-    """The form that was posted, if a page of ours made the browser do it."""
+    """Read a posted form and check that it comes from a page of this dashboard."""
     _check_origin(request)
     body = await read_body(request, request.app.state.limits)
     try:
-        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+        fields = parse_qs(body.decode(), keep_blank_values=True, max_num_fields=_MAX_FIELDS)
     except ValueError as error:
-        raise Invalid("this is not a form", code="invalid_form") from error
+        raise Invalid("the request body is not a form", code="invalid_form") from error
     form = Form(fields)
     given = request.cookies.get(COOKIE, "")[:100]
     if not given or not hmac.compare_digest(_token(given, caller).encode(), form.get(FIELD).encode()):
         raise Forbidden(
-            "the form is not from this page, or too old", code="cross_site", hint="Open the page again."
+            "the form has expired or comes from another site", code="cross_site", hint="Reload the page."
         )
     return form
 
 
 def _check_origin(request: Request) -> None:
-    """Refuse what the browser says comes from elsewhere. (What says nothing still needs the token.)"""
+    """Reject requests that the browser marks as cross-site. Requests without a mark still need the token."""
     site = request.headers.get("sec-fetch-site")
     origin = request.headers.get("origin")
-    # Only the host: behind a proxy we may not know whether it was https.
+    # Compare hosts only: behind a proxy the scheme may be unknown.
     is_other = origin is not None and origin.partition("://")[2] != request.headers.get("host", "")
     if site not in (None, "same-origin", "none") or (site is None and is_other):
         raise Forbidden("the request comes from another site", code="cross_site")
 
 
 def local(target: str) -> str:
-    """An address within the dashboard to go to, whatever was asked for: never another site's."""
+    """Return the target if it is a path within the dashboard, otherwise "/"."""
     try:
         parts = urlsplit(target)
     except ValueError:

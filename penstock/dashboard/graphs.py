@@ -1,6 +1,6 @@
-"""A job's tasks as pictures: a graph for a few, a grid of documents and steps for many, a timeline.
+"""Layouts of a job's tasks: a graph for small jobs, a grid of documents by steps for large ones, a timeline.
 
-Only places are computed here; the templates draw them as SVG, which needs no script.
+This module only computes positions. The templates draw them as SVG, without scripts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """Boxes from left to right, and the curves between them."""
+    """Tasks as boxes from left to right, and dependencies as curves between them."""
 
     boxes: list[Box]
     curves: list[str]
@@ -35,16 +35,16 @@ class Graph:
 
 
 def graph(tasks: Sequence[GraphTask]) -> Graph:
-    """Each task right of all it comes after, and about as high as they are."""
+    """Place each task to the right of its dependencies, near their average height."""
     columns = _columns(tasks)
     boxes: dict[int, Box] = {}
     tallest = max((len(column) for column in columns), default=0)
     for number, column in enumerate(columns):
-        # A shorter column is put in the middle.
+        # Center shorter columns vertically.
         top = (tallest - len(column)) * (BOX_HEIGHT + _GAP_Y) // 2
-        for place, task in enumerate(column):
+        for position, task in enumerate(column):
             x = _EDGE + number * (BOX_WIDTH + _GAP_X)
-            boxes[task.id] = Box(task, x, _EDGE + top + place * (BOX_HEIGHT + _GAP_Y))
+            boxes[task.id] = Box(task, x, _EDGE + top + position * (BOX_HEIGHT + _GAP_Y))
     curves = [
         _curve(boxes[parent], boxes[task.id]) for task in tasks for parent in task.parents if parent in boxes
     ]
@@ -55,21 +55,21 @@ def graph(tasks: Sequence[GraphTask]) -> Graph:
 
 def _columns(tasks: Sequence[GraphTask]) -> list[list[GraphTask]]:
     levels: dict[int, int] = {}
-    # Parents have smaller numbers than their children.
+    # Parents have smaller ids than their children.
     for task in sorted(tasks, key=lambda task: task.id):
         levels[task.id] = 1 + max((levels.get(parent, -1) for parent in task.parents), default=-1)
     columns: list[list[GraphTask]] = [[] for _ in range(max(levels.values(), default=-1) + 1)]
     for task in tasks:
         columns[levels[task.id]].append(task)
-    places: dict[int, float] = {}
+    positions: dict[int, float] = {}
     for column in columns:
-        column.sort(key=lambda task: (_middle(places, task), task.id))
-        places |= {task.id: float(place) for place, task in enumerate(column)}
+        column.sort(key=lambda task: (_average_parent_position(positions, task), task.id))
+        positions |= {task.id: float(position) for position, task in enumerate(column)}
     return columns
 
 
-def _middle(places: Mapping[int, float], task: GraphTask) -> float:
-    known = [places[parent] for parent in task.parents if parent in places]
+def _average_parent_position(positions: Mapping[int, float], task: GraphTask) -> float:
+    known = [positions[parent] for parent in task.parents if parent in positions]
     return sum(known) / len(known) if known else float(task.id)
 
 
@@ -81,8 +81,8 @@ def _curve(start: Box, end: Box) -> str:
 
 
 @dataclass(slots=True)
-class Row:
-    """A document, with its tasks in each step."""
+class GridRow:
+    """A document and its tasks in each step."""
 
     name: str
     cells: dict[str, list[GraphTask]] = field(default_factory=dict[str, list[GraphTask]])
@@ -90,20 +90,20 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Documents by steps."""
+    """Documents as rows, steps as columns."""
 
     steps: list[str]
-    rows: list[Row]
+    rows: list[GridRow]
 
 
 def grid(tasks: Sequence[GraphTask]) -> Grid:
-    """A row for each task that comes after none, with all that follows from it alone."""
+    """Make one row per task without dependencies, with all tasks that depend on it alone."""
     steps = list(dict.fromkeys(task.kind for task in tasks))
-    rows: dict[int, Row] = {}
+    rows: dict[int, GridRow] = {}
     for task in sorted(tasks, key=lambda task: task.id):
         above = {id(rows[parent]): rows[parent] for parent in task.parents if parent in rows}
-        # What comes after several documents is none of them.
-        row = next(iter(above.values())) if len(above) == 1 else Row(task.key or f"task {task.id}")
+        # A task that depends on several documents gets a row of its own.
+        row = next(iter(above.values())) if len(above) == 1 else GridRow(task.key or f"task {task.id}")
         row.cells.setdefault(task.kind, []).append(task)
         rows[task.id] = row
     return Grid(steps, list({id(row): row for row in rows.values()}.values()))
@@ -111,9 +111,9 @@ def grid(tasks: Sequence[GraphTask]) -> Grid:
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A part of a line in a timeline, in percent of its width."""
+    """A bar in a timeline, in percent of its width."""
 
-    what: str
+    state: str
     x: float
     width: float
     seconds: float
@@ -121,29 +121,29 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A task in a timeline."""
+    """One task in a timeline."""
 
     task: GraphTask
     bars: list[Bar]
 
-    def seconds(self, what: str) -> float:
-        """How long it did this."""
-        return sum(bar.seconds for bar in self.bars if bar.what == what)
+    def seconds(self, state: str) -> float:
+        """Return how long the task was in this state."""
+        return sum(bar.seconds for bar in self.bars if bar.state == state)
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Tasks below each other: when each waited, and when it ran."""
+    """When each task waited and when it ran, one line per task."""
 
     lines: list[Line]
     start: datetime
     end: datetime
     marks: list[tuple[float, float]]
-    """Where a line is drawn from top to bottom, in percent, and how many seconds after the start that is."""
+    """Grid lines: position in percent, and seconds since the start."""
 
 
 def timeline(tasks: Sequence[GraphTask], attempts: Iterable[Attempt], now: datetime) -> Timeline | None:
-    """Waiting apart from running, because they call for different cures."""
+    """Separate waiting from running: long waits need more capacity, long runs need faster handlers."""
     if not tasks:
         return None
     start = min(task.ready_at for task in tasks)
@@ -151,40 +151,40 @@ def timeline(tasks: Sequence[GraphTask], attempts: Iterable[Attempt], now: datet
     if any(task.finished_at is None and task.status in ("queued", "running") for task in tasks):
         end = max(end, now)
     total = max((end - start).total_seconds(), 0.001)
-    tries: dict[int, list[Attempt]] = {}
+    failed: dict[int, list[Attempt]] = {}
     for attempt in attempts:
-        tries.setdefault(attempt.task_id, []).append(attempt)
+        failed.setdefault(attempt.task_id, []).append(attempt)
 
-    def bar(what: str, begin: datetime, stop: datetime) -> Bar:
+    def bar(state: str, begin: datetime, stop: datetime) -> Bar:
         seconds = max((stop - begin).total_seconds(), 0)
         x = 100 * max((begin - start).total_seconds(), 0) / total
-        return Bar(what, round(x, 3), round(min(100 * seconds / total, 100 - x), 3), seconds)
+        return Bar(state, round(x, 3), round(min(100 * seconds / total, 100 - x), 3), seconds)
 
-    lines = [Line(task, _bars(task, tries.get(task.id, []), bar, end)) for task in tasks]
+    lines = [Line(task, _bars(task, failed.get(task.id, []), bar, end)) for task in tasks]
     return Timeline(lines, start, end, _marks(total))
 
 
 def _bars(
-    task: GraphTask, tries: list[Attempt], make: Callable[[str, datetime, datetime], Bar], end: datetime
+    task: GraphTask, failed: list[Attempt], make_bar: Callable[[str, datetime, datetime], Bar], end: datetime
 ) -> list[Bar]:
-    runs = [(attempt.started_at, attempt.ended_at, "failed") for attempt in tries]
+    runs = [(attempt.started_at, attempt.ended_at, "failed") for attempt in failed]
     if task.started_at and task.status != "failed":
-        what = "running" if task.status == "running" else "ran"
-        runs.append((task.started_at, task.finished_at or end, what))
+        state = "running" if task.status == "running" else "ran"
+        runs.append((task.started_at, task.finished_at or end, state))
     if task.status == "blocked" or (task.status == "canceled" and not runs):
         return []
     bars: list[Bar] = []
     since = task.ready_at
-    for begin, stop, what in runs:
-        bars += [make("waited", since, begin), make(what, begin, stop)]
+    for begin, stop, state in runs:
+        bars += [make_bar("waited", since, begin), make_bar(state, begin, stop)]
         since = stop
     if task.status in ("queued", "waiting"):
-        bars.append(make("waited", since, max(end, since)))
+        bars.append(make_bar("waited", since, max(end, since)))
     return bars
 
 
 def _marks(total: float) -> list[tuple[float, float]]:
-    """Four to eight places at round numbers of seconds."""
+    """Return up to nine grid lines at round numbers of seconds."""
     steps = [
         0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800,
         3600, 7200, 14400, 28800, 86400, 172800, 604800,

@@ -1,4 +1,4 @@
-"""Jobs: the list, a job, a task."""
+"""Jobs and tasks: the list of jobs, one job, one task."""
 
 from __future__ import annotations
 
@@ -12,8 +12,16 @@ from fastapi.responses import RedirectResponse
 
 from penstock import artifacts, audit, costs, dead_letters, filters, jobs, tenants
 from penstock.api.artifacts import linked
-from penstock.dashboard import exports, graphs
-from penstock.dashboard.pages import PER_PAGE, Filtering, FilterQuery, Held, Page, Seen, render
+from penstock.dashboard import actors, exports, formatting, graphs
+from penstock.dashboard.pages import (
+    PER_PAGE,
+    CatchInvalidFilter,
+    Conn,
+    CurrentViewer,
+    FilterQuery,
+    Page,
+    render,
+)
 from penstock.errors import NotFound, PenstockError
 from penstock.types import Artifact, Attempt, Job
 
@@ -22,10 +30,10 @@ router = APIRouter(route_class=Page)
 TaskId = Annotated[int, Path(ge=1, lt=1 << 63)]
 View = Literal["graph", "grid", "timeline", "tasks"]
 
-MOST_COUNTED = 10_000
-FEW = 40
-"""So many tasks are shown as a graph; more as a grid."""
-PER_PICTURE = 400
+COUNT_LIMIT = 10_000
+MAX_GRAPH_TASKS = 40
+"""Larger jobs are shown as a grid unless the user asks for the graph."""
+TASKS_PER_PICTURE = 400
 EXPORTED = (
     "id",
     "tenant_id",
@@ -43,68 +51,70 @@ EXPORTED = (
 @router.get("/jobs")
 async def list_jobs(
     request: Request,
-    held: Held,
-    viewer: Seen,
+    conn: Conn,
+    viewer: CurrentViewer,
     filter: FilterQuery = "",
     before: UUID | None = None,
 ) -> Response:
-    """Jobs, newest first."""
-    own = viewer.tenant_ids
+    """List jobs, newest first."""
+    tenant_ids = viewer.tenant_ids
     found: list[Job] = []
     counts: dict[str, int] = {}
-    rest = filter
-    with Filtering() as asked:
-        rest = _without_status(filter)
-        found = await jobs.list(held, filter=filter, tenant_ids=own, before=before, limit=PER_PAGE + 1)
-        counts = await jobs.counts(held, filter=rest, tenant_ids=own, most=MOST_COUNTED)
+    other_terms = filter
+    with CatchInvalidFilter() as caught:
+        other_terms = _without_status(filter)
+        found = await jobs.list(conn, filter=filter, tenant_ids=tenant_ids, before=before, limit=PER_PAGE + 1)
+        counts = await jobs.counts(conn, filter=other_terms, tenant_ids=tenant_ids, most=COUNT_LIMIT)
     shown = found[:PER_PAGE]
+    canceling = formatting.canceling_actors(job.status_reason for job in shown)
     return render(
         request,
         "jobs.html",
         jobs=shown,
+        actor_names=await actors.names(conn, viewer, canceling, {job.tenant_id for job in shown}),
         next=shown[-1].id if len(found) > PER_PAGE else None,
         filter=filter,
-        rest=rest,
+        other_terms=other_terms,
         status=_status(filter),
         counts=counts,
-        most=MOST_COUNTED,
-        problem=asked.problem,
+        limit=COUNT_LIMIT,
+        filter_error=caught.error,
         fields=list(jobs.FIELDS),
-        names=await tenants.names(held, ids=[job.tenant_id for job in shown]),
-        costs=await costs.of_jobs(held, job_ids=[job.id for job in shown]),
+        names=await tenants.names(conn, ids=[job.tenant_id for job in shown]),
+        costs=await costs.of_jobs(conn, job_ids=[job.id for job in shown]),
         before=before,
-        live=None if before else {"tenant": viewer.tenant(None)},
+        live=None if before else {"tenant": viewer.choose_tenant(None)},
     )
 
 
 @router.get("/jobs.csv")
-async def export_jobs(held: Held, viewer: Seen, filter: FilterQuery = "") -> Response:
-    """The jobs that match, as a file."""
+async def export_jobs(conn: Conn, viewer: CurrentViewer, filter: FilterQuery = "") -> Response:
+    """Export the jobs that match the filter."""
     counts = ("total", "succeeded", "failed", "canceled")
 
-    async def cells(some: list[Job]) -> list[exports.Row]:
-        spent = await costs.of_jobs(held, job_ids=[job.id for job in some])
+    async def to_rows(page: list[Job]) -> list[exports.Row]:
+        spent = await costs.of_jobs(conn, job_ids=[job.id for job in page])
         return [
             [
                 *(getattr(job, name) for name in EXPORTED),
                 *(getattr(job.progress, name) for name in counts),
                 format(spent.get(job.id, Decimal(0)), "f"),
             ]
-            for job in some
+            for job in page
         ]
 
-    rows = await exports.whole(jobs.list, cells, held, filter=filter, tenant_ids=viewer.tenant_ids)
+    rows = await exports.all_rows(jobs.list, to_rows, conn, filter=filter, tenant_ids=viewer.tenant_ids)
     return exports.as_csv("jobs", (*EXPORTED, *counts, "cost"), rows)
 
 
 def _without_status(text: str) -> str:
-    """The filter without what it says of the status: what the tabs add to."""
+    """Return the filter without its status terms. The status tabs append their own."""
     terms = [term for term in filters.parse(text) if term.field != "status" or term.is_excluded]
-    return " ".join(_written(term) for term in terms)
+    return " ".join(_term_text(term) for term in terms)
 
 
 def _status(text: str) -> str | None:
-    """The one status that the filter asks for, if it is one."""
+    """Return the status if the filter asks for exactly one."""
     try:
         found = [term for term in filters.parse(text) if term.field == "status" and not term.is_excluded]
     except PenstockError:
@@ -112,7 +122,7 @@ def _status(text: str) -> str | None:
     return found[0].values[0] if len(found) == 1 and len(found[0].values) == 1 else None
 
 
-def _written(term: filters.Term) -> str:
+def _term_text(term: filters.Term) -> str:
     values = ",".join(filters.quoted(value) for value in term.values)
     return f"{'-' if term.is_excluded else ''}{term.field}:{values}"
 
@@ -120,85 +130,96 @@ def _written(term: filters.Term) -> str:
 @router.get("/jobs/{job_id}")
 async def show_job(
     request: Request,
-    held: Held,
-    viewer: Seen,
+    conn: Conn,
+    viewer: CurrentViewer,
     job_id: UUID,
     view: View | None = None,
     after: Annotated[int, Query(ge=0, lt=1 << 63)] = 0,
 ) -> Response:
-    """A job: how it stands, what happens next, and all that belongs to it."""
-    job = await jobs.get(held, job_id=job_id)
+    """Show a job: its progress, what happens next, cost, failures, tasks, files and audit lines."""
+    job = await jobs.get(conn, job_id=job_id)
     total = job.progress.total
-    chosen = view or ("graph" if total <= FEW else "grid")
-    per_page = PER_PAGE if chosen == "tasks" else PER_PICTURE
-    tasks = await jobs.graph(held, job_id=job_id, after=after, limit=per_page + 1)
+    shown_view = view or ("graph" if total <= MAX_GRAPH_TASKS else "grid")
+    per_page = PER_PAGE if shown_view == "tasks" else TASKS_PER_PICTURE
+    tasks = await jobs.graph(conn, job_id=job_id, after=after, limit=per_page + 1)
     shown = tasks[:per_page]
     attempts: list[Attempt] = []
-    if chosen == "timeline" and total <= PER_PICTURE:
-        attempts = await jobs.attempts(held, job_id=job_id, limit=1000)
-    files = await artifacts.list(held, job_id=job_id, limit=PER_PAGE)
-    await _allow_files(request, files)
+    if shown_view == "timeline" and total <= TASKS_PER_PICTURE:
+        attempts = await jobs.attempts(conn, job_id=job_id, limit=1000)
+    files = await artifacts.list(conn, job_id=job_id, limit=PER_PAGE)
+    await _allow_file_origin(request, files)
+    lines = await audit.list(conn, job_id=job_id, limit=20)
+    named = [
+        job.created_by,
+        *(line.actor for line in lines),
+        *formatting.canceling_actors([job.status_reason]),
+    ]
     return render(
         request,
         "job.html",
         job=job,
-        view=chosen,
-        explanation=await jobs.explain_job(held, job_id=job_id),
-        cost=await costs.of_job(held, job_id=job_id),
+        actor_names=await actors.names(conn, viewer, named, [job.tenant_id]),
+        view=shown_view,
+        explanation=await jobs.explain_job(conn, job_id=job_id),
+        cost=await costs.of_job(conn, job_id=job_id),
         tasks=shown,
         after=after,
         next=shown[-1].id if len(tasks) > per_page else None,
-        graph=graphs.graph(shown) if chosen == "graph" else None,
-        grid=graphs.grid(shown) if chosen == "grid" else None,
-        timeline=graphs.timeline(shown, attempts, request.state.now) if chosen == "timeline" else None,
+        graph=graphs.graph(shown) if shown_view == "graph" else None,
+        grid=graphs.grid(shown) if shown_view == "grid" else None,
+        timeline=graphs.timeline(shown, attempts, request.state.now) if shown_view == "timeline" else None,
         box=(graphs.BOX_WIDTH, graphs.BOX_HEIGHT),
-        letters=await dead_letters.list(held, filter=f"job:{job_id}", limit=10),
+        letters=await dead_letters.list(conn, filter=f"job:{job_id}", limit=10),
         files=files,
-        lines=await audit.list(held, job_id=job_id, limit=20),
-        tenant_name=(await tenants.names(held, ids=[job.tenant_id])).get(job.tenant_id),
+        lines=lines,
+        tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
         live=None if job.is_ended else {"job": job_id},
     )
 
 
 @router.get("/jobs/{job_id}/tasks/{task_id}")
-async def show_task(request: Request, held: Held, viewer: Seen, job_id: UUID, task_id: TaskId) -> Response:
-    """A task: why it stands where it does, its attempts, what went in and what came out."""
-    job = await jobs.get(held, job_id=job_id)
-    found = await jobs.tasks(held, job_id=job_id, after=task_id - 1, limit=1)
+async def show_task(
+    request: Request, conn: Conn, viewer: CurrentViewer, job_id: UUID, task_id: TaskId
+) -> Response:
+    """Show a task: why it waits or failed, its attempts, input and output."""
+    job = await jobs.get(conn, job_id=job_id)
+    found = await jobs.tasks(conn, job_id=job_id, after=task_id - 1, limit=1)
     if not found or found[0].id != task_id:
-        raise NotFound("there is no such task", code="unknown_task")
+        raise NotFound("task not found", code="unknown_task")
     task = found[0]
-    [placed] = await jobs.graph(held, job_id=job_id, after=task_id - 1, limit=1)
-    files = await artifacts.list(held, job_id=job_id, task_id=task_id, limit=PER_PAGE)
-    await _allow_files(request, files)
+    [graph_task] = await jobs.graph(conn, job_id=job_id, after=task_id - 1, limit=1)
+    files = await artifacts.list(conn, job_id=job_id, task_id=task_id, limit=PER_PAGE)
+    await _allow_file_origin(request, files)
+    canceling = formatting.canceling_actors([job.status_reason])
     is_ended = task.status in ("succeeded", "failed", "canceled")
     return render(
         request,
         "task.html",
         job=job,
         task=task,
-        placed=placed,
-        explanation=await jobs.explain(held, job_id=job_id, task_id=task_id),
-        attempts=await jobs.attempts(held, job_id=job_id, task_id=task_id, limit=1000),
-        letters=await dead_letters.list(held, filter=f"job:{job_id} task:{task_id}", limit=1),
+        graph_task=graph_task,
+        actor_names=await actors.names(conn, viewer, canceling, [job.tenant_id]),
+        explanation=await jobs.explain(conn, job_id=job_id, task_id=task_id),
+        attempts=await jobs.attempts(conn, job_id=job_id, task_id=task_id, limit=1000),
+        letters=await dead_letters.list(conn, filter=f"job:{job_id} task:{task_id}", limit=1),
         files=files,
-        tenant_name=(await tenants.names(held, ids=[job.tenant_id])).get(job.tenant_id),
+        tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
         live=None if is_ended else {"job": job_id},
     )
 
 
 @router.get("/artifacts/{artifact_id}")
-async def show_file(request: Request, held: Held, artifact_id: UUID) -> Response:
-    """The file itself. The address stays the same, so that what plays goes on when the page looks again."""
-    artifact = await artifacts.get(held, artifact_id=artifact_id)
+async def show_file(request: Request, conn: Conn, artifact_id: UUID) -> Response:
+    """Redirect to the file. This URL is stable, so that a refresh of the page does not interrupt playback."""
+    artifact = await artifacts.get(conn, artifact_id=artifact_id)
     [found] = await linked(request, [artifact])
     return RedirectResponse(found.url, 307)
 
 
-async def _allow_files(request: Request, files: list[Artifact]) -> None:
-    """Let the page show files that are kept elsewhere."""
+async def _allow_file_origin(request: Request, files: list[Artifact]) -> None:
+    """Allow the page to show files from object storage on another host."""
     if files:
         [first] = await linked(request, files[:1])
         parts = urlsplit(first.url)

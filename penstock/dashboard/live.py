@@ -1,9 +1,8 @@
-"""Live pages: a stream that says when to look again. What there is to see comes with the page itself.
+"""Live pages: an event stream tells an open page when to refresh. The refresh fetches the page itself.
 
-All pages that are open in a process cost one small question a second, whatever they show: the last line of
-the audit log of what they are about, for every change of a job leaves one. A page is told of its own lines at
-once; while anything runs, and when it has ended, every page looks again each few seconds, for the progress
-within jobs.
+All pages open in a process share one query per second. It reads the newest audit line of each job or tenant
+on screen, because every change of a job writes one. A page refreshes at once after a new line of its own.
+While any task runs, every page also refreshes every few seconds, to show progress within jobs.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from penstock.api.limits import Limits
 from penstock.api.problems import answer
 from penstock.api.routes import admitted
 from penstock.api.streams import CHECK_SECONDS, FIRST_LINE, STILL_HERE, Streams, Watched, is_news
-from penstock.dashboard.pages import kept_or_shown
+from penstock.dashboard.pages import credential_of
 from penstock.errors import Forbidden, PenstockError
 
 router = APIRouter()
 
-WHILE_RUNNING_SECONDS = 4.0
+REFRESH_SECONDS = 4.0
 _SERVICE = Caller("service_role", {})
-# The last line, and whether a page may have been made just before it.
+# The newest line, and whether it is so recent that a page may have been rendered just before it.
 _ALL: LiteralString = """\
 select l.id, l.at > penstock._now() - interval '1 minute', p.is_running, p.last_lease
 from penstock.pulse() as p
@@ -48,39 +47,39 @@ left join lateral (
 
 
 class Line(NamedTuple):
-    """The last line of the audit log."""
+    """The newest line of the audit log."""
 
     id: int | None = None
     is_recent: bool | None = None
 
 
 class Watcher:
-    """One open page, about a job, a tenant, or all."""
+    """One open page, about a job, a tenant, or all tenants."""
 
     def __init__(self, caller: Caller, job_id: UUID | None, tenant_id: UUID | None) -> None:
         self.caller, self.job_id, self.tenant_id = caller, job_id, tenant_id
         self.has_news = asyncio.Event()
         self._seen: int | None = None
         self._is_first = True
-        self._told_at = time.monotonic()
+        self._refreshed_at = time.monotonic()
         self._is_behind = False
 
-    def look(self, line: Line, is_running: bool) -> None:
-        """Tell the page if there is something new, or something to follow.
+    def update(self, line: Line, is_running: bool) -> None:
+        """Tell the page to refresh after a new line, and every few seconds while tasks run.
 
-        At first that is what may have happened between the making of the page and now.
+        The first update also refreshes for a change between the rendering of the page and now.
         """
         self._is_behind |= is_running
-        is_due = not is_running or time.monotonic() - self._told_at > WHILE_RUNNING_SECONDS
+        is_refresh_due = not is_running or time.monotonic() - self._refreshed_at > REFRESH_SECONDS
         is_new = line.is_recent if self._is_first else line.id != self._seen
-        if is_new or (self._is_behind and is_due):
-            self._told_at, self._is_behind = time.monotonic(), is_running
+        if is_new or (self._is_behind and is_refresh_due):
+            self._refreshed_at, self._is_behind = time.monotonic(), is_running
             self.has_news.set()
         self._seen, self._is_first = line.id, False
 
 
 class Pulse(Streams[Watcher]):
-    """Asks the database for all pages of this process."""
+    """Queries the database once per second for all open pages of this process."""
 
     TICK_SECONDS = 1.0
 
@@ -91,22 +90,22 @@ class Pulse(Streams[Watcher]):
     async def _look(self) -> None:
         tenants = {each.tenant_id for each in self._watchers if each.tenant_id and not each.job_id}
         watched = {watcher.job_id for watcher in self._watchers if watcher.job_id}
-        async with self._callers.acting(_SERVICE, read_only=True) as held:
-            [(*last, is_running, lease)] = await db.rows(held, _ALL, ())
-            found = await db.rows(held, _TENANTS, (list(tenants),)) if tenants else []
-            found += await db.rows(held, _JOBS, (list(watched),)) if watched else []
+        async with self._callers.acting(_SERVICE, read_only=True) as conn:
+            [(*last, is_running, lease)] = await db.rows(conn, _ALL, ())
+            found = await db.rows(conn, _TENANTS, (list(tenants),)) if tenants else []
+            found += await db.rows(conn, _JOBS, (list(watched),)) if watched else []
         lines: dict[UUID | None, Line] = {None: Line(*last), **{about: Line(*line) for about, *line in found}}
-        # What began and ended since the last time counts, too.
+        # Tasks that started and ended since the last query count as running.
         is_running, self._lease = is_running or lease != self._lease, lease
         for watcher in self._watchers:
             about = watcher.job_id or watcher.tenant_id
-            # One that came while this was asked has its turn the next time.
+            # A page that was opened during the query is updated by the next one.
             if about in lines:
-                watcher.look(lines[about], is_running)
+                watcher.update(lines[about], is_running)
 
 
 def _pulse(request: Request) -> Pulse:
-    """The application's pulse, made when it is first needed."""
+    """Return the application's pulse, created on first use."""
     state = request.app.state
     if not hasattr(state, "pulse"):
         state.pulse = Pulse(state.callers, state.limits)
@@ -114,7 +113,7 @@ def _pulse(request: Request) -> Pulse:
 
 
 async def close(state: State) -> None:
-    """End it with the application."""
+    """Stop the pulse when the application stops."""
     if hasattr(state, "pulse"):
         await state.pulse.close()
 
@@ -125,27 +124,27 @@ async def live(
     job: Annotated[UUID | None, Query()] = None,
     tenant: Annotated[UUID | None, Query()] = None,
 ) -> Response:
-    """Says `changed` when a page about this job, this tenant, or (for operators) about all is out of date."""
+    """Stream `changed` when a page about this job, this tenant or all tenants is outdated."""
     callers: Callers = request.app.state.callers
     try:
-        caller = await admitted(request, kept_or_shown)
-        watcher = Watcher(caller, job, await _check(callers, caller, job, tenant))
+        caller = await admitted(request, credential_of)
+        watcher = Watcher(caller, job, await _authorize(callers, caller, job, tenant))
         return Watched(_pulse(request), watcher, _lines(callers, watcher))
     except PenstockError as error:
         return answer(error)
 
 
-async def _check(
+async def _authorize(
     callers: Callers, caller: Caller, job_id: UUID | None, tenant_id: UUID | None
 ) -> UUID | None:
-    """Refuse whoever may not see this. Returns whose it is."""
-    async with callers.acting(caller, read_only=True) as held:
+    """Reject a caller who may not see the job or tenant. Returns the tenant."""
+    async with callers.acting(caller, read_only=True) as conn:
         if job_id is not None:
-            return (await jobs.get(held, job_id=job_id)).tenant_id
+            return (await jobs.get(conn, job_id=job_id)).tenant_id
         if tenant_id is not None:
-            await db.call(held, "get_usage_status", p_tenant_id=tenant_id)
+            await db.call(conn, "get_usage_status", p_tenant_id=tenant_id)
         elif caller.role != "service_role":
-            raise Forbidden("say which tenant")
+            raise Forbidden("tenant is required")
         return tenant_id
 
 
@@ -159,7 +158,7 @@ async def _lines(callers: Callers, watcher: Watcher) -> AsyncGenerator[str]:
             return
         if time.monotonic() - checked_at > CHECK_SECONDS:
             try:
-                await _check(callers, caller, watcher.job_id, watcher.tenant_id)
+                await _authorize(callers, caller, watcher.job_id, watcher.tenant_id)
             except PenstockError:
                 return
             checked_at = time.monotonic()

@@ -1,12 +1,13 @@
-"""The overview: one sentence of health, six numbers, and what is behind them."""
+"""The overview: health in one sentence, key figures, charts, causes of failure, limits in use."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
 from penstock import overview, providers, tenants
-from penstock.dashboard.lanes import meters
-from penstock.dashboard.pages import Held, Page, Seen, TenantQuery, render
+from penstock.dashboard import formatting
+from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, render
+from penstock.dashboard.providers import limits_in_use
 from penstock.types import Overview, Provider
 
 router = APIRouter(route_class=Page)
@@ -15,42 +16,43 @@ NEARLY_FULL = 0.8
 
 
 @router.get("/")
-async def show_overview(request: Request, held: Held, viewer: Seen, tenant: TenantQuery = None) -> Response:
-    """How it goes."""
-    chosen = viewer.tenant(tenant)
-    if chosen is None and not viewer.is_operator:
+async def show_overview(
+    request: Request, conn: Conn, viewer: CurrentViewer, tenant: TenantQuery = None
+) -> Response:
+    """Show the overview of a tenant or of all tenants."""
+    tenant_id = viewer.choose_tenant(tenant)
+    if tenant_id is None and not viewer.is_operator:
         return render(request, "no_tenant.html")
-    found = await overview.get(held, tenant_id=chosen)
+    found = await overview.get(conn, tenant_id=tenant_id)
     return render(
         request,
         "overview.html",
         overview=found,
-        sentence=_sentence(found),
-        rates=await overview.rates(held, tenant_id=chosen),
-        nearly_full=_nearly_full(await providers.list(held)) if viewer.is_operator and not chosen else [],
-        tenant_id=chosen,
-        tenant_name=(await tenants.names(held, ids=[chosen])).get(chosen) if chosen else None,
-        live={"tenant": chosen},
+        health=_health(found),
+        rates=await overview.rates(conn, tenant_id=tenant_id),
+        nearly_full=_nearly_full(await providers.list(conn)) if viewer.is_operator and not tenant_id else [],
+        tenant_id=tenant_id,
+        tenant_name=(await tenants.names(conn, ids=[tenant_id])).get(tenant_id) if tenant_id else None,
+        live={"tenant": tenant_id},
     )
 
 
-def _sentence(found: Overview) -> str:
-    """The health in one sentence."""
+def _health(found: Overview) -> str:
+    """Summarize the state in one sentence."""
     if found.problems:
-        count = len(found.problems)
-        return "One thing needs attention." if count == 1 else f"{count} things need attention."
+        return f"{formatting.counted(len(found.problems), 'problem')}."
     if found.workers and found.workers.gone:
-        return "Work goes on, but a worker went without a word."
+        return f"Running, but {formatting.counted(found.workers.gone, 'worker')} stopped responding."
     if found.failed_hour:
-        return "Work goes on; some tasks failed in the last hour."
-    return "All clear." if found.has_jobs else "Ready for the first job."
+        return "Running, with recent failures."
+    return "All systems normal." if found.has_jobs else "Ready for the first job."
 
 
-def _nearly_full(found: list[Provider]) -> list[tuple[Provider, str, int, int]]:
-    """Limits of which more than four fifths are in use: the provider, which limit, how much of how much."""
+def _nearly_full(listed: list[Provider]) -> list[tuple[Provider, str, int, int]]:
+    """Return limits with at least 80 % in use: provider, name of the limit, amount used, limit."""
     return [
-        (provider, name, used, most)
-        for provider in found
-        for name, used, most in meters(provider)
-        if most and used >= NEARLY_FULL * most
+        (provider, name, used, limit)
+        for provider in listed
+        for name, used, limit in limits_in_use(provider)
+        if limit and used >= NEARLY_FULL * limit
     ]

@@ -1,7 +1,7 @@
-"""What every page does before and after its own part.
+"""What all pages share: authentication, the transaction, rendering, redirects, errors, security headers.
 
-In this order, as the API does it: who is asking, may they ask this much, read what they post, and only then
-one transaction as that caller for everything. Then the page in HTML, with headers that let nothing else in.
+Each request is handled in the same order as in the API: authenticate the caller, check the rate limit, read
+the form, then open one transaction under the caller's role.
 """
 
 from __future__ import annotations
@@ -29,40 +29,47 @@ from penstock import costs, db, filters, tenants
 from penstock.api.callers import ANON, Caller, Callers, shown
 from penstock.api.problems import is_from_postgres
 from penstock.api.routes import admitted
-from penstock.dashboard import forms, texts
+from penstock.dashboard import formatting, forms
 from penstock.errors import Forbidden, Invalid, NotFound, PenstockError, Unauthenticated, row_of
 from penstock.types import Role, Tenant
 
 LOGIN_COOKIE = "penstock_login"
 THEME_COOKIE = "penstock_theme"
-SAID_COOKIE = "penstock_said"
+FLASH_COOKIE = "penstock_flash"
 PER_PAGE = 50
-_HERE = Path(__file__).parent
+READ_ONLY_MESSAGE = "this dashboard is read-only"
+_FOLDER = Path(__file__).parent
 _SERVICE = Caller("service_role", {})
 
 logger = structlog.get_logger(__name__)
 
 templates = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(_HERE / "templates"),
+    loader=jinja2.FileSystemLoader(_FOLDER / "templates"),
     autoescape=True,
     undefined=jinja2.StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,
 )
 _GLOBALS: dict[str, Any] = {
-    "LOOKS": texts.LOOKS,
-    "MOST": texts.MOST,
-    "percent": texts.percent,
-    "frames": texts.frames,
+    "STATUS_STYLES": formatting.STATUS_STYLES,
+    "COUNT_LIMIT": formatting.COUNT_LIMIT,
+    "percent": formatting.percent,
+    "frames": formatting.frames,
     "quoted": filters.quoted,
 }
 _FILTERS: dict[str, Callable[..., str]] = {
-    "number": texts.number,
-    "money": texts.money,
-    "duration": texts.duration,
-    "size": texts.size,
-    "document": texts.document,
-    "absolute": texts.absolute,
+    "number": formatting.number,
+    "plural": formatting.plural,
+    "counted": formatting.counted,
+    "sentence": formatting.sentence,
+    "money": formatting.money,
+    "duration": formatting.duration,
+    "size": formatting.size,
+    "document": formatting.document,
+    "details": formatting.details,
+    "with_actor_names": formatting.with_actor_names,
+    "meter_amount": formatting.meter_amount,
+    "absolute": formatting.absolute,
 }
 cast("dict[str, Any]", templates.globals).update(_GLOBALS)  # pyright: ignore[reportUnknownMemberType]
 cast("dict[str, Any]", templates.filters).update(_FILTERS)  # pyright: ignore[reportUnknownMemberType]
@@ -73,228 +80,232 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
         (
             ("/", "Overview", False),
             ("/jobs", "Jobs", False),
-            ("/bulks", "Bulk", False),
+            ("/bulks", "Bulk jobs", False),
             ("/dead-letters", "Dead letters", False),
             ("/schedules", "Schedules", False),
         ),
     ),
-    ("Flow", (("/lanes", "Lanes", False), ("/workers", "Workers", True))),
-    ("Money", (("/usage", "Costs", False),)),
+    ("Capacity", (("/providers", "Providers", False), ("/workers", "Workers", True))),
+    ("Billing", (("/usage", "Usage and costs", False),)),
     (
         "Administration",
         (
             ("/tenants", "Tenants", False),
-            ("/audit", "Audit", False),
+            ("/audit", "Audit log", False),
             ("/settings", "Settings", False),
         ),
     ),
 )
-"""The pages, in groups, and whether they are for operators only."""
+"""The menu, in groups: path, title, and whether only operators see the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Viewer:
-    """Who looks: a member of some tenants, or an operator."""
+    """The signed-in user: a member of some tenants, or an operator."""
 
     caller: Caller
     tenants: tuple[Tenant, ...]
-    """Of a member, their own first; an operator has all, and none are listed."""
+    """A member's tenants, their own first. Empty for an operator, who sees all tenants."""
     roles: dict[UUID, Role]
 
     @property
     def is_operator(self) -> bool:
-        """Whether this is the service, which sees all tenants."""
+        """Whether the viewer signed in with a service credential and sees all tenants."""
         return self.caller.role == "service_role"
 
     @property
     def tenant_ids(self) -> list[UUID] | None:
-        """The tenants whose rows there are to see; None: all."""
+        """The tenants whose rows the viewer may see; None means all."""
         return None if self.is_operator else list(self.roles)
 
     def may_act(self, tenant_id: UUID | None = None) -> bool:
-        """Whether buttons are shown. What is really allowed, the database decides."""
+        """Whether to show action buttons. The database makes the final decision."""
         if self.is_operator:
             return True
         roles = self.roles.values() if tenant_id is None else [self.roles.get(tenant_id)]
         return any(role in ("owner", "admin", "member") for role in roles)
 
     def may_manage(self, tenant_id: UUID | None) -> bool:
-        """Whether this is one who decides about members and keys."""
+        """Whether the viewer may change members and API keys."""
         return self.is_operator or self.roles.get(tenant_id or UUID(int=0)) in ("owner", "admin")
 
-    def tenant(self, asked: UUID | None) -> UUID | None:
-        """The tenant a page is about: the one asked for, else a member's first; an operator's may be all."""
-        if asked is None:
+    def choose_tenant(self, requested: UUID | None) -> UUID | None:
+        """Return the tenant a page is about: the requested one, else a member's first, else all (None)."""
+        if requested is None:
             return None if self.is_operator or not self.tenants else self.tenants[0].id
-        if not self.is_operator and asked not in self.roles:
-            raise NotFound("there is no such tenant", code="unknown_tenant")
-        return asked
+        if not self.is_operator and requested not in self.roles:
+            raise NotFound("tenant not found", code="unknown_tenant")
+        return requested
 
 
 class Page(APIRoute):
-    """A page: a GET that reads, or a POST that does something and then leads to a page."""
+    """A route of the dashboard: a GET that reads, or a POST that changes something and redirects."""
 
-    is_open = False
-    """Whether one needs not be signed in."""
+    is_public = False
+    """Whether the page needs no sign-in."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
-        async def answer(request: Request) -> Response:
+        async def respond(request: Request) -> Response:
             request.state.caller = ANON
             request.state.nonce = secrets.token_urlsafe(18)
             try:
-                response = await self._answer(request, handle)
+                response = await self._handle_as_caller(request, handle)
             except Unauthenticated:
                 response = _to_sign_in(request)
             except (PenstockError, RequestValidationError, HTTPException) as error:
-                response = await refusal(request, error)
-            forms.keep(request, response)
-            return guarded(request, response)
+                response = await error_page(request, error)
+            forms.set_form_cookie(request, response)
+            return with_security_headers(request, response)
 
-        return answer
+        return respond
 
-    async def _answer(
+    async def _handle_as_caller(
         self, request: Request, handle: Callable[[Request], Coroutine[Any, Any, Response]]
     ) -> Response:
         callers: Callers = request.app.state.callers
-        if self.is_open:
+        if self.is_public:
             if request.method == "POST":
                 request.state.form = await forms.read(request, ANON)
             return await handle(request)
-        caller = await admitted(request, kept_or_shown)
+        caller = await admitted(request, credential_of)
         is_read = request.method == "GET"
         if not is_read:
             if request.app.state.settings.read_only:
-                raise Forbidden("this dashboard only shows: it changes nothing", code="read_only")
+                raise Forbidden(READ_ONLY_MESSAGE, code="read_only")
             request.state.form = await forms.read(request, caller)
-        async with callers.acting(caller, read_only=is_read) as held:
-            request.state.held = held
-            request.state.now = await db.value(held, "_now")
-            request.state.viewer = await _viewer(held, caller)
+        async with callers.acting(caller, read_only=is_read) as conn:
+            request.state.conn = conn
+            request.state.now = await db.value(conn, "_now")
+            request.state.viewer = await _load_viewer(conn, caller)
             return await handle(request)
 
 
-class OpenPage(Page):
-    """A page for those who have not signed in."""
+class PublicPage(Page):
+    """A page that needs no sign-in."""
 
-    is_open = True
+    is_public = True
 
 
-def kept_or_shown(request: Request) -> str | None:
-    """The credential that was given at the sign-in, or else the one that is shown as everywhere."""
+def credential_of(request: Request) -> str | None:
+    """Return the credential from the sign-in cookie, else from the request headers as in the API."""
     credential = request.cookies.get(LOGIN_COOKIE)
     if credential and "authorization" not in request.headers:
         return credential
     return shown(request)
 
 
-async def _viewer(held: db.Connection, caller: Caller) -> Viewer:
+async def _load_viewer(conn: db.Connection, caller: Caller) -> Viewer:
     if caller.role == "service_role":
         return Viewer(caller, (), {})
     user_id = UUID(caller.claims["sub"])
-    own = await tenants.of_user(held, user_id=user_id)
-    return Viewer(caller, tuple(own), await tenants.roles(held, user_id=user_id))
+    memberships = await tenants.of_user(conn, user_id=user_id)
+    return Viewer(caller, tuple(memberships), await tenants.roles(conn, user_id=user_id))
 
 
-def _held(request: Request) -> db.Connection:
-    return request.state.held
+def _connection(request: Request) -> db.Connection:
+    return request.state.conn
 
 
-def _seen_by(request: Request) -> Viewer:
+def _current_viewer(request: Request) -> Viewer:
     return request.state.viewer
 
 
-Held = Annotated[db.Connection, Depends(_held)]
-"""The connection, in a transaction as the caller."""
-Seen = Annotated[Viewer, Depends(_seen_by)]
-"""Who looks."""
+Conn = Annotated[db.Connection, Depends(_connection)]
+"""The connection, in a transaction under the caller's role."""
+CurrentViewer = Annotated[Viewer, Depends(_current_viewer)]
+"""The signed-in user."""
 
 
 FilterQuery = Annotated[str, Query(max_length=2000)]
 TenantQuery = Annotated[UUID | None, Query()]
 
 
-class Filtering:
-    """What is asked with a filter. One that means nothing is a problem that the page shows."""
+class CatchInvalidFilter:
+    """Catches the error of an invalid filter, so that the page can show it next to the filter box."""
 
     def __init__(self) -> None:
-        self.problem: PenstockError | None = None
+        self.error: PenstockError | None = None
 
-    def __enter__(self) -> Filtering:
+    def __enter__(self) -> CatchInvalidFilter:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> bool:
         if isinstance(error, PenstockError) and error.code == "invalid_filter":
-            self.problem = error
-        return self.problem is not None
+            self.error = error
+        return self.error is not None
 
 
-# Answers
+# Responses
 
 
 def url(request: Request, path: str, **query: Any) -> str:
-    """The address of a page, wherever the dashboard is mounted. What is None or empty is left out."""
+    """Return the URL of a page below the mount point. Query values that are None or empty are omitted."""
     given = {name: value for name, value in query.items() if value not in (None, "")}
     return request.scope.get("root_path", "") + path + (f"?{urlencode(given, doseq=True)}" if given else "")
 
 
 def render(request: Request, template: str, code: int = 200, **context: Any) -> HTMLResponse:
-    """The page, or only what is in it when it is asked for again to see what changed."""
+    """Render a page; for an htmx refresh only its main part."""
+    text = templates.get_template(template).render({**_shared_context(request), **context})
+    response = HTMLResponse(text, code)
+    if FLASH_COOKIE in request.cookies:
+        response.delete_cookie(FLASH_COOKIE, path=request.scope.get("root_path") or "/")
+    return response
+
+
+def _shared_context(request: Request) -> dict[str, Any]:
+    """Return the template variables that every page has."""
     state = request.app.state
-    viewer: Viewer | None = getattr(request.state, "viewer", None)
     path = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
     theme = request.cookies.get(THEME_COOKIE)
     now = getattr(request.state, "now", None) or datetime.now(UTC)
 
-    def link(to: str, **query: Any) -> str:
-        return url(request, to, **query)
+    def link(path: str, **query: Any) -> str:
+        return url(request, path, **query)
 
     def asset(name: str) -> str:
         return url(request, f"/static/{name}", v=_digest(name))
 
     def ago(moment: datetime) -> str:
-        return texts.ago(moment, now)
+        return formatting.ago(moment, now)
 
-    text = templates.get_template(template).render(
-        layout="part.html" if request.headers.get("hx-request") else "layout.html",
-        request=request,
-        path=path,
-        here=url(request, path) + (f"?{request.url.query}" if request.url.query else ""),
-        url=link,
-        asset=asset,
-        nonce=request.state.nonce,
-        token=forms.token(request, request.state.caller),
-        open_token=forms.token(request, ANON),
-        viewer=viewer,
-        navigation=NAVIGATION,
-        theme=theme if theme in ("light", "dark") else None,
-        environment=state.settings.environment,
-        is_read_only=state.settings.read_only,
-        currency=getattr(state, "currency", ""),
-        said=unquote(request.cookies.get(SAID_COOKIE, ""))[:200],
-        now=now,
-        ago=ago,
-        **{"live": None, **context},
-    )
-    response = HTMLResponse(text, code)
-    if SAID_COOKIE in request.cookies:
-        response.delete_cookie(SAID_COOKIE, path=request.scope.get("root_path") or "/")
-    return response
+    return {
+        "layout": "part.html" if request.headers.get("hx-request") else "layout.html",
+        "request": request,
+        "path": path,
+        "current_url": url(request, path) + (f"?{request.url.query}" if request.url.query else ""),
+        "url": link,
+        "asset": asset,
+        "nonce": request.state.nonce,
+        "token": forms.token(request, request.state.caller),
+        "public_token": forms.token(request, ANON),
+        "viewer": getattr(request.state, "viewer", None),
+        "navigation": NAVIGATION,
+        "theme": theme if theme in ("light", "dark") else None,
+        "environment": state.settings.environment,
+        "is_read_only": state.settings.read_only,
+        "currency": getattr(state, "currency", ""),
+        "flash": unquote(request.cookies.get(FLASH_COOKIE, ""))[:200],
+        "now": now,
+        "ago": ago,
+        "live": None,
+    }
 
 
-def to(request: Request, path: str, *, said: str | None = None, **query: Any) -> RedirectResponse:
-    """After something was done: on to a page, which says so, once."""
+def redirect(request: Request, path: str, *, flash: str | None = None, **query: Any) -> RedirectResponse:
+    """Redirect to a page after a POST. The page shows the flash message once."""
     response = RedirectResponse(url(request, path, **query), 303)
-    if said:
-        forms.set_cookie(request, response, SAID_COOKIE, quote(said))
+    if flash:
+        forms.set_cookie(request, response, FLASH_COOKIE, quote(flash))
     return response
 
 
-def guarded(request: Request, response: Response) -> Response:
-    """The response with headers that let a browser run, load and send nothing but our own."""
+def with_security_headers(request: Request, response: Response) -> Response:
+    """Add headers that allow the browser to run, load and submit only what belongs to the dashboard."""
     nonce = request.state.nonce
-    # Files may be kept elsewhere; a page that shows them says where.
+    # Object storage may be on another host: pages that show its files add that origin.
     files = " ".join(("'self'", *getattr(request.state, "file_origins", ())))
     response.headers["Content-Security-Policy"] = (
         f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; img-src {files}; "
@@ -310,13 +321,13 @@ def guarded(request: Request, response: Response) -> Response:
     return response
 
 
-async def refusal(request: Request, error: Exception) -> Response:
-    """The page that says what was wrong."""
+async def error_page(request: Request, error: Exception) -> Response:
+    """Render the page for an error."""
     code = error.status_code if isinstance(error, HTTPException) else None
     if isinstance(error, HTTPException):
-        error = NotFound("there is no such page") if code == 404 else Invalid("this is not done so")
+        error = NotFound("page not found") if code == 404 else Invalid("method not allowed")
     elif isinstance(error, RequestValidationError):
-        error = Invalid("the address is not right: a part of it cannot be read", code="invalid")
+        error = Invalid("the address contains an invalid value", code="invalid")
     assert isinstance(error, PenstockError)
     if error.status >= 500:
         logger.error("page failed", code=error.code, exc_info=error)
@@ -331,17 +342,19 @@ def _to_sign_in(request: Request) -> Response:
         return Response(status_code=401, headers={"HX-Refresh": "true"})
     path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     wanted = f"{path}?{request.url.query}" if request.url.query else path
-    response = to(request, "/sign-in", next=wanted if request.method == "GET" and wanted != "/" else None)
+    response = redirect(
+        request, "/sign-in", next=wanted if request.method == "GET" and wanted != "/" else None
+    )
     response.delete_cookie(LOGIN_COOKIE, path=request.scope.get("root_path") or "/")
     return response
 
 
 @cache
 def _digest(name: str) -> str:
-    return sha256((_HERE / "static" / name).read_bytes()).hexdigest()[:12]
+    return sha256((_FOLDER / "static" / name).read_bytes()).hexdigest()[:12]
 
 
 async def currency(callers: Callers) -> str:
-    """What sums are in. Users cannot ask for it, and it never changes."""
-    async with callers.acting(_SERVICE, read_only=True) as held:
-        return await costs.base_currency(held)
+    """Return the currency of all amounts. It never changes, and only the service role may read it."""
+    async with callers.acting(_SERVICE, read_only=True) as conn:
+        return await costs.base_currency(conn)

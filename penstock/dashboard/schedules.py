@@ -1,4 +1,4 @@
-"""Schedules: what starts by the clock, in plain words."""
+"""Schedules: recurring jobs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request, Response
 from penstock import jobs, schedules, tenants
 from penstock.app import App
 from penstock.dashboard import forms
-from penstock.dashboard.pages import PER_PAGE, Held, Page, Seen, render, to
+from penstock.dashboard.pages import PER_PAGE, Conn, CurrentViewer, Page, redirect, render
 from penstock.errors import Invalid, PenstockError
 from penstock.types import Schedule
 
@@ -26,16 +26,18 @@ _MONTHS = (
 
 
 @router.get("/schedules")
-async def list_schedules(request: Request, held: Held, viewer: Seen, after: UUID | None = None) -> Response:
-    """Schedules, with what comes next."""
-    found = await schedules.list(held, after=after, limit=PER_PAGE + 1)
+async def list_schedules(
+    request: Request, conn: Conn, viewer: CurrentViewer, after: UUID | None = None
+) -> Response:
+    """List schedules with their next runs."""
+    found = await schedules.list(conn, after=after, limit=PER_PAGE + 1)
     shown = found[:PER_PAGE]
     now = request.state.now
     return render(
         request,
         "schedules.html",
-        schedules=[(each, words(each.cron), *_ticks(each, now)) for each in shown],
-        names=await tenants.names(held, ids=[each.tenant_id for each in shown]),
+        schedules=[(each, describe_cron(each.cron), *_next_runs(each, now)) for each in shown],
+        names=await tenants.names(conn, ids=[each.tenant_id for each in shown]),
         after=after,
         next=shown[-1].id if len(found) > PER_PAGE else None,
         live=None,
@@ -43,56 +45,58 @@ async def list_schedules(request: Request, held: Held, viewer: Seen, after: UUID
 
 
 @router.post("/schedules/{schedule_id}")
-async def change_schedule(request: Request, held: Held, schedule_id: UUID) -> Response:
-    """Pause it, take it up again, start its job now, or remove it."""
+async def change_schedule(request: Request, conn: Conn, schedule_id: UUID) -> Response:
+    """Turn a schedule off or on, run its job now, or remove it."""
     form: forms.Form = request.state.form
-    schedule = await schedules.get(held, schedule_id=schedule_id)
+    schedule = await schedules.get(conn, schedule_id=schedule_id)
     match form.get("verb"):
         case "pause" | "resume" as verb:
-            await schedules.enable(held, schedule=schedule, is_enabled=verb == "resume")
-            return to(request, "/schedules", said=f"{schedule.name}: {verb}d.")
+            await schedules.enable(conn, schedule=schedule, is_enabled=verb == "resume")
+            return redirect(
+                request, "/schedules", flash=f"{schedule.name} turned {'on' if verb == 'resume' else 'off'}."
+            )
         case "run":
-            job_id = await _start(held, request.app.state.app, schedule)
-            return to(request, f"/jobs/{job_id}", said=f"Started by hand from the schedule {schedule.name}.")
+            job_id = await _start(conn, request.app.state.app, schedule)
+            return redirect(request, f"/jobs/{job_id}", flash=f"Started from the schedule {schedule.name}.")
         case "remove":
-            await schedules.remove(held, schedule_id=schedule_id)
-            return to(request, "/schedules", said=f"{schedule.name}: removed.")
+            await schedules.remove(conn, schedule_id=schedule_id)
+            return redirect(request, "/schedules", flash=f"{schedule.name} removed.")
         case _:
-            raise Invalid("there is no such action", code="invalid_verb")
+            raise Invalid("unknown action", code="invalid_verb")
 
 
 @router.get("/schedules/{schedule_id}/remove")
-async def confirm_remove(request: Request, held: Held, schedule_id: UUID) -> Response:
-    """What removing means."""
+async def confirm_remove(request: Request, conn: Conn, schedule_id: UUID) -> Response:
+    """Ask whether to remove a schedule."""
     return render(
-        request, "schedule_remove.html", schedule=await schedules.get(held, schedule_id=schedule_id)
+        request, "schedule_remove.html", schedule=await schedules.get(conn, schedule_id=schedule_id)
     )
 
 
-async def _start(held: Held, app: App | None, schedule: Schedule) -> UUID:
+async def _start(conn: Conn, app: App | None, schedule: Schedule) -> UUID:
     tasks = schedule.tasks
     if tasks is None and app is not None:
         tasks = app.draw(schedule.job_type, schedule.params)
     if tasks is None:
         raise Invalid(
-            "only a worker knows the tasks of this job type",
+            "this server does not know the tasks of this job type",
             code="no_tasks",
-            hint="Serve with the app: penstock serve module:app",
+            hint="Start the server with the app: penstock serve module:app",
         )
     options: Any = {**schedule.options, "tenant_id": schedule.tenant_id}
-    return await jobs.start(held, type=schedule.job_type, params=schedule.params, tasks=tasks, **options)
+    return await jobs.start(conn, type=schedule.job_type, params=schedule.params, tasks=tasks, **options)
 
 
-def _ticks(schedule: Schedule, now: datetime) -> tuple[list[datetime], str | None]:
-    """The next ticks; or why there are none: the database takes an expression that we cannot read."""
+def _next_runs(schedule: Schedule, now: datetime) -> tuple[list[datetime], str | None]:
+    """Return the next runs, or the error if the stored cron expression is invalid."""
     try:
         return schedules.ticks(schedule.cron, schedule.timezone, now, 3), None
     except PenstockError as error:
         return [], error.message
 
 
-def words(cron: str) -> str:
-    """The expression in words, where it is one of the usual kinds; as it is otherwise."""
+def describe_cron(cron: str) -> str:
+    """Describe a common cron expression in words; return any other unchanged."""
     fields = cron.split()
     if len(fields) != 5:
         return cron

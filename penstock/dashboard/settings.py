@@ -1,4 +1,4 @@
-"""Settings: API keys, and (for operators) maintenance and what all workers share."""
+"""Settings: API keys and, for operators, maintenance mode and installation settings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request, Response
 
 from penstock import installation, keys
 from penstock.dashboard import forms
-from penstock.dashboard.pages import Held, Page, Seen, TenantQuery, Viewer, render, to
+from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, Viewer, redirect, render
 from penstock.errors import Invalid
 from penstock.types import ApiKey, NewKey
 
@@ -21,69 +21,71 @@ ROLES = ("viewer", "member", "admin", "owner")
 
 
 @router.get("/settings")
-async def show_settings(request: Request, held: Held, viewer: Seen, tenant: TenantQuery = None) -> Response:
-    """Keys and settings."""
-    return await _show(request, held, viewer, tenant)
+async def show_settings(
+    request: Request, conn: Conn, viewer: CurrentViewer, tenant: TenantQuery = None
+) -> Response:
+    """Show API keys and settings."""
+    return await _render(request, conn, viewer, tenant)
 
 
-async def _show(
+async def _render(
     request: Request,
-    held: Held,
+    conn: Conn,
     viewer: Viewer,
     tenant: UUID | None,
-    made: NewKey | None = None,
+    new_key: NewKey | None = None,
 ) -> Response:
-    chosen = viewer.tenant(tenant)
-    may_manage = viewer.may_manage(chosen)
-    found: list[ApiKey] = await keys.list(held, tenant_id=chosen) if may_manage else []
+    tenant_id = viewer.choose_tenant(tenant)
+    may_manage = viewer.may_manage(tenant_id)
+    found: list[ApiKey] = await keys.list(conn, tenant_id=tenant_id) if may_manage else []
     return render(
         request,
         "settings.html",
-        tenant_id=chosen,
+        tenant_id=tenant_id,
         keys=[key for key in found if key.revoked_at is None],
         revoked=sum(1 for key in found if key.revoked_at is not None),
         may_manage=may_manage,
-        roles=ROLES if chosen else ("worker", "service"),
-        settings=await installation.settings(held) if viewer.is_operator and not chosen else [],
-        made=made,
+        roles=ROLES if tenant_id else ("worker", "service"),
+        settings=await installation.settings(conn) if viewer.is_operator and not tenant_id else [],
+        new_key=new_key,
         live=None,
     )
 
 
 @router.post("/settings/keys")
-async def create_key(request: Request, held: Held, viewer: Seen) -> Response:
-    """Make a key, and show its secret, once."""
+async def create_key(request: Request, conn: Conn, viewer: CurrentViewer) -> Response:
+    """Create an API key and show its secret once."""
     form: forms.Form = request.state.form
     tenant_id = form.id("tenant")
     days = form.get("days")
     if days and not (days.isdecimal() and len(days) < 5):
-        raise Invalid("a key is valid for a number of days", code="invalid_expiry")
+        raise Invalid("days must be a whole number", code="invalid_expiry")
     expires_at = request.state.now + timedelta(days=int(days)) if days else None
     role: Any = form.get("role")
-    made = await keys.create(
-        held, name=form.get("name"), role=role, tenant_id=tenant_id, expires_at=expires_at
+    new_key = await keys.create(
+        conn, name=form.get("name"), role=role, tenant_id=tenant_id, expires_at=expires_at
     )
-    return await _show(request, held, viewer, tenant_id, made=made)
+    return await _render(request, conn, viewer, tenant_id, new_key=new_key)
 
 
 @router.post("/settings/keys/revoke")
-async def revoke_key(request: Request, held: Held) -> Response:
-    """End a key."""
+async def revoke_key(request: Request, conn: Conn) -> Response:
+    """Revoke an API key."""
     form: forms.Form = request.state.form
     key_id = form.id("id")
     if key_id is None:
-        raise Invalid("which key?", code="invalid_form")
-    await keys.revoke(held, key_id=key_id)
-    return to(request, "/settings", tenant=form.get("tenant"), said="The key is no longer good.")
+        raise Invalid("id is required", code="invalid_form")
+    await keys.revoke(conn, key_id=key_id)
+    return redirect(request, "/settings", tenant=form.get("tenant"), flash="API key revoked.")
 
 
 @router.post("/settings/value")
-async def change_setting(request: Request, held: Held) -> Response:
-    """Change a setting. Only operators may; the database says so."""
+async def change_setting(request: Request, conn: Conn) -> Response:
+    """Change a setting. The database rejects callers who are not operators."""
     form: forms.Form = request.state.form
     try:
         value = json.loads(form.get("value"))
     except (ValueError, RecursionError):
-        raise Invalid("the value is not JSON", code="invalid_setting") from None
-    await installation.set(held, name=form.get("name"), value=value)
-    return to(request, "/settings", said=f"{form.get('name')}: saved.")
+        raise Invalid("the value must be valid JSON", code="invalid_setting") from None
+    await installation.set(conn, name=form.get("name"), value=value)
+    return redirect(request, "/settings", flash=f"{form.get('name')} saved.")

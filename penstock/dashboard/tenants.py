@@ -1,4 +1,4 @@
-"""Tenants and their members: shares, quotas, who is what."""
+"""Tenants: plans, quotas, weights and members."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 
 from penstock import tenants, usage
-from penstock.dashboard import forms
-from penstock.dashboard.pages import PER_PAGE, Held, Page, Seen, render, to
+from penstock.dashboard import actors, forms
+from penstock.dashboard.pages import PER_PAGE, Conn, CurrentViewer, Page, redirect, render
 from penstock.errors import Invalid, NotFound
 
 router = APIRouter(route_class=Page)
@@ -18,19 +18,19 @@ router = APIRouter(route_class=Page)
 @router.get("/tenants")
 async def list_tenants(
     request: Request,
-    held: Held,
-    viewer: Seen,
+    conn: Conn,
+    viewer: CurrentViewer,
     name: Annotated[str, Query(max_length=200)] = "",
     after: UUID | None = None,
 ) -> Response:
-    """Tenants with their plans, running tasks and money."""
+    """List tenants with their plans, running tasks and costs."""
     found = await (
-        tenants.find(held, name=name) if name else tenants.list(held, after=after, limit=PER_PAGE + 1)
+        tenants.find(conn, name=name) if name else tenants.list(conn, after=after, limit=PER_PAGE + 1)
     )
     shown = found[:PER_PAGE]
     shares = {}
     if viewer.is_operator:
-        shares = {share.tenant_id: share for share in await tenants.shares(held, ids=[t.id for t in shown])}
+        shares = {share.tenant_id: share for share in await tenants.shares(conn, ids=[t.id for t in shown])}
     return render(
         request,
         "tenants.html",
@@ -47,24 +47,27 @@ async def list_tenants(
 @router.get("/tenants/{tenant_id}")
 async def show_tenant(
     request: Request,
-    held: Held,
-    viewer: Seen,
+    conn: Conn,
+    viewer: CurrentViewer,
     tenant_id: UUID,
     after: UUID | None = None,
 ) -> Response:
-    """A tenant: its quotas, its members, and (for operators) its plan and weight."""
-    found = await tenants.find(held, name=str(tenant_id))
+    """Show a tenant: its quotas, its members and, for operators, its plan and weight."""
+    found = await tenants.find(conn, name=str(tenant_id))
     if not found:
-        raise NotFound("there is no such tenant", code="unknown_tenant")
-    members = await tenants.members(held, tenant_id=tenant_id, after=after, limit=PER_PAGE + 1)
+        raise NotFound("tenant not found", code="unknown_tenant")
+    members = await tenants.members(conn, tenant_id=tenant_id, after=after, limit=PER_PAGE + 1)
     shown = members[:PER_PAGE]
     return render(
         request,
         "tenant.html",
         tenant=found[0],
-        status=await usage.status(held, tenant_id=tenant_id),
-        plans=await usage.plans(held),
+        status=await usage.status(conn, tenant_id=tenant_id),
+        plans=await usage.plans(conn),
         members=shown,
+        actor_names=await actors.names(
+            conn, viewer, [f"user:{member.user_id}" for member in shown], [tenant_id]
+        ),
         next=shown[-1].user_id if len(members) > PER_PAGE else None,
         after=after,
         may_manage=viewer.may_manage(tenant_id),
@@ -73,27 +76,27 @@ async def show_tenant(
 
 
 @router.post("/tenants/{tenant_id}")
-async def change_tenant(request: Request, held: Held, tenant_id: UUID) -> Response:
-    """Change a tenant's weight and plan. Only operators may; the database says so."""
+async def change_tenant(request: Request, conn: Conn, tenant_id: UUID) -> Response:
+    """Change a tenant's weight and plan. The database rejects callers who are not operators."""
     form: forms.Form = request.state.form
     try:
         weight = float(form.get("weight"))
     except ValueError:
-        raise Invalid("the weight is a number", code="invalid_weight") from None
-    # The plan first: it brings a weight of its own.
-    await usage.set_tenant_plan(held, tenant_id=tenant_id, plan=form.get("plan") or None)
-    await tenants.set_weight(held, tenant_id=tenant_id, weight=weight)
-    return to(request, f"/tenants/{tenant_id}", said="Saved.")
+        raise Invalid("weight must be a number", code="invalid_weight") from None
+    # Set the plan first, because it resets the weight.
+    await usage.set_tenant_plan(conn, tenant_id=tenant_id, plan=form.get("plan") or None)
+    await tenants.set_weight(conn, tenant_id=tenant_id, weight=weight)
+    return redirect(request, f"/tenants/{tenant_id}", flash="Tenant saved.")
 
 
 @router.post("/tenants/{tenant_id}/members")
-async def set_member(request: Request, held: Held, tenant_id: UUID) -> Response:
-    """Give somebody a role in the tenant, or take it away."""
+async def set_member(request: Request, conn: Conn, tenant_id: UUID) -> Response:
+    """Add a member, change a member's role, or remove the member."""
     form: forms.Form = request.state.form
     try:
         user_id = UUID(form.get("user_id"))
     except ValueError:
-        raise Invalid("a member is named by the user's id", code="invalid_user") from None
+        raise Invalid("user id must be a UUID", code="invalid_user") from None
     role: Any = form.get("role") or None
-    await tenants.set_member(held, tenant_id=tenant_id, user_id=user_id, role=role)
-    return to(request, f"/tenants/{tenant_id}", said="Saved." if role else "Removed.")
+    await tenants.set_member(conn, tenant_id=tenant_id, user_id=user_id, role=role)
+    return redirect(request, f"/tenants/{tenant_id}", flash="Member saved." if role else "Member removed.")

@@ -1,4 +1,4 @@
-"""Usage and costs: what was spent on what, and what is left of quotas."""
+"""Usage and costs: spending by provider, job type and tenant; quotas."""
 
 from __future__ import annotations
 
@@ -12,78 +12,82 @@ from fastapi import APIRouter, Query, Request, Response
 
 from penstock import costs, tenants, usage
 from penstock.dashboard import exports
-from penstock.dashboard.pages import Held, Page, Seen, TenantQuery, render
+from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, render
 from penstock.types import CostDay
 
 router = APIRouter(route_class=Page)
 
 DAYS = 30
-MOST_PROVIDERS = 5
+MAX_PROVIDERS = 5
 DaysQuery = Annotated[int, Query(ge=1, le=366)]
 
 
 @router.get("/usage")
 async def show_usage(
-    request: Request, held: Held, viewer: Seen, tenant: TenantQuery = None, days: DaysQuery = DAYS
+    request: Request, conn: Conn, viewer: CurrentViewer, tenant: TenantQuery = None, days: DaysQuery = DAYS
 ) -> Response:
-    """Costs per day, by what they were for; quotas and what of them is used."""
-    chosen = viewer.tenant(tenant)
-    if chosen is None and not viewer.is_operator:
+    """Show costs per day and provider, quotas, and the most expensive jobs."""
+    tenant_id = viewer.choose_tenant(tenant)
+    if tenant_id is None and not viewer.is_operator:
         return render(request, "no_tenant.html")
     today: date = request.state.now.date()
     since = today - timedelta(days=days - 1)
-    found = await costs.days(held, since=since, tenant_id=chosen)
-    by_tenant = await costs.sums(held, by="tenant", since=today - timedelta(days=6)) if chosen is None else []
+    found = await costs.days(conn, since=since, tenant_id=tenant_id)
+    by_tenant = (
+        await costs.sums(conn, by="tenant", since=today - timedelta(days=6)) if tenant_id is None else []
+    )
     names = await tenants.names(
-        held, ids=[UUID(each.key) for each in by_tenant[:10]] + ([chosen] if chosen else [])
+        conn, ids=[UUID(each.key) for each in by_tenant[:10]] + ([tenant_id] if tenant_id else [])
     )
     return render(
         request,
         "usage.html",
-        tenant_id=chosen,
-        tenant_name=names.get(chosen) if chosen else None,
+        tenant_id=tenant_id,
+        tenant_name=names.get(tenant_id) if tenant_id else None,
         days=days,
         total=sum((day.amount for day in found), Decimal(0)),
         chart=_chart(found, since, today),
-        by_provider=await costs.sums(held, by="provider", since=since, tenant_id=chosen),
-        by_type=await costs.sums(held, by="type", since=since, tenant_id=chosen),
+        by_provider=await costs.sums(conn, by="provider", since=since, tenant_id=tenant_id),
+        by_type=await costs.sums(conn, by="type", since=since, tenant_id=tenant_id),
         by_tenant=[(each, names.get(UUID(each.key), each.key)) for each in by_tenant[:10]],
-        dearest=await costs.dearest(held, tenant_ids=[chosen] if chosen else None),
-        status=await usage.status(held, tenant_id=chosen) if chosen else None,
-        used=await _used(held, chosen, since) if chosen else [],
+        most_expensive=await costs.dearest(conn, tenant_ids=[tenant_id] if tenant_id else None),
+        status=await usage.status(conn, tenant_id=tenant_id) if tenant_id else None,
+        used=await _used(conn, tenant_id, since) if tenant_id else [],
         live=None,
     )
 
 
-def _chart(found: list[CostDay], since: date, today: date) -> dict[str, Any]:
-    """The days with the dearest providers of all of them, and the rest together."""
+def _chart(cost_days: list[CostDay], since: date, today: date) -> dict[str, Any]:
+    """Return costs per day of the most expensive providers, and of all others together."""
     totals: defaultdict[str, Decimal] = defaultdict(Decimal)
     cells: defaultdict[tuple[date, str], Decimal] = defaultdict(Decimal)
-    for each in found:
+    for each in cost_days:
         totals[each.provider] += each.amount
-    dearest = sorted(totals, key=lambda name: -totals[name])[:MOST_PROVIDERS]
-    for each in found:
-        cells[each.day, each.provider if each.provider in dearest else "others"] += each.amount
-    head = [*dearest, *(["others"] if len(totals) > len(dearest) else [])]
+    top = sorted(totals, key=lambda name: -totals[name])[:MAX_PROVIDERS]
+    for each in cost_days:
+        cells[each.day, each.provider if each.provider in top else "others"] += each.amount
+    head = [*top, *(["others"] if len(totals) > len(top) else [])]
     span = [since + timedelta(days=n) for n in range((today - since).days + 1)]
     rows = [(day, [cells[day, name] for name in head]) for day in span]
     return {"head": [name or "no provider" for name in head], "rows": rows}
 
 
-async def _used(held: Held, tenant_id: UUID, since: date) -> list[tuple[str, Decimal]]:
+async def _used(conn: Conn, tenant_id: UUID, since: date) -> list[tuple[str, Decimal]]:
     sums: defaultdict[str, Decimal] = defaultdict(Decimal)
-    for day in await usage.days(held, tenant_id=tenant_id, since=since):
+    for day in await usage.days(conn, tenant_id=tenant_id, since=since):
         sums[day.meter] += day.amount
     return sorted(sums.items())
 
 
 @router.get("/costs.csv")
 async def export_costs(
-    request: Request, held: Held, viewer: Seen, tenant: TenantQuery = None, days: DaysQuery = DAYS
+    request: Request, conn: Conn, viewer: CurrentViewer, tenant: TenantQuery = None, days: DaysQuery = DAYS
 ) -> Response:
-    """Costs per day and provider, as a file."""
-    chosen = viewer.tenant(tenant)
+    """Export costs per day and provider."""
+    tenant_id = viewer.choose_tenant(tenant)
     since = request.state.now.date() - timedelta(days=days - 1)
-    found = await costs.days(held, since=since, tenant_id=chosen) if chosen or viewer.is_operator else []
+    found = (
+        await costs.days(conn, since=since, tenant_id=tenant_id) if tenant_id or viewer.is_operator else []
+    )
     rows = ((each.day.isoformat(), each.provider, format(each.amount, "f")) for each in found)
     return exports.as_csv("costs", ("day", "provider", f"amount_{request.app.state.currency}"), rows)

@@ -1,4 +1,4 @@
-"""Workers: who is alive, late or gone, and what they run."""
+"""Workers: their state and running tasks; draining."""
 
 from __future__ import annotations
 
@@ -8,51 +8,49 @@ from fastapi import APIRouter, Query, Request, Response
 
 from penstock import workers
 from penstock.dashboard import forms
-from penstock.dashboard.pages import Held, Page, Seen, Viewer, render, to
+from penstock.dashboard.pages import Conn, CurrentViewer, Page, Viewer, redirect, render
 from penstock.errors import Forbidden, NotFound
 
 router = APIRouter(route_class=Page)
 
 
 @router.get("/workers")
-async def list_workers(request: Request, held: Held, viewer: Seen) -> Response:
-    """The workers of the last day."""
-    _check(viewer)
-    found = await workers.list(held)
+async def list_workers(request: Request, conn: Conn, viewer: CurrentViewer) -> Response:
+    """List the workers of the last 24 hours."""
+    _require_operator(viewer)
+    found = await workers.list(conn)
     return render(
         request,
         "workers.html",
         workers=sorted(
             found, key=lambda worker: (worker.state == "stopped", worker.state != "gone", worker.id)
         ),
-        running=await workers.running(held),
+        running=await workers.running(conn),
         live={"tenant": None},
     )
 
 
 @router.get("/workers/drain")
 async def confirm_drain(
-    request: Request, held: Held, viewer: Seen, id: Annotated[str, Query(max_length=200)]
+    request: Request, conn: Conn, viewer: CurrentViewer, id: Annotated[str, Query(max_length=200)]
 ) -> Response:
-    """What draining means."""
-    _check(viewer)
-    found = [worker for worker in await workers.list(held) if worker.id == id]
+    """Ask whether to drain a worker."""
+    _require_operator(viewer)
+    found = [worker for worker in await workers.list(conn) if worker.id == id]
     if not found:
-        raise NotFound("there is no such worker", code="unknown_worker")
+        raise NotFound("worker not found", code="unknown_worker")
     return render(request, "worker_drain.html", worker=found[0])
 
 
 @router.post("/workers/drain")
-async def drain(request: Request, held: Held, viewer: Seen) -> Response:
-    """Ask a worker to stop when it is done."""
+async def drain(request: Request, conn: Conn, viewer: CurrentViewer) -> Response:
+    """Ask a worker to stop after its running tasks."""
     form: forms.Form = request.state.form
-    _check(viewer)
-    await workers.drain(held, worker_id=form.get("id"))
-    return to(
-        request, "/workers", said="Asked to stop: it takes nothing new, and ends when what it runs has."
-    )
+    _require_operator(viewer)
+    await workers.drain(conn, worker_id=form.get("id"))
+    return redirect(request, "/workers", flash="Draining: the worker stops after its running tasks.")
 
 
-def _check(viewer: Viewer) -> None:
+def _require_operator(viewer: Viewer) -> None:
     if not viewer.is_operator:
-        raise Forbidden("workers are for operators")
+        raise Forbidden("only operators see workers")

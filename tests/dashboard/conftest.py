@@ -1,4 +1,4 @@
-"""The dashboard on the test's own database, with people who look at it."""
+"""Fixtures: the dashboard on the test's own database, and browsers that use it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PREFIX = "/dashboard"
 
 
 def load(name: str) -> Any:
-    """A module beside this one."""
+    """Import a module from this folder."""
     full = f"tests_dashboard_{name}"
     if full not in sys.modules:
         spec = importlib.util.spec_from_file_location(full, Path(__file__).parent / f"{name}.py")
@@ -37,7 +37,7 @@ def load(name: str) -> Any:
 
 @dataclass
 class Browser:
-    """Somebody's browser, as far as HTTP goes: it keeps cookies and posts the forms of the pages it got."""
+    """An HTTP client that keeps cookies and posts forms with their tokens."""
 
     client: TestClient
     prefix: str = PREFIX
@@ -46,8 +46,8 @@ class Browser:
         return self.client.get(self.prefix + path, **options)
 
     def post(self, path: str, data: dict[str, Any] | None = None, **options: Any) -> Any:
-        """Post a form with the token that pages carry."""
-        token = self.token("open_token" if path in ("/sign-in", "/sign-out", "/theme") else "token")
+        """Post a form with a valid token."""
+        token = self.token("public_token" if path in ("/sign-in", "/sign-out", "/theme") else "token")
         headers = {
             "Origin": "http://testserver",
             "Sec-Fetch-Site": "same-origin",
@@ -64,14 +64,14 @@ class Browser:
         if "penstock_form" not in self.client.cookies:
             self.get("/sign-in")
         seed = self.client.cookies["penstock_form"]
-        caller = ANON if kind == "open_token" else self.caller
+        caller = ANON if kind == "public_token" else self.caller
         return forms._token(seed, caller)
 
     caller: Any = None
 
 
 class Site:
-    """The application with the dashboard in it, and who uses it."""
+    """The application with the dashboard, and its users."""
 
     def __init__(self, db: testing.Database, app: FastAPI, client: TestClient) -> None:
         self.db, self.app, self.client = db, app, client
@@ -86,7 +86,7 @@ class Site:
         return row["secret"]
 
     def browser(self, credential: str | None, prefix: str = PREFIX) -> Browser:
-        """A browser, signed in with this credential by the form."""
+        """Return a browser, signed in with this credential."""
         made = Browser(TestClient(self.app, follow_redirects=False), prefix)
         made.client.portal = self.client.portal
         if credential:
@@ -116,7 +116,7 @@ def service_token() -> str:
 
 
 class Text(HTMLParser):
-    """What a page shows, without its tags."""
+    """The text of a page without its tags."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -132,7 +132,7 @@ class Text(HTMLParser):
 
 @pytest.fixture
 def beside() -> Any:
-    """Gives modules beside this one, by name."""
+    """Imports modules from this folder by name."""
     return load
 
 
@@ -158,5 +158,5 @@ def site(db: testing.Database, dashboard_settings: Settings) -> Iterator[Site]:
 
 @pytest.fixture
 def sample(site: Site) -> Any:
-    """An installation with something on every page."""
+    """An installation with data on every page."""
     return load("sample").fill(site.db, acme=site.tenant("Acme"), other=site.tenant("Other"))

@@ -1,4 +1,4 @@
-"""An app with a bulk type, for the pages about bulk jobs."""
+"""An app with a bulk type, for tests of bulk jobs."""
 
 from __future__ import annotations
 
@@ -42,5 +42,5 @@ def make(dsn: str, tenant: Any) -> App:
     return app
 
 
-# More than a preview shows: the last ones wait for the confirmation.
+# More rows than a preview runs: the last ones wait for confirmation.
 ROWS = "title,seconds\notters,5\nherons,3\nbad one,2\nmayflies,none\n=1+1,4\nswans,2\nfrogs,2\nnewts,1\n"

@@ -1,4 +1,4 @@
-"""What people write into fields to make a browser run it: for all of these, `hit` would be called."""
+"""Cross-site scripting payloads. Each calls `hit` if a browser runs it."""
 
 from __future__ import annotations
 

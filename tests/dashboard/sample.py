@@ -1,4 +1,4 @@
-"""An installation with something on every page, made through the contract alone."""
+"""Sample data for every page, created through the public SQL functions."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from penstock import testing
 
 KINDS = ("write", "typeset", "narrate", "bind", "render")
+WORKER = "box-1:2210"
 STACK = """Traceback (most recent call last):
   File "/srv/app/reading.py", line 41, in narrate
     return speak(text, voice)
@@ -21,7 +22,7 @@ ttslib.errors.VoiceMissing: voice "nova" is not there
 
 @dataclass
 class Sample:
-    """What there is."""
+    """The sample data."""
 
     db: testing.Database
     acme: uuid.UUID
@@ -29,8 +30,8 @@ class Sample:
     jobs: dict[str, uuid.UUID] = field(default_factory=dict)
 
     def beat(self) -> None:
-        """Its workers say that they are there."""
-        for worker, state, running in (("box-1:2210", "running", 5), ("box-2:881", "draining", 1)):
+        """Send the workers' heartbeats."""
+        for worker, state, running in ((WORKER, "running", 4), ("box-2:881", "draining", 0)):
             info = {
                 "host": worker.split(":")[0], "pid": 2210, "kinds": list(KINDS), "concurrency": 10,
                 "version": "0.1.0", "state": state, "running": running,
@@ -39,7 +40,7 @@ class Sample:
 
 
 class Session:
-    """One connection for all of it."""
+    """One connection for all statements."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -71,21 +72,21 @@ def start(db: Any, tenant: uuid.UUID, type: str, tasks: list[dict[str, Any]], **
     )
 
 
-def claim(db: Any, count: int, kinds: tuple[str, ...] = KINDS, worker: str = "w1") -> list[dict]:
+def claim(db: Any, count: int, kinds: tuple[str, ...] = KINDS, worker: str = WORKER) -> list[dict]:
     return db.execute("select * from penstock.claim_tasks(%s, %s, %s, 600)", [worker, count, list(kinds)])
 
 
-def complete(db: Any, row: dict, output: Any, worker: str = "w1") -> None:
+def complete(db: Any, row: dict, output: Any, worker: str = WORKER) -> None:
     call(db, "complete_task", row["id"], worker, document(output), row["lease"])
 
 
 def fail(db: Any, row: dict, code: str, message: str, *, permanent: bool = True) -> None:
     details = document({"type": "VoiceMissing", "stack": STACK})
-    call(db, "fail_task", row["id"], "w1", message, row["lease"], None, permanent, code, details)
+    call(db, "fail_task", row["id"], WORKER, message, row["lease"], None, permanent, code, details)
 
 
 def publish(count: int, **extra: Any) -> list[dict[str, Any]]:
-    """Documents: each is written, then typeset, then narrated; at the end all are bound."""
+    """Tasks of a book: each chapter is written, typeset and narrated; then all are bound."""
     tasks: list[dict[str, Any]] = []
     for n in range(1, count + 1):
         tasks.append(
@@ -103,7 +104,7 @@ def publish(count: int, **extra: Any) -> list[dict[str, Any]]:
 
 
 def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
-    """Everything, once."""
+    """Create the sample data."""
     sample = Sample(db, acme, other)
     db = Session(db.connect())
     for kind in KINDS:
@@ -128,7 +129,7 @@ def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
     sample.beat()
 
     uses = {"provider": "openai/gpt-5", "units": {"requests": 1, "tokens": 1500}}
-    # Done, with files' worth of outputs; failed for two causes; running; waiting; paused; canceled.
+    # One job per status; the failed one has two causes.
     done = sample.jobs["completed"] = start(db, acme, "publish", publish(4), budget="2.50")
     _work_off(db, done)
     failed = sample.jobs["failed"] = start(db, acme, "publish", publish(6, **uses), budget="1.00")
@@ -150,7 +151,7 @@ def fill(db: Any, *, acme: uuid.UUID, other: uuid.UUID) -> Sample:
     for row in claim(db, 2, ("typeset",)):
         complete(db, row, {"pages": 12})
     for row in rows[4:6]:
-        call(db, "report_progress", row["id"], "w1", row["lease"], 0.6, "drafting part 3")
+        call(db, "report_progress", row["id"], WORKER, row["lease"], 0.6, "drafting part 3")
     sample.jobs["scheduled"] = start(
         db, acme, "publish", publish(2), delay_seconds=7200, params={"title": "Tomorrow's issue"}
     )
@@ -194,7 +195,7 @@ def _work_off(db: Any, job_id: uuid.UUID, fails: dict[str, str] | None = None) -
 
 
 def _history(db: Any, acme: uuid.UUID) -> None:
-    """An hour of minutes, as upkeep would have added them."""
+    """Insert the sums of an hour, as maintenance would."""
     db.execute(
         """insert into penstock.task_sums (tenant_id, minute, succeeded, failed, waits, runs)
         select t, date_trunc('minute', penstock._now() - interval '10 seconds') - n * interval '1 minute',

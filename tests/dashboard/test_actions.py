@@ -1,4 +1,4 @@
-"""Actions: to a few at once, to many in the background, to nobody else's."""
+"""Actions on jobs, dead letters, providers, workers, keys, members and schedules; text formats."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 from psycopg.types.json import Jsonb
 
-from penstock.dashboard import texts
-from penstock.dashboard.schedules import words
+from penstock.dashboard import formatting
+from penstock.dashboard.schedules import describe_cron
 
 
 def _status(db: Any, job_id: Any) -> str:
     return db.execute("select status from penstock.jobs where id = %s", [job_id])[0]["status"]
 
 
-def test_a_failed_task_is_found_and_retried(site: Any, sample: Any) -> None:
-    """Retry says how many and what it costs, does it, and leaves a line in the audit log (R3.5/job-states)."""
+def test_retry_shows_count_and_cost_and_writes_an_audit_line(site: Any, sample: Any) -> None:
+    """R3.5/job-states"""
     owner = site.browser(site.key("owner", sample.acme))
     job = sample.jobs["failed"]
     page = owner.get(f"/confirm?noun=jobs&verb=retry&id={job}&next=/jobs/{job}").text
@@ -33,8 +33,8 @@ def test_a_failed_task_is_found_and_retried(site: Any, sample: Any) -> None:
     assert line["actor"] == f"user:{owner.caller.claims['sub']}"
 
 
-def test_all_that_match_are_worked_off_in_bites(site: Any, sample: Any) -> None:
-    """A selection is fixed when it is confirmed, done in the background as whoever asked, and told in full."""
+def test_action_on_many_jobs_runs_in_batches_in_the_background(site: Any, sample: Any) -> None:
+    """The selection is fixed at confirmation and runs under the role of the user who confirmed it."""
     start = "select penstock.start_job('render', '{}', '[{\"kind\": \"render\"}]', %s) as id"
     options = json.dumps({"tenant_id": str(sample.acme), "paused": True})
     every = f"select j.id from generate_series(1, 230) as n cross join lateral ({start} where n > 0) as j"
@@ -51,8 +51,8 @@ def test_all_that_match_are_worked_off_in_bites(site: Any, sample: Any) -> None:
     location = answer.headers["location"]
     assert location.startswith("/dashboard/actions/")
     later = sample.db.execute(start, [options])[0]["id"]
-    assert "100 canceled, 131 to go" in " ".join(owner.client.get(location).text.split())
-    # A role that is lost meanwhile stops the rest: each bite looks.
+    assert "100 canceled, 131 remaining" in " ".join(owner.client.get(location).text.split())
+    # Each batch checks the user's role: losing it refuses the jobs of that batch.
     user = owner.caller.claims["sub"]
     assert sample.db.execute("select penstock.do_actions(60) as n")[0]["n"] == 60
     sample.db.execute("update penstock.members set role = 'viewer' where user_id = %s", [user])
@@ -68,13 +68,13 @@ def test_all_that_match_are_worked_off_in_bites(site: Any, sample: Any) -> None:
         "select actor, details from penstock.audit_log where action = 'job.canceled' order by id desc limit 1"
     )
     assert line["actor"] == f"user:{user}" and line["details"]["reason"] == "too many"
-    # Others do not see it.
+    # Other tenants and other users of this tenant cannot see the action.
     assert site.browser(site.key("owner", sample.other)).client.get(location).status_code == 404
     assert site.browser(site.key("owner", sample.acme)).client.get(location).status_code == 404
     assert site.browser(site.key("service")).client.get(location).status_code == 200
 
 
-def test_an_action_takes_ids_and_nothing_else(site: Any, sample: Any) -> None:
+def test_action_rejects_invalid_ids_verbs_and_filters(site: Any, sample: Any) -> None:
     operator = site.browser(site.key("service"))
     for noun, verb, ids in (
         ("jobs", "cancel", ["x"]),
@@ -100,7 +100,7 @@ def test_an_action_takes_ids_and_nothing_else(site: Any, sample: Any) -> None:
     )
 
 
-def test_dead_letters_are_replayed_by_cause_and_discarded(site: Any, sample: Any) -> None:
+def test_dead_letters_can_be_replayed_by_cause_and_discarded(site: Any, sample: Any) -> None:
     member = site.browser(site.key("member", sample.acme))
     answer = member.post(
         "/act",
@@ -119,7 +119,7 @@ def test_dead_letters_are_replayed_by_cause_and_discarded(site: Any, sample: Any
     assert not sample.db.execute("select 1 from penstock.dead_letters")
 
 
-def test_a_lane_is_paused_edited_and_taken_up_again(site: Any, sample: Any) -> None:
+def test_provider_can_be_paused_resumed_and_limited(site: Any, sample: Any) -> None:
     operator = site.browser(site.key("service"))
     provider = {"name": "openai/gpt-5"}
 
@@ -128,7 +128,7 @@ def test_a_lane_is_paused_edited_and_taken_up_again(site: Any, sample: Any) -> N
             "select status, requests_per_minute as n from penstock.endpoints where name = 'openai/gpt-5'"
         )[0]
 
-    assert "10 waiting" in " ".join(
+    assert "10 waiting tasks stay queued" in " ".join(
         operator.get("/provider/confirm?name=openai/gpt-5&verb=pause").text.split()
     )
     operator.post("/provider", {**provider, "verb": "pause"})
@@ -150,7 +150,7 @@ def test_a_lane_is_paused_edited_and_taken_up_again(site: Any, sample: Any) -> N
     )
 
 
-def test_the_rest_can_be_done_too(site: Any, sample: Any) -> None:
+def test_workers_settings_keys_tenants_members_and_schedules_can_be_changed(site: Any, sample: Any) -> None:
     operator, owner = site.browser(site.key("service")), site.browser(site.key("owner", sample.acme))
     db = sample.db
     operator.post("/workers/drain", {"id": "box-1:2210"})
@@ -184,8 +184,8 @@ def test_the_rest_can_be_done_too(site: Any, sample: Any) -> None:
     assert not db.execute("select 1 from penstock.schedules where id = %s", [schedule["id"]])
 
 
-def test_a_schedule_that_cannot_be_read_hides_no_other(site: Any, sample: Any) -> None:
-    """A member can store any cron expression over SQL; the operator's list is of all tenants."""
+def test_invalid_cron_expression_does_not_break_the_list_of_schedules(site: Any, sample: Any) -> None:
+    """A member can store any text as a cron expression over SQL; operators see the schedules of all tenants."""
     sample.db.execute(
         "select penstock.set_schedule('odd', 'every now and then', 'publish', now(), %s)",
         [Jsonb({"tenant_id": str(sample.acme)})],
@@ -199,7 +199,7 @@ def test_a_schedule_that_cannot_be_read_hides_no_other(site: Any, sample: Any) -
     assert not sample.db.execute("select 1 from penstock.schedules where name = 'odd'")
 
 
-def test_minutes_are_added_up_once(site: Any, sample: Any, clock: Any) -> None:
+def test_finished_tasks_are_summed_once_per_minute(site: Any, sample: Any, clock: Any) -> None:
     db = sample.db
     db.execute("delete from penstock.task_sums")
     clock.advance(minutes=2)
@@ -222,27 +222,58 @@ def test_minutes_are_added_up_once(site: Any, sample: Any, clock: Any) -> None:
     assert len(rates) == 60 and any(rate["run_p95"] for rate in rates)
 
 
-def test_words() -> None:
-    assert words("0 9 * * 1") == "Mondays at 09:00" and words("30 2 * * *") == "Daily at 02:30"
-    assert words("*/5 * * * *") == "Every 5 minutes" and words("0 9 * * 1-5") == "Monday to Friday at 09:00"
+def test_cron_expressions_are_described_in_describe_cron() -> None:
     assert (
-        words("0 8,17 * * *") == "Daily at 08:00, 17:00"
-        and words("0 0 1 * *") == "Day 1 of each month at 00:00"
+        describe_cron("0 9 * * 1") == "Mondays at 09:00" and describe_cron("30 2 * * *") == "Daily at 02:30"
     )
     assert (
-        words("7 4-6 2 1-3 *") == "7 4-6 2 1-3 *"
-        and words("0 9 * * 0,3") == "Sundays and Wednesdays at 09:00"
+        describe_cron("*/5 * * * *") == "Every 5 minutes"
+        and describe_cron("0 9 * * 1-5") == "Monday to Friday at 09:00"
     )
-    assert texts.number(500_001, 500_000) == "500,000+" and texts.number(12345) == "12,345"
-    hidden = texts.redacted(
+    assert (
+        describe_cron("0 8,17 * * *") == "Daily at 08:00, 17:00"
+        and describe_cron("0 0 1 * *") == "Day 1 of each month at 00:00"
+    )
+    assert (
+        describe_cron("7 4-6 2 1-3 *") == "7 4-6 2 1-3 *"
+        and describe_cron("0 9 * * 0,3") == "Sundays and Wednesdays at 09:00"
+    )
+
+
+def test_numbers_have_separators_and_counts_have_a_limit() -> None:
+    assert formatting.number(500_001, 500_000) == "500,000+" and formatting.number(12345) == "12,345"
+
+
+def test_nouns_agree_with_their_count() -> None:
+    assert formatting.counted(1, "task") == "1 task" and formatting.counted(0, "task") == "0 tasks"
+    assert formatting.counted(1234, "dead letter") == "1,234 dead letters"
+    assert formatting.counted(101, "task", limit=100) == "100+ tasks"
+    assert formatting.plural(1, "task waits", "tasks wait") == "task waits"
+    assert formatting.plural(2, "task waits", "tasks wait") == "tasks wait"
+
+
+def test_sentences_keep_the_case_of_names() -> None:
+    assert formatting.sentence("the API key has expired") == "The API key has expired."
+    assert (
+        formatting.sentence("openai/GPT is full.") == "Openai/GPT is full." and formatting.sentence("") == ""
+    )
+
+
+def test_secrets_are_redacted_by_their_names() -> None:
+    hidden = formatting.redacted(
         {"user": "x", "api_key": "k", "deep": [{"Password": "p", "access_token": "t", "tokens": 5}]}
     )
     assert hidden == {
         "user": "x",
-        "api_key": texts.HIDDEN,
-        "deep": [{"Password": texts.HIDDEN, "access_token": texts.HIDDEN, "tokens": 5}],
+        "api_key": formatting.HIDDEN,
+        "deep": [{"Password": formatting.HIDDEN, "access_token": formatting.HIDDEN, "tokens": 5}],
     }
+
+
+def test_stack_traces_are_split_into_app_and_library_frames() -> None:
     assert [
         is_own
-        for is_own, _ in texts.frames('T:\n  File "/a.py"\n    x\n  File "/lib/python3.12/b.py"\n    y\nE: z')
+        for is_own, _ in formatting.frames(
+            'T:\n  File "/a.py"\n    x\n  File "/lib/python3.12/b.py"\n    y\nE: z'
+        )
     ] == [True, False, True]

@@ -1,14 +1,15 @@
-"""The dashboard in a real browser: Debian's Chromium.
+"""The dashboard in Chromium.
 
-Every page, empty and full, light and dark, on a phone and on a desk: nothing serious for axe, no error on the
-console, no request to anywhere else. And what people come for, by mouse and by keyboard alone. With
-`PENSTOCK_SCREENSHOTS=1` it also writes the pictures of the documentation.
+Every page, with and without data, light and dark, on phone and desktop: no serious accessibility problem (axe), no
+console error, no request to another host. The main tasks work by mouse and by keyboard alone. With
+`PENSTOCK_SCREENSHOTS=1` the tests also write the screenshots of the documentation.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -30,7 +31,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not 
 AXE = Path(__file__).parent / "axe"
 IMAGES = Path(__file__).parent.parent.parent / "docs/images"
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 860}
-LOOKS = [("light", DESK), ("dark", PHONE), ("light", PHONE), ("dark", DESK)]
+VARIANTS = [("light", DESK), ("dark", PHONE), ("light", PHONE), ("dark", DESK)]
 IS_LONG = bool(os.environ.get("PENSTOCK_SCREENSHOTS"))
 RUN_AXE = """async () => {
   const result = await axe.run(document, {
@@ -44,7 +45,7 @@ RUN_AXE = """async () => {
 def chromium() -> Iterator[Any]:
     program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if not program:
-        pytest.skip("there is no Chromium here: apt-get install chromium")
+        pytest.skip("Chromium is not installed: apt-get install chromium")
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
         yield browser
@@ -53,13 +54,13 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def axe() -> str:
-    """axe-core from the registry, in the version that package-lock.json names."""
-    # The one of the type checker, where there is no other.
+    """The source of axe-core, installed in the version that package-lock.json names."""
+    # pyright installs an npm of its own, which is the fallback.
     npm = shutil.which("npm") or shutil.which("npm", path=str(Path(sys.executable).parent))
     if not npm:
-        pytest.skip("there is no npm here, and so no axe-core")
+        pytest.skip("npm is not installed, so axe-core cannot be installed")
     with (AXE / "package.json").open() as lock:
-        # One of several test processes installs it, the others wait.
+        # One of several test processes installs it; the others wait.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (AXE / "node_modules/.package-lock.json").exists():
             command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
@@ -70,7 +71,7 @@ def axe() -> str:
 
 
 class Served:
-    """The application on a socket, and browsers that look at it."""
+    """The application on a socket, and browsers that use it."""
 
     def __init__(self, base: str, chromium: Any) -> None:
         self.base, self._chromium = base, chromium
@@ -78,7 +79,7 @@ class Served:
         self._contexts: list[Any] = []
 
     def page(self, credential: str, **options: Any) -> Any:
-        """A page in a browser of its own, signed in."""
+        """Open a page in a new browser context, signed in."""
         context = self._chromium.new_context(viewport=DESK, reduced_motion="reduce", **options)
         self._contexts.append(context)
         page = context.new_page()
@@ -144,7 +145,7 @@ def key(db: Any, role: str, tenant: Any = None) -> str:
 
 @pytest.fixture
 def fill(db: Any, beside: Any) -> Any:
-    """Puts something on every page."""
+    """Creates the sample data."""
     return lambda: beside("sample").fill(db, acme=tenant(db, "Acme"), other=tenant(db, "Other"))
 
 
@@ -155,7 +156,7 @@ PAGES = (
     "/bulks/new",
     "/dead-letters",
     "/schedules",
-    "/lanes",
+    "/providers",
     "/workers",
     "/usage",
     "/tenants",
@@ -164,16 +165,16 @@ PAGES = (
 )
 
 
-def look_at(page: Any, base: str, paths: list[str], axe: str, first: int = 0) -> list[str]:
-    """What axe finds on these pages, in both themes and both sizes, and what does not fit."""
+def check_pages(page: Any, base: str, paths: list[str], axe: str, first: int = 0) -> list[str]:
+    """Return accessibility problems and horizontal overflow of these pages."""
     found: list[str] = []
     for n, path in enumerate(paths):
         page.set_viewport_size(DESK)
         page.goto(f"{base}/dashboard{path}")
         page.wait_for_selector("html.scripted")
         page.evaluate(axe)
-        # Every look of every page takes minutes: `make screenshots` has the time, here each has one in turn.
-        for scheme, size in LOOKS if IS_LONG else [LOOKS[(n + first) % 4]]:
+        # All themes and sizes of all pages take minutes, so only `make screenshots` checks all of them.
+        for scheme, size in VARIANTS if IS_LONG else [VARIANTS[(n + first) % 4]]:
             page.emulate_media(color_scheme=scheme)
             page.set_viewport_size(size)
             found += [f"{path} {scheme} {size['width']}: {line}" for line in page.evaluate(RUN_AXE)]
@@ -185,7 +186,7 @@ def look_at(page: Any, base: str, paths: list[str], axe: str, first: int = 0) ->
     return found
 
 
-def test_every_page_when_there_is_something(served: Served, db: Any, axe: str, fill: Any) -> None:
+def test_every_page_with_data_is_accessible_and_fits(served: Served, db: Any, axe: str, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "service"))
     [task] = db.execute(
@@ -201,21 +202,21 @@ def test_every_page_when_there_is_something(served: Served, db: Any, axe: str, f
         f"/usage?tenant={sample.acme}",
         f"/confirm?noun=jobs&verb=retry&id={sample.jobs['failed']}",
     ]
-    found = look_at(page, served.base, paths, axe)
+    found = check_pages(page, served.base, paths, axe)
     assert not found, "\n".join(found)
     if IS_LONG:
-        take_pictures(page, served.base, sample, task["id"])
+        take_screenshots(page, served.base, sample, task["id"])
 
 
-def test_every_page_when_there_is_nothing(served: Served, db: Any, axe: str) -> None:
+def test_every_page_without_data_is_accessible_and_fits(served: Served, db: Any, axe: str) -> None:
     page = served.page(key(db, "service"))
-    assert look_at(page, served.base, [*PAGES, "/nowhere"], axe, 1) == []
+    assert check_pages(page, served.base, [*PAGES, "/nowhere"], axe, 1) == []
     served.errors = [error for error in served.errors if "/nowhere" not in error]
     member = served.page(key(db, "viewer", tenant(db, "New")))
-    assert look_at(member, served.base, ["/", "/jobs", "/usage", "/settings"], axe, 2) == []
+    assert check_pages(member, served.base, ["/", "/jobs", "/usage", "/settings"], axe, 2) == []
 
 
-def test_a_failed_task_is_found_understood_and_retried_by_mouse(served: Served, db: Any, fill: Any) -> None:
+def test_failed_task_can_be_found_and_retried_by_mouse(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "member", sample.acme))
     page.click("nav >> text=Jobs")
@@ -229,12 +230,12 @@ def test_a_failed_task_is_found_understood_and_retried_by_mouse(served: Served, 
     assert "1 failed task runs again" in page.inner_text("main")
     page.click("main button.primary")
     page.wait_for_url("**/tasks/*")
-    assert "1 dead letter replayed." in page.inner_text(".said")
+    assert "1 dead letter replayed." in page.inner_text(".flash")
     assert page.inner_text("h1").endswith("queued")
 
 
 def reach(page: Any, text: str) -> None:
-    """Go to what is called so, by keyboard."""
+    """Press Tab until an element with this text has the focus."""
     for _ in range(80):
         if page.evaluate("document.activeElement.textContent.trim()").startswith(text):
             return
@@ -243,13 +244,13 @@ def reach(page: Any, text: str) -> None:
 
 
 def confirm(page: Any) -> None:
-    """Say yes to what the page asks, by keyboard."""
+    """Confirm the question of the page by keyboard."""
     page.wait_for_url("**/confirm*")
     page.wait_for_function("document.activeElement.matches('main form button')")
     page.keyboard.press("Enter")
 
 
-def test_a_failed_task_is_found_and_retried_by_keyboard(served: Served, db: Any, fill: Any) -> None:
+def test_failed_task_can_be_found_and_retried_by_keyboard(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "member", sample.acme))
     press = page.keyboard.press
@@ -258,7 +259,7 @@ def test_a_failed_task_is_found_and_retried_by_keyboard(served: Served, db: Any,
     page.wait_for_url("**/jobs")
     press("/")
     page.keyboard.type("status:fai")
-    # The box offers what it may become.
+    # The filter box suggests values.
     assert "status:failed" in page.inner_text(".suggestions")
     press("ArrowDown")
     press("Enter")
@@ -275,29 +276,29 @@ def test_a_failed_task_is_found_and_retried_by_keyboard(served: Served, db: Any,
     press("Enter")
     confirm(page)
     page.wait_for_url("**/tasks/*")
-    assert "1 dead letter replayed." in page.inner_text(".said")
+    assert "1 dead letter replayed." in page.inner_text(".flash")
 
 
-def test_a_lane_is_paused_by_mouse_and_by_keyboard(served: Served, db: Any, fill: Any) -> None:
+def test_provider_can_be_paused_by_mouse_and_by_keyboard(served: Served, db: Any, fill: Any) -> None:
     fill()
     page = served.page(key(db, "service"))
-    page.click("nav >> text=Lanes")
+    page.click("nav >> text=Providers")
     page.click("a >> text=openai/gpt-5")
     page.click("text=Pause…")
     assert "waiting" in page.inner_text("main") and "costs nothing" in page.inner_text("main")
     page.click("main button.primary")
-    page.wait_for_selector("text=Paused: nothing new is sent to it.")
+    page.wait_for_selector("text=openai/gpt-5 paused.")
     press = page.keyboard.press
     for verb, said, status in (
-        ("Resume", "It takes work again.", "active"),
-        ("Pause", "Paused: nothing new is sent to it.", "maintenance"),
+        ("Resume", "openai/gpt-5 resumed.", "active"),
+        ("Pause", "openai/gpt-5 paused.", "maintenance"),
     ):
         press("g")
-        press("l")
-        page.wait_for_url("**/lanes")
+        press("p")
+        page.wait_for_url("**/providers")
         press("j")
         press("Enter")
-        page.wait_for_url("**/provider*")
+        page.wait_for_url(re.compile(r"/provider\?"))
         reach(page, verb)
         press("Enter")
         confirm(page)
@@ -307,7 +308,7 @@ def test_a_lane_is_paused_by_mouse_and_by_keyboard(served: Served, db: Any, fill
 
 
 @pytest.mark.parametrize("by", ["mouse", "keyboard"])
-def test_a_table_becomes_a_job_that_is_previewed_confirmed_watched_and_exported(
+def test_bulk_job_can_be_previewed_confirmed_watched_and_exported(
     db: Any, dashboard_settings: Any, chromium: Any, axe: str, beside: Any, drain: Any, by: str
 ) -> None:
     """R0.1/files, R2.7/preview"""
@@ -317,7 +318,7 @@ def test_a_table_becomes_a_job_that_is_previewed_confirmed_watched_and_exported(
     file = {"name": "ideas.csv", "mimeType": "text/csv", "buffer": films.ROWS.encode()}
 
     def work() -> None:
-        # In a thread of its own: the browser's loop runs in this one.
+        # In another thread, because the browser's event loop runs in this one.
         thread = threading.Thread(target=drain, args=(app,))
         thread.start()
         thread.join()
@@ -338,7 +339,7 @@ def test_a_table_becomes_a_job_that_is_previewed_confirmed_watched_and_exported(
             page.keyboard.press("g")
             page.keyboard.press("b")
         page.wait_for_url("**/bulks")
-        choose("From a table…")
+        choose("New bulk job")
         page.wait_for_url("**/bulks/new")
         with page.expect_file_chooser() as chooser:
             if by == "mouse":
@@ -350,35 +351,35 @@ def test_a_table_becomes_a_job_that_is_previewed_confirmed_watched_and_exported(
         chooser.value.set_files(file)
         page.wait_for_function("document.querySelector('#rows').value.includes('otters')")
         choose("Check and forecast")
-        page.wait_for_selector("text=7 good rows")
+        page.wait_for_selector("text=7 valid rows")
         choose("Preview 7 rows")
         page.wait_for_url("**/bulks/0*")
-        # What happens now is seen without looking again.
+        # The page updates without a reload.
         work()
-        page.wait_for_selector("text=until it is confirmed")
+        page.wait_for_selector("text=after you confirm")
         page.wait_for_selector("text=/OTTERS.mp4")
         choose("Confirm 4 tasks…")
-        page.wait_for_selector("text=Let films go on?")
+        page.wait_for_selector("text=Run the remaining")
         if by == "mouse":
             page.click("main button.primary")
         else:
             confirm(page)
-        page.wait_for_selector("text=Confirmed: 4 tasks go on.")
+        page.wait_for_selector("text=Confirmed 4 tasks.")
         work()
         page.wait_for_selector("h1 >> text=failed")
         with page.expect_download() as download:
-            choose("Export what failed")
+            choose("Export failed rows")
         text = Path(download.value.path()).read_text()
         assert "bad one" in text and "mayflies" in text and "herons" not in text
         path = page.url.removeprefix(f"{served.base}/dashboard")
         if by == "mouse" or IS_LONG:
-            found = look_at(page, served.base, [path, f"{path}/confirm?verb=undo"], axe)
+            found = check_pages(page, served.base, [path, f"{path}/confirm?verb=undo"], axe)
             assert not found, "\n".join(found)
         if IS_LONG and by == "mouse":
-            picture(page, served.base, "bulk", path, "light", {"width": 1180, "height": 1000})
+            screenshot(page, served.base, "bulk", path, "light", {"width": 1180, "height": 1000})
 
 
-def test_pages_follow_what_happens_and_wait_while_one_selects(served: Served, db: Any, fill: Any) -> None:
+def test_pages_update_live_and_pause_while_rows_are_selected(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "member", sample.acme))
     page.goto(f"{served.base}/dashboard/jobs")
@@ -388,7 +389,7 @@ def test_pages_follow_what_happens_and_wait_while_one_selects(served: Served, db
     db.execute("select penstock.cancel_job(%s, 'seen live')", [sample.jobs["paused"]])
     page.wait_for_selector(f"{row} >> text=seen live")
     assert page.evaluate("document.activeElement.closest('tr').id") == row[1:]
-    # A selection is not swept away.
+    # An update does not clear the selection.
     page.keyboard.press("x")
     page.wait_for_selector("#live[data-state=paused]")
     assert "1 selected" in page.inner_text("[data-bar]")
@@ -399,7 +400,7 @@ def test_pages_follow_what_happens_and_wait_while_one_selects(served: Served, db
     page.wait_for_selector("text=not yet")
 
 
-def test_no_payload_runs(served: Served, db: Any, beside: Any) -> None:
+def test_no_xss_payload_runs(served: Served, db: Any, beside: Any) -> None:
     own = tenant(db, "<img src=x onerror=hit(1)>")
     jobs = beside("test_xss").poison(db, beside("payloads").PAYLOADS, own)
     page = served.page(key(db, "service"))
@@ -425,29 +426,29 @@ def test_no_payload_runs(served: Served, db: Any, beside: Any) -> None:
     ]:
         page.goto(f"{served.base}/dashboard{path}")
         page.wait_for_selector("html.scripted")
-        # Also what is put in place when the page looks again.
-        page.evaluate("htmx.trigger('#main', 'look')")
+        # Also check what a refresh inserts.
+        page.evaluate("htmx.trigger('#main', 'refresh')")
         page.wait_for_timeout(60)
         assert page.evaluate("window.wasHit") is None, path
-    # Files of these artifacts are not there; that the page says so is no mistake of its own.
+    # The files of these artifacts do not exist, so their requests return 404.
     served.errors = [error for error in served.errors if "404" not in error]
 
 
-def test_everything_can_be_read_and_done_without_scripts(served: Served, db: Any, fill: Any) -> None:
+def test_dashboard_works_without_scripts(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "member", sample.acme), java_script_enabled=False)
     page.goto(f"{served.base}/dashboard/")
-    assert page.is_visible("text=As a table")
+    assert page.is_visible("text=Show as table")
     page.goto(f"{served.base}/dashboard/jobs")
     page.check(f"#job-{sample.jobs['paused']} input")
     page.click("button[value=resume]")
     page.click("main button.primary")
-    assert "1 job resumed." in page.inner_text(".said")
+    assert "1 job resumed." in page.inner_text(".flash")
     page.goto(f"{served.base}/dashboard/dead-letters")
     page.check("input[name=every]")
     page.click("button[value=replay]")
     page.click("main button.primary")
-    assert "3 dead letters replayed." in page.inner_text(".said")
+    assert "3 dead letters replayed." in page.inner_text(".flash")
     page.click("button[name=theme]")
     assert page.get_attribute("html", "data-theme") == "light"
 
@@ -463,8 +464,8 @@ INK = """() => [...document.querySelectorAll("figure.chart canvas")].map((canvas
 })"""
 
 
-def test_charts_are_drawn_and_drawn_again(db: Any, served: Served, fill: Any) -> None:
-    """Also after the page has looked again: the numbers come from their own table, not from the legend's."""
+def test_charts_are_drawn_and_updated(db: Any, served: Served, fill: Any) -> None:
+    """Also after a refresh: the numbers come from the chart's table, not from the legend's."""
     fill()
     page = served.page(key(db, "service"))
     for _ in range(2):
@@ -476,8 +477,8 @@ def test_charts_are_drawn_and_drawn_again(db: Any, served: Served, fill: Any) ->
         page.wait_for_timeout(300)
 
 
-def picture(page: Any, base: str, name: str, path: str, scheme: str, size: dict[str, int]) -> None:
-    """A picture for the documentation."""
+def screenshot(page: Any, base: str, name: str, path: str, scheme: str, size: dict[str, int]) -> None:
+    """Take a screenshot for the documentation."""
     IMAGES.mkdir(exist_ok=True)
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size(size)
@@ -486,17 +487,17 @@ def picture(page: Any, base: str, name: str, path: str, scheme: str, size: dict[
     page.screenshot(path=str(IMAGES / f"{name}.png"))
 
 
-def take_pictures(page: Any, base: str, sample: Any, task_id: int) -> None:
+def take_screenshots(page: Any, base: str, sample: Any, task_id: int) -> None:
     running, failed = sample.jobs["running"], sample.jobs["failed"]
     for name, path, scheme, width, height in (
         ("overview", "/", "light", 1180, 780),
         ("job-grid", f"/jobs/{running}?view=grid", "light", 1180, 1000),
         ("job-timeline", f"/jobs/{failed}?view=timeline", "dark", 1180, 1300),
         ("task", f"/jobs/{failed}/tasks/{task_id}", "light", 1180, 660),
-        ("lanes", "/lanes", "light", 1180, 760),
+        ("providers", "/providers", "light", 1180, 760),
         ("usage", "/usage", "light", 1180, 640),
         ("phone", "/jobs", "dark", 390, 844),
     ):
-        # Its workers are there, however long this took.
+        # Heartbeats keep the workers alive however long the screenshots take.
         sample.beat()
-        picture(page, base, name, path, scheme, {"width": width, "height": height})
+        screenshot(page, base, name, path, scheme, {"width": width, "height": height})

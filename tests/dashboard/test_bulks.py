@@ -1,4 +1,4 @@
-"""From a table in a form to a forecast, a preview, a confirmation, and what failed."""
+"""Bulk jobs from a form: check, forecast, preview, confirmation, export and undo."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock import server
 
 @pytest.fixture
 def films(db: Any, dashboard_settings: Any, drain: Any, site: Any) -> Iterator[Any]:
-    """A site whose server was started with an app that has a bulk type."""
+    """A site whose server was started with an app that defines a bulk type."""
     tenant = site.tenant("Acme")
     module = site.load("films")
     app = drain.use(module.make(db.dsn, tenant))
@@ -26,23 +26,23 @@ def films(db: Any, dashboard_settings: Any, drain: Any, site: Any) -> Iterator[A
         yield site
 
 
-def test_a_table_is_checked_forecast_previewed_confirmed_and_exported(
+def test_table_can_be_checked_previewed_confirmed_exported_and_undone(
     films: Any, drain: Any, file_reads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R0.1/bad-rows, R2.7/preview, R2.7/undo: a person sees every bad row and the price before, and the first results before the rest."""
+    """R0.1/bad-rows, R2.7/preview, R2.7/undo: users see invalid rows and the cost first, then a preview, then the remaining results."""
     member = films.browser(films.key("member", films.acme))
     drain(films.films)
     given = {"type": "films", "rows": films.rows, "name": "ideas.csv", "preview": "1", "budget": "5"}
     page = " ".join(member.post("/bulks/new", {**given, "verb": "check"}).text.split())
-    assert "7 good rows" in page and "1 bad" in page and "mayflies" in page and "seconds" in page
+    assert "7 valid rows" in page and "1 invalid" in page and "mayflies" in page and "seconds" in page
     answer = member.post("/bulks/new", {**given, "verb": "start"})
     path = answer.headers["location"].removeprefix("/dashboard")
-    assert len(file_reads) > 16 and not any(file_reads)  # in threads, and not where others wait
+    assert len(file_reads) > 16 and not any(file_reads)  # in threads, so that the event loop stays free
     assert re.fullmatch(r"/bulks/[0-9a-f-]{36}", path)
     drain(films.films)
     page = member.get(path).text
-    assert "until it is confirmed" in page and "/OTTERS.mp4" in page and "/SWANS.mp4" not in page
-    assert "Let films go on?" in member.get(f"{path}/confirm?verb=confirm").text
+    assert "after you confirm" in page and "/OTTERS.mp4" in page and "/SWANS.mp4" not in page
+    assert "Run the remaining " in member.get(f"{path}/confirm?verb=confirm").text
     assert member.post(path, {"verb": "confirm"}).headers["location"] == f"/dashboard{path}"
     drain(films.films)
     page = " ".join(member.get(path).text.split())
@@ -61,24 +61,24 @@ def test_a_table_is_checked_forecast_previewed_confirmed_and_exported(
     failures = member.get(f"{path}/rows.csv", params={"state": ["failed", "refused"]})
     assert "attachment" in failures.headers["content-disposition"]
     assert "bad one" in failures.text and "mayflies" in failures.text and "herons" not in failures.text
-    assert len(files) == 1 and files[0].closed  # a large one is not kept in memory
+    assert len(files) == 1 and files[0].closed  # large exports are written to disk
     every = member.get(f"{path}/rows.csv").text
     assert "'=1+1" in every
-    # What was applied is taken back, by a job of its own: of one row, or of all, and never of all by mistake.
+    # Another job undoes the changes of one row or of all rows; an invalid row number never undoes all.
     for wrong in ("-1", "12x", "1.5", "9" * 16, "9" * 5000):
         answer = member.post(path, {"verb": "undo", "row": wrong})
-        assert answer.status_code == 422 and "not the number of a row" in answer.text, wrong[:20]
+        assert answer.status_code == 422 and "Invalid row number" in answer.text, wrong[:20]
     undoing = member.post(path, {"verb": "undo", "row": "2"}).headers["location"].removeprefix("/dashboard")
     drain(films.films)
     assert "completed" in member.get(undoing).text and "1 undone" in member.get(path).text
-    assert "Undo 5 values?" in member.get(f"{path}/confirm?verb=undo").text
+    assert "Undo 5 changes?" in member.get(f"{path}/confirm?verb=undo").text
     undoing = member.post(path, {"verb": "undo"}).headers["location"].removeprefix("/dashboard")
     drain(films.films)
     assert "completed" in member.get(undoing).text and "6 undone" in member.get(path).text
     assert "films" in member.get("/bulks").text and member.get("/bulks?filter=status:x").status_code == 200
 
 
-def test_others_neither_see_nor_start_it(films: Any, drain: Any) -> None:
+def test_other_tenants_and_viewers_cannot_start_or_change_bulk_jobs(films: Any, drain: Any) -> None:
     drain(films.films)
     member, viewer = (
         films.browser(films.key("member", films.acme)),
@@ -96,7 +96,7 @@ def test_others_neither_see_nor_start_it(films: Any, drain: Any) -> None:
         assert viewer.post(each, data).status_code == 403, (each, data)
 
 
-def test_what_is_no_table_is_said(films: Any) -> None:
+def test_invalid_table_or_options_show_an_error(films: Any) -> None:
     member = films.browser(films.key("member", films.acme))
     for data in (
         {"rows": ""}, {"rows": "a,b\n1", "format": "xlsx"}, {"rows": films.rows, "budget": "much"},

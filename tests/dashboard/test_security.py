@@ -1,4 +1,4 @@
-"""What a browser may be made to do by others: nothing."""
+"""Security: headers, cross-site requests, roles, tenants, redirects, sign-in."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WRITES = (
 
 
 def routes(app: Any) -> list[tuple[str, str]]:
-    """Every route of the dashboard: its method and its path."""
+    """Return the method and path of every route of the dashboard."""
 
     def found(some: Any) -> Iterator[Any]:
         for route in some:
@@ -41,7 +41,7 @@ def routes(app: Any) -> list[tuple[str, str]]:
 
 
 def check_headers(answer: Any) -> str:
-    """Nothing but our own files may run, be framed, or be kept; returns the nonce."""
+    """Check that the response allows only the dashboard's own files and no caching; returns the nonce."""
     parts = (part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
     policy = {name: value for name, value in parts}
     assert policy["default-src"] == "'none'" and policy["frame-ancestors"] == "'none'"
@@ -51,19 +51,19 @@ def check_headers(answer: Any) -> str:
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["referrer-policy"] == "same-origin"
     assert answer.headers["cache-control"] == "no-store"
-    # No script, style or handler in the page itself.
+    # No inline script, style or event handler.
     assert not re.search(r"<script(?![^>]*\ssrc=)|<style|\sstyle=|\son\w+=", answer.text)
     return policy["script-src"]
 
 
-def test_every_route_lets_nothing_else_in(site: Any, sample: Any) -> None:
-    """Headers on every page and every refusal; no form is taken without its token; nobody is sent elsewhere."""
+def test_every_route_sends_security_headers_and_checks_form_tokens(site: Any, sample: Any) -> None:
+    """Also on errors. No route redirects to another site."""
     operator, nobody = site.browser(site.key("service")), site.browser(None)
     [task] = sample.db.execute("select id, job_id from penstock.tasks where key = 'audio 2' limit 1")
     ids = {"job_id": task["job_id"], "task_id": task["id"], "tenant_id": sample.acme}
-    # A stream, and files of storage, which have their own headers.
-    apart = {"/live", "/storage/{path:path}", "/artifacts/{artifact_id}"}
-    every = [(method, path) for method, path in routes(site.app) if path not in apart]
+    # Streams and stored files have headers of their own.
+    excluded = {"/live", "/storage/{path:path}", "/artifacts/{artifact_id}"}
+    every = [(method, path) for method, path in routes(site.app) if path not in excluded]
     assert len(every) > 40
     nonces: set[str] = set()
     shown = 0
@@ -86,7 +86,7 @@ def test_every_route_lets_nothing_else_in(site: Any, sample: Any) -> None:
         check_headers(operator.get(path))
 
 
-def test_static_files_are_ours_and_kept(site: Any) -> None:
+def test_static_files_are_cached_and_cannot_escape_their_folder(site: Any) -> None:
     answer = site.client.get("/dashboard/static/vendor/htmx.min.js?v=1")
     assert answer.status_code == 200 and "immutable" in answer.headers["cache-control"]
     for path in (
@@ -97,7 +97,7 @@ def test_static_files_are_ours_and_kept(site: Any) -> None:
         assert site.client.get(path).status_code == 404
 
 
-def test_vendored_files_are_those_that_are_noted() -> None:
+def test_vendored_files_match_their_recorded_digests() -> None:
     from hashlib import sha256
     from pathlib import Path
 
@@ -107,7 +107,7 @@ def test_vendored_files_are_those_that_are_noted() -> None:
         assert sha256((folder / name).read_bytes()).hexdigest() == digest, name
 
 
-def test_forms_need_their_token_and_their_own_site(site: Any, sample: Any) -> None:
+def test_forms_without_a_valid_token_or_from_another_site_are_rejected(site: Any, sample: Any) -> None:
     owner, other = site.browser(site.key("owner", sample.acme)), site.browser(site.key("owner", sample.other))
     job = str(sample.jobs["running"])
     form = {"noun": "jobs", "verb": "cancel", "id": job}
@@ -118,9 +118,9 @@ def test_forms_need_their_token_and_their_own_site(site: Any, sample: Any) -> No
         ({"token": "x" * 64}, good),
         ({"token": "é" * 64}, good),
         ({"token": owner.token("token")}, {"Origin": "http://["}),
-        # Another's token, and one's own from before the sign-in.
+        # The token of another user, and the token from before the sign-in.
         ({"token": other.token("token")}, good),
-        ({"token": owner.token("open_token")}, good),
+        ({"token": owner.token("public_token")}, good),
         ({"token": owner.token("token")}, {"Origin": "http://evil.example"}),
         ({"token": owner.token("token")}, {"Origin": "null"}),
         ({"token": owner.token("token")}, {**good, "Sec-Fetch-Site": "cross-site"}),
@@ -134,7 +134,7 @@ def test_forms_need_their_token_and_their_own_site(site: Any, sample: Any) -> No
     assert owner.client.get("/dashboard/act").status_code == 405
 
 
-def test_a_form_with_nonsense_in_it_is_refused(site: Any, sample: Any) -> None:
+def test_forms_with_invalid_values_are_rejected(site: Any, sample: Any) -> None:
     operator = site.browser(site.key("service"))
     tries = [
         ("/settings/keys/revoke", {"id": ""}, "invalid_form"),
@@ -148,14 +148,14 @@ def test_a_form_with_nonsense_in_it_is_refused(site: Any, sample: Any) -> None:
         assert (answer.status_code, code in answer.text) == (422, True), (path, answer.status_code)
 
 
-def test_an_empty_cookie_is_replaced(site: Any) -> None:
+def test_empty_form_cookie_is_replaced(site: Any) -> None:
     browser = site.browser(None)
     browser.client.cookies.set("penstock_form", "")
     assert "penstock_form=" in browser.get("/sign-in").headers["set-cookie"]
 
 
-def test_nothing_is_written_without_a_role_for_it(site: Any, sample: Any) -> None:
-    """R0.9/roles: viewers look, members act in their tenant, operators do the rest."""
+def test_viewers_and_members_cannot_write_beyond_their_role(site: Any, sample: Any) -> None:
+    """R0.9/roles: viewers read, members act in their tenant, operators do everything else."""
     for role in ("viewer", "member"):
         browser = site.browser(site.key(role, sample.acme))
         for path, data in WRITES:
@@ -174,7 +174,7 @@ def test_nothing_is_written_without_a_role_for_it(site: Any, sample: Any) -> Non
     )
 
 
-def test_a_read_only_dashboard_changes_nothing(site: Any, sample: Any) -> None:
+def test_read_only_dashboard_rejects_every_change(site: Any, sample: Any) -> None:
     operator = site.browser(site.key("service"))
     from dataclasses import replace
 
@@ -194,7 +194,7 @@ def test_a_read_only_dashboard_changes_nothing(site: Any, sample: Any) -> None:
     ):
         page = operator.get(path).text
         assert "read-only" in page
-        # What is left are those that look, leave or change the looks.
+        # Only sign-out, the theme and disabled forms remain.
         actions = set(re.findall(r'<form[^>]*method="post"[^>]*action="([^"]*)"', page))
         assert actions <= {
             "/dashboard/theme",
@@ -205,8 +205,8 @@ def test_a_read_only_dashboard_changes_nothing(site: Any, sample: Any) -> None:
     assert operator.post("/theme", {"theme": "dark", "next": "/jobs"}).status_code == 303
 
 
-def test_another_tenant_is_not_there(site: Any, sample: Any) -> None:
-    """Of what is another tenant's, the same is said as of what does not exist."""
+def test_pages_of_another_tenant_are_not_found(site: Any, sample: Any) -> None:
+    """The response is the same as for something that does not exist."""
     stranger = site.browser(site.key("owner", sample.other))
     job, [task] = (
         sample.jobs["failed"],
@@ -214,7 +214,7 @@ def test_another_tenant_is_not_there(site: Any, sample: Any) -> None:
     )
     for path in (
         f"/jobs/{job}", f"/jobs/{job}?view=grid", f"/jobs/{job}/tasks/{task['id']}", f"/jobs/{uuid.uuid4()}",
-        f"/tenants/{sample.acme}", f"/?tenant={sample.acme}", f"/usage?tenant={sample.acme}", f"/lanes?tenant={sample.acme}",
+        f"/tenants/{sample.acme}", f"/?tenant={sample.acme}", f"/usage?tenant={sample.acme}", f"/providers?tenant={sample.acme}",
         f"/settings?tenant={sample.acme}", f"/costs.csv?tenant={sample.acme}", f"/live?job={job}", f"/actions/{uuid.uuid4()}",
     ):  # fmt: skip
         assert stranger.get(path).status_code == 404, path
@@ -248,7 +248,7 @@ def test_another_tenant_is_not_there(site: Any, sample: Any) -> None:
     assert len(sample.db.execute("select 1 from penstock.dead_letters")) == len(letters)
 
 
-def test_a_way_back_leads_nowhere_else(site: Any) -> None:
+def test_next_parameter_never_leads_to_another_site(site: Any) -> None:
     key = site.key("service")
     for target in (
         "//evil.example", "https://evil.example", "/\\evil.example", "\\\\evil.example", "javascript:alert(1)", "/\t/evil.example",
@@ -262,7 +262,7 @@ def test_a_way_back_leads_nowhere_else(site: Any) -> None:
     assert forms.local("/jobs?filter=status:failed") == "/jobs?filter=status:failed"
 
 
-def test_signing_in_and_out(site: Any, sample: Any) -> None:
+def test_sign_in_stores_a_valid_credential_until_sign_out_or_revocation(site: Any, sample: Any) -> None:
     browser = site.browser(None)
     answer = browser.get("/jobs?filter=status:failed")
     assert (
@@ -286,31 +286,31 @@ def test_signing_in_and_out(site: Any, sample: Any) -> None:
     )
     assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Path=/dashboard" in cookie
     assert browser.get("/jobs").status_code == 200
-    # A key that is revoked is of no use from then on.
+    # A revoked key stops working at once.
     sample.db.execute("select penstock.revoke_key(%s)", [made["id"]])
     assert browser.get("/jobs").headers["location"].startswith("/dashboard/sign-in")
     again = site.browser(site.key("viewer", sample.acme))
     out = again.post("/sign-out")
     assert out.status_code == 303 and 'penstock_login=""' in str(out.headers.get_list("set-cookie"))
-    # The API itself takes no cookie of the dashboard.
+    # The API ignores the dashboard's cookie.
     headers = {"Cookie": f"penstock_login={site.key('service')}"}
     assert site.client.get("/api/me", headers=headers).status_code == 401
 
 
 @pytest.mark.parametrize("prefix", ["/admin/jobs", "/x"])
-def test_it_lives_in_another_application_and_below_any_prefix(
+def test_dashboard_works_in_another_application_and_below_any_prefix(
     db: Any, dashboard_settings: Any, prefix: str
 ) -> None:
     host = FastAPI()
 
     @host.get("/")
     async def root() -> str:  # pyright: ignore[reportUnusedFunction]
-        return "the host's own"
+        return "the host application"
 
     dashboard.mount(host, prefix, settings=dashboard_settings)
     [row] = db.execute("select secret from penstock.create_key('x', 'service')")
     with TestClient(host, root_path="/behind", follow_redirects=False) as client:
-        assert client.get("/behind/").json() == "the host's own"
+        assert client.get("/behind/").json() == "the host application"
         first = client.get(f"/behind{prefix}/sign-in")
         kept = {"Cookie": first.headers["set-cookie"].split(";")[0]}
         assert f"Path=/behind{prefix}" in first.headers["set-cookie"]
@@ -326,8 +326,8 @@ def test_it_lives_in_another_application_and_below_any_prefix(
         assert client.get(style).status_code == 200
 
 
-def test_who_makes_one_a_member_does_not_decide_what_one_sees_first(site: Any) -> None:
-    """Any owner can make anybody a member, of a tenant that is older than theirs."""
+def test_own_tenant_is_selected_first_even_if_another_tenant_added_the_user(site: Any) -> None:
+    """Any owner can add any user as a member, also to a tenant that is older than the user's own."""
     trap = site.tenant("Trap")
     [ann] = site.db.execute("insert into auth.users (email) values ('ann@example.org') returning id")
     site.key("owner", trap)

@@ -1,7 +1,7 @@
-"""More than two hundred ways to make a browser run something, in every field that is shown: none becomes markup.
+"""Cross-site scripting: more than 200 payloads in every field that pages show. None becomes markup.
 
-Read with a parser that is not the template engine's: whatever a payload holds must end up as text or as the
-value of an attribute that a browser does not run.
+An independent parser reads the pages: each payload must end up as text or as an attribute value that a browser
+does not run.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ KNOWN = set(
 
 
 class Reader(HTMLParser):
-    """Notes whatever in a page could run, load or lead elsewhere."""
+    """Collects everything in a page that could run, load or link to something else."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -100,9 +100,9 @@ class Reader(HTMLParser):
             if name.startswith("hx-") and tag != "main":
                 self.found.append(f"attribute {name} of {tag}")
         if tag == "script" and not (values.get("src", "") or "").startswith("/dashboard/static/"):
-            self.found.append("a script of the page's own")
+            self.found.append("an inline script")
         if tag == "form" and values.get("method") not in ("get", "post", "dialog"):
-            self.found.append("a form that is not ours")
+            self.found.append("a form with an unknown method")
 
     def handle_data(self, data: str) -> None:
         if self._open and self._open[-1] in ("script", "style") and data.strip():
@@ -115,7 +115,7 @@ class Reader(HTMLParser):
 
 
 def poison(db: Any, payloads: Any, tenant: Any) -> list[Any]:
-    """Put the payloads into every field there is; returns the jobs."""
+    """Write the payloads into every field; returns the ids of the jobs."""
     texts = [text.replace("\0", "") for text in payloads]
 
     def some(n: int) -> str:
@@ -259,7 +259,7 @@ def test_no_payload_becomes_markup(site: Any) -> None:
     jobs = poison(site.db, payloads, tenant)
     tasks = site.db.execute("select job_id, id from penstock.tasks order by id")
     pages = [
-        "/", f"/?tenant={tenant}", "/dead-letters", "/lanes", "/provider?name=tts/nova", "/provider/confirm?name=tts/nova&verb=open",
+        "/", f"/?tenant={tenant}", "/dead-letters", "/providers", "/provider?name=tts/nova", "/provider/confirm?name=tts/nova&verb=open",
         "/usage", f"/usage?tenant={tenant}", "/workers", f"/tenants/{tenant}", "/schedules", "/settings", f"/settings?tenant={tenant}",
         *(f"/jobs/{job}?view={('graph', 'grid', 'timeline', 'tasks')[n % 4]}" for n, job in enumerate(jobs)),
         *(f"/jobs/{row['job_id']}/tasks/{row['id']}" for row in tasks[::2]),
@@ -273,7 +273,7 @@ def test_no_payload_becomes_markup(site: Any) -> None:
         found = Reader(answer.text).found
         assert not found, (path, found)
         seen += answer.text
-    # Lists go on as long as there are pages, and what is typed comes back as text.
+    # Read every page of each list, and use each payload as a filter and as a flash message.
     for path in ("/jobs", "/dead-letters", "/audit", "/tenants"):
         more: str | None = path
         while more:
@@ -286,9 +286,9 @@ def test_no_payload_becomes_markup(site: Any) -> None:
             )
     for n, text in enumerate(payloads):
         path = ("/jobs", "/dead-letters", "/audit")[n % 3]
-        operator.client.cookies.set("penstock_said", quote(text), path="/dashboard")
+        operator.client.cookies.set("penstock_flash", quote(text), path="/dashboard")
         answer = operator.get(path, params={"filter": text})
         assert not (found := Reader(answer.text).found), (path, text, found)
-    # They were really there.
+    # Check that the payloads were shown at all.
     shown = sum(templates.from_string("{{ text }}").render(text=text[:60]) in seen for text in payloads)
     assert shown > 180, shown

@@ -1,4 +1,4 @@
-// What the pages do beyond what a browser does by itself. Without it everything can still be read and done.
+// Live updates, selection, keyboard shortcuts, filter suggestions and charts. Every page also works without scripts.
 "use strict";
 (() => {
   const root = document.documentElement;
@@ -6,7 +6,7 @@
   const find = (query, from = document) => from.querySelector(query);
   const all = (query, from = document) => [...from.querySelectorAll(query)];
 
-  // Looking again: the server says when, the page is fetched whole, and only what differs is changed.
+  // Live updates: when the server says so, the page is fetched again, and only the differences are applied.
   Idiomorph.defaults.ignoreActiveValue = true;
   Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) => !(name === "open" && node.tagName === "DETAILS");
   const isKept = (node) => Boolean(node && node.dataset && "keep" in node.dataset);
@@ -15,95 +15,95 @@
 
   let stream = null;
   let timer = null;
-  let isWaiting = false;
+  let isRefreshPending = false;
 
   const isSelecting = () => all("[data-selection] input[type=checkbox]:checked").length > 0;
   const isBusy = () => isSelecting() || find("dialog[open]") !== null || find(".suggestions") !== null
     || (document.activeElement && document.activeElement.matches("main input:not([type=checkbox]), main textarea, main select"));
 
-  function show(state) {
-    const mark = find("#live");
-    if (!mark) return;
-    mark.dataset.state = state;
-    find(".word", mark).textContent = { live: "Live", paused: "Updates paused", still: "Not connected" }[state];
+  function showLiveState(state) {
+    const indicator = find("#live");
+    if (!indicator) return;
+    indicator.dataset.state = state;
+    find(".word", indicator).textContent = { live: "Live", paused: "Updates paused", disconnected: "Disconnected" }[state];
   }
 
-  function look() {
+  function refresh() {
     if (document.hidden || isBusy()) {
-      isWaiting = true;
-      if (isBusy()) show("paused");
+      isRefreshPending = true;
+      if (isBusy()) showLiveState("paused");
       return;
     }
-    isWaiting = false;
-    if (stream) show("live");
-    htmx.trigger("#main", "look");
+    isRefreshPending = false;
+    if (stream) showLiveState("live");
+    htmx.trigger("#main", "refresh");
   }
 
-  function follow() {
+  function connect() {
     const main = find("#main");
     if (stream) { stream.close(); stream = null; }
     clearInterval(timer);
-    if (document.hidden) return; // a browser has few connections; a page that nobody sees needs none
+    if (document.hidden) return; // browsers allow few connections, so hidden tabs hold none
     if (main.dataset.live) {
       stream = new EventSource(main.dataset.live);
       let wasLost = false;
-      stream.onopen = () => { show(isBusy() ? "paused" : "live"); if (wasLost) look(); wasLost = false; };
-      stream.onerror = () => { wasLost = true; show("still"); };
-      stream.addEventListener("changed", look);
+      stream.onopen = () => { showLiveState(isBusy() ? "paused" : "live"); if (wasLost) refresh(); wasLost = false; };
+      stream.onerror = () => { wasLost = true; showLiveState("disconnected"); };
+      stream.addEventListener("changed", refresh);
     } else if (main.dataset.poll) {
-      timer = setInterval(look, Number(main.dataset.poll));
-      show("live");
+      timer = setInterval(refresh, Number(main.dataset.poll));
+      showLiveState("live");
     } else {
-      show("still");
-      const mark = find("#live");
-      if (mark) mark.hidden = true;
+      showLiveState("disconnected");
+      const indicator = find("#live");
+      if (indicator) indicator.hidden = true;
     }
   }
 
-  document.addEventListener("visibilitychange", () => { follow(); if (!document.hidden) look(); });
+  document.addEventListener("visibilitychange", () => { connect(); if (!document.hidden) refresh(); });
   document.addEventListener("htmx:afterSettle", (event) => {
     if (event.target.id !== "main") return;
     const main = find("#main");
     if (!main.dataset.poll && timer) { clearInterval(timer); timer = null; }
-    if (!main.dataset.live && stream) { stream.close(); stream = null; const mark = find("#live"); if (mark) mark.hidden = true; }
-    draw();
-    count();
+    if (!main.dataset.live && stream) { stream.close(); stream = null; const indicator = find("#live"); if (indicator) indicator.hidden = true; }
+    drawCharts();
+    updateSelection();
   });
-  const resume = () => { if (isWaiting && !isBusy()) look(); else if (!isBusy() && stream) show("live"); };
+  const resume = () => { if (isRefreshPending && !isBusy()) refresh(); else if (!isBusy() && stream) showLiveState("live"); };
   document.addEventListener("focusout", () => setTimeout(resume, 50));
 
-  // Selecting
-  function count() {
+  // Selection of rows
+  function updateSelection() {
     const form = find("[data-selection]");
     if (!form) return;
-    const picked = all("input[name=id]:checked", form).length;
+    const selected = all("input[name=id]:checked", form).length;
     const every = find("input[name=every]", form);
     const bar = find("[data-bar]", form);
     if (!bar) return;
-    find("[data-count]", bar).textContent = every.checked ? "" : picked ? `${picked} selected` : "";
-    bar.classList.toggle("is-on", picked > 0 || every.checked);
+    find("[data-count]", bar).textContent = every.checked ? "" : selected ? `${selected} selected` : "";
+    bar.classList.toggle("is-on", selected > 0 || every.checked);
     const top = find("[data-all]", form);
     const boxes = all("input[name=id]", form);
-    top.checked = boxes.length > 0 && picked === boxes.length;
-    top.indeterminate = picked > 0 && picked < boxes.length;
-    if (picked || every.checked) show("paused"); else resume();
+    top.checked = boxes.length > 0 && selected === boxes.length;
+    top.indeterminate = selected > 0 && selected < boxes.length;
+    if (selected || every.checked) showLiveState("paused"); else resume();
   }
   document.addEventListener("change", (event) => {
     const box = event.target;
     if (box.matches("[data-all]")) all("input[name=id]", box.form).forEach((each) => { each.checked = box.checked; });
-    if (box.matches("[data-selection] input")) count();
+    if (box.matches("[data-selection] input")) updateSelection();
     if (box.matches("[data-submit]")) box.form.requestSubmit();
-    // A file is read here and sent as text, with the rest of the form.
+    // The chosen file is read here and submitted as text with the form.
     if (box.matches("[data-into]") && box.files.length) {
       box.files[0].text().then((text) => { find(`#${box.dataset.into}`).value = text; });
       find("input[name=name]", box.form).value = box.files[0].name;
     }
   });
 
-  // Keys
-  let isGoing = false;
-  const places = { o: "/", j: "/jobs", b: "/bulks", d: "/dead-letters", l: "/lanes", w: "/workers", u: "/usage", a: "/audit", s: "/settings" };
-  function move(step) {
+  // Keyboard shortcuts. "l" still opens the providers, whose page was called "Lanes".
+  let isGoPending = false;
+  const targets = { o: "/", j: "/jobs", b: "/bulks", d: "/dead-letters", p: "/providers", l: "/providers", w: "/workers", u: "/usage", a: "/audit", s: "/settings" };
+  function focusRow(step) {
     const rows = all("[data-row]");
     if (!rows.length) return;
     const now = rows.findIndex((row) => row.contains(document.activeElement));
@@ -115,25 +115,25 @@
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const target = event.target;
     if (event.key === "Escape" && target.matches("input[type=search]")) {
-      // A browser would empty the box.
+      // The browser would clear the box.
       event.preventDefault();
-      if (find(".suggestions")) close(); else target.blur();
+      if (find(".suggestions")) closeSuggestions(); else target.blur();
       return;
     }
     if (target.matches("input:not([type=checkbox]), textarea, select") || find("dialog[open]")) return;
-    if (isGoing) {
-      isGoing = false;
-      const link = places[event.key] && all(".side a").find((each) => each.pathname.endsWith(places[event.key]));
+    if (isGoPending) {
+      isGoPending = false;
+      const link = targets[event.key] && all(".side a").find((each) => each.pathname.endsWith(targets[event.key]));
       if (link) { event.preventDefault(); link.click(); }
       return;
     }
     const row = target.closest && target.closest("[data-row]");
     if (event.key === "/") { const box = find("#filter"); if (box) { event.preventDefault(); box.focus(); box.select(); } }
-    else if (event.key === "j") { event.preventDefault(); move(1); }
-    else if (event.key === "k") { event.preventDefault(); move(-1); }
+    else if (event.key === "j") { event.preventDefault(); focusRow(1); }
+    else if (event.key === "k") { event.preventDefault(); focusRow(-1); }
     else if (event.key === "x" && row) { const box = find("input[type=checkbox]", row); if (box) { event.preventDefault(); box.checked = !box.checked; box.dispatchEvent(new Event("change", { bubbles: true })); } }
-    else if (event.key === "g") { isGoing = true; setTimeout(() => { isGoing = false; }, 1200); }
-    else if (event.key === "?") { event.preventDefault(); find("#keys").showModal(); }
+    else if (event.key === "g") { isGoPending = true; setTimeout(() => { isGoPending = false; }, 1200); }
+    else if (event.key === "?") { event.preventDefault(); find("#shortcuts").showModal(); }
   });
   document.addEventListener("click", (event) => {
     const opener = event.target.closest("[data-open]");
@@ -145,7 +145,7 @@
     try {
       await navigator.clipboard.writeText(button.dataset.copy);
     } catch {
-      // Without https there is no clipboard; then the text is selected for copying by hand.
+      // Without https there is no clipboard: select the text so that it can be copied manually.
       getSelection().selectAllChildren(button.previousElementSibling);
       return;
     }
@@ -153,49 +153,49 @@
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   }
 
-  // The filter box offers fields, and the words that a field may be.
-  const words = {
+  // The filter box suggests fields and values.
+  const fieldValues = {
     status: ["queued", "running", "paused", "completed", "failed", "canceled"],
     reason: ["attempts", "time", "permanent", "worker_deaths"],
     age: ["<1h", "<1d", ">1h", "<7d"],
   };
-  function offers(box) {
+  function suggestionsFor(box) {
     const term = box.value.slice(0, box.selectionStart).match(/(^|\s)(-?)([a-z_]*)(:?)([^\s]*)$/i);
     if (!term) return [];
     const [, , minus, field, colon, value] = term;
     if (!colon) return box.dataset.fields.split(" ").filter((each) => each.startsWith(field)).map((each) => `${minus}${each}:`);
-    return (words[field] || []).filter((each) => each.startsWith(value) && each !== value).map((each) => `${minus}${field}:${each}`);
+    return (fieldValues[field] || []).filter((each) => each.startsWith(value) && each !== value).map((each) => `${minus}${field}:${each}`);
   }
-  function close() { const list = find(".suggestions"); if (list) list.remove(); const box = find("#filter"); if (box) box.removeAttribute("aria-activedescendant"); }
-  function suggest(box) {
-    close();
-    const found = offers(box);
+  function closeSuggestions() { const list = find(".suggestions"); if (list) list.remove(); const box = find("#filter"); if (box) box.removeAttribute("aria-activedescendant"); }
+  function showSuggestions(box) {
+    closeSuggestions();
+    const found = suggestionsFor(box);
     if (!found.length) return;
     const list = document.createElement("ul");
     list.className = "suggestions";
     list.id = "suggestions";
     list.setAttribute("role", "listbox");
     list.setAttribute("aria-label", "Suggestions");
-    found.forEach((text, place) => {
+    found.forEach((text, index) => {
       const line = document.createElement("li");
       line.setAttribute("role", "option");
-      line.id = `suggestion-${place}`;
+      line.id = `suggestion-${index}`;
       line.textContent = text;
-      line.addEventListener("pointerdown", (event) => { event.preventDefault(); take(box, text); });
+      line.addEventListener("pointerdown", (event) => { event.preventDefault(); insertSuggestion(box, text); });
       list.append(line);
     });
     box.form.append(list);
   }
-  function take(box, text) {
+  function insertSuggestion(box, text) {
     const end = box.selectionStart;
     const head = box.value.slice(0, end).replace(/[^\s]*$/, text);
     box.value = head + box.value.slice(end);
     box.setSelectionRange(head.length, head.length);
-    suggest(box);
+    showSuggestions(box);
   }
-  document.addEventListener("input", (event) => { if (event.target.id === "filter") suggest(event.target); });
-  document.addEventListener("focusin", (event) => { if (event.target.id === "filter") suggest(event.target); });
-  document.addEventListener("focusout", (event) => { if (event.target.id === "filter") close(); });
+  document.addEventListener("input", (event) => { if (event.target.id === "filter") showSuggestions(event.target); });
+  document.addEventListener("focusin", (event) => { if (event.target.id === "filter") showSuggestions(event.target); });
+  document.addEventListener("focusout", (event) => { if (event.target.id === "filter") closeSuggestions(); });
   document.addEventListener("keydown", (event) => {
     const box = event.target;
     if (box.id !== "filter") return;
@@ -204,19 +204,19 @@
     if ((event.key === "ArrowDown" || event.key === "ArrowUp") && lines.length) {
       event.preventDefault();
       const next = (now + (event.key === "ArrowDown" ? 1 : -1) + lines.length) % lines.length;
-      lines.forEach((line, place) => line.setAttribute("aria-selected", String(place === next)));
+      lines.forEach((line, index) => line.setAttribute("aria-selected", String(index === next)));
       box.setAttribute("aria-activedescendant", lines[next].id);
     } else if ((event.key === "Enter" || event.key === "Tab") && now >= 0) {
       event.preventDefault();
-      take(box, lines[now].textContent);
+      insertSuggestion(box, lines[now].textContent);
     }
   });
 
-  // Charts: the numbers are in the table beside each.
+  // Charts are drawn from the table in each figure.
   const charts = new Map();
-  const colour = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
-  function numbers(figure) {
-    // Not those of the legend, which is a table as well.
+  const color = (name) => getComputedStyle(root).getPropertyValue(`--${name}`).trim();
+  function readNumbers(figure) {
+    // The legend is a table as well, hence "details".
     const rows = all("details tbody tr", figure);
     const xs = rows.map((row) => Number(find("th", row).dataset.x));
     const width = all("details thead th", figure).length - 1;
@@ -226,15 +226,15 @@
     }));
     return [xs, ...ys];
   }
-  // Stacked: each series is drawn on top of those before it, the last one first.
+  // Stacked series: each contains the sum of the series before it, and is drawn behind them.
   function stacked(data) {
     const sums = data[0].map(() => 0);
-    return [data[0], ...data.slice(1).map((series) => series.map((value, place) => { sums[place] += value || 0; return sums[place]; }))];
+    return [data[0], ...data.slice(1).map((series) => series.map((value, index) => { sums[index] += value || 0; return sums[index]; }))];
   }
-  function draw() {
+  function drawCharts() {
     all("figure.chart").forEach((figure) => {
       const canvas = find(".canvas", figure);
-      const raw = numbers(figure);
+      const raw = readNumbers(figure);
       const isStack = figure.dataset.kind === "stack" || figure.dataset.kind === "bars";
       const data = isStack ? stacked(raw) : raw;
       const order = isStack ? data.slice(1).map((_, n) => data.length - 1 - n) : data.slice(1).map((_, n) => n + 1);
@@ -246,8 +246,8 @@
       const titles = all("details thead th", figure).slice(1).map((each) => each.textContent);
       const isDays = figure.dataset.kind === "bars";
       const entry = { canvas, raw, width: drawn.length };
-      const shown = (n) => (plot, value, series, place) => {
-        const number = place === null || place === undefined ? null : entry.raw[n][place];
+      const shown = (n) => (plot, value, series, index) => {
+        const number = index === null || index === undefined ? null : entry.raw[n][index];
         return number === null || number === undefined ? "–" : `${Number(number.toPrecision(3)).toLocaleString("en")} ${figure.dataset.unit}`;
       };
       const bars = isStack && uPlot.paths.bars({ size: [0.75, 40] });
@@ -259,14 +259,14 @@
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "UTC"),
         scales: { x: { range: (plot, low, high) => { const half = isStack && raw[0].length > 1 ? (raw[0][1] - raw[0][0]) / 2 : 0; return [low - half, high + half]; } }, y: { range: (plot, low, high) => [0, Math.max(high * 1.05, isStack ? 4 : 0.01)] } },
         axes: [
-          { stroke: () => colour("faint"), grid: { show: false }, ticks: { show: false }, font: "11px system-ui", size: 24, space: 60, values: isDays ? "{MM}-{DD}" : "{HH}:{mm}" },
-          { stroke: () => colour("faint"), grid: { stroke: () => colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui", size: 44, space: 32,
+          { stroke: () => color("faint"), grid: { show: false }, ticks: { show: false }, font: "11px system-ui", size: 24, space: 60, values: isDays ? "{MM}-{DD}" : "{HH}:{mm}" },
+          { stroke: () => color("faint"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui", size: 44, space: 32,
             values: (plot, values) => values.map((value) => value >= 1e6 ? `${value / 1e6}M` : value >= 1e3 ? `${value / 1e3}k` : String(value)) },
         ],
         series: [{ label: "UTC", value: isDays ? "{YYYY}-{MM}-{DD}" : "{HH}:{mm}" }, ...order.map((n) => ({
           label: titles[n - 1], value: shown(n), points: { show: !isStack && raw[0].length < 3 },
-          stroke: () => colour(tones[(n - 1) % tones.length]), width: isStack ? 0 : 1.5, spanGaps: false,
-          fill: isStack ? () => colour(tones[(n - 1) % tones.length]) : undefined, paths: bars || undefined }))],
+          stroke: () => color(tones[(n - 1) % tones.length]), width: isStack ? 0 : 1.5, spanGaps: false,
+          fill: isStack ? () => color(tones[(n - 1) % tones.length]) : undefined, paths: bars || undefined }))],
       }, drawn, canvas);
       charts.set(figure.id, entry);
     });
@@ -278,7 +278,7 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((entry) => entry.plot.redraw()));
 
-  draw();
-  count();
-  follow();
+  drawCharts();
+  updateSelection();
+  connect();
 })();

@@ -1,25 +1,27 @@
-"""How values are written for people: numbers, money, durations, sizes, documents without their secrets."""
+"""Formats values for people: numbers, money, durations, sizes, JSON without secrets, stack traces."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, cast
 
-MOST = 100_000
-"""What is counted live is counted up to this."""
+COUNT_LIMIT = 100_000
+"""Live counts stop here and are shown as "100,000+"."""
 
 HIDDEN = "•••••"
 _SECRET = re.compile(
     r"pass(word|wd|phrase)|secret|token$|api_?key|authorization|credential|private_?key|cookie|^auth$", re.I
 )
-# The app's own lines of a stack are what one looks for.
+# The reason that the database stores when a job is canceled without one.
+_CANCELED_BY = re.compile(r"(?<=canceled by )(?:user|service):[\w-]+")
+# Library frames are folded away, so that the app's own frames stand out.
 _LIBRARY = re.compile(r"(site-packages|dist-packages|lib/python\d|/penstock/|<frozen)")
 
-LOOKS: Mapping[str, tuple[str, str]] = {
+STATUS_STYLES: Mapping[str, tuple[str, str]] = {
     "queued": ("○", "idle"),
     "blocked": ("◌", "idle"),
     "waiting": ("○", "idle"),
@@ -42,23 +44,41 @@ LOOKS: Mapping[str, tuple[str, str]] = {
     "lost": ("✗", "bad"),
     "held": ("○", "idle"),
 }
-"""A sign and a tone for each state, always beside its word."""
+"""An icon and a color tone for each status. The word is always shown next to them."""
 
 
-def number(value: Decimal | float | None, most: int | None = None) -> str:
-    """12,345; 500,000+ for what was counted no further."""
+def number(value: Decimal | float | None, limit: int | None = None) -> str:
+    """Format a number as 12,345, or as 10,000+ if it is above the limit at which counting stopped."""
     if value is None:
         return "–"
-    if most is not None and value > most:
-        return f"{most:,}+"
+    if limit is not None and value > limit:
+        return f"{limit:,}+"
     if isinstance(value, Decimal):
         value = value.normalize()
         return f"{value:,f}"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
+def plural(count: Decimal | float | None, one: str, many: str | None = None) -> str:
+    """Return the singular for exactly one, otherwise the plural (by default with an "s")."""
+    return one if count == 1 else many or f"{one}s"
+
+
+def counted(
+    count: Decimal | float | None, one: str, many: str | None = None, limit: int | None = None
+) -> str:
+    """Format a count with its noun: 1 task, 12,345 tasks."""
+    return f"{number(count, limit)} {plural(count, one, many)}"
+
+
+def sentence(text: str) -> str:
+    """Start the text with a capital letter and end it with a period. The rest keeps its case."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) or not text else ".")
+
+
 def money(value: Decimal | None, currency: str = "") -> str:
-    """Two digits after the point, or as many as a small amount needs to be seen; never rounded to nothing."""
+    """Format an amount with two decimals, or with more if a small amount would otherwise read as zero."""
     if value is None:
         return "–"
     places = 2
@@ -69,7 +89,7 @@ def money(value: Decimal | None, currency: str = "") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """850 ms, 12.3 s, 4 min, 2 h 10 min, 3 d."""
+    """Format a duration: 850 ms, 1.2 s, 4 min, 2 h 10 min, 3 d."""
     if seconds is None:
         return "–"
     if seconds < 0:
@@ -89,7 +109,7 @@ def duration(seconds: float | None) -> str:
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """3 min ago; in 2 h."""
+    """Format a time relative to now: 3 min ago, in 2 h."""
     seconds = (now - moment).total_seconds()
     if abs(seconds) < 1:
         return "now"
@@ -99,12 +119,12 @@ def ago(moment: datetime, now: datetime) -> str:
 
 
 def absolute(moment: datetime) -> str:
-    """2026-11-15 14:03:22 UTC."""
+    """Format a time in full: 2026-11-15 14:03:22 UTC."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def size(count: int | None) -> str:
-    """1.4 MB."""
+    """Format a file size: 1.4 MB."""
     if count is None:
         return "–"
     value = float(count)
@@ -116,7 +136,7 @@ def size(count: int | None) -> str:
 
 
 def redacted(value: Any) -> Any:
-    """The document with what its names call secret left out."""
+    """Return the JSON value with every value hidden whose name says that it is a secret."""
     if isinstance(value, dict):
         return {
             name: HIDDEN if _SECRET.search(str(name)) and item not in (None, "", {}, []) else redacted(item)
@@ -128,12 +148,40 @@ def redacted(value: Any) -> Any:
 
 
 def document(value: Any) -> str:
-    """A JSON document for reading, without its secrets."""
+    """Format a value as indented JSON without its secrets."""
     return json.dumps(redacted(value), indent=2, ensure_ascii=False, default=str)
 
 
+def canceling_actors(texts: Iterable[str | None]) -> list[str]:
+    """Return the actors in texts such as "canceled by user:ID"."""
+    return [actor for text in texts if text for actor in _CANCELED_BY.findall(text)]
+
+
+def with_actor_names(text: str, names: Mapping[str, str]) -> str:
+    """Replace the actor in "canceled by user:ID" with the actor's name."""
+    return _CANCELED_BY.sub(lambda found: names.get(found[0], found[0]), text)
+
+
+def details(values: Mapping[str, Any]) -> str:
+    """Format a flat JSON object as text: name: value, name: value."""
+    return ", ".join(f"{name}: {_plain(value)}" for name, value in redacted(dict(values)).items())
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{Decimal(repr(value)).normalize():f}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def meter_amount(value: Decimal | None, meter: str) -> str:
+    """Format an amount of a meter: money for cost, a file size for bytes, otherwise a number."""
+    if meter == "cost":
+        return money(value)
+    return size(int(value)) if meter == "bytes" and value is not None else number(value)
+
+
 def frames(stack: str) -> list[tuple[bool, str]]:
-    """The parts of a stack, each with whether it is the app's own; what belongs together stays together."""
+    """Split a stack trace into blocks of app frames (True) and library frames (False), in order."""
     parts: list[tuple[bool, str]] = []
     is_own = True
     for line in stack.splitlines():
@@ -149,7 +197,7 @@ def frames(stack: str) -> list[tuple[bool, str]]:
 
 
 def percent(part: Decimal | float | None, whole: Decimal | float | None) -> float:
-    """How much of the whole it is, 0 to 100."""
+    """Return the share of the whole, from 0 to 100."""
     if not whole or part is None:
         return 0.0
     return min(100.0, max(0.0, 100 * float(part) / float(whole)))
