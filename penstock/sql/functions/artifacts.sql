@@ -356,7 +356,7 @@ returns boolean language sql volatile set search_path = penstock, pg_temp as $$
 $$;
 comment on function penstock._is_orphaned(text) is 'Whether a file has no record.';
 
-create or replace function penstock._has_blob(p_document jsonb)
+create or replace function penstock._has_base64_file(p_document jsonb)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
   -- Thousands of letters of both cases and digits without a break are no text, no hexadecimal number and no sequence of bases.
   select exists (
@@ -365,4 +365,4 @@ returns boolean language sql immutable set search_path = penstock, pg_temp as $$
     where length(x.text) > 8192 and x.text ~ '^(data:[A-Za-z0-9/+.;=-]{0,100},)?[A-Za-z0-9+/_-]+={0,2}$'
       and x.text ~ '[A-Z]' and x.text ~ '[a-z]' and x.text ~ '[0-9]')
 $$;
-comment on function penstock._has_blob(jsonb) is 'Whether a document holds a file of more than a few kilobytes, as base64.';
+comment on function penstock._has_base64_file(jsonb) is 'Whether a document holds a file of more than a few kilobytes, as base64.';
