@@ -115,9 +115,8 @@ begin
       when t.provider is not null and t.route is not null and t.route <> 'null' then
         array['route', 'invalid_route', 'a task cannot have both a provider and a route']
       end as error
-    from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider, units,
-      priority,
-      run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
+    from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider,
+      units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
     left join kinds k on k.name = t.kind
   ) as x where x.error is not null limit 1;
   if v_error is not null then
@@ -207,8 +206,7 @@ begin
     from (
       select coalesce(t.phase, t.kind) as name, min(t.n) as n
       from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider,
-        units, priority,
-        run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
+        units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
       group by coalesce(t.phase, t.kind)
     ) as s
     where not exists (select from phases p where p.job_id = p_job.id and p.name = s.name);
@@ -274,8 +272,8 @@ declare
 begin
   with spec as materialized (
     select t.key, t.after, t.n
-      from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase,
-      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
+      from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider,
+        units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
   ), wanted as materialized (
     select distinct c.n, a.key from spec c cross join lateral unnest(c.after) as a(key)
   )
@@ -292,8 +290,8 @@ begin
     select s.key from unnest(p_specs) as s where s.key is not null
   ), wanted as materialized (
     select distinct c.n, a.key
-      from unnest(p_specs) with ordinality as c(kind, key, input, after, after_failure, phase,
-      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
+      from unnest(p_specs) with ordinality as c(kind, key, input, after, after_failure, phase, provider,
+        units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
     cross join lateral unnest(c.after) as a(key)
   ), others as materialized (
     select w.n, w.key from wanted w where not exists (select from own o where o.key = w.key)
@@ -377,8 +375,7 @@ begin
     select p_specs[x.n] from (
       select s.n, s.idempotency_key, row_number() over (partition by s.idempotency_key order by s.n) as nth
       from unnest(p_specs) with ordinality as s(kind, key, input, after, after_failure, phase, provider,
-        units,
-        priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)) as x
+        units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)) as x
     where x.idempotency_key is null or (x.nth = 1 and not exists (
       select from tasks t where t.job_id = p_job_id and t.idempotency_key = x.idempotency_key))
     order by x.n);
@@ -395,8 +392,7 @@ declare
 begin
   with spec as (
     select * from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase,
-      provider, units,
-      priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
+      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
   ), route as materialized (
     select s.kind, s.provider, s.phase, s.is_gated,
       _lane(s.kind, s.provider, p_job.tenant_id, s.is_gated) as lane_id, p.position
