@@ -206,8 +206,8 @@ begin
     select sum(a.used) into v_cost from accounts a where a.job_id = any (v_sample::uuid[])
       and a.meter = 'cost';
   end if;
-  return jsonb_build_object('subjects', cardinality(v_sample), 'tasks', v_tasks, 'cost',
-    coalesce(v_cost, 0)::text, 'unpriced', coalesce(v_unpriced, 0),
+  return jsonb_build_object('subjects', cardinality(v_sample), 'tasks', v_tasks,
+    'cost', coalesce(v_cost, 0)::text, 'unpriced', coalesce(v_unpriced, 0),
     'is_part', cardinality(p_subjects) > 1000 or coalesce(v_tasks, 0) >= 2000
       and p_verb in ('retry', 'replay'));
 exception when data_exception then

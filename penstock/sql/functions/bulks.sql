@@ -179,11 +179,14 @@ declare
       array_to_string(p_bulk.key, ', ')));
 begin
   return query
-  select p_bulk.job_id, k.number, p_bulk.tenant_id, case when k.problem is null and length(k.key) <= 1000
-    then k.key end, case when p_bulk.group_by is not null then coalesce(k.data ->> p_bulk.group_by, '') end,
+  select p_bulk.job_id, k.number, p_bulk.tenant_id,
+    case when k.problem is null and length(k.key) <= 1000 then k.key end,
+    case when p_bulk.group_by is not null then coalesce(k.data ->> p_bulk.group_by, '') end,
     case when k.problem ->> 'code' in ('too_large', 'unreadable') then '{}' else k.data end,
     case when k.problem is null and p_bulk.key is not null and (length(k.key) <= 1000) is not true
-    then v_no_key else k.problem end, null::bigint, null::bigint, null::bigint, null::integer, null::text
+      then v_no_key
+      else k.problem end,
+    null::bigint, null::bigint, null::bigint, null::integer, null::text
   from (
     select (e.value -> 'number')::bigint as number, e.value -> 'data' as data,
       case cardinality(p_bulk.key) when 1 then nullif(e.value -> 'data' ->> p_bulk.key[1], '')
@@ -191,8 +194,8 @@ begin
       case
         -- Cheap first: the text of a row is at most 8 times as long as its stored form.
         when pg_column_size(e.value) > v_limit / 8 and octet_length(e.value::text) > v_limit
-          then jsonb_build_object('code', 'too_large', 'message',
-            format('the row is larger than %s bytes', v_limit))
+          then jsonb_build_object('code', 'too_large',
+            'message', format('the row is larger than %s bytes', v_limit))
         when not v_is_readable and not _is_readable(e.value)
           then jsonb_build_object('code', 'unreadable',
             'message', 'the row is nested deeper than 64 levels or has a number beyond 1e308')
@@ -539,8 +542,8 @@ begin
         from bulk_rows b
       where b.job_id = p_job_id and b.problem is not null group by 1) as x),
     'failures', (
-      select coalesce(jsonb_agg(jsonb_build_object('kind', x.kind, 'code', x.error_code, 'message',
-      x.message, 'tasks', x.n) order by x.n desc, x.kind, x.error_code), '[]') from (
+      select coalesce(jsonb_agg(jsonb_build_object('kind', x.kind, 'code', x.error_code,
+      'message', x.message, 'tasks', x.n) order by x.n desc, x.kind, x.error_code), '[]') from (
       select d.kind, d.error_code, min(left(d.error_message, 500)) as message, count(*) as n
         from dead_letters d
       where d.job_id = p_job_id group by d.kind, d.error_code) as x),
@@ -616,8 +619,8 @@ begin
     from open_job(v_job.type || '.undo', jsonb_build_object('job_id', p_job_id) || v_filter,
     jsonb_build_object('tenant_id', v_job.tenant_id, 'priority', v_job.priority)) as o;
   for v_tasks in
-    select jsonb_agg(jsonb_build_object('kind', v_job.type || '.undo', 'phase', 'undo', 'input',
-      jsonb_strip_nulls(jsonb_build_object('job_id', p_job_id, 'number', r.number, 'names',
+    select jsonb_agg(jsonb_build_object('kind', v_job.type || '.undo', 'phase', 'undo',
+      'input', jsonb_strip_nulls(jsonb_build_object('job_id', p_job_id, 'number', r.number, 'names',
         v_filter -> 'names'))) order by r.n)
     from unnest(v_rows) with ordinality as r(number, n) group by (r.n - 1) / 5000 order by (r.n - 1) / 5000
   loop

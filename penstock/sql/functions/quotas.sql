@@ -234,8 +234,8 @@ begin
     return v_id;
   end if;
   perform _audit(p_tenant_id, 'allowance.added', null, 'meter:' || p_meter,
-    jsonb_build_object('amount', p_amount, 'source', p_source, 'expires_on', p_expires_on, 'reason',
-      p_reason));
+    jsonb_build_object('amount', p_amount, 'source', p_source, 'expires_on', p_expires_on,
+      'reason', p_reason));
   perform _wake_waiting(array[p_tenant_id]);
   return v_id;
 exception when check_violation then

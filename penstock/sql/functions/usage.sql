@@ -279,8 +279,8 @@ begin
   select jsonb_object_agg(m.name,
     jsonb_build_object('used', coalesce(a.used, 0), 'held', coalesce(a.held, 0), 'limit', l.amount,
       'left', case when l.amount is not null then greatest(0, l.amount - coalesce(a.used + a.held, 0)) end,
-      'percent', round(100 * coalesce(a.used, 0) / nullif(l.amount, 0), 1), 'mode', l.mode, 'period',
-        m.period,
+      'percent', round(100 * coalesce(a.used, 0) / nullif(l.amount, 0), 1), 'mode', l.mode,
+        'period', m.period,
       'resets_at', case when isfinite(p.resets_at) then p.resets_at end) order by m.name)
   into v_usage
   from meters m cross join lateral _period(m.name, v_now) as p
@@ -288,8 +288,8 @@ begin
   left join accounts a on a.tenant_id = v_tenant_id and a.job_id is null and a.meter = m.name
     and a.period = p.starts
   where l.meter is not null or a.meter is not null;
-  return jsonb_build_object('tenant_id', v_tenant_id, 'plan', v_plan.name, 'features',
-    coalesce(to_jsonb(v_plan.features), '[]'),
+  return jsonb_build_object('tenant_id', v_tenant_id, 'plan', v_plan.name,
+    'features', coalesce(to_jsonb(v_plan.features), '[]'),
     'current_period', jsonb_build_object('start', date_trunc('month', v_now at time zone 'utc')::date,
       'end', (date_trunc('month', v_now at time zone 'utc') + interval '1 month')::date),
     'usage', coalesce(v_usage, '{}'),
