@@ -1,6 +1,6 @@
--- Security problems of a schema: one row for each object that someone could read, write or call without
--- permission. An app's SQL is not applied while it has one. (%(schema)s is a parameter of the Python
--- driver.)
+-- Security problems of a schema: one row for each object that someone could
+-- read, write or call without permission. An app's SQL is not applied while
+-- it has one. (%(schema)s is a parameter of the Python driver.)
 with relations as (
   select c.oid, c.relname as name, c.relkind as kind, c.relrowsecurity as has_rls, c.relowner as owner,
     c.relacl as acl, coalesce('security_invoker=true' = any (c.reloptions)

@@ -1,6 +1,6 @@
--- Permissions. Everything is revoked first, then granted by name; a test compares the result with
--- docs/access.md. Users read rows through policies and write only through functions. Internal functions
--- (leading underscore) are not granted, except those that a view calls.
+-- Permissions. Everything is revoked first, then granted by name; a test compares the result
+-- with docs/access.md. Users read rows through policies and write only through functions.
+-- Internal functions (leading underscore) are not granted, except those that a view calls.
 
 revoke all on all tables in schema penstock from public, anon, authenticated, service_role;
 revoke all on all sequences in schema penstock from public, anon, authenticated, service_role;

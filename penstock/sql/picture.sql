@@ -1,8 +1,8 @@
--- The contents of schema penstock, one row per fact: object, item of the object (empty for the object
--- itself), text. Every text is the same on PostgreSQL 15 to 18; search_path must be pg_catalog, so that
--- names are qualified. Not included: the owner, if it owns the whole schema; partitions, which are created
--- and dropped at run time; the definitions of views, which every version prints differently (see views_sql
--- in migrate.py).
+-- The contents of schema penstock, one row per fact: object, item of the object (empty for
+-- the object itself), text. Every text is the same on PostgreSQL 15 to 18; search_path
+-- must be pg_catalog, so that names are qualified. Not included: the owner, if it owns the
+-- whole schema; partitions, which are created and dropped at run time; the definitions of
+-- views, which every version prints differently (see views_sql in migrate.py).
 
 with
 ours as (
@@ -54,8 +54,7 @@ owned as (
 
 facts (rank, object, place, item, text) as (
 
-  -- schema
-  -- --------------------------------------------------------------------------------------------------
+  -- schema ------------------------------------------------------------------------------------------------
 
   select 0, format('schema %I', nspname), 0, '', '' from ours
   union all
@@ -69,8 +68,7 @@ facts (rank, object, place, item, text) as (
   where a.privilege_type <> 'MAINTAIN'
   group by d.defaclobjtype, a.grantee
 
-  -- types
-  -- ---------------------------------------------------------------------------------------------------
+  -- types -------------------------------------------------------------------------------------------------
 
   union all
   select 1, t.object, 0, '', '' from types t
@@ -85,8 +83,7 @@ facts (rank, object, place, item, text) as (
   select 1, t.object, 2, 'constraint ' || quote_ident(c.conname), pg_get_constraintdef(c.oid)
   from types t join pg_constraint c on c.contypid = t.oid where c.contype <> 'n'
 
-  -- relations: tables, views, sequences, row types
-  -- ----------------------------------------------------------
+  -- relations: tables, views, sequences, row types --------------------------------------------------------
 
   union all
   select case r.relkind when 'c' then 1 when 'S' then 2 when 'v' then 4 when 'm' then 4 else 3 end,
@@ -194,8 +191,7 @@ facts (rank, object, place, item, text) as (
   where c.relispartition and a.grantee <> c.relowner and a.privilege_type <> 'MAINTAIN'
   group by ours.nspname, c.relname, a.grantee
 
-  -- functions
-  -- -----------------------------------------------------------------------------------------------
+  -- functions ---------------------------------------------------------------------------------------------
 
   union all
   select 5, f.object, 0, '', '' from functions f
@@ -224,8 +220,7 @@ facts (rank, object, place, item, text) as (
     coalesce(pg_get_function_sqlbody(f.oid), f.prosrc), 'UTF8')), 'hex'), 32)
   from functions f
 
-  -- comments, grants, owners
-  -- --------------------------------------------------------------------------------
+  -- comments, grants, owners ------------------------------------------------------------------------------
 
   union all
   select 0, 'schema penstock', 1, 'comment', obj_description(oid, 'pg_namespace') from ours
@@ -259,8 +254,7 @@ facts (rank, object, place, item, text) as (
     o.object, 9000, 'owner', 'not the owner of the schema but ' || o.owner::regrole
   from owned o, ours where o.owner <> ours.nspowner
 
-  -- triggers of this schema on tables of other schemas
-  -- ------------------------------------------------------
+  -- triggers of this schema on tables of other schemas ----------------------------------------------------
 
   union all
   select 6, format('trigger %I on %I.%I', t.tgname, n.nspname, c.relname), x.place, x.item, x.text

@@ -1526,6 +1526,14 @@ function penstock._apply_action(text, text[], text)
   body: sha256 167537f49668ff956741a31fd30d59cd
   comment: Applies an action to these subjects; returns how many succeeded, how many were rejected, and the last reason.
 
+function penstock._apply_failure_policies(uuid[])
+  arguments: p_job_ids uuid[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7a185d710a0eb6a5ce8397682bf5a509
+  comment: Stops jobs with on_failure = stop, and pauses jobs whose failures have reached stop_after.
+
 function penstock._artifact_path(text, text, text, text)
   arguments: p_folder text, p_stem text, p_name text, p_content_type text
   returns: text
@@ -1586,7 +1594,7 @@ function penstock._bulk_row_state(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: TABLE(state text, output jsonb, error_code text, error_message text, started_at timestamp with time zone, finished_at timestamp with time zone)
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 60a89fbfbd87422231c11c2fdadc49c9
+  body: sha256 a1aa7fdf2a133616b025aec615a3def1
   comment: The state, result and error of a row, derived from its tasks. Views and functions all use this one.
   grant to authenticated: execute
   grant to service_role: execute
@@ -1596,7 +1604,7 @@ function penstock._bury(penstock.leases[], text[], text[], text[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 180fb35055fb695ba0102f60343ef281
+  body: sha256 1ea3708a5a48056527ccb752eb5f2fd4
   comment: Ends tasks as permanently failed: writes their results and dead letters, and updates their children and jobs.
 
 function penstock._caller_tenant(uuid)
@@ -1604,7 +1612,7 @@ function penstock._caller_tenant(uuid)
   returns: uuid
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9dfb628d653cd2e3c3a91ba43e4cd281
+  body: sha256 112564fe9bb19122b642c8d225355c36
   comment: The tenant that a call acts for: the named one if the caller has access, else the caller's own.
 
 function penstock._can_spend(integer, timestamp with time zone)
@@ -1652,7 +1660,7 @@ function penstock._check_cycles(integer[], integer[], integer)
   returns: void
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dcd85c838d0c5cd8b0d6c60d9887e180
+  body: sha256 ed3ff19a08478952a5dc4331057db0ce
   comment: Raises an error if the dependencies form a cycle. Linear in tasks and edges.
 
 function penstock._check_demands(penstock.jobs, penstock.task_spec[])
@@ -1835,7 +1843,7 @@ function penstock._do_chore(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 43f7cffee86cb5f432c70d8dfd8b7e6e
+  body: sha256 89c13a0ad715c932699f2e929a7da201
   comment: Moves the next batch of tasks after a pause, resume or cancel of their job, and returns their number.
 
 function penstock._duration_text(double precision)
@@ -1976,7 +1984,7 @@ function penstock._has_base64_file(jsonb)
   returns: boolean
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 22463d7bc8256a656787bb309cd2f9af
+  body: sha256 9679f1087c63596fe3f66f0640d48a7f
   comment: Whether a document contains a base64 string of more than 8,192 characters.
 
 function penstock._has_price(text, uuid, timestamp with time zone)
@@ -2104,7 +2112,7 @@ function penstock._lock_descendants(uuid, bigint[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 82dbd7705e0d22ed81d047ad527b4664
+  body: sha256 4c5894f55d6e3fd3d7c7a9535b7961b5
   comment: Locks the parked tasks that the end of these parents may change.
 
 function penstock._lock_for_pruning(penstock.jobs)
@@ -2112,7 +2120,7 @@ function penstock._lock_for_pruning(penstock.jobs)
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cb693a5f12a6ed74fb84ce039d80eacb
+  body: sha256 3783f23a018518c18a7bd2bbdcc2c26b
   comment: Locks the phases and the bulk of an ended job without waiting, and says whether the job is still in use. Ready tasks of an ended job are left to upkeep.
 
 function penstock._lock_for_replay(bigint[], uuid[])
@@ -2120,7 +2128,7 @@ function penstock._lock_for_replay(bigint[], uuid[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8978bc45b62f7e00d3661a840c493fea
+  body: sha256 0a2c97c402f4324acfee8e1c9f7688af
   comment: Takes all locks of a replay, whatever the number of jobs, in the usual lock order.
 
 function penstock._lock_jobs_and_tasks(uuid[], uuid[], bigint[])
@@ -2128,7 +2136,7 @@ function penstock._lock_jobs_and_tasks(uuid[], uuid[], bigint[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 87ae9cddd797e7d471704b733211f362
+  body: sha256 ec68d5fbf0190d791d89864a3aade16b
   comment: Locks jobs with their phases, and tasks in whichever state they are, so that none of them ends before this transaction. Raises PS001 if a task is locked or was moved meanwhile: the caller rolls back to release all locks, and tries again.
 
 function penstock._lock_leased_artifact(uuid, text, bigint)
@@ -2272,7 +2280,7 @@ function penstock._pace_of(text, text)
   returns: record
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0b77ad3aa5c1cc22b4f9a19bc0fd2c7d
+  body: sha256 e38414fac4bdb4afbac441f2732f7eb5
   comment: The mean duration of recent tasks of a kind, its standard deviation, and the number of samples.
 
 function penstock._parents_of_new_tasks(uuid, jsonb)
@@ -2311,7 +2319,7 @@ function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 240262eb2b7b6eb2bf842d64dc146732
+  body: sha256 97490d61b7941fe8ccb86b0d8351753c
   comment: Pauses jobs whose remaining tasks exceed their budget, and jobs with on_limit = pause whose tenant's quota is exhausted.
 
 function penstock._percentile(jsonb, double precision)
@@ -2415,7 +2423,7 @@ function penstock._recent_failures(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c49fa0c1f7f26b61d6723a229f40820b
+  body: sha256 1592ae70a3731f737cea27b92313b5a5
   comment: The number of permanent failures of the last hour, and the most frequent causes of the last day.
 
 function penstock._refusals(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
@@ -2549,7 +2557,7 @@ function penstock._restore_children(uuid, bigint[])
   returns: penstock.phase_delta[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0d2e47dd2792520d67662e6343b9ee0f
+  body: sha256 f83892475afe14dc1cbb351f56f7e825
   comment: Restores the descendants that were canceled because these tasks had failed, and returns the changes of the phase counts.
 
 function penstock._retry_parked(text, integer[], timestamp with time zone)
@@ -2580,7 +2588,7 @@ function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 e1f0f0115b4a432dccd62ef3981d95e8
+  body: sha256 8695fc227901860e2c4a76d50922c359
   comment: The cost of a row so far, in the base currency.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2629,7 +2637,7 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 358bd2fd675a1a8f50aa0fb265f2f889
+  body: sha256 4e659e9fc5849da7f7739b800388886d
   comment: Updates the children of parents that have ended. Children of a parent that did not succeed are canceled with their descendants. Returns the changes of the phase counts, and the children without open parents, which the caller queues once it has all its locks.
 
 function penstock._simulate_finish(uuid, jsonb)
@@ -2637,7 +2645,7 @@ function penstock._simulate_finish(uuid, jsonb)
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e8ea1578c7150e57e3bbc0322cb31adb
+  body: sha256 73688505bbb8849aa7a010a1e75f4e65
   comment: Simulates when groups of tasks will have ended, with the current workers, rate limits and concurrency. Null: never under the current limits. The bottleneck is the limit that held tasks back most often.
 
 function penstock._size(jsonb, bigint)
@@ -2676,14 +2684,14 @@ function penstock._stop_job(uuid, uuid, text, text)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5dec1fbbbe5007fea299c371bb45700f
+  body: sha256 5db03ab2249a2d270c97ea7111db9563
   comment: Ends a job as failed or canceled although some of its tasks have not ended.
 
 function penstock._sum_tasks()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 637ee428f5458cc8a6c5c4b59884c4bd
+  body: sha256 6696d4f669fbfee4cb0e2ac2e9acd5f0
   comment: Sums the tasks that ended, per tenant and minute, for minutes that are over.
 
 function penstock._sum_units(jsonb, jsonb)
@@ -2732,7 +2740,7 @@ function penstock._validated_rows(penstock.bulks, jsonb)
   returns: SETOF penstock.bulk_rows
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 61c23d2c5822f1cb0b49f9bb5fa2166b
+  body: sha256 419655ddea269a28809dfae779a3b211
   comment: Rows in the form in which they are stored: with a key, or with a problem.
 
 function penstock._visible_job(uuid, text[])
@@ -2831,7 +2839,7 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 d3e684e8083cbf01f82ba87d1ff8dd50
+  body: sha256 0c97610691db3f5b9d0958acbf799a7e
   comment: Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose idempotency key the job already has are skipped. A running task that adds tasks to its own job passes its id, worker and lease.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2878,7 +2886,7 @@ function penstock.bulk_rows_to_write(uuid, integer)
   returns: TABLE(number bigint, key text, data jsonb, state text, output jsonb, error_code text, error_message text, cost numeric, finished_at timestamp with time zone)
   attributes: sql, stable, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 b73a845b1ed6b7d40d4099480059afdd
+  body: sha256 a8eb90b842a2643c5680635410e60004
   comment: Rows that have ended and whose state is not yet written back to the source. Skipped rows are left out: the source already has their result.
   grant to service_role: execute
 
@@ -2950,7 +2958,7 @@ function penstock.confirm_job(uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f3704a9e8bf8cbe8e7e7af45179ec537
+  body: sha256 3032a4c849e97832bb80a281b4e7ced7
   comment: Releases the tasks that wait for confirmation and returns their number. A second call changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3078,7 +3086,7 @@ function penstock.due_schedules()
   returns: TABLE(id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean, missed text, due_at timestamp with time zone, now_at timestamp with time zone)
   attributes: sql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 b9187f5d271204302759b06328da6d3d
+  body: sha256 235fd7ece87b94c8743c01328447731a
   comment: Up to 100 schedules that are due, with the database's time.
   grant to service_role: execute
 
@@ -3087,7 +3095,7 @@ function penstock.end_request(text, integer, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 aa9a4b324aa344b133817cdb3d0567f0
+  body: sha256 efde7b796816b1e71ac0f3d309ef3937
   comment: Records the response to a request, in the transaction that called begin_request.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3397,7 +3405,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a4be250121d25f2d0d183941340a8fb3
+  body: sha256 f613df5ba015eaf4178ee876e9b5ab05
   comment: Deletes jobs that ended more than retention_days ago, at most p_limit rows, and returns the number of rows. The audit log stays. Workers call it about once a minute; a call does nothing while another one runs.
   grant to service_role: execute
 
@@ -3683,7 +3691,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ec3c9308fad81c34db58bf43956df440
+  body: sha256 92ad8996f477e4c0378660e6b37769de
   comment: Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job type), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3749,7 +3757,7 @@ function penstock.take_upload(uuid)
   returns: TABLE(tenant_id uuid, name text, incoming text, path text, content_type text, bytes bigint, lease bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5e4eb5659fc924ffd9d652ddc45682b9
+  body: sha256 9b39d242a2873bee920ea0e1b43096a2
   comment: Returns the path of an upload and the path for its checked copy. finish_artifact with this lease completes it.
   grant to authenticated: execute
   grant to service_role: execute

@@ -26,8 +26,8 @@ select
 from penstock.jobs j
 left join lateral (
   select
-    -- A job produces as many documents (or rows) as its largest phase has tasks. A document is complete once
-    -- it has passed every phase of that size.
+    -- A job produces as many documents (or rows) as its largest phase has tasks.
+    -- A document is complete once it has passed every phase of that size.
     max(x.total) as docs_total,
     min(x.succeeded + x.failed + x.canceled) filter (where x.total = x.largest) as docs_complete,
     sum(x.total) as total, sum(x.succeeded) as succeeded, sum(x.failed) as failed,

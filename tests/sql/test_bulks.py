@@ -443,7 +443,7 @@ class TestAtOnce:
         if is_confirmed:
             assert call.result() == "canceled"
         else:
-            with pytest.raises(Exception, match="the job is canceled"):
+            with pytest.raises(Exception, match=r"already ended \(canceled\)"):
                 call.result()
         one.do_chores()
         assert one.claim(9) == []

@@ -1,6 +1,6 @@
--- Actions: one operation on many jobs or dead letters. The first batch runs at once; workers run the others,
--- each in its own transaction, and check the permissions of the user who started the action again for each
--- batch.
+-- Actions: one operation on many jobs or dead letters. The first batch runs
+-- at once; workers run the others, each in its own transaction, and check
+-- the permissions of the user who started the action again for each batch.
 
 create or replace function penstock._permitted_subjects(p_verb text, p_subjects text[], p_user_id uuid)
 returns text[] language plpgsql stable set search_path = penstock, pg_temp as $$

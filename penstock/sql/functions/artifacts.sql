@@ -1,7 +1,7 @@
--- Artifacts: files in object storage. begin_artifact creates a pending record, the caller writes the file,
--- and finish_artifact marks the record as stored. After a crash in between, due_artifacts finds the pending
--- record, so that the file is removed with it. A stored file counts as quota usage; a pending one only
--- reserves quota. Lock order: lease, artifact, hold, account.
+-- Artifacts: files in object storage. begin_artifact creates a pending record, the caller writes
+-- the file, and finish_artifact marks the record as stored. After a crash in between, due_artifacts
+-- finds the pending record, so that the file is removed with it. A stored file counts as quota
+-- usage; a pending one only reserves quota. Lock order: lease, artifact, hold, account.
 
 insert into penstock.settings (name, value, comment) values
   ('max_artifact_bytes', '1073741824', 'Maximum size of a file that a task saves.'),
@@ -219,8 +219,8 @@ begin
     perform _refuse(409, 'not_pending', format('the upload is not pending (%s)', v_artifact.status),
       jsonb_build_object('status', v_artifact.status));
   end if;
-  -- Every call gets a path of its own, so that concurrent calls cannot overwrite a file that another has
-  -- checked.
+  -- Every call gets a path of its own, so that concurrent
+  -- calls cannot overwrite a file that another has checked.
   return query update artifacts a set lease = v_lease, begun_at = _now(),
     path = _artifact_path(a.tenant_id || '/uploads', a.id || '-' || v_lease, '', a.content_type)
   where a.id = p_artifact_id returning a.tenant_id, a.name, a.incoming, a.path, a.content_type, a.bytes,
@@ -428,8 +428,8 @@ comment on function penstock._is_orphaned(text) is
 
 create or replace function penstock._has_base64_file(p_document jsonb)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
-  -- Thousands of upper-case and lower-case letters and digits without a space are not text, hexadecimal or
-  -- DNA.
+  -- Thousands of upper-case and lower-case letters and
+  -- digits without a space are not text, hexadecimal or DNA.
   select exists (
     select from jsonb_path_query(p_document, '$.** ? (@.type() == "string")') as s(value)
     cross join lateral (select s.value #>> '{}' as text) as x

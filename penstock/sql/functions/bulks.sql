@@ -1,8 +1,8 @@
--- Bulk jobs: jobs whose tasks are created from rows. A client (or a worker that reads a Google Sheet) adds
--- the rows unchanged. Then a worker, which has the app's code, loads them in batches: it validates each row
--- and adds its tasks. A row is marked as loaded in the transaction that adds its tasks, so a crash or a
--- repeated call adds them only once. Lock order: the lease of the loading task, the bulk, then the locks of
--- add_tasks.
+-- Bulk jobs: jobs whose tasks are created from rows. A client (or a worker that reads a
+-- Google Sheet) adds the rows unchanged. Then a worker, which has the app's code, loads
+-- them in batches: it validates each row and adds its tasks. A row is marked as loaded in
+-- the transaction that adds its tasks, so a crash or a repeated call adds them only once.
+-- Lock order: the lease of the loading task, the bulk, then the locks of add_tasks.
 
 create or replace function penstock.define_bulk_type(p_name text, p_values jsonb default '{}')
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -171,8 +171,8 @@ returns setof penstock.bulk_rows language plpgsql stable set search_path = penst
   set jit = off as $$
 declare
   v_limit integer := (_setting('max_input_bytes'))::integer;
-  -- A cheap check of all rows at once; single rows are checked only if it fails. The array adds two levels
-  -- to the depth of a row, and a number beyond 1e308 has at least 255 consecutive digits.
+  -- A cheap check of all rows at once; single rows are checked only if it fails. The array adds two
+  -- levels to the depth of a row, and a number beyond 1e308 has at least 255 consecutive digits.
   v_is_readable boolean := not jsonb_path_exists(p_rows, '$.**{66}') and p_rows::text !~ '[0-9]{255}';
   v_no_key jsonb := jsonb_build_object('code', 'no_key', 'column', p_bulk.key[1],
     'message', format('the key %s is empty or longer than 1000 characters',
@@ -493,8 +493,8 @@ language sql stable as $$
     where x.job_id = p_row.job_id and x.task_id between p_row.first_id and p_row.last_id
       and x.outcome = 'failed'
       and l.outcome is distinct from 'succeeded' order by x.task_id limit 1) as f on true
-  -- The output of a batch has a value or an error for each of its rows, by key. An output in a file is
-  -- returned whole.
+  -- The output of a batch has a value or an error for each of
+  -- its rows, by key. An output in a file is returned whole.
   cross join lateral (select coalesce(p_row.key, p_row.number::text) as key, p_row.batch_size is not null
     and not coalesce(r.output ? '$artifact', false) as is_shared) as k
   cross join lateral (select case when k.is_shared then r.output -> k.key else r.output end as output) as o
@@ -671,8 +671,8 @@ language sql stable security definer set search_path = penstock, pg_temp set ena
     _row_cost(b), s.finished_at
   from bulk_rows b cross join lateral _bulk_row_state(b) as s
   where b.job_id = p_job_id and b.written is distinct from 'succeeded'
-    -- A cheap pre-check, because _bulk_row_state is a hundred times slower: has the row ended since it was
-    -- last written?
+    -- A cheap pre-check, because _bulk_row_state is a hundred
+    -- times slower: has the row ended since it was last written?
     and case when b.problem is not null then b.written is null and b.problem ->> 'code' <> 'done_before'
       else exists (select from results r where r.job_id = b.job_id and r.task_id = b.last_id
         and (b.written is null or r.outcome = 'succeeded'))
@@ -702,8 +702,8 @@ comment on function penstock.mark_rows_written(uuid, bigint[], text[]) is
 
 create or replace function penstock._row_cost(p_row penstock.bulk_rows)
 returns numeric language sql stable as $$
-  -- The rows of a batch share its cost; trim_scale removes the trailing zeros of the division. No
-  -- search_path is set, so that PostgreSQL can inline it.
+  -- The rows of a batch share its cost; trim_scale removes the trailing zeros
+  -- of the division. No search_path is set, so that PostgreSQL can inline it.
   select trim_scale(coalesce(sum(c.base_amount), 0) / coalesce(p_row.batch_size, 1))
     from penstock.cost_entries c
   where c.job_id = p_row.job_id and c.task_id between p_row.first_id and p_row.last_id

@@ -1,7 +1,6 @@
--- Costs: prices, the ledger of costs, and job budgets.
--- A price is for one unit and is valid until the next price of the same provider, meter, variant and tenant,
--- so prices never overlap; a null amount ends a price. Amounts are exact decimals: units times price, never
--- rounded.
+-- Costs: prices, the ledger of costs, and job budgets. A price is for one unit and is valid
+-- until the next price of the same provider, meter, variant and tenant, so prices never overlap;
+-- a null amount ends a price. Amounts are exact decimals: units times price, never rounded.
 
 create or replace function penstock._base_rate(p_currency text, p_at timestamptz)
 returns numeric language sql stable security definer set search_path = penstock, pg_temp as $$
@@ -419,11 +418,11 @@ begin
       and exists (select from parked p where p.tenant_id = j.tenant_id and p.waits_for = 'budget'
         and p.job_id = j.id)
   loop
-    -- A ready task reserves its cost when it is claimed, so it may still fit. A running task may release
-    -- some.
+    -- A ready task reserves its cost when it is claimed, so
+    -- it may still fit. A running task may release some.
     continue when _ready_task(v_job) is not null or exists (select from leases l where l.job_id = v_job.id);
-    -- No task runs that could release budget, so only a user can decide. Locked accounts and jobs are
-    -- changing right now and are skipped.
+    -- No task runs that could release budget, so only a user can decide.
+    -- Locked accounts and jobs are changing right now and are skipped.
     select a.used into v_used from jobs j
     join accounts a on a.tenant_id = j.tenant_id and a.job_id = j.id and a.meter = 'cost'
     where j.id = v_job.id and j.budget = v_job.budget and j.status in ('queued', 'running') and a.held = 0

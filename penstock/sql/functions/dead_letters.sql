@@ -1,5 +1,30 @@
 -- Dead letters: tasks that failed permanently, and their replay.
 
+create or replace function penstock._apply_failure_policies(p_job_ids uuid[])
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_job record;
+begin
+  for v_job in
+    select j.id, j.tenant_id, j.on_failure from jobs j where j.id = any (p_job_ids) order by j.id
+  loop
+    if v_job.on_failure = 'stop'
+      and (select status from jobs where id = v_job.id) in ('queued', 'running', 'paused') then
+      perform _stop_job(v_job.id, v_job.tenant_id, 'failed', 'a task failed and on_failure is stop');
+    end if;
+    perform pause_job(j.id, format('%s tasks failed; stop_after is %s', c.failed, j.stop_after))
+    from jobs j cross join lateral (
+      select sum(p.failed) as failed, max(p.total) as largest from phases p where p.job_id = j.id) as c
+    where j.id = v_job.id and j.status in ('queued', 'running') and c.failed - j.forgiven >= case
+      when right(j.stop_after, 1) = '%'
+        then greatest(1, ceil(rtrim(j.stop_after, '%')::numeric / 100 * c.largest))
+        else j.stop_after::numeric end;
+  end loop;
+end
+$$;
+comment on function penstock._apply_failure_policies(uuid[]) is
+  'Stops jobs with on_failure = stop, and pauses jobs whose failures have reached stop_after.';
+
 create or replace function penstock._bury(p_leases penstock.leases[], p_reasons text[], p_codes text[],
   p_messages text[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
@@ -18,8 +43,7 @@ begin
   insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome,
     worker_id, error_code, error_message)
   select l.job_id, l.task_id, l.lease, l.tenant_id, l.started_at, v_now, l.failures + l.deaths + 1, l.phase,
-    'failed', l.worker_id,
-    p_codes[l.n], p_messages[l.n]
+    'failed', l.worker_id, p_codes[l.n], p_messages[l.n]
   from (select (l.held).*, l.n
     from (select unnest(p_leases) as held, generate_subscripts(p_leases, 1) as n) as l) as l;
   insert into dead_letters (tenant_id, job_id, task_id, kind, reason, error_code, error_message, attempts,
@@ -43,28 +67,13 @@ begin
     end if;
   end loop;
   if v_stopping <> '{}' then
-    -- Some jobs end because all their tasks have ended, others because of this failure: lock all of them in
-    -- one order.
+    -- Some jobs end because all their tasks have ended, others
+    -- because of this failure: lock all of them in one order.
     perform 1 from phases where job_id = any (v_jobs) order by job_id, position for no key update;
     perform 1 from jobs where id = any (v_jobs) order by id for no key update;
   end if;
   perform _move_progress(v_deltas);
-  -- Stop jobs with on_failure = stop, and pause jobs that have reached stop_after.
-  for v_job in
-    select j.id, j.tenant_id, j.on_failure from jobs j where j.id = any (v_stopping) order by j.id
-  loop
-    if v_job.on_failure = 'stop'
-      and (select status from jobs where id = v_job.id) in ('queued', 'running', 'paused') then
-      perform _stop_job(v_job.id, v_job.tenant_id, 'failed', 'a task failed and on_failure is stop');
-    end if;
-    perform pause_job(j.id, format('%s tasks failed; stop_after is %s', c.failed, j.stop_after))
-    from jobs j cross join lateral (
-      select sum(p.failed) as failed, max(p.total) as largest from phases p where p.job_id = j.id) as c
-    where j.id = v_job.id and j.status in ('queued', 'running') and c.failed - j.forgiven >= case
-      when right(j.stop_after, 1) = '%'
-        then greatest(1, ceil(rtrim(j.stop_after, '%')::numeric / 100 * c.largest))
-        else j.stop_after::numeric end;
-  end loop;
+  perform _apply_failure_policies(v_stopping);
   perform _queue(v_freed, false);
 end
 $$;
@@ -79,8 +88,8 @@ declare
   v_new_deltas phase_delta[];
   v_deltas phase_delta[] := '{}';
 begin
-  -- A canceled child is restored once each of its parents has succeeded or is queued again. A child with
-  -- after_failure = run that still waits for other parents waits for these parents again.
+  -- A canceled child is restored once each of its parents has succeeded or is queued again. A child
+  -- with after_failure = run that still waits for other parents waits for these parents again.
   loop
     update parked p set pending = p.pending + c.n
     from (select child_id, count(*)::integer as n from edges where job_id = p_job_id
@@ -151,8 +160,8 @@ returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_related record;
 begin
-  -- Locks the restored tasks and all their parents, so that no parent ends unseen while its child is
-  -- restored.
+  -- Locks the restored tasks and all their parents, so that
+  -- no parent ends unseen while its child is restored.
   for v_try in 1 .. 50 loop
     begin
       v_related := _related_tasks(p_letter_ids);

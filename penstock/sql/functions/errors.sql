@@ -1,7 +1,7 @@
 -- Errors, and the checks that several functions share.
+--
 -- An error has an SQLSTATE made of PT and the HTTP status (PostgREST responds with that status), a message
--- for
--- people, a detail object with a stable code for programs, and a hint that says what to do.
+-- for people, a detail object with a stable code for programs, and a hint that says what to do.
 
 create or replace function penstock._refuse(
   p_status integer, p_code text, p_message text, p_fields jsonb default '{}', p_hint text default null)
@@ -18,8 +18,7 @@ comment on function penstock._refuse(integer, text, text, jsonb, text) is
   'Raises an error with a status, a stable code, a message, detail fields and a hint.';
 
 -- JSON parsers of other languages fail on more than 64 levels of nesting and on numbers beyond 1e308: one
--- such
--- output would stop every worker that receives it. A document of up to 128 bytes can contain neither.
+-- such output would stop every worker that receives it. A document of up to 128 bytes can contain neither.
 create or replace function penstock._is_readable(p_document jsonb)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
   select not jsonb_path_exists(p_document, '$.**{65}')
@@ -67,8 +66,8 @@ $$;
 comment on function penstock._check_document(jsonb, text, integer) is
   'Raises an error for a JSON document that is too large or that common JSON parsers cannot read.';
 
--- Other languages cannot represent infinity or the year 20000: one such row would break every list that
--- contains it.
+-- Other languages cannot represent infinity or the year 20000:
+-- one such row would break every list that contains it.
 create or replace function penstock._is_storable_time(p_at timestamptz)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
   select p_at >= '2000-01-01 00:00:00+00' and p_at < '9999-01-01 00:00:00+00'

@@ -273,8 +273,8 @@ comment on function penstock.explain_job(uuid) is
 create or replace function penstock._pace_of(p_kind text, p_provider text, out seconds double precision,
   out spread double precision, out samples integer)
 language sql stable set search_path = penstock, pg_temp as $$
-  -- The latest tasks that succeeded, found through the usage of the provider, or else through the latest
-  -- jobs.
+  -- The latest tasks that succeeded, found through the
+  -- usage of the provider, or else through the latest jobs.
   select avg(x.s), coalesce(stddev_samp(x.s), 0), count(*)::integer from (
     select extract(epoch from r.finished_at - r.started_at) as s from (
       select u.job_id, u.task_id from usage_events u where u.provider = p_provider and u.action = p_kind
@@ -360,10 +360,10 @@ comment on function penstock._finish_behind_others(
   uuid, text, double precision, double precision, double precision) is
   'Extends a simulated finish by the hourly limits of an endpoint and the waiting tasks of other tenants.';
 
--- Simulates the job in steps of v_step seconds. In each step tasks end and capacity returns; then each group
--- starts as many tasks as its parents, the workers and its endpoint allow. Future events are kept in rings:
--- element [step * groups + group] or [step * endpoints + endpoint] of an array that covers the next v_ring
--- steps.
+-- Simulates the job in steps of v_step seconds. In each step tasks end and capacity
+-- returns; then each group starts as many tasks as its parents, the workers and its
+-- endpoint allow. Future events are kept in rings: element [step * groups + group]
+-- or [step * endpoints + endpoint] of an array that covers the next v_ring steps.
 create or replace function penstock._simulate_finish(
   p_tenant_id uuid, p_groups jsonb, out seconds double precision, out bottleneck text,
   out workers double precision)
@@ -562,8 +562,8 @@ begin
       continue when v_start < 1;
       v_started[i] := v_started[i] + v_start;
       v_busy := v_busy + v_start;
-      -- A third ends at the mean duration, a third 1.22 standard deviations earlier and a third later, which
-      -- gives the three values the measured standard deviation.
+      -- A third ends at the mean duration, a third 1.22 standard deviations earlier and
+      -- a third later, which gives the three values the measured standard deviation.
       for k in -1 .. 1 loop
         v_slot := ((v_tick + greatest(1, round((v_seconds[i] + k * 1.22 * v_spreads[i]) / v_step))::integer)
           % v_ring) * v_groups + i;

@@ -1,8 +1,8 @@
--- Jobs. queued -> running <-> paused -> completed | failed | canceled; a retry takes a failed job back to
--- running. Lock order of all functions: leases, ready rows, parked rows by task id, phases by job and
--- position, jobs by id, shares. The transaction that ends the last task of a phase locks the job and reads
--- all its phases: of several such transactions, the last one to get the lock sees the changes of the others
--- and ends the job.
+-- Jobs. Status: queued -> running <-> paused -> completed | failed | canceled; a retry sets failed to running.
+--
+-- Lock order of all functions: leases, ready rows, parked rows by task id, phases by job and position, jobs
+-- by id, shares. The transaction that ends the last task of a phase locks the job and reads all its phases:
+-- of several such transactions, the last one to get the lock sees the changes of the others and ends the job.
 
 create or replace function penstock._guard_job()
 returns trigger language plpgsql set search_path = penstock, pg_temp as $$
@@ -246,8 +246,8 @@ begin
     end if;
     perform _keep_lease(p_task_id, p_worker_id, p_lease);
   end if;
-  -- The locks on all phases keep the job from ending before the insert. The locks on the parents of the new
-  -- tasks keep a parent from ending without its new children.
+  -- The locks on all phases keep the job from ending before the insert. The locks on
+  -- the parents of the new tasks keep a parent from ending without its new children.
   for v_try in 1 .. 50 loop
     begin
       v_parents := case when v_job.finished_at is null then _parents_of_new_tasks(p_job_id, p_tasks)
@@ -425,8 +425,8 @@ declare
   v_tasks bigint[];
   v_rows ready[];
 begin
-  -- Lock order: parked tasks, then the job. Tasks parked in between show up once the job is locked, and the
-  -- loop starts again.
+  -- Lock order: parked tasks, then the job. Tasks parked in between
+  -- show up once the job is locked, and the loop starts again.
   for v_try in 1 .. 50 loop
     begin
       v_tasks := array(
@@ -502,8 +502,8 @@ create or replace function penstock._stop_job(p_job_id uuid, p_tenant_id uuid, p
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
   update jobs set status = p_status, status_reason = p_reason, finished_at = _now() where id = p_job_id;
-  -- A locked lease is being completed or extended right now: its report is accepted, or its next heartbeat
-  -- is told.
+  -- A locked lease is being completed or extended right now:
+  -- its report is accepted, or its next heartbeat is told.
   update leases set is_canceled = true
   where ctid = any (array(select ctid from leases where job_id = p_job_id for update skip locked));
   -- A failed job can be retried, so its remaining tasks are parked. Those of a canceled job are deleted.
@@ -595,8 +595,8 @@ begin
     end if;
     v_left := v_left - _remove_ready_tasks(v_chore, v_left);
   end if;
-  -- Parked rows that were locked are left to the next batch; ready rows that were locked are left to their
-  -- claim.
+  -- Parked rows that were locked are left to the next batch;
+  -- ready rows that were locked are left to their claim.
   if v_left > 0 and not (v_chore.verb = 'unpark' and exists (
       select from parked where job_id = p_job_id and pending = 0 and reason = 'paused'
         and until = 'infinity')) then
@@ -703,9 +703,9 @@ language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_job_id uuid := p_job.id;
 begin
-  -- Other functions lock the job last. prune has locked it first, so it must not wait for any further lock:
-  -- a job that another transaction uses, or that an unfinished pause or cancel still changes, is left to a
-  -- later call.
+  -- Other functions lock the job last. prune has locked it first, so it must
+  -- not wait for any further lock: a job that another transaction uses, or
+  -- that an unfinished pause or cancel still changes, is left to a later call.
   select _ready_task(p_job) is not null, exists (select from chores where job_id = v_job_id)
     or exists (select from leases where job_id = v_job_id)
     or (select count(*) from (select from phases where job_id = v_job_id for update skip locked) as p)
@@ -799,9 +799,9 @@ begin
     get diagnostics v_count = row_count;
     v_left := v_left - v_count;
     exit when v_left <= 0;
-    -- A transaction that moves a task leaves its old row visible until it commits. If this one statement
-    -- sees no row of the job in any of these tables, no task of it is being moved and none will be queued
-    -- again.
+    -- A transaction that moves a task leaves its old row visible until it
+    -- commits. If this one statement sees no row of the job in any of these
+    -- tables, no task of it is being moved and none will be queued again.
     continue when exists (select from parked where job_id = v_job.id)
       or exists (select from leases where job_id = v_job.id)
       or _ready_task(v_job) is not null

@@ -1,5 +1,5 @@
--- API keys, and idempotency keys of HTTP requests.
--- A tenant's API key is a member of the tenant, so policies and role checks treat it like a user.
+-- API keys, and idempotency keys of HTTP requests. A tenant's API key is a
+-- member of the tenant, so policies and role checks treat it like a user.
 
 create or replace function penstock.create_key(
   p_name text, p_role text, p_tenant_id uuid default null, p_expires_at timestamptz default null)
@@ -214,8 +214,8 @@ comment on function penstock.begin_request(text, bytea) is
 create or replace function penstock.end_request(p_key text, p_status integer, p_answer jsonb)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  -- Users can call this function too, so the size is limited. The longest response has the ids of 100,000
-  -- tasks.
+  -- Users can call this function too, so the size is limited.
+  -- The longest response has the ids of 100,000 tasks.
   if p_status is null or p_status not between 200 and 599 then
     perform _refuse(422, 'invalid_status',
       format('p_status must be between 200 and 599 (got %s)', coalesce(p_status::text, 'null')),

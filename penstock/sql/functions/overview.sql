@@ -1,5 +1,5 @@
--- Overview: the current state of a tenant, or of all tenants. Counts stop at 100,000, so that a page that is
--- open all day does not get slower as the queue grows.
+-- Overview: the current state of a tenant, or of all tenants. Counts stop at 100,000,
+-- so that a page that is open all day does not get slower as the queue grows.
 
 create or replace function penstock._bucket(p_seconds double precision)
 returns integer language sql immutable as $$
@@ -44,8 +44,8 @@ begin
   ), sums as materialized (
     select c.tenant_id, c.minute, sum(c.n) filter (where c.outcome = 'succeeded') as succeeded, sum(c.n)
       filter (where c.outcome = 'failed') as failed,
-      -- Waiting times are sampled: one task in sample_rate, about 20 of each tenant and at most 20,000 in
-      -- all.
+      -- Waiting times are sampled: one task in sample_rate,
+      -- about 20 of each tenant and at most 20,000 in all.
       greatest(1, sum(c.n) / 20, sum(sum(c.n)) over (partition by c.minute) / 20000)::bigint as sample_rate
     from counted c group by c.tenant_id, c.minute
   ), ran as (
@@ -231,8 +231,8 @@ declare
   v_now timestamptz := _now();
 begin
   return (
-    -- The latest 10,000 dead letters, however many there are. One query for each case, so that each uses its
-    -- index.
+    -- The latest 10,000 dead letters, however many there are.
+    -- One query for each case, so that each uses its index.
     with latest as materialized (
       (select d.kind, d.error_code, d.error_message, d.died_at, d.id from dead_letters d
         where p_tenant_id is null order by d.id desc limit 10000)

@@ -1,5 +1,5 @@
--- Schedules: recurring jobs. Python computes the next run time, because it has the time zones and cron
--- rules; these functions guarantee that each run time starts at most one job.
+-- Schedules: recurring jobs. Python computes the next run time, because it has the time
+-- zones and cron rules; these functions guarantee that each run time starts at most one job.
 
 create or replace function penstock.set_schedule(
   p_name text, p_cron text, p_job_type text, p_next_run_at timestamptz, p_options jsonb default '{}')
@@ -58,8 +58,8 @@ begin
       params = excluded.params,
     tasks = excluded.tasks, options = excluded.options, missed = excluded.missed,
       is_enabled = excluded.is_enabled,
-    -- An unchanged cron keeps its next run, so that declaring a schedule again never skips one. A schedule
-    -- that was disabled starts from the new time.
+    -- An unchanged cron keeps its next run, so that declaring a schedule again
+    -- never skips one. A schedule that was disabled starts from the new time.
     next_run_at = case when s.is_enabled and (s.cron, s.timezone) = (excluded.cron, excluded.timezone)
       then s.next_run_at else excluded.next_run_at end
   returning id into v_id;
@@ -97,8 +97,8 @@ returns table (id uuid, tenant_id uuid, name text, cron text, timezone text, job
   missed text, due_at timestamptz, now_at timestamptz)
 language sql security definer set search_path = penstock, pg_temp set enable_seqscan = off
   set jit = off as $$
-  -- Tenants take turns, so a tenant whose many schedules fail to start does not block the schedules of
-  -- others.
+  -- Tenants take turns, so a tenant whose many schedules
+  -- fail to start does not block the schedules of others.
   select s.id, s.tenant_id, s.name, s.cron, s.timezone, s.job_type, s.params, s.tasks is not null, s.missed,
     s.next_run_at, _now()
   from (

@@ -146,8 +146,8 @@ declare
   v_edge integer;
   v_child integer;
 begin
-  -- Topological sort: remove tasks without open parents until none is left; the remaining tasks form a
-  -- cycle.
+  -- Topological sort: remove tasks without open parents
+  -- until none is left; the remaining tasks form a cycle.
   for i in 1 .. cardinality(p_parents) loop
     v_waits[p_children[i]] := v_waits[p_children[i]] + 1;
     v_next[i] := v_first[p_parents[i]];
@@ -317,8 +317,8 @@ declare
     select task_id from leases where task_id = any (p_task_ids) for no key update skip locked);
   v_busy bigint;
 begin
-  -- A transaction that ends a task locks its lease, its children, the phases and the job, in this order; so
-  -- does this function. It must not wait for one lease while it holds others, so it gives up instead.
+  -- A transaction that ends a task locks its lease, its children, the phases and the job, in this order;
+  -- so does this function. It must not wait for one lease while it holds others, so it gives up instead.
   select min(l.task_id) into v_busy from leases l
   where l.task_id = any (p_task_ids) and not exists (select from unnest(v_locked) as m where m = l.task_id);
   if v_busy is not null then
@@ -560,8 +560,8 @@ comment on function penstock._park_new_tasks(penstock.jobs, penstock.task_spec[]
 create or replace function penstock._lock_descendants(p_job_id uuid, p_parent_ids bigint[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
-  -- The descendants of a failed parent are canceled. Two failures can share descendants, so all are locked
-  -- in one order.
+  -- The descendants of a failed parent are canceled. Two failures
+  -- can share descendants, so all are locked in one order.
   perform 1 from parked where job_id = p_job_id and task_id = any (array(
     with recursive below as (
       select e.child_id, r.outcome <> 'succeeded' as is_failed from unnest(p_parent_ids) as g(id)
@@ -611,8 +611,8 @@ begin
       where e.child_id >= coalesce(p_child_ids[1], 0)
       group by e.child_id
     ), counted as (
-      -- A child with pending = 0 was already released when this parent ended before (the parent was
-      -- retried).
+      -- A child with pending = 0 was already released when
+      -- this parent ended before (the parent was retried).
       update parked p set pending = p.pending - c.ended from (
         select k.tid, child.ended, child.is_failed and not t.run_after_failure as is_doomed from child
         cross join lateral (

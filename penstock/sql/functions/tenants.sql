@@ -1,5 +1,5 @@
--- Tenants, members, profiles, and the identity of the caller.
--- The caller is the current role: the one that PostgREST or the API set for the request, else the login
+-- Tenants, members, profiles, and the identity of the caller. The caller is the
+-- current role: the one that PostgREST or the API set for the request, else the login
 -- role. JWT claims identify the user; they never grant the rights of the service.
 
 create or replace function penstock._is_service()
@@ -72,8 +72,8 @@ begin
   if cardinality(v_tenants) = 0 then
     perform _refuse(403, 'no_tenant', 'you are not an owner, admin or member of any tenant');
   end if;
-  -- A user with a personal tenant works there unless the call names another one: any tenant may add the user
-  -- as a member, and must not receive the user's jobs because of that.
+  -- A user with a personal tenant works there unless the call names another one: any tenant
+  -- may add the user as a member, and must not receive the user's jobs because of that.
   select tenant_id into v_default from profiles where user_id = auth.uid();
   v_default := coalesce(v_default, case when cardinality(v_tenants) = 1 then v_tenants[1] end);
   if v_default is null or not v_default = any (v_tenants) then

@@ -1,5 +1,5 @@
--- Usage: records what attempts and other actions used, prices it, and deducts it from the reservations
--- (holds).
+-- Usage: records what attempts and other actions used,
+-- prices it, and deducts it from the reservations (holds).
 
 create or replace function penstock._check_units(p_units jsonb, p_field text)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
