@@ -1,8 +1,8 @@
--- Jobs. Status: queued -> running <-> paused -> completed | failed | canceled; a retry sets failed to running.
+-- Jobs. Status: queued -> running <-> paused -> completed | failed | canceled. A retry: failed -> running.
 --
 -- Lock order of all functions: leases, ready rows, parked rows by task id, phases by job and position, jobs
 -- by id, shares. The transaction that ends the last task of a phase locks the job and reads all its phases:
--- of several such transactions, the last one to get the lock sees the changes of the others and ends the job.
+-- of several such transactions, the last one to get the lock sees the others' changes and ends the job.
 
 create or replace function penstock._guard_job()
 returns trigger language plpgsql set search_path = penstock, pg_temp as $$
