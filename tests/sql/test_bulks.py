@@ -317,7 +317,7 @@ class TestStopAfter:
             sql.kill(sql.claim_one())
         assert (sql.status(job), sql.job(job)["status_reason"]) == (
             "paused",
-            "2 tasks failed, and it stops after 2",
+            "2 tasks failed; stop_after is 2",
         )
         sql.resume(job)
         sql.do_chores()
@@ -502,5 +502,5 @@ class TestAtOnce:
             open_bulk(one, "a")
             call = Call(lambda: open_bulk(two, "b"))
             sessions.wait_until_blocked(two, call)
-        with pytest.raises(Exception, match="one at a time"):
+        with pytest.raises(Exception, match="only one may run at a time"):
             call.result()
