@@ -38,7 +38,7 @@ BREACHES = {
     "create or replace view boxes.every with (security_invoker = false) as select * from boxes.boxes": "view every runs with its owner's rights",
     "create materialized view if not exists boxes.copy as select * from boxes.boxes; grant select on boxes.copy to authenticated": "copy has no row level security, and authenticated may read it",
     "create or replace function boxes.every_one() returns bigint language sql security definer as 'select 1'; revoke all on function boxes.every_one() from public": "boxes.every_one() is security definer: its search_path must be set",
-    "alter function boxes.pack(bigint) set search_path = boxes": "does not end with pg_temp",
+    "alter function boxes.pack(bigint) set search_path = boxes": "must be set and end with pg_temp",
     "grant execute on function boxes.pack(bigint) to public": "boxes.pack(bigint): execute is granted to public",
     "grant select on boxes.box_list to anon": "box_list: select is granted to anon",
     "grant update (id) on boxes.boxes to anon": "boxes.id: update is granted to anon",
