@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-_COMMENT = re.compile(r"comment on function penstock\.(\w+)\((.*?)\) is\s+'((?:[^']|'')*)';", re.S)
+# A long comment is several literals, one per line, which PostgreSQL joins.
+_COMMENT = re.compile(r"comment on function penstock\.(\w+)\((.*?)\) is\s+'((?:[^']|''|'\n\s+')*)';", re.S)
+_NEXT_LITERAL = re.compile(r"'\n\s+'")
 _HEADER = re.compile(r"create or replace function penstock\.(\w+)\s*\((.*?)\)\s*returns", re.S)
 CLAUSE = re.compile(r"\b(?:R[0-9]\.[0-9]+|B[0-9]+)/[a-z0-9-]+")
 _ATTACK_NUMBER = re.compile(r"\bS[1-9]\d?\b")
@@ -31,7 +33,10 @@ def functions() -> str:
     lines: list[str] = []
     for path in sorted((ROOT / "penstock/sql/functions").glob("*.sql")):
         text = path.read_text()
-        comments = {name: comment.replace("''", "'") for name, _, comment in _COMMENT.findall(text)}
+        comments = {
+            name: _NEXT_LITERAL.sub("", comment).replace("''", "'")
+            for name, _, comment in _COMMENT.findall(text)
+        }
         public = [
             (name, arguments)
             for name, arguments in _HEADER.findall(text)

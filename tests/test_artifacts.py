@@ -551,7 +551,7 @@ class TestUploads:
             }
             first = await artifacts.begin_upload(pool, **how, bytes=5, idempotency_key="k")
             assert await artifacts.begin_upload(pool, **how, bytes=5, idempotency_key="k") == first
-            with pytest.raises(Exception, match="another file") as caught:
+            with pytest.raises(Exception, match="a different file") as caught:
                 await artifacts.begin_upload(pool, **how, bytes=6, idempotency_key="k")
             assert caught.value.code == "idempotency_key_reused"  # pyright: ignore[reportAttributeAccessIssue]
         assert place.bytes() == (0, 5)

@@ -35,17 +35,17 @@ create policy members_read on boxes.boxes for select to authenticated using (ten
 # What is added to the last file, and what the refusal says of it.
 BREACHES = {
     "alter table boxes.boxes disable row level security": "table boxes has no row level security",
-    "create or replace view boxes.every with (security_invoker = false) as select * from boxes.boxes": "view every is read with its owner's rights",
-    "create materialized view if not exists boxes.copy as select * from boxes.boxes; grant select on boxes.copy to authenticated": "copy is read without policies, and authenticated may",
-    "create or replace function boxes.every_one() returns bigint language sql security definer as 'select 1'; revoke all on function boxes.every_one() from public": "boxes.every_one() runs with its owner's rights, and its search_path is not fixed",
-    "alter function boxes.pack(bigint) set search_path = boxes": "does not end with pg_temp",
+    "create or replace view boxes.every with (security_invoker = false) as select * from boxes.boxes": "view every runs with its owner's rights",
+    "create materialized view if not exists boxes.copy as select * from boxes.boxes; grant select on boxes.copy to authenticated": "copy has no row level security, and authenticated may read it",
+    "create or replace function boxes.every_one() returns bigint language sql security definer as 'select 1'; revoke all on function boxes.every_one() from public": "boxes.every_one() is security definer: its search_path must be set",
+    "alter function boxes.pack(bigint) set search_path = boxes": "must be set and end with pg_temp",
     "grant execute on function boxes.pack(bigint) to public": "boxes.pack(bigint): execute is granted to public",
     "grant select on boxes.box_list to anon": "box_list: select is granted to anon",
     "grant update (id) on boxes.boxes to anon": "boxes.id: update is granted to anon",
-    "grant select on boxes.boxes to authenticated with grant option": "boxes: authenticated may pass select on",
-    "grant create on schema boxes to authenticated": "authenticated may create things in it",
-    "create policy open on boxes.boxes for select using (true)": "policy open of boxes is for everybody",
-    "create policy open on boxes.boxes for insert to authenticated with check (true)": "policy open of boxes lets users write anything",
+    "grant select on boxes.boxes to authenticated with grant option": "boxes: authenticated may grant select to others",
+    "grant create on schema boxes to authenticated": "authenticated may create objects in it",
+    "create policy open on boxes.boxes for select using (true)": "policy open of boxes applies to public or anon",
+    "create policy open on boxes.boxes for insert to authenticated with check (true)": "policy open of boxes lets users write any row",
 }
 
 

@@ -1,5 +1,6 @@
--- Who may do what. Everything is revoked first, then granted by name; a test compares this with the catalogue.
--- Readers get rows through policies, writers only functions. Internal functions (leading underscore) are nobody's.
+-- Permissions. Everything is revoked first, then granted by name; a test compares the result
+-- with docs/access.md. Users read rows through policies and write only through functions.
+-- Internal functions (leading underscore) are not granted, except those that a view calls.
 
 revoke all on all tables in schema penstock from public, anon, authenticated, service_role;
 revoke all on all sequences in schema penstock from public, anon, authenticated, service_role;
@@ -7,93 +8,112 @@ revoke all on all functions in schema penstock from public, anon, authenticated,
 revoke all on schema penstock from public, anon, authenticated, service_role;
 grant usage on schema penstock to anon, authenticated, service_role;
 
--- A path that does not name pg_temp has it in front, and with it whatever types a caller made there.
+-- A search_path without pg_temp searches pg_temp first, where a caller could have created types.
 alter function penstock._uuid7() set search_path = pg_catalog, pg_temp;
 
--- Users: their own tenants' rows.
-grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.jobs, penstock.phases, penstock.tasks,
-  penstock.results, penstock.attempts, penstock.dead_letters, penstock.schedules, penstock.audit_log,
-  penstock.job_list, penstock.task_list, penstock.dead_letter_list,
-  penstock.meters, penstock.plans, penstock.endpoints, penstock.prices, penstock.exchange_rates, penstock.tenant_limits, penstock.allowances,
-  penstock.accounts, penstock.holds, penstock.usage_events, penstock.usage_sums, penstock.cost_entries, penstock.cost_sums,
-  penstock.usage_days, penstock.cost_days, penstock.job_costs, penstock.price_list, penstock.rate_comparison, penstock.artifacts,
-  penstock.bulks, penstock.bulk_rows, penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions to authenticated;
+-- Users read the rows of their own tenants.
+grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.jobs, penstock.phases,
+  penstock.tasks, penstock.results, penstock.attempts, penstock.dead_letters, penstock.schedules,
+  penstock.audit_log, penstock.job_list, penstock.task_list, penstock.dead_letter_list, penstock.meters,
+  penstock.plans, penstock.endpoints, penstock.prices, penstock.exchange_rates, penstock.tenant_limits,
+  penstock.allowances, penstock.accounts, penstock.holds, penstock.usage_events, penstock.usage_sums,
+  penstock.cost_entries, penstock.cost_sums, penstock.usage_days, penstock.cost_days, penstock.job_costs,
+  penstock.price_list, penstock.rate_comparison, penstock.artifacts, penstock.bulks, penstock.bulk_rows,
+  penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
   penstock.open_job(text, jsonb, jsonb), penstock.start_job(text, jsonb, jsonb, jsonb),
   penstock.add_tasks(uuid, jsonb, bigint, text, bigint), penstock.get_job(uuid),
-  penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text), penstock.retry_job(uuid),
-  penstock.confirm_job(uuid), penstock.open_bulk(text, jsonb, jsonb, jsonb), penstock.add_bulk_rows(uuid, jsonb, boolean), penstock.get_bulk(uuid),
-  penstock.read_bulk_again(uuid), penstock.undo_bulk(uuid, jsonb), penstock._bulk_row_state(penstock.bulk_rows), penstock._is_running(uuid, bigint, bigint), penstock._row_cost(penstock.bulk_rows),
+  penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text),
+  penstock.retry_job(uuid), penstock.confirm_job(uuid), penstock.open_bulk(text, jsonb, jsonb, jsonb),
+  penstock.add_bulk_rows(uuid, jsonb, boolean), penstock.get_bulk(uuid), penstock.read_bulk_again(uuid),
+  penstock.undo_bulk(uuid, jsonb), penstock._bulk_row_state(penstock.bulk_rows),
+  penstock._is_running(uuid, bigint, bigint), penstock._row_cost(penstock.bulk_rows),
   penstock.replay_dead_letters(jsonb), penstock.discard_dead_letters(jsonb),
-  penstock.set_member(uuid, uuid, text),
-  penstock.set_schedule(text, text, text, timestamptz, jsonb), penstock.remove_schedule(uuid),
-  penstock._base_rate(text, timestamptz), penstock.resolve_limits(uuid, timestamptz), penstock.get_usage_status(uuid),
-  penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.explain_job(uuid), penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid),
-  penstock.create_key(text, text, uuid, timestamptz), penstock.list_keys(uuid), penstock.revoke_key(uuid), penstock.check_key(),
-  penstock.begin_request(text, bytea), penstock.end_request(text, integer, jsonb),
-  penstock.begin_upload(text, text, bigint, jsonb), penstock.take_upload(uuid), penstock.delete_artifact(uuid),
-  penstock.overview(uuid), penstock.lane_states(uuid), penstock.task_rates(uuid, integer), penstock.job_graph(uuid, bigint, integer),
+  penstock.set_member(uuid, uuid, text), penstock.set_schedule(text, text, text, timestamptz, jsonb),
+  penstock.remove_schedule(uuid), penstock._base_rate(text, timestamptz),
+  penstock.resolve_limits(uuid, timestamptz), penstock.get_usage_status(uuid),
+  penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.explain_job(uuid),
+  penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid),
+  penstock.create_key(text, text, uuid, timestamptz), penstock.list_keys(uuid), penstock.revoke_key(uuid),
+  penstock.check_key(), penstock.begin_request(text, bytea), penstock.end_request(text, integer, jsonb),
+  penstock.begin_upload(text, text, bigint, jsonb), penstock.take_upload(uuid),
+  penstock.delete_artifact(uuid), penstock.overview(uuid), penstock.lane_states(uuid),
+  penstock.task_rates(uuid, integer), penstock.job_graph(uuid, bigint, integer),
   penstock.start_action(text, text[], text), penstock.weigh_action(text, text[])
 to authenticated, service_role;
 
 -- The service: workers and operators.
 grant select on all tables in schema penstock to service_role;
 grant execute on function
-  penstock.claim_tasks(text, integer, text[], integer),
-  penstock.heartbeat_task(bigint, text, bigint), penstock.heartbeat_tasks(text, jsonb, integer),
+  penstock.claim_tasks(text, integer, text[], integer), penstock.heartbeat_task(bigint, text, bigint),
+  penstock.heartbeat_tasks(text, jsonb, integer),
   penstock.report_progress(bigint, text, bigint, double precision, text),
-  penstock.complete_task(bigint, text, jsonb, bigint), penstock.complete_tasks(text, bigint[], bigint[], jsonb[]),
+  penstock.complete_task(bigint, text, jsonb, bigint),
+  penstock.complete_tasks(text, bigint[], bigint[], jsonb[]),
   penstock.fail_task(bigint, text, text, bigint, double precision, boolean, text, jsonb),
   penstock.fail_tasks(text, bigint[], bigint[], jsonb[]),
   penstock.reschedule_task(bigint, double precision, text, bigint, text),
   penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text),
-  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.upkeep_if_idle(), penstock.return_unknown_tasks(text, bigint[]), penstock.prune(integer), penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
-  penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb), penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),
-  penstock.take_bulk_rows(bigint, text, bigint, integer), penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint),
-  penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[]), penstock.record_changes(bigint, text, bigint, jsonb), penstock.undo_changes(bigint, text, bigint),
-  penstock.ensure_sheets_account(text), penstock.bulk_rows_to_write(uuid, integer), penstock.mark_rows_written(uuid, bigint[], text[]),
-  penstock.due_schedules(), penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
-  penstock.create_tenant(text, double precision), penstock.ensure_tenant(text), penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb),
-  penstock.set_provider(text, jsonb, uuid), penstock.open_provider(text, uuid), penstock.report_provider(text, jsonb, uuid), penstock.report_limited(bigint, text, bigint, jsonb),
+  penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.upkeep_if_idle(), penstock.prune(integer),
+  penstock.return_unknown_tasks(text, bigint[]),
+  penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
+  penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb),
+  penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),
+  penstock.take_bulk_rows(bigint, text, bigint, integer),
+  penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint),
+  penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[]),
+  penstock.record_changes(bigint, text, bigint, jsonb), penstock.undo_changes(bigint, text, bigint),
+  penstock.ensure_sheets_account(text), penstock.bulk_rows_to_write(uuid, integer),
+  penstock.mark_rows_written(uuid, bigint[], text[]), penstock.due_schedules(),
+  penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
+  penstock.create_tenant(text, double precision), penstock.ensure_tenant(text),
+  penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb),
+  penstock.set_provider(text, jsonb, uuid), penstock.open_provider(text, uuid),
+  penstock.report_provider(text, jsonb, uuid), penstock.report_limited(bigint, text, bigint, jsonb),
   penstock.acquire_api_capacity(text, text, bigint, text, uuid, double precision),
   penstock.release_api_capacity(text, text, bigint, bigint, text, uuid), penstock.next_opening(text[]),
   penstock._slot_ends(smallint, bigint), penstock._pace(double precision, timestamptz, timestamptz),
   penstock.set_meter(text, jsonb), penstock.set_plan(text, jsonb), penstock.set_tenant_plan(uuid, text),
-  penstock.set_limit(uuid, text, numeric, boolean), penstock.add_allowance(uuid, text, numeric, text, date, text, text),
+  penstock.set_limit(uuid, text, numeric, boolean),
+  penstock.add_allowance(uuid, text, numeric, text, date, text, text),
   penstock.reset_quota(uuid, text, text), penstock.reserve_quota(uuid, jsonb, text, text, double precision),
   penstock.commit_hold(uuid, jsonb, uuid), penstock.release_hold(uuid, uuid), penstock.check_accounts(),
   penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb),
   penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb),
   penstock.set_price(text, text, numeric, jsonb), penstock.set_exchange_rate(text, numeric, timestamptz),
   penstock.use_key(bytea), penstock.list_strangers(uuid[], uuid[]), penstock.drain_rates(),
-  penstock.begin_artifact(bigint, text, bigint, text, text, bigint), penstock.finish_artifact(uuid, text, bigint, bigint, text),
-  penstock.drop_artifact(uuid, text, bigint), penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]),
-  penstock.orphaned_artifacts(text[]), penstock.do_actions(integer)
+  penstock.begin_artifact(bigint, text, bigint, text, text, bigint),
+  penstock.finish_artifact(uuid, text, bigint, bigint, text), penstock.drop_artifact(uuid, text, bigint),
+  penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]), penstock.orphaned_artifacts(text[]),
+  penstock.do_actions(integer)
 to service_role;
 
--- The policies that go with the grants. Service-only tables have none for users.
+-- The policies that belong to the grants. Tables of the service have none for users.
 do $$
 declare
   v_table text;
 begin
-  foreach v_table in array array['tenants', 'members', 'profiles', 'jobs', 'phases', 'tasks', 'results', 'attempts',
-    'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes', 'shares', 'mixed', 'edges', 'ready',
-    'parked', 'leases', 'chores', 'workers', 'migrations', 'endpoints', 'endpoint_states', 'spent', 'calls', 'provider_events',
-    'meters', 'plans', 'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'exchange_rates', 'prices',
-    'cost_entries', 'cost_sums', 'api_keys', 'requests', 'artifacts', 'bulks', 'bulk_rows', 'bulk_changes', 'task_sums', 'actions', 'action_items'] loop
+  foreach v_table in array array['tenants', 'members', 'profiles', 'jobs', 'phases', 'tasks', 'results',
+    'attempts', 'dead_letters', 'schedules', 'audit_log', 'settings', 'kinds', 'job_types', 'lanes',
+    'shares', 'mixed', 'edges', 'ready', 'parked', 'leases', 'chores', 'workers', 'migrations', 'endpoints',
+    'endpoint_states', 'spent', 'calls', 'provider_events', 'meters', 'plans', 'tenant_limits', 'allowances',
+    'accounts', 'holds', 'usage_events', 'usage_sums', 'exchange_rates', 'prices', 'cost_entries',
+    'cost_sums', 'api_keys', 'requests', 'artifacts', 'bulks', 'bulk_rows', 'bulk_changes', 'task_sums',
+    'actions', 'action_items'] loop
     execute format('drop policy if exists service_reads on penstock.%I', v_table);
-    execute format('create policy service_reads on penstock.%I for select to service_role using (true)', v_table);
+    execute format('create policy service_reads on penstock.%I for select to service_role using (true)',
+      v_table);
   end loop;
-  foreach v_table in array array['members', 'jobs', 'phases', 'tasks', 'results', 'attempts', 'dead_letters', 'schedules', 'audit_log',
-    'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events', 'usage_sums', 'cost_entries', 'cost_sums', 'artifacts',
-    'bulks', 'bulk_rows', 'bulk_changes'] loop
+  foreach v_table in array array['members', 'jobs', 'phases', 'tasks', 'results', 'attempts', 'dead_letters',
+    'schedules', 'audit_log', 'tenant_limits', 'allowances', 'accounts', 'holds', 'usage_events',
+    'usage_sums', 'cost_entries', 'cost_sums', 'artifacts', 'bulks', 'bulk_rows', 'bulk_changes'] loop
     execute format('drop policy if exists members_read on penstock.%I', v_table);
     execute format('create policy members_read on penstock.%I for select to authenticated
       using (tenant_id in (select penstock.my_tenants()))', v_table);
   end loop;
-  -- The catalogue is for all, what is a tenant's own only for its members.
+  -- General endpoints and prices are visible to all users, those of a tenant only to its members.
   foreach v_table in array array['endpoints', 'prices'] loop
     execute format('drop policy if exists members_read on penstock.%I', v_table);
     execute format('create policy members_read on penstock.%I for select to authenticated
@@ -101,16 +121,20 @@ begin
   end loop;
   foreach v_table in array array['meters', 'plans', 'exchange_rates'] loop
     execute format('drop policy if exists all_read on penstock.%I', v_table);
-    execute format('create policy all_read on penstock.%I for select to authenticated using (true)', v_table);
+    execute format('create policy all_read on penstock.%I for select to authenticated using (true)',
+      v_table);
   end loop;
 end
 $$;
 drop policy if exists members_read on penstock.tenants;
-create policy members_read on penstock.tenants for select to authenticated using (id in (select penstock.my_tenants()));
+create policy members_read on penstock.tenants for select to authenticated
+  using (id in (select penstock.my_tenants()));
 drop policy if exists own_profile on penstock.profiles;
-create policy own_profile on penstock.profiles for select to authenticated using (user_id = (select auth.uid()));
+create policy own_profile on penstock.profiles for select to authenticated
+  using (user_id = (select auth.uid()));
 drop policy if exists own_profile_update on penstock.profiles;
 create policy own_profile_update on penstock.profiles for update to authenticated
   using (user_id = (select auth.uid())) with check (user_id = (select auth.uid()));
 drop policy if exists own_actions on penstock.actions;
-create policy own_actions on penstock.actions for select to authenticated using (user_id = (select auth.uid()));
+create policy own_actions on penstock.actions for select to authenticated
+  using (user_id = (select auth.uid()));

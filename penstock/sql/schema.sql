@@ -45,7 +45,7 @@ sequence penstock.task_ids
   definition: bigint start 1 increment 1 minimum 1 maximum 9223372036854775807 cache 1
 
 table penstock.accounts
-  comment: What a tenant, or one job, has used and set aside in a period. The sum of usage and holds, kept; check_accounts compares.
+  comment: Used and reserved amounts of a tenant, or of one job, in a period: the running totals of usage and holds. check_accounts() compares them.
   row security: enabled
   options: fillfactor=50
   column tenant_id: uuid not null
@@ -63,7 +63,7 @@ table penstock.accounts
   grant to service_role: select
 
 table penstock.action_items
-  comment: What of an action is left to do: ids of jobs (pause, resume, cancel, retry) or of dead letters (replay, discard).
+  comment: The remaining subjects of an action: ids of jobs (pause, resume, cancel, retry) or of dead letters (replay, discard).
   row security: enabled
   column action_id: uuid not null
   column subject: text not null
@@ -73,7 +73,7 @@ table penstock.action_items
   grant to service_role: select
 
 table penstock.actions
-  comment: What somebody does to many jobs or dead letters at once: the first at once, the rest in bites by the workers.
+  comment: Operations on many jobs or dead letters: the first batch runs at once, workers run the others.
   row security: enabled
   column id: uuid not null default penstock._uuid7()
   column actor: text not null
@@ -86,8 +86,8 @@ table penstock.actions
   column refusal: text
   column created_at: timestamp with time zone not null
   column finished_at: timestamp with time zone
-  comment on column user_id: Whose roles decide about each of them; null: the service.
-  comment on column refusal: Why the last one that was refused was.
+  comment on column user_id: The user whose permissions are checked for each subject; null: the service.
+  comment on column refusal: Why the last rejected subject was rejected.
   constraint actions_pkey: PRIMARY KEY (id)
   constraint actions_reason_check: CHECK ((length(reason) <= 1000))
   constraint actions_verb_check: CHECK ((verb = ANY (ARRAY['pause'::text, 'resume'::text, 'cancel'::text, 'retry'::text, 'replay'::text, 'discard'::text])))
@@ -99,7 +99,7 @@ table penstock.actions
   grant to service_role: select
 
 table penstock.allowances
-  comment: What a tenant may use beyond its limit: an override until its expiry day (included), or a purchase.
+  comment: Additions to a tenant's limit: an override until its expiry day (inclusive), or a purchase.
   row security: enabled
   column id: uuid not null default penstock._uuid7()
   column tenant_id: uuid not null
@@ -126,7 +126,7 @@ table penstock.allowances
   grant to service_role: select
 
 table penstock.api_keys
-  comment: Keys for programs. A tenant's key is a member of the tenant, with the key's id as user id; a key without a tenant is the service's.
+  comment: API keys. A tenant's key is a member of the tenant, with the key's id as user id; a key without a tenant belongs to the service.
   row security: enabled
   column id: uuid not null default gen_random_uuid()
   column tenant_id: uuid
@@ -139,8 +139,8 @@ table penstock.api_keys
   column expires_at: timestamp with time zone
   column last_used_at: timestamp with time zone
   column revoked_at: timestamp with time zone
-  comment on column digest: SHA-256 of the key, which is random and kept nowhere.
-  comment on column role: Of a key without a tenant; a tenant's key has the role of its member.
+  comment on column digest: SHA-256 of the key. The key itself is random and not stored.
+  comment on column role: Role of a key without a tenant. A tenant's key has the role of its member row.
   constraint api_keys_check: CHECK (((tenant_id IS NULL) = (role IS NOT NULL)))
   constraint api_keys_digest_check: CHECK ((length(digest) = 32))
   constraint api_keys_digest_key: UNIQUE (digest)
@@ -153,7 +153,7 @@ table penstock.api_keys
   grant to service_role: select
 
 table penstock.artifacts
-  comment: The files that tasks made and clients uploaded. The record comes before its file, and goes after it.
+  comment: Files that tasks created and clients uploaded. The record is created before the file and deleted after it.
   row security: enabled
   column id: uuid not null default penstock._uuid7()
   column tenant_id: uuid not null
@@ -173,9 +173,9 @@ table penstock.artifacts
   column created_at: timestamp with time zone not null
   column begun_at: timestamp with time zone not null
   column stored_at: timestamp with time zone
-  comment on column incoming: Where a client uploads to. What is there is not believed before it was checked and copied to path.
-  comment on column bytes: What it takes in storage; while it is pending, what was announced.
-  comment on column status: Pending: being written. Stored: whole, and counted. Deleted: its file is to be removed, then this row.
+  comment on column incoming: Where a client uploads the file. It is not trusted until it has been checked and copied to path.
+  comment on column bytes: Size of the file; while it is pending, the announced size.
+  comment on column status: pending: being written; stored: complete and counted; deleted: the file, then this row, will be removed.
   constraint artifacts_bytes_check: CHECK ((bytes >= 0))
   constraint artifacts_check: CHECK (((job_id IS NULL) = (task_id IS NULL)))
   constraint artifacts_check1: CHECK (((status <> 'stored'::text) OR ((bytes IS NOT NULL) AND (sha256 IS NOT NULL) AND (stored_at IS NOT NULL))))
@@ -200,7 +200,7 @@ table penstock.artifacts
   grant to service_role: select
 
 table penstock.attempts
-  comment: Attempts that did not succeed, with their errors. Append-only.
+  comment: Failed attempts with their errors. Append-only.
   row security: enabled
   column job_id: uuid not null
   column task_id: bigint not null
@@ -223,7 +223,7 @@ table penstock.attempts
   grant to service_role: select
 
 table penstock.audit_log
-  comment: Who did what, in the transaction that did it. Append-only: nobody is granted update or delete.
+  comment: Who did what, written in the same transaction. Append-only: no role may update or delete rows.
   row security: enabled
   column id: bigint generated always as identity not null
   column at: timestamp with time zone not null
@@ -233,7 +233,7 @@ table penstock.audit_log
   column job_id: uuid
   column subject: text
   column details: jsonb not null default '{}'::jsonb
-  comment on column subject: The thing acted on, as noun:id.
+  comment on column subject: The object acted on, as noun:id.
   constraint audit_log_pkey: PRIMARY KEY (id)
   index audit_log_job: CREATE INDEX audit_log_job ON penstock.audit_log USING btree (job_id, id) WHERE (job_id IS NOT NULL)
   index audit_log_tenant: CREATE INDEX audit_log_tenant ON penstock.audit_log USING btree (tenant_id, id)
@@ -243,7 +243,7 @@ table penstock.audit_log
   grant to service_role: select
 
 table penstock.bulk_changes
-  comment: What was applied for a row, value by value, and whether it was undone.
+  comment: Changes applied for a row, one per value, and whether they were undone.
   row security: enabled
   column id: bigint generated always as identity not null
   column tenant_id: uuid not null
@@ -263,7 +263,7 @@ table penstock.bulk_changes
   grant to service_role: select
 
 table penstock.bulk_rows
-  comment: A row as it was read. Its state is that of the tasks it made: see bulk_row_list.
+  comment: A row as it was read. Its state follows from its tasks: see bulk_row_list.
   row security: enabled
   column job_id: uuid not null
   column number: bigint not null
@@ -277,11 +277,11 @@ table penstock.bulk_rows
   column last_id: bigint
   column batch_size: integer
   column written: text
-  comment on column number: As a person sees it in the source.
-  comment on column key: The chosen columns; null: its number is its key.
-  comment on column problem: Why it makes no task: {"code", "message", "column"}; done_before: an earlier job did it.
-  comment on column first_id: The first of its tasks; all up to last_id are its own, or its batch's.
-  comment on column result_id: The task whose output is its result.
+  comment on column number: The row number as shown in the source.
+  comment on column key: The values of the key columns; null: the row number is the key.
+  comment on column problem: Why the row has no tasks: {"code", "message", "column"}; done_before: an earlier job has completed it.
+  comment on column first_id: The first task of the row; all tasks up to last_id belong to it or to its batch.
+  comment on column result_id: The task whose output is the result of the row.
   comment on column written: The state that was last written back to the source.
   constraint bulk_rows_check: CHECK ((((first_id IS NULL) = (last_id IS NULL)) AND ((first_id IS NULL) = (result_id IS NULL))))
   constraint bulk_rows_check1: CHECK (((problem IS NULL) OR (first_id IS NULL)))
@@ -296,7 +296,7 @@ table penstock.bulk_rows
   grant to service_role: select
 
 table penstock.bulks
-  comment: Jobs whose tasks are made from rows. The counts move once per part.
+  comment: Jobs whose tasks are created from rows. The counts are updated once per batch of rows.
   row security: enabled
   options: fillfactor=50
   column job_id: uuid not null
@@ -315,8 +315,8 @@ table penstock.bulks
   column loaded: integer not null default 0
   column refused: integer not null default 0
   column skipped: integer not null default 0
-  comment on column source_id: What stays the same when the source is read again.
-  comment on column loader: The last task that was made to load its rows.
+  comment on column source_id: Identifies the source, also when it is read again.
+  comment on column loader: The last task that was created to load rows.
   constraint bulks_batch_check: CHECK (((batch >= 1) AND (batch <= 10000)))
   constraint bulks_check: CHECK ((((loaded + refused) + skipped) <= total))
   constraint bulks_pkey: PRIMARY KEY (job_id)
@@ -328,7 +328,7 @@ table penstock.bulks
   grant to service_role: select
 
 table penstock.calls
-  comment: Capacity taken outside a claim with acquire_api_capacity; a call that is never released expires.
+  comment: Capacity that acquire_api_capacity has reserved outside a claim. A call that is not released expires.
   row security: enabled
   column id: uuid not null default penstock._uuid7()
   column endpoint_id: integer not null
@@ -344,7 +344,7 @@ table penstock.calls
   grant to service_role: select
 
 table penstock.chores
-  comment: What pause, resume and cancel of a large job leave to upkeep, done in small bites.
+  comment: Jobs whose tasks upkeep still has to move after a pause, resume or cancel. It moves them in small batches.
   row security: enabled
   column job_id: uuid not null
   column tenant_id: uuid not null
@@ -356,7 +356,7 @@ table penstock.chores
   grant to service_role: select
 
 table penstock.cost_entries
-  comment: The ledger of money: one line for each cost. Append-only; a correction is a line of its own.
+  comment: The ledger of costs, one row per cost. Append-only; a correction is a row of its own.
   row security: enabled
   column id: bigint generated always as identity not null
   column at: timestamp with time zone not null
@@ -378,7 +378,7 @@ table penstock.cost_entries
   column ended_at: timestamp with time zone
   column key: text
   column reason: text
-  comment on column base_amount: The amount in the base currency, at the rate of its day.
+  comment on column base_amount: The amount in the base currency, at the exchange rate of its day.
   constraint cost_entries_corrects_fkey: FOREIGN KEY (corrects) REFERENCES penstock.cost_entries(id)
   constraint cost_entries_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
   constraint cost_entries_pkey: PRIMARY KEY (id)
@@ -397,7 +397,7 @@ table penstock.cost_entries
   grant to service_role: select
 
 table penstock.cost_sums
-  comment: Costs per day, provider and type in the base currency, of each tenant and (tenant null) of all. Fresh rows are added up by upkeep.
+  comment: Costs per day, provider and type in the base currency, of each tenant and (tenant null) of all tenants. Upkeep adds fresh rows up.
   row security: enabled
   options: fillfactor=80
   column tenant_id: uuid
@@ -418,7 +418,7 @@ table penstock.cost_sums
   grant to service_role: select
 
 table penstock.dead_letters
-  comment: Tasks that failed for good. Replaying one removes it and queues the task again.
+  comment: Tasks that failed permanently. A replay deletes the row and queues the task again.
   row security: enabled
   column id: bigint generated always as identity not null
   column tenant_id: uuid not null
@@ -443,7 +443,7 @@ table penstock.dead_letters
   grant to service_role: select
 
 table penstock.edges
-  comment: The job's graph: the child starts when all its parents have succeeded.
+  comment: The dependencies of a job's tasks. A child starts once all its parents have succeeded.
   row security: enabled
   column job_id: uuid not null
   column parent_id: bigint not null
@@ -454,7 +454,7 @@ table penstock.edges
   grant to service_role: select
 
 table penstock.endpoint_states
-  comment: What is known of an endpoint at the moment. Who admits work locks this row.
+  comment: The current state of an endpoint. A claim locks this row to admit tasks.
   row security: enabled
   options: fillfactor=50
   column endpoint_id: integer not null
@@ -469,11 +469,11 @@ table penstock.endpoint_states
   column told_at: timestamp with time zone not null default '1970-01-01 00:00:00+00'::timestamp with time zone
   column refusals: integer not null default 0
   column refused_at: timestamp with time zone
-  comment on column open_at: Its windows are full until then.
-  comment on column closed_until: The provider asked to wait until then; infinity: it must be opened by hand.
-  comment on column pace: Which part of its limits is used since the last refusal; grows back by itself.
-  comment on column requests_limit: What the provider itself says its limit is, where that is less than ours.
-  comment on column told_at: When it last said so. An hour later it counts no more.
+  comment on column open_at: When its full rate-limit windows have room again.
+  comment on column closed_until: The provider asked to wait until then; infinity: an operator must open it.
+  comment on column pace: The fraction of the limits in use since the provider last rejected a call; it recovers over time.
+  comment on column requests_limit: The limit that the provider reports, if it is lower than the configured one.
+  comment on column told_at: When the provider last reported its limit. The report expires after an hour.
   constraint endpoint_states_endpoint_id_fkey: FOREIGN KEY (endpoint_id) REFERENCES penstock.endpoints(id) ON DELETE CASCADE
   constraint endpoint_states_pace_check: CHECK (((pace > (0)::double precision) AND (pace <= (1)::double precision)))
   constraint endpoint_states_pkey: PRIMARY KEY (endpoint_id)
@@ -481,7 +481,7 @@ table penstock.endpoint_states
   grant to service_role: select
 
 table penstock.endpoints
-  comment: Provider endpoints with their limits (null: none). A tenant's own row wins over the one for all.
+  comment: Provider endpoints and their limits (null: none). A tenant's own row overrides the general one.
   row security: enabled
   column id: integer generated always as identity not null
   column provider: text not null
@@ -500,8 +500,8 @@ table penstock.endpoints
   column depth_limit: integer
   column features: text[] not null default '{}'::text[]
   column changed_at: timestamp with time zone not null
-  comment on column default_tokens: The estimate for a task that does not say how many tokens it needs.
-  comment on column depth_limit: With so many tasks waiting, more are refused; null: never.
+  comment on column default_tokens: Estimated tokens of a task that does not say how many it needs.
+  comment on column depth_limit: Number of waiting tasks at which new tasks are rejected; null: unlimited.
   constraint endpoints_backpressure_delay_seconds_check: CHECK (((backpressure_delay_seconds >= (0)::double precision) AND (backpressure_delay_seconds <= (86400)::double precision)))
   constraint endpoints_backpressure_threshold_check: CHECK (((backpressure_threshold >= (0)::double precision) AND (backpressure_threshold <= (1)::double precision)))
   constraint endpoints_concurrency_check: CHECK (((concurrency >= 0) AND (concurrency <= 1000000)))
@@ -525,7 +525,7 @@ table penstock.endpoints
   grant to service_role: select
 
 table penstock.exchange_rates
-  comment: What one unit of a currency is worth in the base currency, from a date on.
+  comment: The value of one unit of a currency in the base currency, from a date on.
   row security: enabled
   column currency: text not null
   column valid_from: timestamp with time zone not null
@@ -539,7 +539,7 @@ table penstock.exchange_rates
   grant to service_role: select
 
 table penstock.holds
-  comment: Amounts set aside for an attempt, or for a caller, until they are committed or released.
+  comment: Amounts reserved for an attempt or a caller until they are committed or released.
   row security: enabled
   column id: uuid not null default penstock._uuid7()
   column tenant_id: uuid not null
@@ -570,13 +570,13 @@ table penstock.holds
   grant to service_role: select
 
 table penstock.job_types
-  comment: Declared job types: phases with weights, in order, and what a failed task does to the rest.
+  comment: Declared job types: their phases with weights, in order, and whether a failed task stops the job.
   row security: enabled
   column name: text not null
   column phases: jsonb not null default '[]'::jsonb
   column on_failure: text not null default 'continue'::text
   column bulk: jsonb
-  comment on column bulk: How its rows are taken: key, group_by, batch, is_exclusive. Null: its jobs have no rows.
+  comment on column bulk: How the rows of a bulk type are loaded: key, group_by, batch, is_exclusive. Null: not a bulk type.
   constraint job_types_bulk_check: CHECK ((jsonb_typeof(bulk) = 'object'::text))
   constraint job_types_name_check: CHECK ((name ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$'::text))
   constraint job_types_on_failure_check: CHECK ((on_failure = ANY (ARRAY['continue'::text, 'stop'::text])))
@@ -585,7 +585,7 @@ table penstock.job_types
   grant to service_role: select
 
 table penstock.jobs
-  comment: What a client starts and watches. Legal transitions are in a trigger.
+  comment: Jobs, which clients start and watch. A trigger allows only valid status changes.
   row security: enabled
   column id: uuid not null default penstock._uuid7()
   column tenant_id: uuid not null
@@ -607,11 +607,11 @@ table penstock.jobs
   column confirmed_at: timestamp with time zone
   column stop_after: text
   column forgiven: integer not null default 0
-  comment on column budget: What it may cost, in the base currency. It pauses before it costs more.
-  comment on column on_limit: What becomes of a task for which the tenant's quota has no room: it is held back, or fails, or the job pauses.
-  comment on column confirmed_at: Tasks made until then need no further confirmation.
-  comment on column stop_after: It pauses after so many failed tasks, or after so many percent of its largest phase.
-  comment on column forgiven: Failures that a resume took note of: stop_after counts from there.
+  comment on column budget: The highest cost, in the base currency. The job pauses before it exceeds it.
+  comment on column on_limit: What happens to a task that exceeds the tenant's quota: it is held back (hold), it fails (refuse), or the job pauses (pause).
+  comment on column confirmed_at: Tasks that were created before this time need no further confirmation.
+  comment on column stop_after: The job pauses after this number of failed tasks, or this percentage of its largest phase.
+  comment on column forgiven: Failures before the last resume; stop_after does not count them.
   constraint jobs_budget_check: CHECK ((budget >= (0)::numeric))
   constraint jobs_check: CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['completed'::text, 'failed'::text, 'canceled'::text]))))
   constraint jobs_forgiven_check: CHECK ((forgiven >= 0))
@@ -640,7 +640,7 @@ table penstock.jobs
   grant to service_role: select
 
 table penstock.kinds
-  comment: The kinds of task there are, with the defaults of each. A task of an unknown kind is refused.
+  comment: The kinds of tasks and their defaults. Tasks of an unknown kind are rejected.
   row security: enabled
   column name: text not null
   column category: text not null default 'general'::text
@@ -649,7 +649,7 @@ table penstock.kinds
   column backoff_cap_seconds: real not null default 300
   column retry_seconds: real
   column timeout_seconds: real
-  comment on column retry_seconds: No retry later than this after the first attempt began; null: no such cap.
+  comment on column retry_seconds: No retry starts later than this after the first attempt; null: no limit.
   constraint kinds_backoff_cap_seconds_check: CHECK ((backoff_cap_seconds >= (0)::double precision))
   constraint kinds_backoff_seconds_check: CHECK ((backoff_seconds >= (0)::double precision))
   constraint kinds_max_attempts_check: CHECK (((max_attempts >= 1) AND (max_attempts <= 100)))
@@ -661,7 +661,7 @@ table penstock.kinds
   grant to service_role: select
 
 table penstock.lanes
-  comment: One queue for one kind and one provider endpoint.
+  comment: A queue of tasks of one kind for one provider endpoint.
   row security: enabled
   options: fillfactor=50
   column id: integer generated always as identity not null
@@ -674,10 +674,10 @@ table penstock.lanes
   column tenant_id: uuid
   column endpoint_id: integer
   column is_gated: boolean not null default false
-  comment on column clock: Virtual time: the slot last dealt. New work starts here.
-  comment on column read_from: Where a claim starts reading: the clock a moment ago, so that what commits a little late is still met.
-  comment on column tenant_id: The tenant whose own endpoint this is; null: for all.
-  comment on column is_gated: Its tasks name a provider or units: limits, quotas and budgets decide at the claim.
+  comment on column clock: Virtual time of the lane: the slot that was claimed last. New tasks are queued from here on.
+  comment on column read_from: The slot from which a claim reads: the clock a moment ago, so that it finds tasks that were committed late.
+  comment on column tenant_id: The tenant that this lane's endpoint belongs to; null: the endpoint is shared by all tenants.
+  comment on column is_gated: Whether its tasks name a provider or units, so that the claim checks limits, quotas and budgets.
   constraint lanes_key: UNIQUE NULLS NOT DISTINCT (tenant_id, kind, provider, is_gated)
   constraint lanes_kind_fkey: FOREIGN KEY (kind) REFERENCES penstock.kinds(name)
   constraint lanes_pkey: PRIMARY KEY (id)
@@ -688,7 +688,7 @@ table penstock.lanes
   grant to service_role: select
 
 table penstock.leases
-  comment: One worker's time-limited right to one attempt of one task. The number only grows: it fences late workers.
+  comment: The time-limited right of one worker to one attempt of one task. The lease number only grows: it is the fencing token that rejects stale reports.
   row security: enabled
   options: autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000, fillfactor=70
   column task_id: bigint not null
@@ -710,7 +710,7 @@ table penstock.leases
   column message: text
   column is_gated: boolean not null default false
   column usage: jsonb
-  comment on column usage: What the attempt has reported so far.
+  comment on column usage: The usage that the attempt has reported so far.
   constraint leases_fraction_check: CHECK (((fraction >= (0)::double precision) AND (fraction <= (1)::double precision)))
   constraint leases_pkey: PRIMARY KEY (task_id)
   index leases_gated: CREATE INDEX leases_gated ON penstock.leases USING btree (lane_id) WHERE is_gated
@@ -718,7 +718,7 @@ table penstock.leases
   grant to service_role: select
 
 table penstock.members
-  comment: A user's role in a tenant.
+  comment: The role of a user or an API key in a tenant.
   row security: enabled
   column tenant_id: uuid not null
   column user_id: uuid not null
@@ -734,13 +734,13 @@ table penstock.members
   grant to service_role: select
 
 table penstock.meters
-  comment: The things that are counted.
+  comment: What is counted and can be limited.
   row security: enabled
   column name: text not null
   column period: text not null default 'month'::text
   column mode: text not null default 'enforce'::text
   column comment: text not null default ''::text
-  comment on column mode: What happens over a limit: it is only recorded (observe), or work is held back (enforce).
+  comment on column mode: What happens when a limit is exceeded: it is only recorded (observe), or tasks are held back (enforce).
   constraint meters_mode_check: CHECK ((mode = ANY (ARRAY['observe'::text, 'enforce'::text])))
   constraint meters_name_check: CHECK ((name ~ '^[a-z][a-z0-9_]{0,62}$'::text))
   constraint meters_period_check: CHECK ((period = ANY (ARRAY['day'::text, 'month'::text, 'total'::text])))
@@ -762,7 +762,7 @@ table penstock.migrations
   grant to service_role: select
 
 table penstock.mixed
-  comment: Tenants whose queue in a lane holds several priorities: their slots go to their best task first.
+  comment: Tenants with tasks of several priorities in a lane. A slot of such a tenant goes to its best task.
   row security: enabled
   column lane_id: integer not null
   column tenant_id: uuid not null
@@ -771,7 +771,7 @@ table penstock.mixed
   grant to service_role: select
 
 table penstock.parked
-  comment: What may not be claimed yet: it waits for parents (pending), for a time (until) or for its job to resume (until infinity).
+  comment: Tasks that may not be claimed yet: they wait for parents (pending), for a time (until), for capacity or confirmation (waits_for), or for their job to resume (until infinity).
   row security: enabled
   options: fillfactor=80
   column task_id: bigint not null
@@ -788,7 +788,7 @@ table penstock.parked
   column until: timestamp with time zone not null
   column reason: text not null
   column waits_for: text
-  comment on column waits_for: The meter whose quota has no room for it; budget, limit or price; confirm.
+  comment on column waits_for: What the task waits for: the meter whose quota is exhausted, or budget, limit, price, confirm.
   constraint parked_pending_check: CHECK ((pending >= 0))
   constraint parked_pkey: PRIMARY KEY (job_id, task_id)
   index parked_due: CREATE INDEX parked_due ON penstock.parked USING btree (until) WHERE ((pending = 0) AND (until < 'infinity'::timestamp with time zone))
@@ -797,7 +797,7 @@ table penstock.parked
   grant to service_role: select
 
 table penstock.phases
-  comment: A job's progress: counts per phase, moved once per batch of ended tasks, never once per task.
+  comment: The progress of a job: counts per phase, updated once per batch of ended tasks, not once per task.
   row security: enabled
   options: fillfactor=50
   column job_id: uuid not null
@@ -809,7 +809,7 @@ table penstock.phases
   column succeeded: integer not null default 0
   column failed: integer not null default 0
   column canceled: integer not null default 0
-  comment on column weight: Its part of the whole; null: as much as it has tasks.
+  comment on column weight: Share of the phase in the progress of the job; null: its number of tasks.
   constraint phases_check: CHECK (((succeeded >= 0) AND (failed >= 0) AND (canceled >= 0) AND (((succeeded + failed) + canceled) <= total)))
   constraint phases_job_id_name_key: UNIQUE (job_id, name)
   constraint phases_pkey: PRIMARY KEY (job_id, "position")
@@ -820,7 +820,7 @@ table penstock.phases
   grant to service_role: select
 
 table penstock.plans
-  comment: What a tenant may pay for. Limits per meter; a meter that is null or missing is not limited.
+  comment: Subscription plans with limits per meter. A meter that is null or missing is unlimited.
   row security: enabled
   column name: text not null
   column title: text not null
@@ -845,7 +845,7 @@ table penstock.plans
   grant to service_role: select
 
 table penstock.prices
-  comment: What one unit costs from a date on, until the next price of the same thing; amount null: no price from then on.
+  comment: The price of one unit from a date until the next price for the same provider, meter, variant and tenant; amount null: no price from then on.
   row security: enabled
   column id: bigint generated always as identity not null
   column provider: text not null
@@ -873,7 +873,7 @@ table penstock.prices
   grant to service_role: select
 
 table penstock.profiles
-  comment: One row per user, made by a trigger together with the personal tenant.
+  comment: One row per user. A trigger creates it together with the personal tenant.
   row security: enabled
   column user_id: uuid not null
   column tenant_id: uuid not null
@@ -891,7 +891,7 @@ table penstock.profiles
   grant to service_role: select
 
 table penstock.provider_events
-  comment: What providers refused, and who changed their limits. Append-only.
+  comment: Rejections by providers, and changes of their limits. Append-only.
   row security: enabled
   column id: bigint generated always as identity not null
   column at: timestamp with time zone not null
@@ -906,7 +906,7 @@ table penstock.provider_events
   grant to service_role: select
 
 table penstock.ready
-  comment: What may be claimed now, in slots of virtual time. Rows are only inserted and deleted.
+  comment: Tasks that may be claimed now, ordered by slots of virtual time. Rows are inserted and deleted, rarely updated.
   row security: enabled
   options: autovacuum_vacuum_cost_delay=0, autovacuum_vacuum_scale_factor=0.02, autovacuum_vacuum_threshold=2000
   column task_id: bigint not null
@@ -926,7 +926,7 @@ table penstock.ready
   grant to service_role: select
 
 table penstock.requests
-  comment: What was answered to requests with an idempotency key, for a day.
+  comment: Responses to requests with an idempotency key, kept for a day.
   row security: enabled
   column actor: text not null
   column key: text not null
@@ -941,7 +941,7 @@ table penstock.requests
   grant to service_role: select
 
 table penstock.results
-  comment: How a task ended: one row, inserted once. A retry removes a failed or canceled one, never a succeeded one.
+  comment: The outcome of a task, inserted once. A retry deletes a failed or canceled row, never a succeeded one.
   row security: enabled
   column job_id: uuid not null
   column task_id: bigint not null
@@ -965,7 +965,7 @@ table penstock.results
   grant to service_role: select
 
 table penstock.schedules
-  comment: Jobs that start by the clock. One run per tick, whoever fires it.
+  comment: Recurring jobs. Each run starts once, whichever worker fires it.
   row security: enabled
   column id: uuid not null default penstock._uuid7()
   column tenant_id: uuid not null
@@ -982,7 +982,7 @@ table penstock.schedules
   column last_run_at: timestamp with time zone
   column last_job_id: uuid
   column created_at: timestamp with time zone not null
-  comment on column missed: After an outage: skip the missed ticks, run once for all of them, or run each.
+  comment on column missed: After an outage: skip the missed runs, run once for all of them, or run each of them.
   constraint schedules_cron_check: CHECK (((length(cron) >= 1) AND (length(cron) <= 200)))
   constraint schedules_job_type_check: CHECK (((length(job_type) >= 1) AND (length(job_type) <= 200)))
   constraint schedules_missed_check: CHECK ((missed = ANY (ARRAY['skip'::text, 'once'::text, 'all'::text])))
@@ -997,7 +997,7 @@ table penstock.schedules
   grant to service_role: select
 
 table penstock.settings
-  comment: Configuration that all workers share; changed with set_setting().
+  comment: Configuration shared by all workers. set_setting() changes it.
   row security: enabled
   column name: text not null
   column value: jsonb not null
@@ -1007,20 +1007,20 @@ table penstock.settings
   grant to service_role: select
 
 table penstock.shares
-  comment: A tenant's place in a lane: its next task goes behind the last slot it holds.
+  comment: A tenant's position in a lane. Its next task is queued behind the last slot that it has.
   row security: enabled
   options: fillfactor=50
   column lane_id: integer not null
   column tenant_id: uuid not null
   column tail: bigint not null
   column priority: smallint not null
-  comment on column priority: Of the first task of its backlog: another one makes the queue mixed.
+  comment on column priority: Priority of the first task of the backlog. A task of another priority makes the queue mixed.
   constraint shares_pkey: PRIMARY KEY (lane_id, tenant_id)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
 table penstock.spent
-  comment: What was admitted: slots of a quarter of a second for the minute's window (width 1), and of a minute for the hour's (60).
+  comment: Admitted requests and tokens, in slots of a quarter of a second for the minute window (width 1) and of a minute for the hour window (width 60).
   row security: enabled
   options: fillfactor=50
   column endpoint_id: integer not null
@@ -1035,7 +1035,7 @@ table penstock.spent
   grant to service_role: select
 
 table penstock.task_sums
-  comment: Tasks that ended in a minute, of each tenant and (tenant null) of all. Upkeep adds a minute when it is over.
+  comment: Tasks that ended in a minute, of each tenant and (tenant null) of all tenants. Upkeep adds a minute when it is over.
   row security: enabled
   column tenant_id: uuid
   column minute: timestamp with time zone not null
@@ -1043,15 +1043,15 @@ table penstock.task_sums
   column failed: integer not null
   column waits: jsonb not null
   column runs: jsonb not null
-  comment on column waits: How many waited how long: {"bucket": tasks}; a bucket begins at 2^(n/2) milliseconds.
-  comment on column runs: How many ran how long, in the same buckets.
+  comment on column waits: Histogram of waiting times: {"bucket": tasks}; bucket n begins at 2^(n/2) milliseconds.
+  comment on column runs: Histogram of running times, in the same buckets.
   constraint task_sums_tenant_id_minute_key: UNIQUE NULLS NOT DISTINCT (tenant_id, minute)
   index task_sums_minute: CREATE INDEX task_sums_minute ON penstock.task_sums USING btree (minute)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
 table penstock.tasks
-  comment: What a task is: written once. Where it stands is told by ready, parked, leases and results.
+  comment: The definition of a task, written once. Its state is the table that holds its row: ready, parked, leases or results.
   row security: enabled
   column job_id: uuid not null
   column id: bigint not null
@@ -1070,8 +1070,8 @@ table penstock.tasks
   column units: jsonb
   column route: jsonb
   column confirm: boolean not null default false
-  comment on column route: What it asked of a provider instead of naming one, and what was chosen for which reason.
-  comment on column confirm: It does not run before its job was confirmed.
+  comment on column route: The requirements for choosing a provider, and the chosen provider with the reason. Null: the task names its provider.
+  comment on column confirm: Whether the task waits until its job is confirmed.
   constraint tasks_max_attempts_check: CHECK (((max_attempts >= 1) AND (max_attempts <= 100)))
   constraint tasks_pkey: PRIMARY KEY (job_id, id)
   constraint tasks_timeout_seconds_check: CHECK ((timeout_seconds > (0)::double precision))
@@ -1084,7 +1084,7 @@ table penstock.tasks
   grant to service_role: select
 
 table penstock.tenant_limits
-  comment: A tenant's own limit, in place of its plan's; null: none.
+  comment: Limits of single tenants, which replace those of the plan; null: unlimited.
   row security: enabled
   column tenant_id: uuid not null
   column meter: text not null
@@ -1099,7 +1099,7 @@ table penstock.tenant_limits
   grant to service_role: select
 
 table penstock.tenants
-  comment: The unit of isolation, plan and bill. A lone user is a personal tenant.
+  comment: The unit of isolation, plan and billing. A single user has a personal tenant.
   row security: enabled
   column id: uuid not null default penstock._uuid7()
   column name: text not null
@@ -1107,7 +1107,7 @@ table penstock.tenants
   column is_personal: boolean not null default false
   column created_at: timestamp with time zone not null default clock_timestamp()
   column plan: text
-  comment on column weight: Share of a lane, relative to other tenants' weights.
+  comment on column weight: Share of each lane, relative to the weights of other tenants.
   comment on column plan: Null: no limits.
   constraint tenants_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
   constraint tenants_pkey: PRIMARY KEY (id)
@@ -1132,7 +1132,7 @@ table penstock.upkeep_runs
   grant to service_role: select
 
 table penstock.usage_events
-  comment: Every use of anything metered, one line per call. Append-only.
+  comment: Metered usage, one row per call. Append-only.
   row security: enabled
   column id: bigint generated always as identity not null
   column at: timestamp with time zone not null
@@ -1146,7 +1146,7 @@ table penstock.usage_events
   column units: jsonb not null
   column is_estimate: boolean not null default false
   column details: jsonb not null default '{}'::jsonb
-  comment on column is_estimate: The attempt reported nothing: its estimate stands.
+  comment on column is_estimate: Whether the attempt reported no usage, so that its estimate was recorded.
   constraint usage_events_pkey: PRIMARY KEY (id)
   index usage_events_at: CREATE INDEX usage_events_at ON penstock.usage_events USING brin (at)
   index usage_events_hold: CREATE INDEX usage_events_hold ON penstock.usage_events USING btree (hold_id) WHERE (hold_id IS NOT NULL)
@@ -1169,7 +1169,7 @@ table penstock.usage_keys
   grant to service_role: select
 
 table penstock.usage_sums
-  comment: Usage per tenant, action and UTC day. Who records adds a fresh row, so that nobody waits; upkeep adds these up.
+  comment: Usage per tenant, action and UTC day. New usage is inserted as a fresh row, without waiting for locks; upkeep adds the fresh rows up.
   row security: enabled
   options: fillfactor=80
   column tenant_id: uuid not null
@@ -1187,7 +1187,7 @@ table penstock.usage_sums
   grant to service_role: select
 
 table penstock.workers
-  comment: One row per worker process, refreshed with its heartbeat.
+  comment: One row per worker process, updated by its heartbeat.
   row security: enabled
   options: fillfactor=50
   column id: text not null
@@ -1201,7 +1201,7 @@ table penstock.workers
   column started_at: timestamp with time zone not null
   column beat_at: timestamp with time zone not null
   column drain_asked_at: timestamp with time zone
-  comment on column drain_asked_at: When somebody asked it to take nothing new and end; it sees that at its next beat.
+  comment on column drain_asked_at: When an operator asked the worker to stop claiming tasks and exit; it sees this at its next heartbeat.
   constraint workers_id_check: CHECK (((length(id) >= 1) AND (length(id) <= 200)))
   constraint workers_pkey: PRIMARY KEY (id)
   constraint workers_state_check: CHECK ((state = ANY (ARRAY['running'::text, 'draining'::text, 'stopped'::text])))
@@ -1209,7 +1209,7 @@ table penstock.workers
   grant to service_role: select
 
 view penstock.bulk_list
-  comment: Bulk jobs with their source and how many rows they took.
+  comment: Bulk jobs with their source and numbers of rows.
   options: security_invoker=true
   column id: uuid
   column tenant_id: uuid
@@ -1290,7 +1290,7 @@ view penstock.cost_totals
   grant to service_role: select
 
 view penstock.dead_letter_list
-  comment: Tasks that failed for good.
+  comment: Tasks that failed permanently.
   options: security_invoker=true
   column id: bigint
   column tenant_id: uuid
@@ -1307,7 +1307,7 @@ view penstock.dead_letter_list
   grant to service_role: select
 
 view penstock.job_costs
-  comment: What each job has cost, what is set aside for its running tasks, and its budget.
+  comment: The cost of each job, the amount reserved for its running tasks, and its budget.
   options: security_invoker=true
   column tenant_id: uuid
   column job_id: uuid
@@ -1322,7 +1322,7 @@ view penstock.job_costs
   grant to service_role: select
 
 view penstock.job_list
-  comment: Jobs with their counts of tasks and of documents, percent and phase.
+  comment: Jobs with their numbers of tasks and documents, percent and phase.
   options: security_invoker=true
   column id: uuid
   column tenant_id: uuid
@@ -1350,7 +1350,7 @@ view penstock.job_list
   grant to service_role: select
 
 view penstock.price_list
-  comment: Prices with the time they hold.
+  comment: Prices with the time for which they are valid.
   options: security_invoker=true
   column id: bigint
   column provider: text
@@ -1368,7 +1368,7 @@ view penstock.price_list
   grant to service_role: select
 
 view penstock.provider_list
-  comment: Provider endpoints: limits, what of them is in use in the present windows, and whether they take work.
+  comment: Provider endpoints: limits, usage in the current windows, and whether they accept work.
   options: security_invoker=true
   column id: integer
   column name: text
@@ -1406,7 +1406,7 @@ view penstock.provider_list
   grant to service_role: select
 
 view penstock.provider_outcomes
-  comment: How tasks ended at each provider, and how long they took.
+  comment: Outcomes and mean duration of tasks at each provider.
   options: security_invoker=true
   column tenant_id: uuid
   column provider: text
@@ -1419,7 +1419,7 @@ view penstock.provider_outcomes
   grant to service_role: select
 
 view penstock.rate_comparison
-  comment: What a unit costs at each provider now, cheapest first.
+  comment: The current price of a unit at each provider, with its rank from the cheapest.
   options: security_invoker=true
   column meter: text
   column variant: text
@@ -1480,7 +1480,7 @@ view penstock.usage_days
   grant to service_role: select
 
 view penstock.worker_list
-  comment: Workers and whether they are alive, late or gone.
+  comment: Workers, with their state: running, draining, late, gone or stopped.
   options: security_invoker=true
   column id: text
   column host: text
@@ -1495,67 +1495,43 @@ view penstock.worker_list
   reads penstock.workers: beat_at, concurrency, host, id, kinds, pid, running, started_at, state, version
   grant to service_role: select
 
-function penstock._about(double precision)
-  arguments: p_seconds double precision
-  returns: text
-  attributes: sql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 d379b82ecfbe26dda350500ef3736ef5
-  comment: A duration for people.
-
-function penstock._act(text, text[], text)
-  arguments: p_verb text, p_subjects text[], p_reason text, OUT done integer, OUT refused integer, OUT refusal text
-  returns: record
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 186660ce5938d72c70eb5f5f51cb6ff7
-  comment: Does it to these, and says to how many, and why not to others.
-
-function penstock._acting_on(text, text[], uuid)
-  arguments: p_verb text, p_subjects text[], p_user_id uuid
-  returns: text[]
-  attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 717d6c1177392a6d8be5902793e4f2dd
-  comment: Those of the subjects that are there and that the user, or the service, may act on; in order.
-
 function penstock._actor()
   returns: text
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 2d836c9bf1e2718f2339cd21c4b8035f
-  comment: Who is written into the audit log.
+  comment: The caller's name in the audit log.
 
 function penstock._add_edges(uuid, penstock.task_spec[], bigint[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[], p_ids bigint[]
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 19f85a8c8b666c5a63f2c42e85658e6a
-  comment: Writes the graph of new tasks and returns the parents that were there before.
+  body: sha256 a022667d3433d3501f852ad6f2ae23a9
+  comment: Inserts the dependencies of new tasks and returns the ids of parents that existed before.
 
 function penstock._add_phases(penstock.jobs, penstock.task_spec[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a5330ef29c75028cf4e0af3a6c40aa92
-  comment: A declared type has its phases; otherwise they are made as tasks name them, a kind's name standing in for none.
+  body: sha256 6f2e2a59b61885225c04edaa53fa41da
+  comment: Creates the phases that the tasks name (default: the name of the kind). A job type with declared phases accepts only those.
 
 function penstock._add_tasks(uuid, jsonb)
   arguments: p_job_id uuid, p_tasks jsonb
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 24da9598ffcc27f2aaaf8b7b703959bb
-  comment: Checks, writes and queues new tasks of a job.
+  body: sha256 95ffdef7e4e524ed409ecdbcd298c796
+  comment: Checks, inserts and queues new tasks of a job, and returns their ids.
 
 function penstock._add_up_costs()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f2076a3434e330d7e7a5e024f51a73e3
-  comment: Every line of the ledger is in the sums, in the same transaction.
+  body: sha256 891fd3de4cfcdf84cd957de2d8cef7d1
+  comment: Adds new ledger entries to the daily sums, in the same transaction.
 
 function penstock._admit(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
   arguments: p_kinds text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first boolean, p_is_empty boolean, p_is_patient boolean, OUT tids tid[], OUT lanes integer[], OUT held bigint[], OUT amounts jsonb[], OUT is_more boolean, OUT has_booked boolean
@@ -1565,13 +1541,29 @@ function penstock._admit(text[], integer, uuid[], timestamp with time zone, bool
   body: sha256 9534eda55d781e49c6ae6020dc69734f
   comment: Chooses what may be claimed from gated lanes: in order, within each provider's windows and concurrency, within quotas and budgets. Counts what it chose.
 
+function penstock._apply_action(text, text[], text)
+  arguments: p_verb text, p_subjects text[], p_reason text, OUT done integer, OUT refused integer, OUT refusal text
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 167537f49668ff956741a31fd30d59cd
+  comment: Applies an action to these subjects; returns how many succeeded, how many were rejected, and the last reason.
+
+function penstock._apply_failure_policies(uuid[])
+  arguments: p_job_ids uuid[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7a185d710a0eb6a5ce8397682bf5a509
+  comment: Stops jobs with on_failure = stop, and pauses jobs whose failures have reached stop_after.
+
 function penstock._artifact_path(text, text, text, text)
   arguments: p_folder text, p_stem text, p_name text, p_content_type text
   returns: text
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1b87d3100bad4913a4ab0f5cf2111ab8
-  comment: Where a file goes: plain characters only, the same for the same name.
+  body: sha256 f00012f419881a199c23c926ac865d56
+  comment: The path of a file in storage: plain ASCII characters, and always the same for the same name.
 
 function penstock._audit(uuid, text, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_job_id uuid, p_subject text, p_details jsonb DEFAULT '{}'::jsonb
@@ -1586,23 +1578,15 @@ function penstock._audit_job()
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 b040705e0114d885d397187d5623bf69
-  comment: Every change of a job's state leaves an audit line in the same transaction.
-
-function penstock._await_lease(bigint)
-  arguments: p_task_id bigint
-  returns: void
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 a228d9e1f42b6739f1bb55da453e49a0
-  comment: Waits until whoever has this lease in hand is done, and takes nothing.
+  comment: Writes an audit line for every status change of a job.
 
 function penstock._base_rate(text, timestamp with time zone)
   arguments: p_currency text, p_at timestamp with time zone
   returns: numeric
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 94bb381d2d31aaf371eef90557641b21
-  comment: What one unit of a currency was worth in the base currency; null: not known.
+  body: sha256 dc022d0b3571227fb96195c10f56e5d1
+  comment: The value of one unit of a currency in the base currency at this time; null if unknown.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -1614,19 +1598,27 @@ function penstock._book(penstock.booking[])
   body: sha256 f22bbbedadcf8f8298aa19c7982751af
   comment: Moves accounts, in one lock order.
 
+function penstock._book_cost(penstock.cost_entries)
+  arguments: p_entry penstock.cost_entries
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cf104f1fede0a81ddfa61c1359c20bfa
+  comment: Books a cost on the accounts of its tenant and job, and deducts it from the hold of its attempt.
+
 function penstock._bucket(double precision)
   arguments: p_seconds double precision
   returns: integer
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 cee196524f5099f8ffdba8c1047b5579
-  comment: The bucket of a duration: number n begins at 2^(n/2) milliseconds.
+  body: sha256 cf5dc2723ed7d4c397808284fa761966
+  comment: The histogram bucket of a duration; bucket n begins at 2^(n/2) milliseconds.
 
 function penstock._bulk_row_state(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: TABLE(state text, output jsonb, error_code text, error_message text, started_at timestamp with time zone, finished_at timestamp with time zone)
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 cc058bc8cefa9aab9242dde8394e4c7c
-  comment: Where a row stands: the state, result and error of the tasks it made. The only place where this is decided.
+  body: sha256 a1aa7fdf2a133616b025aec615a3def1
+  comment: The state, result and error of a row, derived from its tasks. Views and functions all use this one.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -1635,16 +1627,16 @@ function penstock._bury(penstock.leases[], text[], text[], text[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 149190f1b1ad6d12b99b1f8ff170cc25
-  comment: Ends tasks as failed for good, with their letters, and everything that follows.
+  body: sha256 1ea3708a5a48056527ccb752eb5f2fd4
+  comment: Ends tasks as permanently failed: writes their results and dead letters, and updates their children and jobs.
 
 function penstock._caller_tenant(uuid)
   arguments: p_tenant_id uuid
   returns: uuid
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8820aefaec22d59fab6faa9e6f90db23
-  comment: The tenant a call works for: the one named, if the caller may, else the caller's own.
+  body: sha256 112564fe9bb19122b642c8d225355c36
+  comment: The tenant that a call acts for: the named one if the caller has access, else the caller's own.
 
 function penstock._can_spend(integer, timestamp with time zone)
   arguments: p_endpoint_id integer, p_at timestamp with time zone
@@ -1662,6 +1654,14 @@ function penstock._candidates(jsonb, uuid, jsonb)
   body: sha256 becf3fb3f63097f98622e50309c9e027
   comment: The endpoints that can do what a route asks for, with what decides among them.
 
+function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, jsonb)
+  arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
+  returns: penstock.booking[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 aa64972043b64896e35285da85276d13
+  comment: Records the usage and costs of attempts, deducts them from their holds, and returns the bookings.
+
 function penstock._check_arrays(bigint[], bigint[], integer)
   arguments: p_task_ids bigint[], p_leases bigint[], p_others integer
   returns: void
@@ -1675,16 +1675,16 @@ function penstock._check_artifact(text, text, bigint, bigint)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 66c2cf1e7de8c45e13210349ac331c8c
-  comment: Refuses what cannot be the name, type or size of a file.
+  body: sha256 90a7f9fe1c93d4e5e6ff62801872f558
+  comment: Raises an error for an invalid name, content type or size of a file.
 
 function penstock._check_cycles(integer[], integer[], integer)
   arguments: p_parents integer[], p_children integer[], p_count integer
   returns: void
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 62f28478e476d4ffeb05784c59b4a8c2
-  comment: Refuses a graph with a circle. Linear in tasks and edges.
+  body: sha256 ed3ff19a08478952a5dc4331057db0ce
+  comment: Raises an error if the dependencies form a cycle. Linear in tasks and edges.
 
 function penstock._check_demands(penstock.jobs, penstock.task_spec[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
@@ -1699,16 +1699,16 @@ function penstock._check_document(jsonb, text, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 83ede58671baafc89619655273bd1f25
-  comment: Refuses a JSON document that is too large or that readers choke on.
+  body: sha256 47704d087c2ecf617be317b2abcfd7ea
+  comment: Raises an error for a JSON document that is too large or that common JSON parsers cannot read.
 
 function penstock._check_fields(jsonb, text[], text)
   arguments: p_values jsonb, p_names text[], p_what text
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e17123586392cb5d3ce398eab2d129bd
-  comment: Refuses what is no object, and fields that are not known.
+  body: sha256 a556a96e7b6b3f700acb8be80cbd653f
+  comment: Raises an error unless the value is an object that has only these fields.
 
 function penstock._check_holder(text, bigint)
   arguments: p_worker_id text, p_lease bigint
@@ -1718,45 +1718,53 @@ function penstock._check_holder(text, bigint)
   body: sha256 0e90977fa6e8ebf1ffa4e407f7b8bccb
   comment: Whoever speaks of a task says who it is.
 
+function penstock._check_job_arguments(text, jsonb, jsonb)
+  arguments: p_type text, p_params jsonb, p_options jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5da9b9ed2300dfbcc421d1feaf8d1401
+  comment: Raises an error for a malformed type, params or options object of open_job.
+
 function penstock._check_keys(uuid, penstock.task_spec[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[]
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 184c57ff523cdc111fca1da95fbdcb94
-  comment: Keys are unique in the job and every parent exists.
+  body: sha256 ec22b649ba913548fc0790383bd2d356
+  comment: Raises an error if a key is not unique in the job or a parent does not exist.
 
 function penstock._check_rows(jsonb)
   arguments: p_rows jsonb
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 842d08db8af9b75d7a6e57d9748d2003
-  comment: Refuses rows that are not given as they should be, by the place of the first one.
+  body: sha256 42d6ce4e5e4f936bd40d6a6b1d7fe891
+  comment: Raises an error for malformed rows, with the index of the first one.
 
 function penstock._check_tasks(penstock.task_spec[])
   arguments: p_specs penstock.task_spec[]
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f76beebaa8900258a01e6ba90d8a3f1b
-  comment: Refuses the first task that is not right, by its place and field.
+  body: sha256 72c802e25df0a4f9aa72c26ba1ae73c2
+  comment: Raises an error for the first invalid task, with its index and field.
 
 function penstock._check_time(timestamp with time zone, text)
   arguments: p_at timestamp with time zone, p_field text
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c67c5e66f39445c7c208927422859720
-  comment: Refuses a time that is never, or that readers choke on; null is none.
+  body: sha256 5c4b90ef11cbe06654fa3d1d5140d2b1
+  comment: Raises an error for a time outside the years 2000 to 9998; null passes.
 
 function penstock._check_units(jsonb, text)
   arguments: p_units jsonb, p_field text
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 20c8d30614bc27f261ab1f6b0c1f9547
-  comment: Refuses units that are not amounts of known meters.
+  body: sha256 39348e7202fcdcae2288401dcb1b15f1
+  comment: Raises an error unless the value is an object of known meters and valid amounts.
 
 function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
@@ -1778,8 +1786,32 @@ function penstock._compact()
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e7a7c805994dea4502c26043a9c93b42
-  comment: Adds up what was recorded since the last time.
+  body: sha256 d515effa7af0bd2693386dff8e065b74
+  comment: Merges the usage and cost rows since the last call into daily sums.
+
+function penstock._corrected_entry(penstock.cost_entries, numeric, text, uuid)
+  arguments: p_correction penstock.cost_entries, p_amount numeric, p_currency text, p_tenant_id uuid
+  returns: penstock.cost_entries
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7c88378f2a4d95bee78e108748a3070f
+  comment: The ledger entry that a correction is for; raises an error if the correction is not valid.
+
+function penstock._cost_on_day(uuid, date)
+  arguments: p_tenant_id uuid, p_day date
+  returns: numeric
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 faa43936ed9d3a5e7277becd1b250cb1
+  comment: The costs of a tenant, or of all tenants, on a UTC day.
+
+function penstock._cost_ratio(text, text)
+  arguments: p_kind text, p_provider text, OUT mean numeric, OUT spread numeric, OUT samples integer
+  returns: record
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 29a35c6a75d76f1ed511c85a42f2988c
+  comment: Actual cost divided by estimated cost of recent calls: mean, standard deviation, and the number of samples.
 
 function penstock._count_job(penstock.jobs)
   arguments: p_job penstock.jobs
@@ -1789,29 +1821,53 @@ function penstock._count_job(penstock.jobs)
   body: sha256 e91728e82bf84166853c812ebf44bb81
   comment: Counts a new job where jobs are limited, and refuses one too many.
 
+function penstock._count_ready(uuid, integer)
+  arguments: p_tenant_id uuid, p_lane_id integer
+  returns: bigint
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 04809454641e6adac26f3a9644f8031b
+  comment: The number of ready tasks in a lane, of a tenant or of all tenants; at most 100,001.
+
+function penstock._current_problems(uuid, jsonb)
+  arguments: p_tenant_id uuid, p_lanes jsonb
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ebd5f9f89552c66f75ad2dc32138e6ff
+  comment: What keeps tasks from running: maintenance mode, missing workers, closed providers, quotas and budgets.
+
+function penstock._delay_throttled_tasks(penstock.task_spec[], jsonb, timestamp with time zone)
+  arguments: p_specs penstock.task_spec[], p_delays jsonb, p_now timestamp with time zone
+  returns: penstock.task_spec[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 36d681f19fad5014394b47ee725c4991
+  comment: Delays new tasks of providers above their backpressure threshold: {provider: seconds}.
+
 function penstock._delete_artifacts(penstock.artifacts[])
   arguments: p_artifacts penstock.artifacts[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 498bb1d519207da1f83d14b442ed0ae9
-  comment: Marks files as to be removed. They count no longer. Their rows are locked by the caller. Once per transaction.
+  body: sha256 b6d92063a86de8f9af95836b83491426
+  comment: Marks files as deleted and returns their quota. The caller has locked the rows and calls this once per transaction.
 
-function penstock._do_action(uuid, integer)
-  arguments: p_action_id uuid, p_bite integer
+function penstock._delete_job_rows(uuid, integer)
+  arguments: p_job_id uuid, p_limit integer
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c848278f9ad1369632c4d00d3791c529
-  comment: Does the next bite of an action, and says how many were in it.
+  body: sha256 f2ed728e57c71231112a97f9cafbab14
+  comment: Deletes up to p_limit rows of a job, the job itself last, and returns their number.
 
 function penstock._do_chore(uuid, integer)
   arguments: p_job_id uuid, p_bite integer
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 02642d4ceb82a3cd29b06453c09ac593
-  comment: Does one bite of what a pause, resume or cancel left to do, and says how many tasks it moved.
+  body: sha256 89c13a0ad715c932699f2e929a7da201
+  comment: Moves the next batch of tasks after a pause, resume or cancel of their job, and returns their number.
 
 function penstock._do_overdue()
   returns: void
@@ -1819,6 +1875,14 @@ function penstock._do_overdue()
   settings: lock_timeout=100ms, search_path=penstock, pg_temp
   body: sha256 de0eed3e04e4d43449d49b9da122a3bd
   comment: A part of upkeep, for a claim that found nothing where no process runs upkeep: requeues what has expired or is due.
+
+function penstock._duration_text(double precision)
+  arguments: p_seconds double precision
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d643739541a5dcae92ab3b4668045cb8
+  comment: A duration as text, such as "about 5 min".
 
 function penstock._endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
@@ -1828,13 +1892,29 @@ function penstock._endpoint(text, uuid)
   body: sha256 d5d0159e0643c1aa8491ec5c6148f4b8
   comment: The endpoint of this name: the tenant's own, else the one for all.
 
+function penstock._endpoint_capacities(uuid, text[])
+  arguments: p_tenant_id uuid, p_providers text[], OUT names text[], OUT requests double precision[], OUT tokens double precision[], OUT places double precision[], OUT opens_in double precision[]
+  returns: record
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 22b2ea8f45a8b0cdec8d94a5666ed578
+  comment: The free requests, tokens and concurrency of endpoints, and the seconds until each opens; 1e18: unlimited, or never.
+
 function penstock._estimated_cost(text, uuid, jsonb)
   arguments: p_provider text, p_tenant_id uuid, p_units jsonb
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9e16d4e60ee2390d58b5e53c556895df
-  comment: What a task will cost at most, by its units; null: its provider has no price.
+  body: sha256 bb24e0f92c8fd5bb9e1da9007e5a52af
+  comment: The highest expected cost of a task with these units; null if its provider has no price.
+
+function penstock._estimated_units(text, uuid, jsonb)
+  arguments: p_provider text, p_tenant_id uuid, p_units jsonb
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 dded51c0fecb3bffa6fa0e5e7fa6dce4
+  comment: The units of a task, with the default tokens of its endpoint if it names none.
 
 function penstock._expire_holds()
   returns: integer
@@ -1843,45 +1923,61 @@ function penstock._expire_holds()
   body: sha256 6dfb568ee222272c40184ec3b71f0129
   comment: Gives back what callers set aside and forgot.
 
-function penstock._family(bigint[])
-  arguments: p_letter_ids bigint[], OUT job_ids uuid[], OUT task_ids bigint[]
+function penstock._explain_endpoint(penstock.tasks, penstock.endpoints, bigint)
+  arguments: p_task penstock.tasks, p_endpoint penstock.endpoints, p_place bigint, OUT waits_for text, OUT reason text, OUT seconds double precision
   returns: record
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 5cac3f99b881beae6ad684f4db6846ad
-  comment: All that comes after these dead letters, and all that comes before it.
-
-function penstock._fenced_artifact(uuid, text, bigint)
-  arguments: p_artifact_id uuid, p_worker_id text, p_lease bigint
-  returns: penstock.artifacts
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 aea1604359f47add0ef89aad8458cdb1
-  comment: An artifact, locked, if it is still this lease's.
+  body: sha256 2751c79fbb0b7a64e93a01a1526756fb
+  comment: Which limit of its provider a ready task waits for, and about how long; waits_for is null if no limit does.
+
+function penstock._explain_parked(penstock.jobs, penstock.parked)
+  arguments: p_job penstock.jobs, p_parked penstock.parked, OUT waits_for text, OUT reason text, OUT seconds double precision, OUT place bigint
+  returns: record
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 deef8a9a77bbe37964ba9cf4d2f93c8f
+  comment: What a parked task waits for, about how long, and its place among the tasks that wait for the same.
+
+function penstock._explain_ready(penstock.tasks)
+  arguments: p_task penstock.tasks, OUT waits_for text, OUT reason text, OUT seconds double precision, OUT place bigint
+  returns: record
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cfecff879abe05b7776767ff9ed31dcc
+  comment: What a ready task waits for, about how long, and its place in its lane.
+
+function penstock._finish_behind_others(uuid, text, double precision, double precision, double precision)
+  arguments: p_tenant_id uuid, p_provider text, p_seconds double precision, p_requests double precision, p_tokens double precision
+  returns: double precision
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1a003da9d2c91564a9fe083682912c25
+  comment: Extends a simulated finish by the hourly limits of an endpoint and the waiting tasks of other tenants.
 
 function penstock._finish_jobs(uuid[])
   arguments: p_job_ids uuid[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3d7c5fd47f6631988af0c0c0a1993f59
-  comment: Ends those of these jobs whose every task has ended.
-
-function penstock._finish_of(uuid, jsonb)
-  arguments: p_tenant_id uuid, p_groups jsonb, OUT seconds double precision, OUT bottleneck text, OUT workers double precision
-  returns: record
-  attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 e1885b93a76d112565454c02b0aa3b68
-  comment: When groups of tasks will have ended: step by step, what the workers, the windows and the places let through. Null: never, as things are.
+  body: sha256 ba50b687b399a43cf207be2728ed4e57
+  comment: Ends those of these jobs whose tasks have all ended.
 
 function penstock._forecast(uuid, jsonb)
   arguments: p_tenant_id uuid, p_groups jsonb
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9faa5d47ab2102aa6488c5dbcb323fd9
-  comment: Cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", "after": [group numbers]}].
+  body: sha256 cf70f0b3457d033c7ebbac4eb65fea0f
+  comment: Forecasts cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", "deviation", "after": [group numbers]}].
+
+function penstock._forecast_quota(uuid, jsonb, numeric, timestamp with time zone)
+  arguments: p_tenant_id uuid, p_units jsonb, p_cost numeric, p_now timestamp with time zone
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 37f2372dee1bc7db8cbc16393df744c0
+  comment: For each limited meter, what these units need and what is left, [{"meter", "needs", "left", "limit", "fits"}].
 
 function penstock._forget_told_limits()
   returns: void
@@ -1910,16 +2006,16 @@ function penstock._guard_job()
   returns: trigger
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e7b41e07c2957ebac275a3ee023580eb
-  comment: Refuses a change of state that the state machine does not have.
+  body: sha256 c6cdb7c756ec988d125b0e14988fc937
+  comment: Rejects a status change that the job state machine does not allow.
 
-function penstock._has_blob(jsonb)
+function penstock._has_base64_file(jsonb)
   arguments: p_document jsonb
   returns: boolean
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0a78531353dd80afa939ef432b3b5a88
-  comment: Whether a document holds a file of more than a few kilobytes, as base64.
+  body: sha256 9679f1087c63596fe3f66f0640d48a7f
+  comment: Whether a document contains a base64 string of more than 8,192 characters.
 
 function penstock._has_price(text, uuid, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_at timestamp with time zone
@@ -1927,30 +2023,22 @@ function penstock._has_price(text, uuid, timestamp with time zone)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 53294bab9c56357458f061a499b2bd60
-  comment: Whether a provider has any price now.
+  comment: Whether a provider has any price at this time.
 
-function penstock._hold_bytes(uuid, bigint)
-  arguments: p_tenant_id uuid, p_bytes bigint
-  returns: uuid
-  attributes: sql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 49582347bf6d685b06517d4faddb16b3
-  comment: Sets room for a file aside.
-
-function penstock._hold_jobs(uuid[], uuid[], bigint[])
-  arguments: p_job_ids uuid[], p_held_jobs uuid[], p_held bigint[]
-  returns: void
+function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], timestamp with time zone)
+  arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_ids bigint[], p_now timestamp with time zone
+  returns: penstock.ready[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 45a4dd461c5c73ef04b1b2fef869eda0
-  comment: Locks jobs with their phases, and tasks of theirs wherever they stand, so that none of these ends before we do. Gives up with PS001 when they are changing hands: the caller lets go of everything and tries again.
+  settings: search_path=penstock, pg_temp
+  body: sha256 93528d9b07db091abdfef9eecc77d7e8
+  comment: Inserts new tasks, counts them in their phases, and returns a ready row for each.
 
 function penstock._is_new_report(uuid, text)
   arguments: p_tenant_id uuid, p_key text
   returns: boolean
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3aa7ba0bba167520f120ebc7b8c863e1
+  body: sha256 e62a31a40f99053428446980aebd3489
   comment: Whether no usage report with this key was recorded; notes the key.
 
 function penstock._is_orphaned(text)
@@ -1958,8 +2046,8 @@ function penstock._is_orphaned(text)
   returns: boolean
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 aa9591fb4a9a5fa45ed0349bf99621c0
-  comment: Whether a file has no record.
+  body: sha256 447998d18fbd6914cb70c97990b07f45
+  comment: Whether a path belongs to a known tenant and has no record.
 
 function penstock._is_readable(jsonb)
   arguments: p_document jsonb
@@ -1967,15 +2055,15 @@ function penstock._is_readable(jsonb)
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 87eec6a6efb7a45a8332435f8be95dbc
-  comment: Whether common readers of JSON can read this document.
+  comment: Whether common JSON parsers can read this document.
 
 function penstock._is_running(uuid, bigint, bigint)
   arguments: p_job_id uuid, p_first_id bigint, p_last_id bigint
   returns: boolean
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 be277a40cc4b1638fa0ced251bc02ecc
-  comment: Whether one of a job's tasks from here to there runs, for whoever may see it.
+  body: sha256 f11000556b4a6fae3ad6407588f69e1d
+  comment: Whether a task of the job with an id in this range is running, if the caller may see it.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -1983,24 +2071,24 @@ function penstock._is_service()
   returns: boolean
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3b495baf38199ebede82a7a2be225700
-  comment: Whether the caller acts as the service (a worker, an operator) and not as a user.
+  body: sha256 31dc82f5ea26b259b021040f0d30724b
+  comment: Whether the caller is the service (a worker or an operator) rather than a user.
 
-function penstock._is_time(timestamp with time zone)
+function penstock._is_storable_time(timestamp with time zone)
   arguments: p_at timestamp with time zone
   returns: boolean
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 923a0e7cb9cb66576ffa24cc054fcc45
-  comment: Whether a time is one that is kept: from the year 2000 to the year 9998.
+  comment: Whether a time lies in the years 2000 to 9998, which every client language can represent.
 
-function penstock._judged_rows(penstock.bulks, jsonb)
-  arguments: p_bulk penstock.bulks, p_rows jsonb
-  returns: SETOF penstock.bulk_rows
+function penstock._job_from_options(jsonb)
+  arguments: p_options jsonb
+  returns: penstock.jobs
   attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 8f9fab4bcf1f87c149f4d19521411bf4
-  comment: Rows as they are stored: with their keys, or with what is wrong with them.
+  settings: search_path=penstock, pg_temp
+  body: sha256 d4c52e38f286b1e6fabd307363dc6bad
+  comment: Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not given.
 
 function penstock._keep_canceled(penstock.leases[])
   arguments: p_leases penstock.leases[]
@@ -2022,40 +2110,32 @@ function penstock._keep_ledger()
   returns: trigger
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 62bca0786c3739b2fe3100fc61e6016d
-  comment: Nobody changes what is in the ledger.
+  body: sha256 3b5db4e95fea122c176971dc473cb058
+  comment: Rejects updates and deletes of ledger entries.
 
 function penstock._key_role(penstock.api_keys)
   arguments: p_key penstock.api_keys
   returns: text
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e8b9f8bb55c45bd70e31e7aaa238b48d
-  comment: What a key is good for; null for one that is expired, revoked, or no member any more.
+  body: sha256 2bb3a780fec30f260b927f7328526040
+  comment: The role of an API key; null if the key is expired, revoked, or no longer a member of its tenant.
 
 function penstock._lane(text, text, uuid, boolean)
   arguments: p_kind text, p_provider text, p_tenant_id uuid, p_is_gated boolean
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0e73339f2bc0a9431f2fcfacb4b2d850
-  comment: The lane of a kind and a provider endpoint, made when first asked for.
-
-function penstock._leased_bulk(bigint, text, bigint)
-  arguments: p_task_id bigint, p_worker_id text, p_lease bigint
-  returns: penstock.bulks
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 ede1cc3052a7cd384674659231ed6541
-  comment: The bulk of a task whose live lease this is, locked.
+  body: sha256 ceeab76d5be5350803938bb635889eb2
+  comment: The id of the lane of a kind and a provider endpoint; creates the lane if it is missing.
 
 function penstock._limits(uuid, timestamp with time zone)
   arguments: p_tenant_id uuid, p_at timestamp with time zone
   returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1f19372d5ff518915de2099ce7559929
-  comment: The limits that hold for a tenant: its own or its plan's, and what overrides and purchases add. The only place that decides this. A meter without a row is not limited.
+  body: sha256 f908077769e81ffe91cae4f216700ca7
+  comment: The effective limits of a tenant: its own limit or that of its plan, plus its allowances. Every check uses this function. A meter without a row is not limited.
 
 function penstock._lines(uuid)
   arguments: p_tenant_id uuid
@@ -2064,6 +2144,62 @@ function penstock._lines(uuid)
   settings: enable_bitmapscan=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 328bf4ad37dcdd25cb5c3d2e3127b3c7
   comment: The lanes and priorities in which tasks of this tenant stand in line.
+
+function penstock._lock_descendants(uuid, bigint[])
+  arguments: p_job_id uuid, p_parent_ids bigint[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4c5894f55d6e3fd3d7c7a9535b7961b5
+  comment: Locks the parked tasks that the end of these parents may change.
+
+function penstock._lock_for_pruning(penstock.jobs)
+  arguments: p_job penstock.jobs, OUT has_ready_tasks boolean, OUT is_in_use boolean
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3783f23a018518c18a7bd2bbdcc2c26b
+  comment: Locks the phases and the bulk of an ended job without waiting, and says whether the job is still in use. Ready tasks of an ended job are left to upkeep.
+
+function penstock._lock_for_replay(bigint[], uuid[])
+  arguments: p_letter_ids bigint[], p_job_ids uuid[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0a2c97c402f4324acfee8e1c9f7688af
+  comment: Takes all locks of a replay, whatever the number of jobs, in the usual lock order.
+
+function penstock._lock_jobs_and_tasks(uuid[], uuid[], bigint[])
+  arguments: p_job_ids uuid[], p_task_jobs uuid[], p_task_ids bigint[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 ec68d5fbf0190d791d89864a3aade16b
+  comment: Locks jobs with their phases, and tasks in whichever state they are, so that none of them ends before this transaction. Raises PS001 if a task is locked or was moved meanwhile: the caller rolls back to release all locks, and tries again.
+
+function penstock._lock_leased_artifact(uuid, text, bigint)
+  arguments: p_artifact_id uuid, p_worker_id text, p_lease bigint
+  returns: penstock.artifacts
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f60a24bfeebc0fd7458f412d2ba02fc7
+  comment: Locks an artifact and returns it, if this lease still owns it.
+
+function penstock._lock_leased_bulk(bigint, text, bigint)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint
+  returns: penstock.bulks
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 254f159a3421a5bf5b049bb746d788e2
+  comment: Locks the bulk of a running task and returns it; raises an error if the lease is lost.
+
+function penstock._lock_visible_artifact(uuid, text[])
+  arguments: p_artifact_id uuid, p_roles text[]
+  returns: penstock.artifacts
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 49784d62b65db7e8e440ebd846812f3d
+  comment: Locks an artifact and returns it, if the caller has one of these roles.
 
 function penstock._locked_account(uuid, uuid, text, date, boolean)
   arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_is_patient boolean
@@ -2086,8 +2222,8 @@ function penstock._locked_job(uuid)
   returns: penstock.jobs
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3efad6d32217a57215d002c9a6626cb6
-  comment: The job, locked, if the caller may act on it.
+  body: sha256 11a1ffa819cc27fc5dcbbde0c8eb4236
+  comment: Locks the job and returns it, if the caller may change it.
 
 function penstock._lost_code(bigint)
   arguments: p_task_id bigint
@@ -2110,30 +2246,38 @@ function penstock._matching_letters(jsonb)
   returns: bigint[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e900f41b66108fdaaff7985fb89d1936
-  comment: The caller's dead letters that match a filter.
+  body: sha256 34294ca39526ad9f803405c93bd74a60
+  comment: The ids of dead letters that match a filter and that the caller may change.
+
+function penstock._merge_bulk_rows(penstock.bulks, jsonb)
+  arguments: p_bulk penstock.bulks, p_rows jsonb, OUT added integer, OUT added_bad integer, OUT changed integer, OUT changed_bad integer, OUT moved integer
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3eaeda15f25700305fb947b47d22a997
+  comment: Adds rows of which the job may have some already. A row number that exists stays as it is, unless its row had a problem: then it is validated again. A row with a key that exists gets a problem.
 
 function penstock._move_progress(penstock.phase_delta[])
   arguments: p_deltas penstock.phase_delta[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3981a02993ad0ee1e9c9603a10b06b6a
-  comment: Moves the counts of phases, in one lock order, and ends the jobs that are through.
+  body: sha256 716fc011650f62067f0d7c7b8f722190
+  comment: Adds deltas to the counts of phases, locked in one order, and ends the jobs whose tasks have all ended.
 
 function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_units jsonb, p_hold_id uuid, p_provider text, p_details jsonb
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 57fae7b607832d0c37c60270e6c93c80
-  comment: Writes down a use outside a task, and says what to book.
+  body: sha256 1feb88a9b5ff0337401da30a2e0f00ab
+  comment: Records usage outside a task and returns the bookings for the tenant's accounts.
 
 function penstock._now()
   returns: timestamp with time zone
   attributes: sql, volatile, security invoker, parallel unsafe
   body: sha256 cd23047eb8d5945a837a8937197c30ba
-  comment: The database's clock: the only one.
+  comment: The current time. Every function reads it here.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2151,7 +2295,7 @@ function penstock._ordinal(bigint)
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 ee010c31a932bc8d1b33071ea25ad652
-  comment: 1st, 2nd, 3rd, 12th.
+  comment: A number as an English ordinal: 1st, 2nd, 3rd, 12th.
 
 function penstock._others(bigint[], bigint[], penstock.leases[])
   arguments: p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], OUT task_ids bigint[], OUT leases bigint[]
@@ -2174,55 +2318,71 @@ function penstock._pace_of(text, text)
   returns: record
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0efd43d72a8271de5395da1ba5449c88
-  comment: How long tasks of a kind took of late.
+  body: sha256 e38414fac4bdb4afbac441f2732f7eb5
+  comment: The mean duration of recent tasks of a kind, its standard deviation, and the number of samples.
 
-function penstock._parents(uuid, jsonb)
+function penstock._parents_of_new_tasks(uuid, jsonb)
   arguments: p_job_id uuid, p_tasks jsonb
   returns: bigint[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 610f64dba7811535965879c05eeb0e03
-  comment: The tasks of a job that new ones come after.
+  body: sha256 2620e0f720ad8100deb837009e46001d
+  comment: The ids of existing tasks of a job that new tasks depend on.
 
-function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[])
+function penstock._park_new_tasks(penstock.jobs, penstock.task_spec[], penstock.ready[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_rows penstock.ready[]
   returns: penstock.ready[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 91e32777d3d1441a7c914492644d6800
-  comment: Sets aside the new tasks that may not run yet and returns the others.
+  body: sha256 f385cfe8b2983891479fe20c2c9f4d9e
+  comment: Parks the new tasks that must not run yet and returns the ready rows of the others.
+
+function penstock._parse_cost(text, numeric, jsonb)
+  arguments: p_cost_type text, p_amount numeric, p_options jsonb
+  returns: penstock.cost_entries
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1290d6b86ba4d9a849d781206748723c
+  comment: Checks the arguments of record_cost and reads its options.
 
 function penstock._parse_tasks(jsonb)
   arguments: p_tasks jsonb
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2a8eabd7e9fdc513fc58414144bc49bc
-  comment: Reads p_tasks: its shape, its size, no unknown field.
+  body: sha256 1265c5e6514e75f17ac9b77f1db1c628
+  comment: Converts p_tasks to records; raises an error if it is no array, too long, or has unknown or malformed fields.
 
 function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e46cd9d8920c72c5619ad3a9f18224fa
-  comment: Pauses jobs whose budget has no room for any of their tasks, and those that pause for want of quota.
+  body: sha256 97490d61b7941fe8ccb86b0d8351753c
+  comment: Pauses jobs whose remaining tasks exceed their budget, and jobs with on_limit = pause whose tenant's quota is exhausted.
 
 function penstock._percentile(jsonb, double precision)
   arguments: p_buckets jsonb, p_part double precision
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f30e8085adabf6c6a08431f6b079a5cc
-  comment: In seconds, the duration that this part of what is in the buckets did not exceed, to within a fifth.
+  body: sha256 d14a3070a95883b282ce51aa77a381de
+  comment: A percentile of a histogram, in seconds, accurate to about 20 %.
 
 function penstock._period(text, timestamp with time zone)
   arguments: p_meter text, p_at timestamp with time zone, OUT starts date, OUT resets_at timestamp with time zone
   returns: record
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ae7f2b6aab712c69141be7113ce8e91e
-  comment: The period of a meter that a moment falls into, in UTC.
+  body: sha256 b40068410c1765c9f26e89b8a906f852
+  comment: The period of a meter that contains this time, in UTC.
+
+function penstock._permitted_subjects(text, text[], uuid)
+  arguments: p_verb text, p_subjects text[], p_user_id uuid
+  returns: text[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5cd580f22597435cbe39db14f7ede9f6
+  comment: Those of the subjects that exist and that the user (null: the service) may change, sorted by id.
 
 function penstock._places(penstock.endpoints, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
@@ -2245,16 +2405,16 @@ function penstock._price(text, uuid, text, text, timestamp with time zone)
   returns: penstock.prices
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0e2ebd59d4b576ebd89416e50ea355a7
-  comment: The price that holds at a moment.
+  body: sha256 3561f8ac5ecc0aa896461c077f051057
+  comment: The price that is valid at this time.
 
-function penstock._priced(text, uuid, jsonb, text, timestamp with time zone)
+function penstock._price_units(text, uuid, jsonb, text, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_units jsonb, p_variant text, p_at timestamp with time zone
   returns: TABLE(meter text, unit_count numeric, cost_type text, amount numeric, currency text, base_amount numeric, price_id bigint)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 55e3ef9af750e7558f9df17d07364d71
-  comment: What units cost at a provider, line by line.
+  body: sha256 17772ba78c5b30fac3c2153d3f934436
+  comment: The cost of units at a provider, one row for each meter.
 
 function penstock._promote(integer)
   arguments: p_limit integer
@@ -2263,6 +2423,14 @@ function penstock._promote(integer)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 1333d8757b2c8da56740f2edb8c4e022
   comment: Queues what waited for a time that has come.
+
+function penstock._prune_history(timestamp with time zone, integer)
+  arguments: p_cutoff timestamp with time zone, p_limit integer
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4c4175c8c89bc08b4c37dd3dc1de58cd
+  comment: Deletes old holds, provider events, actions and keys of usage reports.
 
 function penstock._prune_providers(integer)
   arguments: p_limit integer
@@ -2288,6 +2456,14 @@ function penstock._ready_task(penstock.jobs)
   body: sha256 b1fb119f8880e5c080906b7440b266c1
   comment: A task of the job that stands in line, the best one.
 
+function penstock._recent_failures(uuid)
+  arguments: p_tenant_id uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1592ae70a3731f737cea27b92313b5a5
+  comment: The number of permanent failures of the last hour, and the most frequent causes of the last day.
+
 function penstock._reclaim_before(timestamp with time zone)
   arguments: p_now timestamp with time zone
   returns: timestamp with time zone
@@ -2295,14 +2471,6 @@ function penstock._reclaim_before(timestamp with time zone)
   settings: search_path=penstock, pg_temp
   body: sha256 41c64b794f3bb4bf5543edaf7803d0a7
   comment: Leases that expired before this moment are lost: now, or after an outage the moment it began.
-
-function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
-  arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
-  returns: penstock.booking[]
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 ae9992d3e935dba6b2f4b539cccc941b
-  comment: Writes down what attempts used and what it costs, takes it from their holds, and says what to book.
 
 function penstock._refusals(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
   arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
@@ -2318,7 +2486,7 @@ function penstock._refuse(integer, text, text, jsonb, text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 a8f9647775caf991bbb63da0d82d7f58
-  comment: Raises a refusal: status, stable code, message, fields, hint.
+  comment: Raises an error with a status, a stable code, a message, detail fields and a hint.
 
 function penstock._refuse_lost(bigint)
   arguments: p_task_id bigint
@@ -2335,21 +2503,53 @@ function penstock._refuse_waiting()
   body: sha256 fdc7d00c351dbfcc40a5fa1c0938684b
   comment: Ends tasks for which a quota had no room, in jobs that say so.
 
+function penstock._related_tasks(bigint[])
+  arguments: p_letter_ids bigint[], OUT job_ids uuid[], OUT task_ids bigint[]
+  returns: record
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 9994ebfea72c794fc3a343654626a9bc
+  comment: The descendants of dead-lettered tasks, and all parents of these descendants.
+
+function penstock._release_artifact_quota(penstock.artifacts[])
+  arguments: p_artifacts penstock.artifacts[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a619fdacd1f45604f67ddf93486b4a44
+  comment: Returns the quota that files use or have reserved. The caller has locked the rows and calls this once per transaction.
+
+function penstock._remove_ready_tasks(penstock.chores, integer)
+  arguments: p_chore penstock.chores, p_limit integer
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fe17b8613c9302f243f2611b1f46ebfd
+  comment: Takes up to p_limit tasks of a job out of the ready set, parks them (verb park) or drops them, and returns their number.
+
+function penstock._reopen_job(penstock.jobs)
+  arguments: p_job penstock.jobs
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ceb8cc7b8c02d6772cfe0a5d631d8c69
+  comment: Sets a failed job to running and unparks its tasks.
+
 function penstock._replay(bigint[])
   arguments: p_letter_ids bigint[]
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 eb786155a489cefbbbb1d65e7351c27a
-  comment: Queues dead-lettered tasks again, with fresh attempts, and reopens their jobs.
+  body: sha256 103cfc0b2f68ab40dff280a5047c6e35
+  comment: Queues dead-lettered tasks again with a fresh number of attempts, reopens their jobs, and returns the number of tasks.
 
-function penstock._require_alone(uuid)
+function penstock._require_exclusive(uuid)
   arguments: p_job_id uuid
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a08f1f58ce394ebb9742ceef67d90bc3
-  comment: Refuses a second live job of a type of which a tenant has one at a time.
+  body: sha256 38cfd26d4374d7dddcfa7cf06388f942
+  comment: Raises an error if the job's type is exclusive and the tenant has another job of this type that has not ended.
 
 function penstock._require_lease(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint
@@ -2364,8 +2564,8 @@ function penstock._require_role(uuid, text[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 88b0867d89e5fa4de594cb94535b5cdc
-  comment: Refuses unless the caller is the service or a member with one of these roles.
+  body: sha256 b0d96cc77c495d885d49f6ce17fc678b
+  comment: Raises an error unless the caller is the service or a member with one of these roles.
 
 function penstock._required_endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
@@ -2382,6 +2582,14 @@ function penstock._reroute()
   body: sha256 2f73221251c31b1710fcdb977332806c
   comment: Sends tasks that asked for features elsewhere when their lane has closed.
 
+function penstock._reserve_bytes(uuid, bigint)
+  arguments: p_tenant_id uuid, p_bytes bigint
+  returns: uuid
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 13ed947a8a345701b32d5651f113f75d
+  comment: Reserves quota for a file.
+
 function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
   arguments: p_tids tid[], p_now timestamp with time zone, p_is_patient boolean, OUT tids tid[], OUT held bigint[], OUT amounts jsonb[], OUT is_refused boolean, OUT unused_jobs uuid[], OUT unused_tasks bigint[]
   returns: record
@@ -2389,6 +2597,14 @@ function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 a0ae9718d3b92b445c6571e3d40bf8c4
   comment: Of tasks that are about to be claimed: sets aside what their tenants' quotas and their jobs' budgets have room for, and takes the others out of the line. Names those that were counted in a window for nothing.
+
+function penstock._restore_children(uuid, bigint[])
+  arguments: p_job_id uuid, p_task_ids bigint[]
+  returns: penstock.phase_delta[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f83892475afe14dc1cbb351f56f7e825
+  comment: Restores the descendants that were canceled because these tasks had failed, and returns the changes of the phase counts.
 
 function penstock._retry_parked(text, integer[], timestamp with time zone)
   arguments: p_waits_for text, p_lane_ids integer[], p_at timestamp with time zone
@@ -2406,14 +2622,6 @@ function penstock._return_tasks(penstock.leases[], integer)
   body: sha256 bdb75cb1ab04c8a11b2f1058b9fab2df
   comment: Puts leased tasks back in front.
 
-function penstock._revive_children(uuid, bigint[])
-  arguments: p_job_id uuid, p_task_ids bigint[]
-  returns: penstock.phase_delta[]
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 7619e2705c6ec0bf17e45e8605bfb0c5
-  comment: Brings back what was canceled because these tasks had failed.
-
 function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamp with time zone, OUT requests bigint, OUT tokens bigint, OUT places bigint, OUT most_requests bigint, OUT most_tokens bigint
   returns: record
@@ -2426,8 +2634,8 @@ function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 4a9fefb2a6586c474ad6f13772f85717
-  comment: What a row has cost so far, in the base currency.
+  body: sha256 8695fc227901860e2c4a76d50922c359
+  comment: The cost of a row so far, in the base currency.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2436,8 +2644,16 @@ function penstock._row_key(jsonb, text[])
   returns: text
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f384c5dd23fcf102c4dcd0491b6f68ff
-  comment: A row's key, of several columns: a list of their texts. What has none of them has no key.
+  body: sha256 b3814fd5bebfed032b7dcea9ced16ea6
+  comment: The key of a row with several key columns: a JSON array of their texts. Null if the row has none of the columns.
+
+function penstock._run_action_batch(uuid, integer)
+  arguments: p_action_id uuid, p_batch_size integer
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 49434135dabc6a6da46cb7a7038f6063
+  comment: Runs the next batch of an action and returns the number of subjects in it.
 
 function penstock._set_aside(tid[], text, text, timestamp with time zone)
   arguments: p_tids tid[], p_reason text, p_waits_for text, p_until timestamp with time zone
@@ -2451,7 +2667,7 @@ function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 aff1bee12770cdadc1d1f85369343d46
+  body: sha256 ca6d294604d2366dcf4ea86c8850aef5
   comment: The value of a setting.
 
 function penstock._settle(penstock.leases[], boolean, penstock.leases[])
@@ -2459,16 +2675,24 @@ function penstock._settle(penstock.leases[], boolean, penstock.leases[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 f91a63c1c4e3aceea6685e711edddeba
-  comment: Attempts have ended: a success commits what was reported, or else its estimate; everything else (and what was stopped meanwhile) commits only what was reported. The rest is given back. Once per transaction, so that accounts are locked in their order.
+  body: sha256 aa878d74d3456694a07c1385c97de14e
+  comment: Settles the holds of attempts that have ended: a success is charged the reported usage or else its estimate, other attempts (and stopped ones) only the reported usage. The rest of each hold is released. Called once per transaction, so that accounts are locked in their order.
 
 function penstock._settle_children(uuid, bigint[], bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] DEFAULT NULL::bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 2fce01efcf5ecb92b9eb39dc39862eb4
-  comment: Parents have ended: children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress, and the children that now wait for nothing, for the caller to queue when it has all its locks.
+  body: sha256 4e659e9fc5849da7f7739b800388886d
+  comment: Updates the children of parents that have ended. Children of a parent that did not succeed are canceled with their descendants. Returns the changes of the phase counts, and the children without open parents, which the caller queues once it has all its locks.
+
+function penstock._simulate_finish(uuid, jsonb)
+  arguments: p_tenant_id uuid, p_groups jsonb, OUT seconds double precision, OUT bottleneck text, OUT workers double precision
+  returns: record
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 73688505bbb8849aa7a010a1e75f4e65
+  comment: Simulates when groups of tasks will have ended, with the current workers, rate limits and concurrency. Null: never under the current limits. The bottleneck is the limit that held tasks back most often.
 
 function penstock._size(jsonb, bigint)
   arguments: p_units jsonb, p_default_tokens bigint
@@ -2476,6 +2700,14 @@ function penstock._size(jsonb, bigint)
   attributes: sql, immutable, security invoker, parallel unsafe
   body: sha256 f84e976b54b4e0d4101c5f652ec9a423
   comment: What of a provider's limits a call takes.
+
+function penstock._skip_completed_rows(penstock.bulks, integer)
+  arguments: p_bulk penstock.bulks, p_max integer
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5a47dd9de4f978c55ac04f7a7883d817
+  comment: Skips the next rows that an earlier job of the same type and source has completed, until the next p_max rows are new.
 
 function penstock._slot_ends(smallint, bigint)
   arguments: p_width smallint, p_slot bigint
@@ -2493,62 +2725,46 @@ function penstock._spend(penstock.endpoints, timestamp with time zone, bigint, b
   body: sha256 6837b2100aa9406c8ab703fc8146b643
   comment: Counts what was admitted at a moment; less than nothing gives back.
 
-function penstock._spent(uuid, date)
-  arguments: p_tenant_id uuid, p_day date
-  returns: numeric
-  attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 faa43936ed9d3a5e7277becd1b250cb1
-  comment: What a tenant, or all of them, spent on a day.
-
 function penstock._stop_job(uuid, uuid, text, text)
   arguments: p_job_id uuid, p_tenant_id uuid, p_status text, p_reason text
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2661ef0ff6a1fcb81802a00f7375aed3
-  comment: Ends a job before its tasks have ended.
+  body: sha256 5db03ab2249a2d270c97ea7111db9563
+  comment: Ends a job as failed or canceled although some of its tasks have not ended.
 
 function penstock._sum_tasks()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 28db4bea5c8f58aa1a42e36f8f8545e2
-  comment: Adds up what ended in the minutes that are over.
+  body: sha256 6696d4f669fbfee4cb0e2ac2e9acd5f0
+  comment: Sums the tasks that ended, per tenant and minute, for minutes that are over.
 
 function penstock._sum_units(jsonb, jsonb)
   arguments: p_one jsonb, p_other jsonb
   returns: jsonb
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6ab4d0b9ba9e816366f0eea67524a7a1
-  comment: Amounts added, meter by meter.
+  body: sha256 3a787940553fbff9cdcb690e3ffc1adb
+  comment: The sum of two sets of units, meter by meter.
 
 function penstock._task_state(uuid, bigint)
   arguments: p_job_id uuid, p_task_id bigint
   returns: TABLE(state text, reason text, until timestamp with time zone, attempt integer, started_at timestamp with time zone, worker_id text, fraction real, message text)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4debaca3b23169b7220510aebf04262f
-  comment: Where a task that has not ended stands, for whoever may see it. No row: it is ready to be claimed.
+  body: sha256 fc46f2b437bbd75581c50179477211b2
+  comment: The state of a task that has not ended, if the caller may see it. No row: the task is ready to be claimed.
   grant to authenticated: execute
   grant to service_role: execute
 
-function penstock._thrift_of(text, text)
-  arguments: p_kind text, p_provider text, OUT mean numeric, OUT spread numeric, OUT samples integer
-  returns: record
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 84c7a029dfe51b4c9e8650876669d3e0
-  comment: What calls cost in truth, as a part of their estimates.
-
-function penstock._uncount_artifacts(penstock.artifacts[])
-  arguments: p_artifacts penstock.artifacts[]
-  returns: void
+function penstock._unpark_tasks(uuid, integer)
+  arguments: p_job_id uuid, p_limit integer
+  returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bb2be17608537a2727c7c3b9ef5040d8
-  comment: Gives back what files take of the quotas, or had set aside. Their rows are locked by the caller. Once per transaction.
+  body: sha256 507226f3be7c3ab32f4087190b82005b
+  comment: Queues up to p_limit tasks that were parked when their job was paused, and returns their number.
 
 function penstock._unspend(penstock.leases[])
   arguments: p_leases penstock.leases[]
@@ -2565,13 +2781,13 @@ function penstock._uuid7()
   body: sha256 7806429aaea5cf43f7e86b828db80adb
   comment: A version 7 UUID: milliseconds first, then random bits.
 
-function penstock._visible_artifact(uuid, text[])
-  arguments: p_artifact_id uuid, p_roles text[]
-  returns: penstock.artifacts
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 49784d62b65db7e8e440ebd846812f3d
-  comment: An artifact the caller may see and act on, locked.
+function penstock._validated_rows(penstock.bulks, jsonb)
+  arguments: p_bulk penstock.bulks, p_rows jsonb
+  returns: SETOF penstock.bulk_rows
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 419655ddea269a28809dfae779a3b211
+  comment: Rows in the form in which they are stored: with a key, or with a problem.
 
 function penstock._visible_job(uuid, text[])
   arguments: p_job_id uuid, p_roles text[]
@@ -2579,23 +2795,23 @@ function penstock._visible_job(uuid, text[])
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 c03b4ef4e386cea000f657bd5d58be23
-  comment: The job, if the caller may act on it; another tenant's job does not exist.
+  comment: The job, if the caller has one of these roles; for another tenant's job the error is the same as for a missing one.
 
-function penstock._waiting(uuid, integer)
-  arguments: p_tenant_id uuid, p_lane_id integer
-  returns: bigint
-  attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 2c7b2f35e6fa42544b8958c2d9a3d70f
-  comment: How many tasks wait in a lane, of a tenant or of all; more than 100,000 are 100,001.
+function penstock._wait_for_lease(bigint)
+  arguments: p_task_id bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 aa51544635cb0adef8d8373385264a0e
+  comment: Waits until no other transaction has locked this lease, and keeps no lock.
 
 function penstock._waiting_task(penstock.jobs)
   arguments: p_job penstock.jobs
   returns: bigint
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 b7c9d4c7b41b7c38fe6baaf3d2771a43
-  comment: A task of the job that waits, the one that is nearest to its turn.
+  body: sha256 3a584980c9163514bf20f203b8ce494e
+  comment: The id of the waiting task of the job that will run next.
 
 function penstock._wake(uuid[], integer)
   arguments: p_tenant_ids uuid[], p_depth integer
@@ -2625,8 +2841,16 @@ function penstock._whole_units(jsonb, boolean)
   returns: jsonb
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5800750f05aca20909db2f67b5da79e4
-  comment: Units with what follows from them.
+  body: sha256 cbc2d623008726c1db63e1d1a8154453
+  comment: Adds the implied requests and tokens to units.
+
+function penstock._without_known_tasks(uuid, penstock.task_spec[])
+  arguments: p_job_id uuid, p_specs penstock.task_spec[]
+  returns: penstock.task_spec[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ff49e9d943771b1e36c22ba1d806a063
+  comment: Removes tasks whose idempotency key the job already has, or that repeat a key of this list.
 
 function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double precision)
   arguments: p_provider_name text, p_api_endpoint text, p_estimated_tokens bigint DEFAULT 1000, p_key text DEFAULT NULL::text, p_tenant_id uuid DEFAULT NULL::uuid, p_ttl_seconds double precision DEFAULT 60
@@ -2642,8 +2866,8 @@ function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3d4e17027205e131dd8febc1e023a56d
-  comment: Lets a tenant use more of a meter: an override until p_expires_on (that day included), or a purchase. The same p_key counts once.
+  body: sha256 210dcbf6a2c62769332fc7919f08bc09
+  comment: Raises a tenant's limit of a meter: an override until p_expires_on (inclusive), or a purchase. The same p_key counts once.
   grant to service_role: execute
 
 function penstock.add_bulk_rows(uuid, jsonb, boolean)
@@ -2651,8 +2875,8 @@ function penstock.add_bulk_rows(uuid, jsonb, boolean)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 dee305047a204d96e0a7d9eda14bf4f0
-  comment: Takes rows [{"number", "data", "problem"}] of a bulk job as they are. A number that is there already is left out, unless its row was refused; a key that is there already makes a refused row. With p_load they are loaded from now on. Returns how many were added, refused, known, and known by another key (moved).
+  body: sha256 84e6c3c374a4c3e676fca4884b1c06b6
+  comment: Adds rows [{"number", "data", "problem"}] to a bulk job. A row number that exists is skipped, unless its row had a problem; a row with a key that exists gets a problem. With p_load a worker starts to load them. Returns the numbers of rows added, refused (with a problem), known, and known under another key (moved).
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2661,8 +2885,8 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 40afb3ab8fb4295788de2eada042419d
-  comment: Adds tasks to a job that has not ended and returns the ids of those added, in order; one whose idempotency key is there already is left out. A running task names itself and its lease.
+  body: sha256 0c97610691db3f5b9d0958acbf799a7e
+  comment: Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose idempotency key the job already has are skipped. A running task that adds tasks to its own job passes its id, worker and lease.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2679,8 +2903,8 @@ function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
   returns: TABLE(id uuid, path text, max_bytes bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 58e177c65ceff2af695686cbdeef8989
-  comment: Makes the record of a file that a running task is about to write, sets p_bytes of the quota aside, and says where it goes. The same name again, by a retry too, is the same file.
+  body: sha256 7bf87cf7bf4786ec3f081ef61846e02f
+  comment: Creates the record of a file that a running task will write, reserves p_bytes of the quota, and returns the path. The same name again, also in a retry, overwrites the same file.
   grant to service_role: execute
 
 function penstock.begin_request(text, bytea)
@@ -2688,8 +2912,8 @@ function penstock.begin_request(text, bytea)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a1c3361ccacf3f5c0b47fb35caf8feee
-  comment: Notes that the caller sends this request; null if it is the first time, else the answer that was given. Answers are kept for a day.
+  body: sha256 20bf7927af2a4dd2515db45a0bea028f
+  comment: Registers a request under its idempotency key; returns null the first time, else the recorded response. Responses are kept for a day.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2698,8 +2922,8 @@ function penstock.begin_upload(text, text, bigint, jsonb)
   returns: TABLE(id uuid, tenant_id uuid, incoming text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 99bd95c61eba8e1c2223fd0403a93b91
-  comment: Makes the record of a file that a client is about to upload, sets its size aside, and says where it goes at first. Options: tenant_id, idempotency_key. take_upload and finish_artifact follow.
+  body: sha256 85952c3221758d1b29789b1038def7b8
+  comment: Creates the record of a file that a client will upload, reserves quota for it, and returns the path to upload to. Options: tenant_id, idempotency_key. Call take_upload and finish_artifact next.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2708,8 +2932,8 @@ function penstock.bulk_rows_to_write(uuid, integer)
   returns: TABLE(number bigint, key text, data jsonb, state text, output jsonb, error_code text, error_message text, cost numeric, finished_at timestamp with time zone)
   attributes: sql, stable, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 1fa942e18fdf242f0c592bd5005f13a6
-  comment: Rows that have ended and whose state was not written back to the source yet. Of what was done before, the source has the result.
+  body: sha256 a8eb90b842a2643c5680635410e60004
+  comment: Rows that have ended and whose state is not yet written back to the source. Skipped rows are left out: the source already has their result.
   grant to service_role: execute
 
 function penstock.cancel_job(uuid, text)
@@ -2717,8 +2941,8 @@ function penstock.cancel_job(uuid, text)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 98495b35f087186bc1fabf8a0ae66c39
-  comment: Ends the job now: nothing more is claimed, running handlers are told to stop, what they still report is refused.
+  body: sha256 7b927fb76c6917df7c875ce1a6b6bbc5
+  comment: Cancels a job now: no more of its tasks are claimed, running handlers are told to stop, and their reports are rejected.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2734,8 +2958,8 @@ function penstock.check_key()
   returns: void
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0aab67742903ae2e0362eb05f286d2a9
-  comment: Refuses a caller whose id is no key's, or of one that has ended. For those who came with a key, at the beginning of their transaction.
+  body: sha256 d73ef753977c2a158cc6704f2d43c4b2
+  comment: Raises an error unless the caller's id is that of a valid API key. The API calls it at the start of each transaction of a request that authenticated with a key.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2780,8 +3004,8 @@ function penstock.confirm_job(uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ddaa62d07dc99fb854062bd963e3fdb8
-  comment: Lets the tasks run that wait for a confirmation, and returns how many they are. Once confirmed, a second call changes nothing.
+  body: sha256 3032a4c849e97832bb80a281b4e7ced7
+  comment: Releases the tasks that wait for confirmation and returns their number. A second call changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2790,8 +3014,8 @@ function penstock.create_key(text, text, uuid, timestamp with time zone)
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 eaa6ecc8ba1f7af34f02b4ffb2898b00
-  comment: Makes an API key. The secret is in this answer and nowhere else.
+  body: sha256 1f6a2263082a35fe41cdb24fa8d0c2d7
+  comment: Creates an API key. The secret is returned once and is not stored.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2800,8 +3024,8 @@ function penstock.create_tenant(text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1b77ff29fab0b1dbe6a276126773929a
-  comment: Makes a tenant.
+  body: sha256 bc9f72ee36beb550c2454cbcdfa60f28
+  comment: Creates a tenant and returns its id.
   grant to service_role: execute
 
 function penstock.define_bulk_type(text, jsonb)
@@ -2809,8 +3033,8 @@ function penstock.define_bulk_type(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 571023926aab034fe6c1ace126060e22
-  comment: Says that jobs of a type are made from rows: key (the columns that make a row's key), batch (rows packed into one graph), group_by (a column whose groups are kept together), is_exclusive (one such job at a time in a tenant).
+  body: sha256 03c8d4911f2b30ad394c7b4b685c592d
+  comment: Declares a job type as a bulk type: key (the columns that identify a row), batch (rows per task graph), group_by (a column whose groups stay in one batch), is_exclusive (one job of this type at a time for each tenant).
   grant to service_role: execute
 
 function penstock.define_job_type(text, jsonb, text)
@@ -2818,8 +3042,8 @@ function penstock.define_job_type(text, jsonb, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 24a0641d40cadcc79ae18cb49475fbf0
-  comment: Makes or changes a job type: its phases [{"name", "weight"}] in order, and what a failed task does to the rest (continue, stop).
+  body: sha256 f1487f501452844f181f1de37679508d
+  comment: Creates or changes a job type: its phases [{"name", "weight"}] in order, and whether its jobs continue or stop when a task fails (p_on_failure: continue, stop).
   grant to service_role: execute
 
 function penstock.define_kind(text, jsonb)
@@ -2828,7 +3052,7 @@ function penstock.define_kind(text, jsonb)
   attributes: sql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 6e1a6bd1c3f781039e2d7a349801a32f
-  comment: Makes or changes one kind.
+  comment: Creates or changes one kind.
   grant to service_role: execute
 
 function penstock.define_kinds(jsonb)
@@ -2836,8 +3060,8 @@ function penstock.define_kinds(jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f37600db7a0b193efae88a8f6abbae80
-  comment: Makes or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
+  body: sha256 4ee34b83b36e8551a93e30a6f6e2c164
+  comment: Creates or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
   grant to service_role: execute
 
 function penstock.delete_artifact(uuid)
@@ -2845,8 +3069,8 @@ function penstock.delete_artifact(uuid)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9f729bb9b94f0983f8019a05c4616f03
-  comment: Deletes a file: it is gone for readers and for the quota at once, from storage soon. False if it was deleted before.
+  body: sha256 db66cd86a5868b9ff2c03cf060bbd401
+  comment: Deletes a file: at once for readers and the quota, later in storage. Returns false if it was already deleted.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2855,8 +3079,8 @@ function penstock.discard_dead_letters(jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9231103ae685b5217ced47229179a4ef
-  comment: Removes dead letters that match; their tasks stay failed. Returns how many.
+  body: sha256 4978c4f3ba804c168e2f10490c64f934
+  comment: Deletes matching dead letters and returns their number. Their tasks stay failed.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2865,8 +3089,8 @@ function penstock.do_actions(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2974097c9f12924072d1db14e1c20811
-  comment: Does the next bite of an action that is under way, and says how many things were in it.
+  body: sha256 90d3499668b84178e530fd587975acc2
+  comment: Runs the next batch of an unfinished action and returns the number of subjects in it.
   grant to service_role: execute
 
 function penstock.drain_rates()
@@ -2891,8 +3115,8 @@ function penstock.drop_artifact(uuid, text, bigint)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ce288d67109ec0f0530531c2d8c4421d
-  comment: Gives a file up that could not be written; what there is of it is removed soon.
+  body: sha256 2cbc2c7e7d8a4a155edd84f6ac084783
+  comment: Deletes a file whose writing failed; a worker removes it from storage later.
   grant to service_role: execute
 
 function penstock.due_artifacts(integer)
@@ -2900,16 +3124,16 @@ function penstock.due_artifacts(integer)
   returns: TABLE(id uuid, paths text[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4f80dd4e62ca8f6f2d742b5e3c4b828b
-  comment: Files to remove: deleted ones, those whose writing was given up an hour ago, uploads beyond retention_days. Locked: in the same transaction remove them, then call forget_artifacts.
+  body: sha256 652fb8b7383d3811e7fda90a314bbb8e
+  comment: Files to remove from storage: deleted files, files abandoned for an hour, and uploads older than retention_days. Locks the rows: remove the files and call forget_artifacts in the same transaction.
   grant to service_role: execute
 
 function penstock.due_schedules()
   returns: TABLE(id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean, missed text, due_at timestamp with time zone, now_at timestamp with time zone)
   attributes: sql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 7b0760a4d154ded8b967af15064e10a3
-  comment: Schedules whose time has come, with the database's time.
+  body: sha256 235fd7ece87b94c8743c01328447731a
+  comment: Up to 100 schedules that are due, with the database's time.
   grant to service_role: execute
 
 function penstock.end_request(text, integer, jsonb)
@@ -2917,8 +3141,8 @@ function penstock.end_request(text, integer, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 04608a80c987d6b1f320b6129fb70a4b
-  comment: Keeps the answer to a request, in the transaction that began it.
+  body: sha256 efde7b796816b1e71ac0f3d309ef3937
+  comment: Records the response to a request, in the transaction that called begin_request.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2927,8 +3151,8 @@ function penstock.ensure_sheets_account(text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e74f802a94743efb1d77bf9a10893077
-  comment: Makes the limits of Google Sheets where they are missing: 300 reads and 300 writes a minute for the project, 60 and 60 for an account.
+  body: sha256 476defb3a0ae75877e7ef99d76969e2a
+  comment: Creates the rate limits of Google Sheets if they are missing: 300 reads and 300 writes per minute for the project, 60 and 60 for the account.
   grant to service_role: execute
 
 function penstock.ensure_tenant(text)
@@ -2936,8 +3160,8 @@ function penstock.ensure_tenant(text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b5ef8fd1c99ac27d3254fb05d59408f6
-  comment: The oldest tenant of this name, made when there is none.
+  body: sha256 4a04237bae806ed3a594ef78ef03ad45
+  comment: The oldest tenant with this name; creates it if there is none.
   grant to service_role: execute
 
 function penstock.explain_job(uuid)
@@ -2945,8 +3169,8 @@ function penstock.explain_job(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6254043d9b6132cd46dd9b19966b6168
-  comment: How a job stands and what happens next, in words, with the task that is nearest to its turn.
+  body: sha256 88bac2d9096ab3dbba1863083ab81722
+  comment: The state of a job and what happens next, as text, with the id of the task that will run next.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -2955,7 +3179,7 @@ function penstock.explain_task(uuid, bigint)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6d63d11e05c783fe16de272399551f06
+  body: sha256 28b937921c15c43c7950122e74a409dc
   comment: Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2983,8 +3207,8 @@ function penstock.finish_artifact(uuid, text, bigint, bigint, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d0ef60a89bf9470f0bed8fb0aa6aa7ff
-  comment: Says that a file is written: its size, which is counted from now on, and its SHA-256. Refuses with 410 when the lease is gone, with 429 when the quota has no room.
+  body: sha256 a26dae0fa872a35687aa1bcd4b154426
+  comment: Marks a file as stored, with its size, which counts as usage from now on, and its SHA-256 digest. Fails with 410 if the lease is lost, and with 429 if the quota is exceeded.
   grant to service_role: execute
 
 function penstock.fire_schedule(uuid, timestamp with time zone, timestamp with time zone, timestamp with time zone[], jsonb)
@@ -2992,8 +3216,8 @@ function penstock.fire_schedule(uuid, timestamp with time zone, timestamp with t
   returns: uuid[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1e609633391d002629c008c79c426ad8
-  comment: Starts the jobs of a due tick, once: whoever comes second finds the tick gone and starts nothing.
+  body: sha256 6802d5229dd746888d9aaffe73c14460
+  comment: Starts the jobs of a due schedule and moves it to its next run. A second call for the same run starts nothing.
   grant to service_role: execute
 
 function penstock.forecast(uuid)
@@ -3001,8 +3225,8 @@ function penstock.forecast(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8250fc1d5a919130782c6ba50a010d74
-  comment: What is left of a job will cost so much and end then.
+  body: sha256 ad9282306055d06368d5edf2d7bdc38e
+  comment: Forecasts the cost and the finish of the remaining tasks of a job.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3011,8 +3235,8 @@ function penstock.forecast_job(text, jsonb, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f7bb886cfec65ecb45d1074d1a7fc7df
-  comment: What start_job with the same arguments would cost (low, expected, high), use of the quotas, and take until its end under the present limits, backlog and history. With the option times the tasks are a sample, and there are so many times as many. Changes nothing.
+  body: sha256 ac97b5ab0fc0c9761836a2d720b6f8d7
+  comment: Forecasts what start_job with the same arguments would cost (low, expected, high), which quotas it needs, and when it would end, from the current limits, backlog and history. The option times scales the estimate: the tasks are then a sample of a job with that many times as many tasks. Changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3021,8 +3245,8 @@ function penstock.forget_artifacts(uuid[])
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bda25a9d73dea2f253756cd6526c7873
-  comment: Removes the records of files that were removed.
+  body: sha256 5c34b16fcd4de083af2fbda4db420c94
+  comment: Deletes the records of files that were removed from storage.
   grant to service_role: execute
 
 function penstock.get_bulk(uuid)
@@ -3030,8 +3254,8 @@ function penstock.get_bulk(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d16716c63bd270cdc84881f16a131170
-  comment: A bulk job: the job as get_job has it, its source, how many rows it has and loaded, refused or skipped, what waits for what, problems and failures by cause, and what was applied and undone.
+  body: sha256 caf34498f7d9312023d690b19de14351
+  comment: A bulk job: the job (as get_job returns it), its source, the numbers of rows (total, loaded, refused, skipped, waiting), what its tasks wait for, problems and failures by cause, and the numbers of changes applied and undone.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3041,7 +3265,7 @@ function penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 7b994c21e75307e53744d21c80cf3ce9
-  comment: Rows of a bulk job by their numbers, for a running task of the same tenant.
+  comment: Rows of a bulk job by number, for a running task of the same tenant.
   grant to service_role: execute
 
 function penstock.get_job(uuid)
@@ -3049,8 +3273,8 @@ function penstock.get_job(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f77255bcfdfc4c3ef95a901e6254c9d9
-  comment: A job with its progress: percent, phase, done, total, message, eta_seconds, phases.
+  body: sha256 bbab3a6678e5977e0caad53ca696f8d9
+  comment: A job with its progress (percent, phase, done, total, message, eta_seconds, phases).
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3059,8 +3283,8 @@ function penstock.get_usage_status(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 885100bd573bf68232b52dc847b8c15b
-  comment: A tenant's plan, and what of each meter it has used, holds and has left in the present period. One's own tenant, or any for the service.
+  body: sha256 0d78edb7b8c876db93beec6b1292441c
+  comment: A tenant's plan and, for each meter, what is used, reserved and left in the current period. Users see their own tenants, the service sees all.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3087,8 +3311,8 @@ function penstock.job_graph(uuid, bigint, integer)
   returns: TABLE(id bigint, kind text, key text, phase text, status text, waiting_for text, waiting_until timestamp with time zone, attempt integer, fraction real, message text, created_at timestamp with time zone, ready_at timestamp with time zone, started_at timestamp with time zone, finished_at timestamp with time zone, error_code text, parents bigint[])
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 fd871c42cf8fff770964a0cccd90557f
-  comment: A job's tasks with what each comes after, and when it could have begun: for a graph, a grid and a timeline.
+  body: sha256 0d81a73a9856b1ca2b28ba4906bb1f61
+  comment: The tasks of a job with their parents and the time at which each became ready, for a graph, a grid or a timeline.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3097,8 +3321,8 @@ function penstock.lane_states(uuid)
   returns: TABLE(lane_id integer, kind text, provider text, tenant_id uuid, waiting bigint, running bigint, oldest_seconds double precision, workers bigint, state text, reason text, opens_at timestamp with time zone)
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 99f60e0f0eb0064f0e6009647c638e51
-  comment: Lanes, of all or as far as a tenant has work in them: what waits and runs, how old the next task is, live workers for its kind, and whether its provider takes work. Counts stop at 100,001.
+  body: sha256 1dd8ad55cef4b47e09466e87f22ea30f
+  comment: Lanes, all of them or those in which a tenant has tasks: waiting and running tasks, the age of the next task, live workers for the kind, and whether the provider accepts work. Counts stop at 100,001.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3108,7 +3332,7 @@ function penstock.list_keys(uuid)
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 28eaa2fcdca85f46e98fb4f612354315
-  comment: The API keys of a tenant; for the service without a tenant those of workers and services.
+  comment: Lists the API keys of a tenant; for the service without p_tenant_id, worker and service keys.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3118,7 +3342,7 @@ function penstock.list_strangers(uuid[], uuid[])
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 6798dc2c6340ece898c2681f53391d74
-  comment: The places of those users and keys that are not, or not any more, in the tenant beside them; with null beside them, of keys that have ended.
+  comment: The positions (from 1) of users and keys that are not members of the tenant at the same position; where the tenant is null, of keys that are expired or revoked.
   grant to service_role: execute
 
 function penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint)
@@ -3126,8 +3350,8 @@ function penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 4a319648ac0a9f34d3bf6121cb110748
-  comment: What became of rows that were taken, in the same transaction: [{"number", "problem"}] or [{"number", "first_id", "result_id", "last_id", "batch_size"}]; and the task that loads the next ones.
+  body: sha256 d8d617f2c8f6703387a26985489e1c12
+  comment: Marks rows of take_bulk_rows, in the same transaction, as loaded ({"number", "first_id", "result_id", "last_id", "batch_size"}) or refused ({"number", "problem"}). p_next_id is the task that loads the next rows.
   grant to service_role: execute
 
 function penstock.mark_rows_written(uuid, bigint[], text[])
@@ -3136,7 +3360,7 @@ function penstock.mark_rows_written(uuid, bigint[], text[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 2e3c5566a7f28d8ee2b1df010a91bc57
-  comment: Notes which states of rows were written back to the source.
+  comment: Records the states of rows that were written back to the source.
   grant to service_role: execute
 
 function penstock.my_tenants()
@@ -3144,7 +3368,7 @@ function penstock.my_tenants()
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 59d809f5dc9eb9f4567f37dfd9ebdfd7
-  comment: The tenants the calling user is a member of. Every policy asks this.
+  comment: The tenants that the calling user is a member of. Every row-level policy uses it.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3161,16 +3385,16 @@ function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8f3ee288716e2ac82f4b913a6d839b15
-  comment: A new user gets a profile and a personal tenant.
+  body: sha256 d02a6fef8abd2b92f43bac57b55cb217
+  comment: Creates a profile and a personal tenant for a new user.
 
 function penstock.open_bulk(text, jsonb, jsonb, jsonb)
   arguments: p_type text, p_source jsonb DEFAULT '{}'::jsonb, p_options jsonb DEFAULT '{}'::jsonb, p_params jsonb DEFAULT '{}'::jsonb
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 739e537f7385b52835864f9ba8f8d23e
-  comment: Makes a bulk job without rows, or finds the one its idempotency key names; add_bulk_rows fills it, or a worker if the source is a Google Sheet. The source says where its rows are from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
+  body: sha256 6c5c628f924040d33658cfb1d39ec31f
+  comment: Creates a bulk job without rows, or finds the job with the same idempotency key. add_bulk_rows adds the rows, or a worker if the source is a Google Sheet. p_source describes where the rows come from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3179,8 +3403,8 @@ function penstock.open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7d7019079ffd156464ed96bd235656e7
-  comment: Makes a job without tasks, or finds the one its idempotency key names; add_tasks fills it. Options: tenant_id, idempotency_key, priority, run_at or delay_seconds, on_failure, paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a part such as 5%).
+  body: sha256 e4fbe6a6a5583047841fc25a91c8a13c
+  comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%).
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3198,8 +3422,8 @@ function penstock.orphaned_artifacts(text[])
   returns: SETOF text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 794e3362fa97991f016af64fddc510a3
-  comment: Of these paths, at most 500 that have no record, though they are of a tenant of ours. Locked: remove the files in the same transaction.
+  body: sha256 fd114a62adaa72835862bee2b847e403
+  comment: Up to 500 of these paths that belong to a known tenant and have no record. Locks them: remove the files in the same transaction.
   grant to service_role: execute
 
 function penstock.overview(uuid)
@@ -3207,8 +3431,8 @@ function penstock.overview(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 861bea8a686e0c1f4913a0cfb73be4bc
-  comment: How it goes, for a tenant or (for the service) for all: what waits, runs and failed, what it costs today, what stands in the way, and the causes of failures.
+  body: sha256 7d2f5f664a97e97d56d269c4be81ec4d
+  comment: The current state of a tenant or (for the service) of all tenants: waiting, running and failed tasks, costs of today, problems, and the causes of failures.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3217,8 +3441,8 @@ function penstock.pause_job(uuid, text)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c2208b401bf971b76d9af6b4d8325a06
-  comment: Nothing of the job is claimed from now on; what runs ends normally. Immediate whatever the job's size.
+  body: sha256 1477afc652484fb5ebf8a0520c896951
+  comment: Pauses a job: no more of its tasks are claimed, and running tasks end normally. Takes effect at once, also for large jobs.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3227,8 +3451,8 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0faba81dd8e0b0acf69c2c2f1eaa7f5f
-  comment: Deletes ended jobs that are older than the setting retention_days, at most so many rows; returns how many. The audit log stays. Workers call it about once a minute; nothing happens while another call runs.
+  body: sha256 f613df5ba015eaf4178ee876e9b5ab05
+  comment: Deletes jobs that ended more than retention_days ago, at most p_limit rows, and returns the number of rows. The audit log stays. Workers call it about once a minute; a call does nothing while another one runs.
   grant to service_role: execute
 
 function penstock.pulse()
@@ -3236,7 +3460,7 @@ function penstock.pulse()
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 47a6f3618f3f9ea14cb57986cec889d5
-  comment: Whether anything runs, and the number of the last lease: another one than before says that something ran meanwhile.
+  comment: Whether any task runs, and the number of the last lease: if it has changed, a task was claimed in the meantime.
   grant to service_role: execute
 
 function penstock.read_bulk_again(uuid)
@@ -3244,8 +3468,8 @@ function penstock.read_bulk_again(uuid)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3072ad08ada5de2db717f78c8e7c79ca
-  comment: Lets a worker read the Google Sheet of a bulk job that has not ended once more: new rows are added. Returns the task that begins it.
+  body: sha256 c447825321acaec2c33b72d2502ed52c
+  comment: Starts a task that reads the Google Sheet of a bulk job again and adds new rows; the job must not have ended. Returns the id of the task.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3262,8 +3486,8 @@ function penstock.record_changes(bigint, text, bigint, jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ba59db72f86694bb5d860b294de22dd6
-  comment: What a running task applied for rows of its job: [{"number", "name", "before", "after"}], in the transaction that applied it.
+  body: sha256 ab1b5bf356e46266ea11b405ea083be3
+  comment: Records the changes that a running task applied for rows of its job, [{"number", "name", "before", "after"}], in the transaction that applied them. Returns their number.
   grant to service_role: execute
 
 function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb)
@@ -3271,8 +3495,8 @@ function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, j
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9f3c04d4576a068b70c433f3fa319ffa
-  comment: Adds a line to the ledger, of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (counts once), corrects (the line it corrects; may be negative), reason.
+  body: sha256 9270fccff4b7472365cd0c2b5e3a456f
+  comment: Adds an entry to the cost ledger, for an attempt (p_task_id, p_worker_id, p_lease) or a tenant, and returns its id. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (the same key counts once), corrects (the id of the entry that it corrects; the amount may be negative), reason.
   grant to service_role: execute
 
 function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
@@ -3280,8 +3504,8 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d7f52de13f1f179404207d447f6df1b5
-  comment: What an attempt (p_task_id, p_worker_id, p_lease) or a tenant's action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details, key (the same report sent again counts once).
+  body: sha256 c0daf0352254f58655a1f502678cdb27
+  comment: Records the usage of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant's action (p_tenant_id, p_action), as {"requests", "input_tokens", …}, and its cost if the provider has prices. Options: variant, provider, details, key (a report sent again with the same key counts once).
   grant to service_role: execute
 
 function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
@@ -3318,7 +3542,7 @@ function penstock.replay_dead_letters(jsonb)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 a38b574130d160d0964c1d82cb2d4a9c
-  comment: Queues dead-lettered tasks again: those that match ids, job_id, kind, error_code, reason, tenant_id, or {"all": true}. Returns how many.
+  comment: Queues the tasks of matching dead letters again and returns their number. Filter: ids, job_id, kind, error_code, reason, tenant_id, limit, or {"all": true}.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3390,8 +3614,8 @@ function penstock.reset_quota(uuid, text, text)
   returns: numeric
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a72966f418a0ead7701688bbd94585ea
-  comment: Starts a tenant's count of a meter again at nothing; returns what had been used. What is set aside stays.
+  body: sha256 e12832dccfe6687fc73aece8752b0dca
+  comment: Resets a tenant's usage of a meter to 0 and returns the usage so far. Reservations stay.
   grant to service_role: execute
 
 function penstock.resolve_limits(uuid, timestamp with time zone)
@@ -3399,8 +3623,8 @@ function penstock.resolve_limits(uuid, timestamp with time zone)
   returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f8d1f1c3dfd297041d220bc8c221367c
-  comment: A tenant's limits now, or at a moment. A meter without a row is not limited.
+  body: sha256 198ffa1912b1efa1b0b0a287ef9fabdb
+  comment: The limits of a tenant now, or at p_at. A meter without a row is not limited.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3409,8 +3633,8 @@ function penstock.resume_job(uuid)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bdb9c7ade85cffee93725cc6f2c1973c
-  comment: Takes a paused job up again: the first tasks at once, a large rest by upkeep.
+  body: sha256 c69064eed31b77dfc9682400c725e3ce
+  comment: Resumes a paused job. The first 1,000 tasks are queued at once, the others by upkeep.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3419,8 +3643,8 @@ function penstock.retry_job(uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 abc6b7b7a190adf203b1d6e6cea2a462
-  comment: Queues the job's failed tasks again, and what was canceled because of them. Returns how many failed tasks run again.
+  body: sha256 a84dd8e0049717e5160253d93bca5a5e
+  comment: Queues the failed tasks of a job again, and the tasks that were canceled because of them. Returns the number of failed tasks.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3438,8 +3662,8 @@ function penstock.revoke_key(uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d45817e660533130d45ca83cab5aa7b1
-  comment: Ends an API key at once. Ending it again changes nothing.
+  body: sha256 1fbd347cdcd5a6ba6c061b9bfc768ed9
+  comment: Revokes an API key at once. Revoking it again changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3448,8 +3672,8 @@ function penstock.set_budget(uuid, numeric)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3a7323b333a0fadf8c597fd8c52e1b1a
-  comment: Changes what a job may cost, in the base currency (null: anything). A job that paused for want of budget goes on.
+  body: sha256 8ac8d6bf264f0f76ec2abba07d2be048
+  comment: Sets the budget of a job, in the base currency (null: unlimited). A job that was paused by its budget resumes.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3458,8 +3682,8 @@ function penstock.set_exchange_rate(text, numeric, timestamp with time zone)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7ca4cd91902fd14f61142e26a7d16993
-  comment: What one unit of a currency is worth in the base currency, from a date on.
+  body: sha256 a62585d23f9e0c575b329f209476e0f6
+  comment: Sets the value of one unit of a currency in the base currency, valid from p_valid_from (default: now).
   grant to service_role: execute
 
 function penstock.set_limit(uuid, text, numeric, boolean)
@@ -3467,8 +3691,8 @@ function penstock.set_limit(uuid, text, numeric, boolean)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 aa84b7a1a601168130fc7c3f850f6f83
-  comment: A tenant's own limit of a meter in place of its plan's (null: none); with p_is_own false the plan's holds again. A limit below what is used is legal and stops new work.
+  body: sha256 48461c19ee234a022281cd85c4a4fe67
+  comment: Sets a tenant's own limit of a meter, in place of the plan's (null: unlimited); p_is_own = false removes it. A limit below the current usage stops new work.
   grant to service_role: execute
 
 function penstock.set_member(uuid, uuid, text)
@@ -3476,7 +3700,7 @@ function penstock.set_member(uuid, uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 47f57883d37cd741df7827f7175b643c
+  body: sha256 5d340b4b2fd28611133efece63fcac90
   comment: Gives a user a role in a tenant; null removes the user.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3486,8 +3710,8 @@ function penstock.set_meter(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fef11f5b40380bfc27391a07c439bc67
-  comment: Makes or changes a meter: period (day, month, total), mode (observe, enforce), comment.
+  body: sha256 d59447bb3938c4227437152d6fce61aa
+  comment: Creates or changes a meter: period (day, month, total), mode (observe, enforce), comment.
   grant to service_role: execute
 
 function penstock.set_plan(text, jsonb)
@@ -3495,8 +3719,8 @@ function penstock.set_plan(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1591d7ce537aab3e27a392a2f001a9f7
-  comment: Makes or changes a plan: title, comment, limits {meter: amount or null}, features, price, currency, weight, is_active, position. Its tenants have the new limits at once.
+  body: sha256 65ea59be6024d3366d8cad79920cb167
+  comment: Creates or changes a plan: title, comment, limits {meter: amount or null}, features, price, currency, weight, is_active, position. New limits apply to its tenants at once.
   grant to service_role: execute
 
 function penstock.set_price(text, text, numeric, jsonb)
@@ -3504,8 +3728,8 @@ function penstock.set_price(text, text, numeric, jsonb)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e7e8dcc2b6eceb025028104635c6945b
-  comment: What a unit of a meter costs at a provider from a date on (null: no price any more). Options: per (1, 1000, 1000000), currency, variant, cost_type, valid_from, tenant_id. Earlier work keeps its price.
+  body: sha256 d1771f28b7454e95878405280f406299
+  comment: Adds the price of a unit of a meter at a provider (null: no price from then on). Options: per (1, 1000, 1000000), currency, variant, cost_type, valid_from, tenant_id. Earlier usage keeps its price.
   grant to service_role: execute
 
 function penstock.set_provider(text, jsonb, uuid)
@@ -3522,8 +3746,8 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bbc7225763fae16edc7e7283d356c523
-  comment: Makes or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the job type's own), options, missed (skip, once, all), is_enabled.
+  body: sha256 92ad8996f477e4c0378660e6b37769de
+  comment: Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job type), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3532,8 +3756,8 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8e7ea4c963a66481a1f27598fdc6937b
-  comment: Changes a setting, with an audit line.
+  body: sha256 d46d4e6dc5ce3e6d742d3dcf1588f9fb
+  comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 
 function penstock.set_tenant_plan(uuid, text)
@@ -3541,8 +3765,8 @@ function penstock.set_tenant_plan(uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d3d40abe41f0ee8e082aee1a3b5297e8
-  comment: Puts a tenant on a plan (null: none, no limits), with the plan's share of every lane. What was used in the period stays used.
+  body: sha256 85c581897c32e2b62ca5d6e177a1fd1d
+  comment: Puts a tenant on a plan (null: no plan and no limits) and gives it the plan's weight. Usage of the period stays.
   grant to service_role: execute
 
 function penstock.set_tenant_weight(uuid, double precision)
@@ -3550,8 +3774,8 @@ function penstock.set_tenant_weight(uuid, double precision)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 77048ffd13516063df3bd94abbfe2636
-  comment: Changes a tenant's share of every lane, for work queued from now on.
+  body: sha256 ba3a20daece97dd0589d8d770db21bcd
+  comment: Changes a tenant's share of every lane, for tasks queued from now on.
   grant to service_role: execute
 
 function penstock.start_action(text, text[], text)
@@ -3559,8 +3783,8 @@ function penstock.start_action(text, text[], text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 52d3a045d1335a670eaeeb32f1f1c18c
-  comment: Does one thing to many: pause, resume, cancel or retry to jobs, replay or discard to dead letters, by their ids. The first hundred are done at once, the rest by the workers. Returns the action, which tells how far it is.
+  body: sha256 301c091412a123e3f2533793da535df9
+  comment: Starts an action on many jobs (pause, resume, cancel, retry) or dead letters (replay, discard), given by id, and returns the action's id. The first 100 are done at once, the rest by workers; the action's row shows its progress.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3569,8 +3793,8 @@ function penstock.start_job(text, jsonb, jsonb, jsonb)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 19f52fe8ccd898f1fefa5463a7b67126
-  comment: Makes a job with its tasks and their graph in one transaction and returns its id; the same idempotency key gives the same job.
+  body: sha256 4a665191d88484215ac5f63b827ad682
+  comment: Creates a job with its tasks and their dependencies in one transaction and returns its id. The same idempotency key returns the same job.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3579,8 +3803,8 @@ function penstock.take_bulk_rows(bigint, text, bigint, integer)
   returns: TABLE(number bigint, key text, group_key text, data jsonb)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 327b4b0eca1778d802300578ac884a75
-  comment: The next rows of a bulk job that are not loaded, for the task that loads them, which has the job's rows for itself until its transaction ends.
+  body: sha256 650198e295e9aa248d157a4b85f17631
+  comment: The next rows of a bulk job that are not loaded yet, for the task that loads them. Locks the bulk until the transaction ends.
   grant to service_role: execute
 
 function penstock.take_upload(uuid)
@@ -3588,8 +3812,8 @@ function penstock.take_upload(uuid)
   returns: TABLE(tenant_id uuid, name text, incoming text, path text, content_type text, bytes bigint, lease bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 049f445c715a46997bfc5a324e2d4971
-  comment: Says where an upload is, and where its checked copy goes. finish_artifact with this lease ends it.
+  body: sha256 9b39d242a2873bee920ea0e1b43096a2
+  comment: Returns the path of an upload and the path for its checked copy. finish_artifact with this lease completes it.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3598,8 +3822,8 @@ function penstock.task_rates(uuid, integer)
   returns: TABLE(minute timestamp with time zone, succeeded integer, failed integer, wait_p50 double precision, wait_p95 double precision, run_p50 double precision, run_p95 double precision)
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3e29a9841551b964b864508686105bf9
-  comment: Per minute of the last hour, of a tenant or (for the service) of all: tasks that succeeded and failed, and how long they waited and ran, in seconds, median and 95th percentile.
+  body: sha256 f5cf1cab148b336d1670bb04a3fdf0b2
+  comment: For each of the last p_minutes minutes, for a tenant or (for the service) all tenants: tasks succeeded and failed, and the p50 and p95 of their waiting and running times in seconds.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3608,8 +3832,8 @@ function penstock.undo_bulk(uuid, jsonb)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 050d3af28aeb3735d5762847f83ed37f
-  comment: Starts a job that undoes what was applied and is not undone: of all rows, or of {"rows": [numbers], "names": [values]}. Returns its id. What is applied later stays.
+  body: sha256 4448bc25c5173688b9d41a8de598916c
+  comment: Starts a job that undoes the applied changes of all rows, or of {"rows": [numbers], "names": [values]}, and returns its id. Changes that are applied later stay.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3618,8 +3842,8 @@ function penstock.undo_changes(bigint, text, bigint)
   returns: TABLE(id bigint, row_number bigint, name text, before jsonb, after jsonb)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8b4a2a96e4406a0875cf52b5ca70ca6d
-  comment: The changes that a running undo task is to undo, newest first, marked as undone: the task undoes them in the same transaction.
+  body: sha256 2b51203a526de7adc640d845ed9bf97e
+  comment: Marks the changes of a running undo task as undone and returns them, newest first. The task undoes them in the same transaction.
   grant to service_role: execute
 
 function penstock.upkeep()
@@ -3643,8 +3867,8 @@ function penstock.use_key(bytea)
   returns: TABLE(id uuid, tenant_id uuid, role text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b44f61df6a69996399bfcaf70823c1ae
-  comment: Whose key has this SHA-256, with its role; no row for one that is unknown, expired or revoked.
+  body: sha256 de37dde3a6cc9e322cd175424b105709
+  comment: Finds the API key with this SHA-256 digest and its role; no row if it is unknown, expired or revoked.
   grant to service_role: execute
 
 function penstock.weigh_action(text, text[])
@@ -3652,8 +3876,8 @@ function penstock.weigh_action(text, text[])
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 e0b6e7bba21e3c2ab30326e02f982673
-  comment: What an action would be about: how many tasks, and the money they may cost (retry, replay) or have cost (cancel, pause, resume). Of more than 1,000 things, for the first 1,000.
+  body: sha256 444c51991d6f1de625d8fb7681fc41d5
+  comment: Previews an action: the number of tasks, and what they may cost (retry, replay) or have cost so far (cancel, pause, resume). Examines the first 1,000 subjects only.
   grant to authenticated: execute
   grant to service_role: execute
 

@@ -1,4 +1,4 @@
--- What people and programs read. Each view runs with the reader's own rights, so policies decide what is in it.
+-- The views. Each runs with the rights of the reader, so row-level policies decide which rows it shows.
 
 create or replace view penstock.job_list with (security_invoker = true) as
 select
@@ -7,11 +7,12 @@ select
   coalesce(p.total, 0)::integer as total,
   coalesce(p.succeeded, 0)::integer as succeeded,
   coalesce(p.failed, 0)::integer as failed,
-  (case when j.status = 'canceled' then coalesce(p.total, 0) - coalesce(p.succeeded, 0) - coalesce(p.failed, 0)
+  (case when j.status = 'canceled' then coalesce(p.total, 0) - coalesce(p.succeeded, 0)
+    - coalesce(p.failed, 0)
     else coalesce(p.canceled, 0) end)::integer as canceled,
   case
     when j.status in ('completed', 'failed') then 100
-    -- As a decimal: 29 of 100 are 29 percent, not the 28.999… of binary fractions.
+    -- As numeric, because 29 of 100 as double precision would be 28.999… percent.
     else least(99, floor((100 * coalesce(p.fraction, 0))::numeric))::integer
   end as percent,
   case
@@ -25,17 +26,20 @@ select
 from penstock.jobs j
 left join lateral (
   select
-    -- A job makes documents, rows or the like: as many as its largest phase has tasks. One is complete when it is
-    -- through every phase of that size.
+    -- A job produces as many documents (or rows) as its largest phase has tasks.
+    -- A document is complete once it has passed every phase of that size.
     max(x.total) as docs_total,
     min(x.succeeded + x.failed + x.canceled) filter (where x.total = x.largest) as docs_complete,
-    sum(x.total) as total, sum(x.succeeded) as succeeded, sum(x.failed) as failed, sum(x.canceled) as canceled,
+    sum(x.total) as total, sum(x.succeeded) as succeeded, sum(x.failed) as failed,
+    sum(x.canceled) as canceled,
     sum(coalesce(x.weight, x.total) * (x.succeeded + x.failed + x.canceled) / x.total)
       / nullif(sum(coalesce(x.weight, x.total)), 0) as fraction,
-    (array_agg(x.name order by x.position) filter (where x.succeeded + x.failed + x.canceled < x.total))[1] as phase
-  from (select y.*, max(y.total) over () as largest from penstock.phases y where y.job_id = j.id and y.total > 0) as x
+    (array_agg(x.name order by x.position)
+      filter (where x.succeeded + x.failed + x.canceled < x.total))[1] as phase
+  from (select y.*, max(y.total) over () as largest from penstock.phases y where y.job_id = j.id
+    and y.total > 0) as x
 ) p on true;
-comment on view penstock.job_list is 'Jobs with their counts of tasks and of documents, percent and phase.';
+comment on view penstock.job_list is 'Jobs with their numbers of tasks and documents, percent and phase.';
 
 create or replace view penstock.task_list with (security_invoker = true) as
 select
@@ -49,8 +53,10 @@ select
   s.reason as waiting_for,
   s.until as waiting_until,
   coalesce(r.attempt, s.attempt, 0)::integer as attempt,
-  (select count(*) from penstock.attempts a where a.job_id = t.job_id and a.task_id = t.id)::integer as retry_count,
-  (select max(a.ended_at) from penstock.attempts a where a.job_id = t.job_id and a.task_id = t.id) as last_retry_at,
+  (select count(*) from penstock.attempts a where a.job_id = t.job_id
+    and a.task_id = t.id)::integer as retry_count,
+  (select max(a.ended_at) from penstock.attempts a where a.job_id = t.job_id
+    and a.task_id = t.id) as last_retry_at,
   coalesce(r.started_at, s.started_at) as started_at,
   r.finished_at, coalesce(r.worker_id, s.worker_id) as worker_id,
   s.fraction, s.message,
@@ -65,7 +71,7 @@ comment on view penstock.task_list is 'Tasks with their state, attempts, times, 
 create or replace view penstock.dead_letter_list with (security_invoker = true) as
 select id, tenant_id, job_id, task_id, kind, reason, error_code, error_message, attempts, died_at
 from penstock.dead_letters;
-comment on view penstock.dead_letter_list is 'Tasks that failed for good.';
+comment on view penstock.dead_letter_list is 'Tasks that failed permanently.';
 
 create or replace view penstock.worker_list with (security_invoker = true) as
 select id, host, pid, kinds, concurrency, version, running, started_at, beat_at,
@@ -76,25 +82,30 @@ select id, host, pid, kinds, concurrency, version, running, started_at, beat_at,
     else state
   end as state
 from penstock.workers;
-comment on view penstock.worker_list is 'Workers and whether they are alive, late or gone.';
+comment on view penstock.worker_list is
+  'Workers, with their state: running, draining, late, gone or stopped.';
 
 create or replace view penstock.provider_list with (security_invoker = true) as
 select
   e.id, e.name, e.tenant_id,
   case when e.status <> 'active' then e.status when s.closed_until = 'infinity' then 'exhausted'
-    when s.closed_until > penstock._now() then 'closed' when s.open_at > penstock._now() then 'full' else 'active' end as state,
-  case when s.closed_until > penstock._now() then s.closed_reason when s.open_at > penstock._now() then s.open_for end as reason,
+    when s.closed_until > penstock._now() then 'closed' when s.open_at > penstock._now() then 'full'
+      else 'active' end as state,
+  case when s.closed_until > penstock._now() then s.closed_reason when s.open_at > penstock._now()
+    then s.open_for end as reason,
   nullif(greatest(s.open_at, s.closed_until), 'infinity') as opens_at,
   e.requests_per_minute, w.requests_minute, e.tokens_per_minute, w.tokens_minute,
   e.requests_per_hour, w.requests_hour, e.tokens_per_hour, w.tokens_hour,
   e.concurrency,
   (select count(*) from penstock.lanes l join penstock.leases x on x.lane_id = l.id and x.is_gated
    where l.endpoint_id = e.id)::integer
-    + (select count(*) from penstock.calls c where c.endpoint_id = e.id and c.expires_at > penstock._now())::integer as running,
+    + (select count(*) from penstock.calls c where c.endpoint_id = e.id
+      and c.expires_at > penstock._now())::integer as running,
   (select count(*) from penstock.lanes l join penstock.ready r on r.lane_id = l.id
    where l.endpoint_id = e.id) as waiting,
   round(penstock._pace(s.pace, s.paced_at, penstock._now())::numeric, 2) as pace,
-  s.refusals, s.refused_at, e.default_tokens, e.backpressure_threshold, e.backpressure_delay_seconds, e.depth_limit, e.features, e.changed_at
+  s.refusals, s.refused_at, e.default_tokens, e.backpressure_threshold, e.backpressure_delay_seconds,
+    e.depth_limit, e.features, e.changed_at
 from penstock.endpoints e
 join penstock.endpoint_states s on s.endpoint_id = e.id
 cross join lateral (
@@ -104,57 +115,75 @@ cross join lateral (
     coalesce(sum(x.tokens) filter (where x.width = 60), 0)::bigint as tokens_hour
   from penstock.spent x where x.endpoint_id = e.id
     and penstock._slot_ends(x.width, x.slot) > extract(epoch from penstock._now())) as w;
-comment on view penstock.provider_list is 'Provider endpoints: limits, what of them is in use in the present windows, and whether they take work.';
+comment on view penstock.provider_list is
+  'Provider endpoints: limits, usage in the current windows, and whether they accept work.';
 
 create or replace view penstock.usage_days with (security_invoker = true) as
-select tenant_id, day, action, meter, sum(amount) as amount from penstock.usage_sums group by tenant_id, day, action, meter;
+select tenant_id, day, action, meter, sum(amount) as amount from penstock.usage_sums
+  group by tenant_id, day, action, meter;
 comment on view penstock.usage_days is 'Usage per tenant, UTC day, action and meter.';
 
 create or replace view penstock.cost_days with (security_invoker = true) as
-select tenant_id, day, provider, cost_type, sum(amount) as amount, sum(unit_count) as unit_count, sum(lines)::bigint as lines
+select tenant_id, day, provider, cost_type, sum(amount) as amount, sum(unit_count) as unit_count,
+  sum(lines)::bigint as lines
 from penstock.cost_sums where tenant_id is not null group by tenant_id, day, provider, cost_type;
 comment on view penstock.cost_days is 'Costs in the base currency per tenant, UTC day, provider and type.';
 
 create or replace view penstock.cost_totals with (security_invoker = true) as
-select day, provider, cost_type, sum(amount) as amount, sum(unit_count) as unit_count, sum(lines)::bigint as lines
+select day, provider, cost_type, sum(amount) as amount, sum(unit_count) as unit_count,
+  sum(lines)::bigint as lines
 from penstock.cost_sums where tenant_id is null group by day, provider, cost_type;
-comment on view penstock.cost_totals is 'Costs of all tenants in the base currency per UTC day, provider and type.';
+comment on view penstock.cost_totals is
+  'Costs of all tenants in the base currency per UTC day, provider and type.';
 
 create or replace view penstock.job_costs with (security_invoker = true) as
 select a.tenant_id, a.job_id, j.type, j.status, a.used as cost, a.held, j.budget
 from penstock.accounts a join penstock.jobs j on j.id = a.job_id where a.meter = 'cost';
-comment on view penstock.job_costs is 'What each job has cost, what is set aside for its running tasks, and its budget.';
+comment on view penstock.job_costs is
+  'The cost of each job, the amount reserved for its running tasks, and its budget.';
 
 create or replace view penstock.price_list with (security_invoker = true) as
 select p.id, p.provider, p.tenant_id, p.meter, p.variant, p.cost_type, p.amount, p.currency, p.valid_from,
-  lead(p.valid_from) over (partition by p.provider, p.tenant_id, p.meter, p.variant order by p.valid_from) as valid_until,
-  p.valid_from <= penstock._now() and coalesce(lead(p.valid_from) over (partition by p.provider, p.tenant_id, p.meter, p.variant order by p.valid_from) > penstock._now(), true) as is_current
-from penstock.prices p;
-comment on view penstock.price_list is 'Prices with the time they hold.';
+  lead(p.valid_from) over same_price as valid_until,
+  p.valid_from <= penstock._now() and coalesce(lead(p.valid_from) over same_price > penstock._now(), true)
+    as is_current
+from penstock.prices p
+window same_price as (partition by p.provider, p.tenant_id, p.meter, p.variant order by p.valid_from);
+comment on view penstock.price_list is 'Prices with the time for which they are valid.';
 
 create or replace view penstock.rate_comparison with (security_invoker = true) as
-select p.meter, p.variant, p.provider, p.tenant_id, p.amount, p.currency, p.amount * penstock._base_rate(p.currency, penstock._now()) as base_amount,
-  rank() over (partition by p.meter, p.variant, p.tenant_id order by p.amount * penstock._base_rate(p.currency, penstock._now())) as place
+select p.meter, p.variant, p.provider, p.tenant_id, p.amount, p.currency,
+  p.amount * penstock._base_rate(p.currency, penstock._now()) as base_amount,
+  rank() over (partition by p.meter, p.variant, p.tenant_id
+    order by p.amount * penstock._base_rate(p.currency, penstock._now())) as place
 from penstock.price_list p where p.is_current and p.amount is not null;
-comment on view penstock.rate_comparison is 'What a unit costs at each provider now, cheapest first.';
+comment on view penstock.rate_comparison is
+  'The current price of a unit at each provider, with its rank from the cheapest.';
 
 create or replace view penstock.provider_outcomes with (security_invoker = true) as
-select t.tenant_id, l.provider, r.outcome, count(*) as tasks, avg(extract(epoch from r.finished_at - r.started_at)) as seconds
-from penstock.results r join penstock.tasks t on t.job_id = r.job_id and t.id = r.task_id join penstock.lanes l on l.id = t.lane_id
+select t.tenant_id, l.provider, r.outcome, count(*) as tasks,
+  avg(extract(epoch from r.finished_at - r.started_at)) as seconds
+from penstock.results r join penstock.tasks t on t.job_id = r.job_id and t.id = r.task_id
+  join penstock.lanes l on l.id = t.lane_id
 where l.provider is not null group by t.tenant_id, l.provider, r.outcome;
-comment on view penstock.provider_outcomes is 'How tasks ended at each provider, and how long they took.';
+comment on view penstock.provider_outcomes is 'Outcomes and mean duration of tasks at each provider.';
 
 create or replace view penstock.bulk_list with (security_invoker = true) as
-select j.id, j.tenant_id, j.type, j.status, j.status_reason, j.created_by, j.created_at, j.started_at, j.finished_at,
-  b.source, b.source_id, b.total, b.loaded, b.refused, b.skipped, b.preview, l.percent
+select j.id, j.tenant_id, j.type, j.status, j.status_reason, j.created_by, j.created_at, j.started_at,
+  j.finished_at, b.source, b.source_id, b.total, b.loaded, b.refused, b.skipped, b.preview, l.percent
 from penstock.bulks b join penstock.jobs j on j.id = b.job_id join penstock.job_list l on l.id = b.job_id;
-comment on view penstock.bulk_list is 'Bulk jobs with their source and how many rows they took.';
+comment on view penstock.bulk_list is 'Bulk jobs with their source and numbers of rows.';
 
 create or replace view penstock.bulk_row_list with (security_invoker = true) as
-select b.job_id, b.tenant_id, b.number, coalesce(b.key, b.number::text) as key, s.state, b.data, s.output, s.error_code, s.error_message,
-  b.problem,
-  (select count(*) from penstock.attempts a where a.job_id = b.job_id and a.task_id between b.first_id and b.last_id)::integer as retries, penstock._row_cost(b) as cost, s.started_at, s.finished_at, b.first_id, b.result_id, b.last_id, b.written,
-  (select count(*) from penstock.bulk_changes c where c.job_id = b.job_id and c.row_number = b.number)::integer as changes,
-  (select count(c.undone_at) from penstock.bulk_changes c where c.job_id = b.job_id and c.row_number = b.number)::integer as undone
+select b.job_id, b.tenant_id, b.number, coalesce(b.key, b.number::text) as key, s.state, b.data, s.output,
+  s.error_code, s.error_message, b.problem,
+  (select count(*) from penstock.attempts a where a.job_id = b.job_id
+    and a.task_id between b.first_id and b.last_id)::integer as retries,
+  penstock._row_cost(b) as cost, s.started_at, s.finished_at, b.first_id, b.result_id, b.last_id, b.written,
+  (select count(*) from penstock.bulk_changes c where c.job_id = b.job_id
+    and c.row_number = b.number)::integer as changes,
+  (select count(c.undone_at) from penstock.bulk_changes c where c.job_id = b.job_id
+    and c.row_number = b.number)::integer as undone
 from penstock.bulk_rows b cross join lateral penstock._bulk_row_state(b) as s;
-comment on view penstock.bulk_row_list is 'The rows of bulk jobs, each with its state, result, error, retries and cost.';
+comment on view penstock.bulk_row_list is
+  'The rows of bulk jobs, each with its state, result, error, retries and cost.';

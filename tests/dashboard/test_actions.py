@@ -157,7 +157,7 @@ def test_workers_settings_keys_tenants_members_and_schedules_can_be_changed(site
     assert db.execute("select 1 from penstock.workers where id = 'box-1:2210' and drain_asked_at is not null")
     assert operator.post("/workers/drain", {"id": "nobody"}).status_code == 404
     operator.post("/settings/value", {"name": "maintenance", "value": "true"})
-    assert "Maintenance: nothing new is started" in operator.get("/").text
+    assert "Maintenance mode: no new tasks start" in operator.get("/").text
     operator.post("/settings/value", {"name": "maintenance", "value": "false"})
     made = owner.post(
         "/settings/keys", {"name": "nightly", "role": "viewer", "days": "30", "tenant": str(sample.acme)}

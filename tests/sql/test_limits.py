@@ -527,14 +527,14 @@ class TestWhy:
         sql.claim(1, kinds=["work"])
         sql.claim(1, kinds=["work"])
         texts = [explain(sql, task["id"])["text"] for task in sql.tasks(job)]
-        assert texts[0].startswith("running on w1") and texts[1] == "waiting: 1 task before it"
+        assert texts[0].startswith("running on w1") and texts[1] == "waiting: 1 parent task"
         assert sorted(texts[2:4])[1] == "waiting: test/model concurrency, 1 running, 1st in line"
-        assert texts[4].startswith("waiting: its time, about ")
+        assert texts[4].startswith("waiting: its start time, about ")
         sql.pause(job, "lunch")
-        assert explain(sql, sql.tasks(job)[1]["id"])["text"] == "waiting: 1 task before it"
+        assert explain(sql, sql.tasks(job)[1]["id"])["text"] == "waiting: 1 parent task"
         sql.start(1)
         free = sql.one("select max(id) from penstock.tasks")
-        assert explain(sql, free)["text"] == "waiting: no worker is there for work, 1st in line"
+        assert explain(sql, free)["text"] == "waiting: no worker handles work, 1st in line"
         with sql.refused(404, "unknown_task"):
             sql.value("explain_task", job_id=job, task_id=999_999)
 

@@ -226,7 +226,7 @@ class TestFailedParent:
         }
         for task in sql.tasks(job)[1:4]:
             assert task["error_code"] == "parent_failed"
-            assert task["error_message"] == "a task it comes after did not succeed"
+            assert task["error_message"] == "a parent task did not succeed"
         sql.drain()
         assert sql.job(job)["status"] == "failed"
         progress = sql.progress(job)

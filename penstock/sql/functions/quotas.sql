@@ -1,41 +1,48 @@
--- Quotas: what a tenant may use in a period: meters, plans, and what a tenant has of its own.
+-- Quotas: how much a tenant may use in a period. Limits come
+-- from its plan, from limits of its own and from allowances.
 
 insert into penstock.meters (name, period, comment) values
-  ('requests', 'month', 'calls of providers'),
+  ('requests', 'month', 'provider calls'),
   ('tokens', 'month', 'input and output tokens'),
   ('input_tokens', 'month', 'tokens sent'),
   ('output_tokens', 'month', 'tokens received'),
-  ('cached_tokens', 'month', 'of the tokens sent, those read from a provider''s cache'),
-  ('files', 'month', 'files taken in'),
+  ('cached_tokens', 'month', 'sent tokens that the provider read from its cache'),
+  ('files', 'month', 'files received'),
   ('pages', 'month', 'pages processed'),
   ('bytes', 'total', 'bytes stored'),
   ('minutes', 'month', 'minutes of processing'),
   ('seconds', 'month', 'seconds of media'),
   ('characters', 'month', 'characters of text'),
-  ('images', 'month', 'images made'),
-  ('thumbnails', 'total', 'thumbnails made'),
+  ('images', 'month', 'images created'),
+  ('thumbnails', 'total', 'thumbnails created'),
   ('jobs', 'month', 'jobs started'),
   ('cost', 'month', 'money, in the base currency')
 on conflict (name) do nothing;
 
 insert into penstock.plans (name, title, comment, limits, price, weight, position)
 select * from (values
-  ('free', 'Free', 'To get started', '{"files": 10, "pages": 100, "tokens": 50000, "bytes": 104857600}'::jsonb, 0, 1, 1),
-  ('basic', 'Basic', 'For regular use', '{"files": 100, "pages": 1000, "tokens": 500000, "bytes": 1048576000}', 9.99, 2, 2),
-  ('premium', 'Premium', 'For heavy use', '{"files": 500, "pages": 5000, "tokens": 2500000, "bytes": 5242880000}', 29.99, 4, 3),
+  ('free', 'Free', 'To get started',
+    '{"files": 10, "pages": 100, "tokens": 50000, "bytes": 104857600}'::jsonb, 0, 1, 1),
+  ('basic', 'Basic', 'For regular use',
+    '{"files": 100, "pages": 1000, "tokens": 500000, "bytes": 1048576000}', 9.99, 2, 2),
+  ('premium', 'Premium', 'For heavy use',
+    '{"files": 500, "pages": 5000, "tokens": 2500000, "bytes": 5242880000}', 29.99, 4, 3),
   ('enterprise', 'Enterprise', 'Unlimited', '{}', 99.99, 8, 4)) as seed
 where not exists (select from penstock.plans);
 
-create or replace function penstock._period(p_meter text, p_at timestamptz, out starts date, out resets_at timestamptz)
+create or replace function penstock._period(p_meter text, p_at timestamptz, out starts date,
+  out resets_at timestamptz)
 language sql stable set search_path = penstock, pg_temp as $$
   select case m.period when 'day' then (p_at at time zone 'utc')::date
       when 'month' then date_trunc('month', p_at at time zone 'utc')::date else date 'epoch' end,
     case m.period when 'day' then ((p_at at time zone 'utc')::date + 1)::timestamp at time zone 'utc'
-      when 'month' then (date_trunc('month', p_at at time zone 'utc') + interval '1 month') at time zone 'utc'
+      when 'month'
+        then (date_trunc('month', p_at at time zone 'utc') + interval '1 month') at time zone 'utc'
       else 'infinity' end
   from meters m where m.name = p_meter
 $$;
-comment on function penstock._period(text, timestamptz) is 'The period of a meter that a moment falls into, in UTC.';
+comment on function penstock._period(text, timestamptz) is
+  'The period of a meter that contains this time, in UTC.';
 
 create or replace function penstock._limits(p_tenant_id uuid, p_at timestamptz)
 returns table (meter text, amount numeric, mode text, period date, resets_at timestamptz)
@@ -47,105 +54,138 @@ language sql stable set search_path = penstock, pg_temp as $$
   from tenants t cross join meters m
   left join plans l on l.name = t.plan
   left join tenant_limits o on o.tenant_id = t.id and o.meter = m.name
-  cross join lateral (select case when o.meter is not null then o.amount else (l.limits ->> m.name)::numeric end as base) as x
+  cross join lateral (select case when o.meter is not null then o.amount
+    else (l.limits ->> m.name)::numeric end as base) as x
   cross join lateral _period(m.name, p_at) as p
   where t.id = p_tenant_id and x.base is not null
 $$;
 comment on function penstock._limits(uuid, timestamptz) is
-  'The limits that hold for a tenant: its own or its plan''s, and what overrides and purchases add. The only place that decides this. A meter without a row is not limited.';
+  'The effective limits of a tenant: its own limit or that of its plan, plus its allowances. Every check '
+  'uses this function. A meter without a row is not limited.';
 
 create or replace function penstock.resolve_limits(p_tenant_id uuid, p_at timestamptz default null)
 returns table (meter text, amount numeric, mode text, period date, resets_at timestamptz)
 language plpgsql stable security definer set search_path = penstock, pg_temp as $$
 begin
   if not (_is_service() or p_tenant_id in (select my_tenants())) then
-    perform _refuse(403, 'forbidden', 'you may not do this in this tenant');
+    perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
   end if;
   if not exists (select from tenants where id = p_tenant_id) then
-    -- Never open to whom we do not know.
+    -- An unknown tenant must not look like one without limits.
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
   perform _check_time(p_at, 'p_at');
-  return query select l.meter, l.amount, l.mode, l.period, nullif(l.resets_at, 'infinity') from _limits(p_tenant_id, coalesce(p_at, _now())) as l;
+  return query select l.meter, l.amount, l.mode, l.period, nullif(l.resets_at, 'infinity')
+    from _limits(p_tenant_id, coalesce(p_at, _now())) as l;
 end
 $$;
-comment on function penstock.resolve_limits(uuid, timestamptz) is 'A tenant''s limits now, or at a moment. A meter without a row is not limited.';
+comment on function penstock.resolve_limits(uuid, timestamptz) is
+  'The limits of a tenant now, or at p_at. A meter without a row is not limited.';
 
 create or replace function penstock.set_meter(p_name text, p_values jsonb default '{}')
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   perform _check_fields(p_values, array['period', 'mode', 'comment'], 'meter');
-  if exists (select from meters where name = p_name and period <> p_values ->> 'period' and p_values ->> 'period' in ('day', 'month', 'total')) and exists (select from accounts where meter = p_name) then
-    -- What is set aside ends in the period it began in, and usage is added up by it.
-    perform _refuse(409, 'meter_in_use', format('%s have been counted: their period stays as it is', p_name), '{"field": "period"}', 'Make another meter.');
+  if exists (select from meters where name = p_name and period <> p_values ->> 'period'
+    and p_values ->> 'period' in ('day', 'month', 'total'))
+    and exists (select from accounts where meter = p_name) then
+    -- Holds and usage are booked by period, so it cannot change once there are bookings.
+    perform _refuse(409, 'meter_in_use',
+      format('the period of meter %L cannot change after it was used', p_name),
+      '{"field": "period"}', 'Create another meter.');
   end if;
   insert into meters as m (name, period, mode, comment)
-  values (p_name, coalesce(p_values ->> 'period', 'month'), coalesce(p_values ->> 'mode', 'enforce'), coalesce(p_values ->> 'comment', ''))
-  on conflict (name) do update set period = coalesce(p_values ->> 'period', m.period), mode = coalesce(p_values ->> 'mode', m.mode),
+  values (p_name, coalesce(p_values ->> 'period', 'month'), coalesce(p_values ->> 'mode', 'enforce'),
+    coalesce(p_values ->> 'comment', ''))
+  on conflict (name) do update set period = coalesce(p_values ->> 'period', m.period),
+    mode = coalesce(p_values ->> 'mode', m.mode),
     comment = coalesce(p_values ->> 'comment', m.comment);
   perform _audit(null, 'meter.changed', null, 'meter:' || p_name, p_values);
-  perform _wake_waiting(array(select id from tenants t where exists (select from parked p where p.tenant_id = t.id and p.waits_for = p_name)));
+  perform _wake_waiting(
+    array(select id from tenants t
+    where exists (select from parked p where p.tenant_id = t.id and p.waits_for = p_name)));
 exception when integrity_constraint_violation then
-  perform _refuse(422, 'invalid_meter', 'a meter is not well formed: ' || left(sqlerrm, 200));
+  perform _refuse(422, 'invalid_meter', 'invalid meter: ' || left(sqlerrm, 200));
 end
 $$;
-comment on function penstock.set_meter(text, jsonb) is 'Makes or changes a meter: period (day, month, total), mode (observe, enforce), comment.';
+comment on function penstock.set_meter(text, jsonb) is
+  'Creates or changes a meter: period (day, month, total), mode (observe, enforce), comment.';
 
 create or replace function penstock.set_plan(p_name text, p_values jsonb default '{}')
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  perform _check_fields(p_values, array['title', 'comment', 'limits', 'features', 'price', 'currency', 'weight', 'is_active', 'position'], 'plan');
+  perform _check_fields(p_values,
+    array['title', 'comment', 'limits', 'features', 'price', 'currency', 'weight', 'is_active', 'position'],
+    'plan');
   if jsonb_typeof(coalesce(p_values -> 'limits', '{}')) <> 'object' then
-    perform _refuse(422, 'invalid_plan', 'limits is an object of meters and amounts', '{"field": "limits"}');
+    perform _refuse(422, 'invalid_plan', 'limits must be a JSON object of meters and amounts',
+      '{"field": "limits"}');
   end if;
   perform _check_units(jsonb_strip_nulls(coalesce(p_values -> 'limits', '{}')) - 'cost', 'limits');
-  if jsonb_typeof(p_values #> '{limits,cost}') not in ('number', 'null') or (p_values #> '{limits,cost}')::numeric < 0
+  if jsonb_typeof(p_values #> '{limits,cost}') not in ('number', 'null')
+    or (p_values #> '{limits,cost}')::numeric < 0
      or p_values ->> 'price' in ('NaN', 'Infinity') then
-    perform _refuse(422, 'invalid_plan', 'a price and a limit of costs are amounts of money', '{"field": "limits.cost"}');
+    perform _refuse(422, 'invalid_plan', 'price and limits.cost must be amounts of 0 or more',
+      '{"field": "limits.cost"}');
   end if;
-  insert into plans (name, title) values (p_name, coalesce(p_values ->> 'title', p_name)) on conflict (name) do nothing;
-  update plans set title = coalesce(p_values ->> 'title', title), comment = coalesce(p_values ->> 'comment', comment),
-    limits = coalesce(p_values -> 'limits', limits), price = coalesce((p_values ->> 'price')::numeric, price),
-    currency = coalesce(p_values ->> 'currency', currency), weight = coalesce((p_values ->> 'weight')::real, weight),
-    features = case when p_values ? 'features' then array(select jsonb_array_elements_text(p_values -> 'features')) else features end,
-    is_active = coalesce((p_values ->> 'is_active')::boolean, is_active), position = coalesce((p_values ->> 'position')::integer, position)
+  insert into plans (name, title) values (p_name, coalesce(p_values ->> 'title', p_name)) on conflict (name)
+    do nothing;
+  update plans set title = coalesce(p_values ->> 'title', title),
+    comment = coalesce(p_values ->> 'comment', comment),
+    limits = coalesce(p_values -> 'limits', limits),
+      price = coalesce((p_values ->> 'price')::numeric, price),
+    currency = coalesce(p_values ->> 'currency', currency),
+      weight = coalesce((p_values ->> 'weight')::real, weight),
+    features = case when p_values ? 'features'
+      then array(select jsonb_array_elements_text(p_values -> 'features')) else features end,
+    is_active = coalesce((p_values ->> 'is_active')::boolean, is_active),
+      position = coalesce((p_values ->> 'position')::integer, position)
   where name = p_name;
   perform _audit(null, 'plan.changed', null, 'plan:' || p_name, p_values);
   perform _wake_waiting(array(select id from tenants where plan = p_name));
 exception when integrity_constraint_violation or data_exception then
-  perform _refuse(422, 'invalid_plan', 'a plan is not well formed: ' || left(sqlerrm, 200));
+  perform _refuse(422, 'invalid_plan', 'invalid plan: ' || left(sqlerrm, 200));
 end
 $$;
 comment on function penstock.set_plan(text, jsonb) is
-  'Makes or changes a plan: title, comment, limits {meter: amount or null}, features, price, currency, weight, is_active, position. Its tenants have the new limits at once.';
+  'Creates or changes a plan: title, comment, limits {meter: amount or null}, features, price, currency, '
+  'weight, is_active, position. New limits apply to its tenants at once.';
 
 create or replace function penstock.set_tenant_plan(p_tenant_id uuid, p_plan text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   if p_plan is not null and not exists (select from plans where name = p_plan and is_active) then
-    perform _refuse(404, 'unknown_plan', format('there is no plan %L', left(p_plan, 100)));
+    perform _refuse(404, 'unknown_plan', format('there is no active plan %L', left(p_plan, 100)));
   end if;
-  update tenants set plan = p_plan, weight = coalesce((select weight from plans where name = p_plan), weight) where id = p_tenant_id;
+  update tenants set plan = p_plan, weight = coalesce((select weight from plans where name = p_plan), weight)
+    where id = p_tenant_id;
   if not found then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
-  perform _audit(p_tenant_id, 'tenant.plan_set', null, 'tenant:' || p_tenant_id, jsonb_build_object('plan', p_plan));
+  perform _audit(p_tenant_id, 'tenant.plan_set', null, 'tenant:' || p_tenant_id,
+    jsonb_build_object('plan', p_plan));
   perform _wake_waiting(array[p_tenant_id]);
 end
 $$;
-comment on function penstock.set_tenant_plan(uuid, text) is 'Puts a tenant on a plan (null: none, no limits), with the plan''s share of every lane. What was used in the period stays used.';
+comment on function penstock.set_tenant_plan(uuid, text) is
+  'Puts a tenant on a plan (null: no plan and no limits) and gives it the plan''s weight. Usage of the '
+  'period stays.';
 
-create or replace function penstock.set_limit(p_tenant_id uuid, p_meter text, p_amount numeric, p_is_own boolean default true)
+create or replace function penstock.set_limit(p_tenant_id uuid, p_meter text, p_amount numeric,
+  p_is_own boolean default true)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   if not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
   if not exists (select from meters where name = p_meter) then
-    perform _refuse(422, 'unknown_meter', format('there is no meter %L', left(p_meter, 100)), '{"field": "p_meter"}');
+    perform _refuse(422, 'unknown_meter', format('unknown meter %L', left(p_meter, 100)),
+      '{"field": "p_meter"}');
   end if;
   if p_amount < 0 or p_amount = 'NaN' or p_amount > 1e15 then
-    perform _refuse(422, 'invalid_limit', 'a limit is 0 to 10^15, or null for none', '{"field": "p_amount"}');
+    perform _refuse(422, 'invalid_limit',
+      format('p_amount must be between 0 and 10^15, or null for no limit (got %s)', p_amount),
+        '{"field": "p_amount"}');
   end if;
   if p_is_own then
     insert into tenant_limits (tenant_id, meter, amount) values (p_tenant_id, p_meter, p_amount)
@@ -153,16 +193,18 @@ begin
   else
     delete from tenant_limits where tenant_id = p_tenant_id and meter = p_meter;
   end if;
-  perform _audit(p_tenant_id, 'limit.set', null, 'meter:' || p_meter, jsonb_build_object('amount', p_amount, 'is_own', p_is_own));
+  perform _audit(p_tenant_id, 'limit.set', null, 'meter:' || p_meter,
+    jsonb_build_object('amount', p_amount, 'is_own', p_is_own));
   perform _wake_waiting(array[p_tenant_id]);
 end
 $$;
 comment on function penstock.set_limit(uuid, text, numeric, boolean) is
-  'A tenant''s own limit of a meter in place of its plan''s (null: none); with p_is_own false the plan''s holds again. A limit below what is used is legal and stops new work.';
+  'Sets a tenant''s own limit of a meter, in place of the plan''s (null: unlimited); p_is_own = false '
+  'removes it. A limit below the current usage stops new work.';
 
 create or replace function penstock.add_allowance(
-  p_tenant_id uuid, p_meter text, p_amount numeric, p_source text default 'override', p_expires_on date default null,
-  p_reason text default null, p_key text default null)
+  p_tenant_id uuid, p_meter text, p_amount numeric, p_source text default 'override',
+  p_expires_on date default null, p_reason text default null, p_key text default null)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_id uuid;
@@ -171,32 +213,40 @@ begin
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
   if not exists (select from meters where name = p_meter) then
-    perform _refuse(422, 'unknown_meter', format('there is no meter %L', left(p_meter, 100)), '{"field": "p_meter"}');
+    perform _refuse(422, 'unknown_meter', format('unknown meter %L', left(p_meter, 100)),
+      '{"field": "p_meter"}');
   end if;
   if p_amount is null or p_amount = 'NaN' or not (p_amount > 0 and p_amount <= 1e15) then
-    perform _refuse(422, 'invalid_limit', 'an allowance is more than 0 and at most 10^15', '{"field": "p_amount"}');
+    perform _refuse(422, 'invalid_limit',
+      format('p_amount must be greater than 0 and at most 10^15 (got %s)',
+      coalesce(p_amount::text, 'null')), '{"field": "p_amount"}');
   end if;
   perform _check_time(p_expires_on::timestamp at time zone 'utc', 'p_expires_on');
   insert into allowances (tenant_id, meter, amount, expires_on, source, reason, key, created_at)
   values (p_tenant_id, p_meter, p_amount, p_expires_on, p_source, left(p_reason, 1000), p_key, _now())
   on conflict (tenant_id, key) where key is not null do nothing returning id into v_id;
   if v_id is null then
-    select id into v_id from allowances where tenant_id = p_tenant_id and key = p_key and meter = p_meter and amount = p_amount;
+    select id into v_id from allowances where tenant_id = p_tenant_id and key = p_key and meter = p_meter
+      and amount = p_amount;
     if v_id is null then
-      perform _refuse(409, 'idempotency_key_reused', 'this key was used for another allowance');
+      perform _refuse(409, 'idempotency_key_reused', 'this key was used for a different allowance');
     end if;
     return v_id;
   end if;
   perform _audit(p_tenant_id, 'allowance.added', null, 'meter:' || p_meter,
-    jsonb_build_object('amount', p_amount, 'source', p_source, 'expires_on', p_expires_on, 'reason', p_reason));
+    jsonb_build_object('amount', p_amount, 'source', p_source, 'expires_on', p_expires_on,
+      'reason', p_reason));
   perform _wake_waiting(array[p_tenant_id]);
   return v_id;
 exception when check_violation then
-  perform _refuse(422, 'invalid_allowance', 'source is override, with an expiry date, or purchase');
+  perform _refuse(422, 'invalid_allowance',
+    format('p_source must be purchase, or override with p_expires_on (got %L), '
+    'and p_key must have 1 to 255 characters', left(p_source, 100)));
 end
 $$;
 comment on function penstock.add_allowance(uuid, text, numeric, text, date, text, text) is
-  'Lets a tenant use more of a meter: an override until p_expires_on (that day included), or a purchase. The same p_key counts once.';
+  'Raises a tenant''s limit of a meter: an override until p_expires_on (inclusive), or a purchase. The same '
+  'p_key counts once.';
 
 create or replace function penstock.reset_quota(p_tenant_id uuid, p_meter text, p_reason text default null)
 returns numeric language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -205,19 +255,23 @@ declare
   v_account accounts;
 begin
   if v_period is null then
-    perform _refuse(422, 'unknown_meter', format('there is no meter %L', left(p_meter, 100)), '{"field": "p_meter"}');
+    perform _refuse(422, 'unknown_meter', format('unknown meter %L', left(p_meter, 100)),
+      '{"field": "p_meter"}');
   end if;
   if not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
   v_account := _locked_account(p_tenant_id, null, p_meter, v_period, true);
   if v_account.used <> 0 then
-    -- As a line of its own: what was used before stays on record.
-    perform _book(_note_usage(p_tenant_id, 'reset', jsonb_build_object(p_meter, -v_account.used), null, null, jsonb_build_object('reason', left(p_reason, 1000))));
+    -- A negative usage event, so that the earlier events stay on record.
+    perform _book(_note_usage(p_tenant_id, 'reset', jsonb_build_object(p_meter, -v_account.used), null, null,
+      jsonb_build_object('reason', left(p_reason, 1000))));
   end if;
-  perform _audit(p_tenant_id, 'quota.reset', null, 'meter:' || p_meter, jsonb_build_object('used', v_account.used, 'reason', p_reason));
+  perform _audit(p_tenant_id, 'quota.reset', null, 'meter:' || p_meter,
+    jsonb_build_object('used', v_account.used, 'reason', p_reason));
   perform _wake_waiting(array[p_tenant_id]);
   return v_account.used;
 end
 $$;
-comment on function penstock.reset_quota(uuid, text, text) is 'Starts a tenant''s count of a meter again at nothing; returns what had been used. What is set aside stays.';
+comment on function penstock.reset_quota(uuid, text, text) is
+  'Resets a tenant''s usage of a meter to 0 and returns the usage so far. Reservations stay.';

@@ -1,11 +1,11 @@
--- Schedules: jobs that start by the clock. The next tick is computed outside, where the calendars are; that each
--- tick starts at most one job is decided here.
+-- Schedules: recurring jobs. Python computes the next run time, because it has the time
+-- zones and cron rules; these functions guarantee that each run time starts at most one job.
 
 create or replace function penstock.set_schedule(
   p_name text, p_cron text, p_job_type text, p_next_run_at timestamptz, p_options jsonb default '{}')
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
-  c_most constant integer := 1000;
+  c_max_schedules constant integer := 1000;
   v_tenant_id uuid;
   v_id uuid;
   v_unknown text;
@@ -14,17 +14,21 @@ begin
   select k into v_unknown from jsonb_object_keys(p_options) as k
   where k not in ('tenant_id', 'timezone', 'params', 'tasks', 'options', 'missed', 'is_enabled');
   if found then
-    perform _refuse(422, 'unknown_field', format('options has an unknown field %L', v_unknown), jsonb_build_object('field', v_unknown));
+    perform _refuse(422, 'unknown_field', format('unknown schedule option %L', left(v_unknown, 100)),
+      jsonb_build_object('field', v_unknown));
   end if;
   v_tenant_id := _caller_tenant((p_options ->> 'tenant_id')::uuid);
-  -- The view reads a file for each of its names, so it is asked only for those that are not the default.
-  if p_options ->> 'timezone' <> 'UTC' and not exists (select from pg_timezone_names where name = p_options ->> 'timezone') then
-    perform _refuse(422, 'invalid_timezone', format('there is no time zone %L', p_options ->> 'timezone'), '{"field": "timezone"}');
+  -- The view reads a file for each time zone, so the default skips it.
+  if p_options ->> 'timezone' <> 'UTC'
+     and not exists (select from pg_timezone_names where name = p_options ->> 'timezone') then
+    perform _refuse(422, 'invalid_timezone',
+      format('unknown time zone %L', left(p_options ->> 'timezone', 100)),
+      '{"field": "timezone"}', 'Use an IANA name such as Europe/Berlin.');
   end if;
   perform _check_time(p_next_run_at, 'next_run_at');
-  -- Whoever fires schedules, or lists them, reads these of all tenants.
+  -- Workers and operators read the schedules of all tenants, so one tenant must not break them.
   if jsonb_typeof(p_options -> 'params') <> 'object' or jsonb_typeof(p_options -> 'options') <> 'object' then
-    perform _refuse(422, 'invalid_schedule', 'params and options of a schedule are objects');
+    perform _refuse(422, 'invalid_schedule', 'params and options must be JSON objects');
   end if;
   perform _check_document(p_options -> 'params', 'params', v_limit);
   perform _check_document(p_options -> 'tasks', 'tasks', v_limit);
@@ -32,34 +36,43 @@ begin
   if p_options -> 'tasks' is not null and jsonb_typeof(p_options -> 'tasks') <> 'null' then
     perform _check_tasks(_parse_tasks(p_options -> 'tasks'));
   end if;
-  if not _is_service() and not exists (select from schedules where tenant_id = v_tenant_id and name = p_name) then
-    -- Two that come at once are counted one after the other.
+  if not _is_service()
+    and not exists (select from schedules where tenant_id = v_tenant_id and name = p_name) then
+    -- The lock makes concurrent calls count one after the other.
     perform from tenants where id = v_tenant_id for no key update;
-    if (select count(*) from schedules where tenant_id = v_tenant_id) >= c_most then
-      perform _refuse(409, 'too_many_schedules', format('a tenant has at most %s schedules', c_most), jsonb_build_object('limit', c_most),
-        'Remove those that are not needed.');
+    if (select count(*) from schedules where tenant_id = v_tenant_id) >= c_max_schedules then
+      perform _refuse(409, 'too_many_schedules',
+        format('the tenant already has %s schedules, which is the limit', c_max_schedules),
+        jsonb_build_object('limit', c_max_schedules), 'Remove schedules that are no longer needed.');
     end if;
   end if;
-  insert into schedules as s (tenant_id, name, cron, timezone, job_type, params, tasks, options, missed, is_enabled, next_run_at, created_at)
-  values (v_tenant_id, p_name, p_cron, coalesce(p_options ->> 'timezone', 'UTC'), p_job_type, coalesce(p_options -> 'params', '{}'),
-    nullif(p_options -> 'tasks', 'null'), coalesce(p_options -> 'options', '{}'), coalesce(p_options ->> 'missed', 'once'),
+  insert into schedules as s (tenant_id, name, cron, timezone, job_type, params, tasks, options, missed,
+    is_enabled, next_run_at, created_at)
+  values (v_tenant_id, p_name, p_cron, coalesce(p_options ->> 'timezone', 'UTC'), p_job_type,
+    coalesce(p_options -> 'params', '{}'),
+    nullif(p_options -> 'tasks', 'null'), coalesce(p_options -> 'options', '{}'),
+      coalesce(p_options ->> 'missed', 'once'),
     coalesce((p_options ->> 'is_enabled')::boolean, true), p_next_run_at, _now())
   on conflict (tenant_id, name) do update set
-    cron = excluded.cron, timezone = excluded.timezone, job_type = excluded.job_type, params = excluded.params,
-    tasks = excluded.tasks, options = excluded.options, missed = excluded.missed, is_enabled = excluded.is_enabled,
-    -- An unchanged clock keeps its next tick, so that declaring a schedule again never skips one.
-    -- One that was off starts afresh.
+    cron = excluded.cron, timezone = excluded.timezone, job_type = excluded.job_type,
+      params = excluded.params,
+    tasks = excluded.tasks, options = excluded.options, missed = excluded.missed,
+      is_enabled = excluded.is_enabled,
+    -- An unchanged cron keeps its next run, so that declaring a schedule again
+    -- never skips one. A schedule that was disabled starts from the new time.
     next_run_at = case when s.is_enabled and (s.cron, s.timezone) = (excluded.cron, excluded.timezone)
       then s.next_run_at else excluded.next_run_at end
   returning id into v_id;
-  perform _audit(v_tenant_id, 'schedule.set', null, 'schedule:' || v_id, jsonb_build_object('name', p_name, 'cron', p_cron));
+  perform _audit(v_tenant_id, 'schedule.set', null, 'schedule:' || v_id,
+    jsonb_build_object('name', p_name, 'cron', p_cron));
   return v_id;
 exception when check_violation or not_null_violation or data_exception then
-  perform _refuse(422, 'invalid_schedule', 'a schedule is not well formed: ' || sqlerrm);
+  perform _refuse(422, 'invalid_schedule', 'invalid schedule: ' || sqlerrm);
 end
 $$;
 comment on function penstock.set_schedule(text, text, text, timestamptz, jsonb) is
-  'Makes or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the job type''s own), options, missed (skip, once, all), is_enabled.';
+  'Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job '
+  'type), options, missed (skip, once, all), is_enabled.';
 
 create or replace function penstock.remove_schedule(p_schedule_id uuid)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -79,43 +92,55 @@ $$;
 comment on function penstock.remove_schedule(uuid) is 'Removes a schedule.';
 
 create or replace function penstock.due_schedules()
-returns table (id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean,
+returns table (id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb,
+  has_tasks boolean,
   missed text, due_at timestamptz, now_at timestamptz)
-language sql security definer set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
-  -- Tenants take turns: one with many schedules that cannot be fired, and so stay due, does not keep others' from it.
-  select s.id, s.tenant_id, s.name, s.cron, s.timezone, s.job_type, s.params, s.tasks is not null, s.missed, s.next_run_at, _now()
+language sql security definer set search_path = penstock, pg_temp set enable_seqscan = off
+  set jit = off as $$
+  -- Tenants take turns, so a tenant whose many schedules
+  -- fail to start does not block the schedules of others.
+  select s.id, s.tenant_id, s.name, s.cron, s.timezone, s.job_type, s.params, s.tasks is not null, s.missed,
+    s.next_run_at, _now()
   from (
     select d.*, row_number() over (partition by d.tenant_id order by d.next_run_at) as turn
     from schedules d where d.is_enabled and d.next_run_at <= (select _now())
   ) as s order by s.turn, s.next_run_at limit 100
 $$;
-comment on function penstock.due_schedules() is 'Schedules whose time has come, with the database''s time.';
+comment on function penstock.due_schedules() is
+  'Up to 100 schedules that are due, with the database''s time.';
 
 create or replace function penstock.fire_schedule(
-  p_schedule_id uuid, p_due_at timestamptz, p_next_run_at timestamptz, p_starts timestamptz[], p_tasks jsonb default null)
+  p_schedule_id uuid, p_due_at timestamptz, p_next_run_at timestamptz, p_starts timestamptz[],
+    p_tasks jsonb default null)
 returns uuid[] language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_schedule schedules;
   v_start timestamptz;
   v_jobs uuid[] := '{}';
 begin
-  select * into v_schedule from schedules where id = p_schedule_id and is_enabled and next_run_at = p_due_at for update skip locked;
+  select * into v_schedule from schedules where id = p_schedule_id and is_enabled and next_run_at = p_due_at
+    for update skip locked;
   if not found then
     return v_jobs;
   end if;
   perform _check_time(p_next_run_at, 'next_run_at');
   if p_next_run_at <= p_due_at then
-    perform _refuse(422, 'invalid_schedule', 'the next tick comes after this one');
+    perform _refuse(422, 'invalid_schedule',
+      format('p_next_run_at must be later than %s (got %s)', p_due_at, p_next_run_at));
   end if;
   foreach v_start in array coalesce(p_starts, '{}') loop
-    v_jobs := v_jobs || start_job(v_schedule.job_type, v_schedule.params || jsonb_build_object('scheduled_for', v_start),
-      coalesce(v_schedule.tasks, p_tasks), v_schedule.options || jsonb_build_object('tenant_id', v_schedule.tenant_id,
+    v_jobs := v_jobs
+      || start_job(v_schedule.job_type, v_schedule.params || jsonb_build_object('scheduled_for', v_start),
+      coalesce(v_schedule.tasks, p_tasks), v_schedule.options
+        || jsonb_build_object('tenant_id', v_schedule.tenant_id,
         'idempotency_key', format('schedule:%s:%s', p_schedule_id, extract(epoch from v_start))));
   end loop;
-  update schedules set next_run_at = p_next_run_at, last_run_at = _now(), last_job_id = coalesce(v_jobs[cardinality(v_jobs)], last_job_id)
+  update schedules set next_run_at = p_next_run_at, last_run_at = _now(),
+    last_job_id = coalesce(v_jobs[cardinality(v_jobs)], last_job_id)
   where id = p_schedule_id;
   return v_jobs;
 end
 $$;
 comment on function penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb) is
-  'Starts the jobs of a due tick, once: whoever comes second finds the tick gone and starts nothing.';
+  'Starts the jobs of a due schedule and moves it to its next run. A second call for the same run starts '
+  'nothing.';

@@ -1,12 +1,14 @@
--- Tenants, members, profiles, and who is asking.
--- The caller is the role in force: the one PostgREST or the API set for the request, else the login itself.
--- Claims are believed only for who the user is, never for what the login may do.
+-- Tenants, members, profiles, and the identity of the caller. The caller is the
+-- current role: the one that PostgREST or the API set for the request, else the login
+-- role. JWT claims identify the user; they never grant the rights of the service.
 
 create or replace function penstock._is_service()
 returns boolean language sql stable set search_path = penstock, pg_temp as $$
-  select pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user), 'service_role', 'member')
+  select pg_has_role(coalesce(nullif(current_setting('role'), 'none'), session_user), 'service_role',
+    'member')
 $$;
-comment on function penstock._is_service() is 'Whether the caller acts as the service (a worker, an operator) and not as a user.';
+comment on function penstock._is_service() is
+  'Whether the caller is the service (a worker or an operator) rather than a user.';
 
 create or replace function penstock._actor()
 returns text language sql stable set search_path = penstock, pg_temp as $$
@@ -14,7 +16,7 @@ returns text language sql stable set search_path = penstock, pg_temp as $$
     then coalesce(nullif(current_setting('penstock.actor', true), ''), 'service:' || session_user)
     else coalesce('user:' || auth.uid(), 'anonymous') end
 $$;
-comment on function penstock._actor() is 'Who is written into the audit log.';
+comment on function penstock._actor() is 'The caller''s name in the audit log.';
 
 create or replace function penstock._audit(
   p_tenant_id uuid, p_action text, p_job_id uuid, p_subject text, p_details jsonb default '{}')
@@ -28,7 +30,8 @@ create or replace function penstock.my_tenants()
 returns setof uuid language sql stable security definer set search_path = penstock, pg_temp as $$
   select tenant_id from members where user_id = auth.uid()
 $$;
-comment on function penstock.my_tenants() is 'The tenants the calling user is a member of. Every policy asks this.';
+comment on function penstock.my_tenants() is
+  'The tenants that the calling user is a member of. Every row-level policy uses it.';
 
 create or replace function penstock._require_role(p_tenant_id uuid, p_roles text[])
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
@@ -39,18 +42,19 @@ begin
   if not exists (
     select from members where tenant_id = p_tenant_id and user_id = auth.uid() and role = any (p_roles)
   ) then
-    -- The same answer for a tenant that is not yours and one that does not exist.
-    perform _refuse(403, 'forbidden', 'you may not do this in this tenant');
+    -- The same error for another user's tenant and for one that does not exist.
+    perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
   end if;
 end
 $$;
-comment on function penstock._require_role(uuid, text[]) is 'Refuses unless the caller is the service or a member with one of these roles.';
+comment on function penstock._require_role(uuid, text[]) is
+  'Raises an error unless the caller is the service or a member with one of these roles.';
 
 create or replace function penstock._caller_tenant(p_tenant_id uuid)
 returns uuid language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_tenants uuid[];
-  v_own uuid;
+  v_default uuid;
 begin
   if p_tenant_id is not null then
     perform _require_role(p_tenant_id, array['owner', 'admin', 'member']);
@@ -61,23 +65,25 @@ begin
   end if;
   if auth.uid() is null then
     perform _refuse(422, 'tenant_missing', 'tenant_id is missing from the options', '{}',
-      'A service call names the tenant it works for.');
+      'The service must name the tenant that it acts for.');
   end if;
   v_tenants := array(
     select tenant_id from members where user_id = auth.uid() and role in ('owner', 'admin', 'member'));
   if cardinality(v_tenants) = 0 then
-    perform _refuse(403, 'no_tenant', 'you are not a member of a tenant that may start jobs');
+    perform _refuse(403, 'no_tenant', 'you are not an owner, admin or member of any tenant');
   end if;
-  -- Who has a tenant of their own works there, and nowhere else without saying so: others may make anybody a member.
-  select tenant_id into v_own from profiles where user_id = auth.uid();
-  v_own := coalesce(v_own, case when cardinality(v_tenants) = 1 then v_tenants[1] end);
-  if v_own is null or not v_own = any (v_tenants) then
-    perform _refuse(422, 'tenant_missing', 'it is not clear in which of your tenants: say which in the options');
+  -- A user with a personal tenant works there unless the call names another one: any tenant
+  -- may add the user as a member, and must not receive the user's jobs because of that.
+  select tenant_id into v_default from profiles where user_id = auth.uid();
+  v_default := coalesce(v_default, case when cardinality(v_tenants) = 1 then v_tenants[1] end);
+  if v_default is null or not v_default = any (v_tenants) then
+    perform _refuse(422, 'tenant_missing', 'you belong to several tenants: set tenant_id in the options');
   end if;
-  return v_own;
+  return v_default;
 end
 $$;
-comment on function penstock._caller_tenant(uuid) is 'The tenant a call works for: the one named, if the caller may, else the caller''s own.';
+comment on function penstock._caller_tenant(uuid) is
+  'The tenant that a call acts for: the named one if the caller has access, else the caller''s own.';
 
 create or replace function penstock.create_tenant(p_name text, p_weight double precision default 1)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -85,17 +91,19 @@ declare
   v_id uuid;
 begin
   if coalesce(length(p_name), 0) not between 1 and 200 then
-    perform _refuse(422, 'invalid_name', 'a tenant''s name has 1 to 200 characters');
+    perform _refuse(422, 'invalid_name',
+      format('name must have 1 to 200 characters (got %s)', coalesce(length(p_name), 0)));
   end if;
   if p_weight is null or not (p_weight > 0 and p_weight <= 1000) then
-    perform _refuse(422, 'invalid_weight', 'a tenant''s weight is more than 0 and at most 1000');
+    perform _refuse(422, 'invalid_weight',
+      format('weight must be greater than 0 and at most 1000 (got %s)', coalesce(p_weight::text, 'null')));
   end if;
   insert into tenants (name, weight, created_at) values (p_name, p_weight, _now()) returning id into v_id;
   perform _audit(v_id, 'tenant.created', null, 'tenant:' || v_id, jsonb_build_object('name', p_name));
   return v_id;
 end
 $$;
-comment on function penstock.create_tenant(text, double precision) is 'Makes a tenant.';
+comment on function penstock.create_tenant(text, double precision) is 'Creates a tenant and returns its id.';
 
 create or replace function penstock.ensure_tenant(p_name text)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -104,20 +112,22 @@ declare
 begin
   select id into v_id from tenants where name = p_name and not is_personal order by id limit 1;
   if v_id is null then
-    -- Names need not be unique; whoever asks for the same one at the same time gets the same tenant.
+    -- Names are not unique, so a lock makes concurrent calls with the same name return the same tenant.
     perform pg_advisory_xact_lock(hashtextextended('penstock.tenant:' || p_name, 0));
     select id into v_id from tenants where name = p_name and not is_personal order by id limit 1;
   end if;
   return coalesce(v_id, create_tenant(p_name));
 end
 $$;
-comment on function penstock.ensure_tenant(text) is 'The oldest tenant of this name, made when there is none.';
+comment on function penstock.ensure_tenant(text) is
+  'The oldest tenant with this name; creates it if there is none.';
 
 create or replace function penstock.set_tenant_weight(p_tenant_id uuid, p_weight double precision)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   if p_weight is null or not (p_weight > 0 and p_weight <= 1000) then
-    perform _refuse(422, 'invalid_weight', 'a tenant''s weight is more than 0 and at most 1000');
+    perform _refuse(422, 'invalid_weight',
+      format('weight must be greater than 0 and at most 1000 (got %s)', coalesce(p_weight::text, 'null')));
   end if;
   update tenants set weight = p_weight where id = p_tenant_id;
   if not found then
@@ -127,19 +137,22 @@ begin
     jsonb_build_object('weight', p_weight));
 end
 $$;
-comment on function penstock.set_tenant_weight(uuid, double precision) is 'Changes a tenant''s share of every lane, for work queued from now on.';
+comment on function penstock.set_tenant_weight(uuid, double precision) is
+  'Changes a tenant''s share of every lane, for tasks queued from now on.';
 
 create or replace function penstock.set_member(p_tenant_id uuid, p_user_id uuid, p_role text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  -- Everybody may leave. Nobody was asked whether they want to be a member.
+  -- Every member may leave, because members are added without their consent.
   if p_role is not null or p_user_id is distinct from auth.uid() then
     perform _require_role(p_tenant_id, array['owner', 'admin']);
   else
     perform _require_role(p_tenant_id, array['owner', 'admin', 'member', 'viewer']);
   end if;
   if p_role is not null and p_role not in ('owner', 'admin', 'member', 'viewer') then
-    perform _refuse(422, 'invalid_role', format('%L is not a role', p_role), '{}', 'owner, admin, member or viewer; null removes');
+    perform _refuse(422, 'invalid_role',
+      format('role must be owner, admin, member or viewer, or null to remove the member (got %L)',
+        left(p_role, 100)));
   end if;
   if not _is_service() and (p_role = 'owner' or exists (
       select from members where tenant_id = p_tenant_id and user_id = p_user_id and role = 'owner')) then
@@ -152,17 +165,20 @@ begin
   if p_role is null then
     delete from members where tenant_id = p_tenant_id and user_id = p_user_id;
   else
-    insert into members (tenant_id, user_id, role, created_at) values (p_tenant_id, p_user_id, p_role, _now())
+    insert into members (tenant_id, user_id, role, created_at)
+      values (p_tenant_id, p_user_id, p_role, _now())
     on conflict (tenant_id, user_id) do update set role = excluded.role;
   end if;
   if not exists (select from members where tenant_id = p_tenant_id and role = 'owner')
      and exists (select from members where tenant_id = p_tenant_id) then
-    perform _refuse(409, 'last_owner', 'a tenant with members keeps at least one owner');
+    perform _refuse(409, 'last_owner', 'a tenant with members must keep at least one owner', '{}',
+      'Make another member an owner first.');
   end if;
   perform _audit(p_tenant_id, 'member.set', null, 'user:' || p_user_id, jsonb_build_object('role', p_role));
 end
 $$;
-comment on function penstock.set_member(uuid, uuid, text) is 'Gives a user a role in a tenant; null removes the user.';
+comment on function penstock.set_member(uuid, uuid, text) is
+  'Gives a user a role in a tenant; null removes the user.';
 
 create or replace function penstock.on_new_user()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -171,7 +187,9 @@ declare
   v_name text := left(coalesce(nullif(split_part(to_jsonb(new) ->> 'email', '@', 1), ''), 'personal'), 200);
 begin
   insert into tenants (name, is_personal, created_at, plan)
-  values (v_name, true, _now(), (select p.name from plans p where p.name = (_setting('default_plan')) #>> '{}')) returning id into v_tenant_id;
+  values (v_name, true, _now(),
+    (select p.name from plans p where p.name = (_setting('default_plan')) #>> '{}'))
+  returning id into v_tenant_id;
   insert into profiles (user_id, tenant_id, email, created_at)
   values (new.id, v_tenant_id, to_jsonb(new) ->> 'email', _now());
   insert into members (tenant_id, user_id, role, created_at) values (v_tenant_id, new.id, 'owner', _now());
@@ -180,7 +198,7 @@ begin
   return new;
 end
 $$;
-comment on function penstock.on_new_user() is 'A new user gets a profile and a personal tenant.';
+comment on function penstock.on_new_user() is 'Creates a profile and a personal tenant for a new user.';
 
 create or replace trigger penstock_on_new_user after insert on auth.users
   for each row execute function penstock.on_new_user();

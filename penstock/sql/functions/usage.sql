@@ -1,4 +1,5 @@
--- Usage: what attempts and actions used, written down once, priced, and taken from what was set aside.
+-- Usage: records what attempts and other actions used,
+-- prices it, and deducts it from the reservations (holds).
 
 create or replace function penstock._check_units(p_units jsonb, p_field text)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
@@ -7,39 +8,47 @@ declare
   v_value jsonb;
 begin
   if jsonb_typeof(p_units) is distinct from 'object' then
-    perform _refuse(422, 'invalid_units', format('%s is an object of meters and amounts', p_field), jsonb_build_object('field', p_field));
+    perform _refuse(422, 'invalid_units',
+      format('%s must be a JSON object of meters and amounts (got %s)', p_field,
+      coalesce(jsonb_typeof(p_units), 'null')), jsonb_build_object('field', p_field));
   end if;
   for v_name, v_value in select key, value from jsonb_each(p_units) loop
     if not exists (select from meters where name = v_name) or v_name = 'cost' then
-      perform _refuse(422, 'unknown_meter', format('%s names an unknown meter %L', p_field, left(v_name, 100)),
-        jsonb_build_object('field', p_field || '.' || left(v_name, 100)), 'Declare it with penstock.set_meter.');
+      perform _refuse(422, 'unknown_meter', format('%s: unknown meter %L', p_field, left(v_name, 100)),
+        jsonb_build_object('field', p_field || '.' || left(v_name, 100)),
+          'Declare it with penstock.set_meter.');
     end if;
     if jsonb_typeof(v_value) <> 'number' or v_value::numeric not between 0 and 1000000000000 then
-      perform _refuse(422, 'invalid_units', format('%s.%s is a number from 0 to 10^12', p_field, v_name),
-        jsonb_build_object('field', p_field || '.' || v_name));
+      perform _refuse(422, 'invalid_units',
+        format('%s.%s must be a number between 0 and 10^12 (got %s)', p_field, v_name,
+        left(v_value::text, 100)), jsonb_build_object('field', p_field || '.' || v_name));
     end if;
   end loop;
 end
 $$;
-comment on function penstock._check_units(jsonb, text) is 'Refuses units that are not amounts of known meters.';
+comment on function penstock._check_units(jsonb, text) is
+  'Raises an error unless the value is an object of known meters and valid amounts.';
 
 create or replace function penstock._whole_units(p_units jsonb, p_is_call boolean)
 returns jsonb language sql immutable set search_path = penstock, pg_temp as $$
-  -- A call is a request, and input and output are tokens, whether or not that is said.
+  -- A provider call counts as one request; input and output tokens count as tokens.
   select case when p_is_call then '{"requests": 1}'::jsonb else '{}' end
     || case when not p_units ? 'tokens' and (p_units ? 'input_tokens' or p_units ? 'output_tokens')
-      then jsonb_build_object('tokens', coalesce((p_units ->> 'input_tokens')::numeric, 0) + coalesce((p_units ->> 'output_tokens')::numeric, 0))
+      then jsonb_build_object('tokens', coalesce((p_units ->> 'input_tokens')::numeric, 0)
+        + coalesce((p_units ->> 'output_tokens')::numeric, 0))
       else '{}' end
     || coalesce(p_units, '{}')
 $$;
-comment on function penstock._whole_units(jsonb, boolean) is 'Units with what follows from them.';
+comment on function penstock._whole_units(jsonb, boolean) is
+  'Adds the implied requests and tokens to units.';
 
 create or replace function penstock._sum_units(p_one jsonb, p_other jsonb)
 returns jsonb language sql immutable set search_path = penstock, pg_temp as $$
-  select coalesce(jsonb_object_agg(k, coalesce((p_one ->> k)::numeric, 0) + coalesce((p_other ->> k)::numeric, 0)), '{}')
+  select coalesce(jsonb_object_agg(k,
+    coalesce((p_one ->> k)::numeric, 0) + coalesce((p_other ->> k)::numeric, 0)), '{}')
   from (select jsonb_object_keys(p_one) union select jsonb_object_keys(p_other)) as x(k)
 $$;
-comment on function penstock._sum_units(jsonb, jsonb) is 'Amounts added, meter by meter.';
+comment on function penstock._sum_units(jsonb, jsonb) is 'The sum of two sets of units, meter by meter.';
 
 create or replace function penstock._note_usage(
   p_tenant_id uuid, p_action text, p_units jsonb, p_hold_id uuid, p_provider text, p_details jsonb)
@@ -50,67 +59,98 @@ begin
   insert into usage_events (at, tenant_id, action, hold_id, provider, units, details)
   values (v_now, p_tenant_id, p_action, p_hold_id, p_provider, p_units, coalesce(p_details, '{}'));
   insert into usage_sums (tenant_id, action, day, meter, amount)
-  select p_tenant_id, p_action, (v_now at time zone 'utc')::date, u.key, u.value::numeric from jsonb_each_text(p_units) as u;
-  return array(select row(p_tenant_id, null, u.key, (_period(u.key, v_now)).starts, u.value::numeric, 0)::booking
+  select p_tenant_id, p_action, (v_now at time zone 'utc')::date, u.key, u.value::numeric
+    from jsonb_each_text(p_units) as u;
+  return array(
+    select row(p_tenant_id, null, u.key, (_period(u.key, v_now)).starts, u.value::numeric, 0)::booking
     from jsonb_each_text(p_units) as u);
 end
 $$;
-comment on function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb) is 'Writes down a use outside a task, and says what to book.';
+comment on function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb) is
+  'Records usage outside a task and returns the bookings for the tenant''s accounts.';
 
-create or replace function penstock._record(p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb)
-returns penstock.booking[] language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+create or replace function penstock._charge_attempts(
+  p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb)
+returns penstock.booking[] language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off
+  set jit = off as $$
 declare
   v_now timestamptz := _now();
   v_day date := (v_now at time zone 'utc')::date;
   v_bookings booking[];
 begin
   with given as materialized (
-    select x.held, _whole_units(x.units, l.provider is not null and (x.held).usage is null) as units, l.provider, l.kind
-    from (select unnest(p_leases) as held, unnest(p_units) as units) as x join lanes l on l.id = (x.held).lane_id
+    select x.held, _whole_units(x.units, l.provider is not null and (x.held).usage is null) as units,
+      l.provider, l.kind
+    from (select unnest(p_leases) as held, unnest(p_units) as units) as x
+      join lanes l on l.id = (x.held).lane_id
   ), noted as (
-    insert into usage_events (at, tenant_id, action, job_id, task_id, lease, provider, units, is_estimate, details)
-    select v_now, (g.held).tenant_id, g.kind, (g.held).job_id, (g.held).task_id, (g.held).lease, g.provider, g.units, p_is_estimate, coalesce(p_details, '{}')
+    insert into usage_events (at, tenant_id, action, job_id, task_id, lease, provider, units, is_estimate,
+      details)
+    select v_now, (g.held).tenant_id, g.kind, (g.held).job_id, (g.held).task_id, (g.held).lease, g.provider,
+      g.units, p_is_estimate, coalesce(p_details, '{}')
     from given g where g.units <> '{}'
   ), summed as materialized (
     select (g.held).tenant_id, g.kind, u.key as meter, sum(u.value::numeric) as amount
     from given g cross join lateral jsonb_each_text(g.units) as u group by 1, 2, 3
   ), added as (
-    insert into usage_sums (tenant_id, action, day, meter, amount) select s.tenant_id, s.kind, v_day, s.meter, s.amount from summed s
+    insert into usage_sums (tenant_id, action, day, meter, amount)
+    select s.tenant_id, s.kind, v_day, s.meter, s.amount from summed s
   ), alike as materialized (
-    -- Most of a batch are: each price is looked up once.
+    -- Most attempts of a batch use the same units, so each price is looked up once.
     select d.provider, d.tenant_id, d.units, p.* from (
       select distinct g.provider, (g.held).tenant_id, g.units from given g where g.provider is not null) as d
-    cross join lateral _priced(d.provider, d.tenant_id, d.units, p_variant, v_now) as p
+    cross join lateral _price_units(d.provider, d.tenant_id, d.units, p_variant, v_now) as p
   ), priced as materialized (
-    select g.held, a.* from given g join alike a on a.provider = g.provider and a.tenant_id = (g.held).tenant_id and a.units = g.units
+    select g.held, a.* from given g join alike a on a.provider = g.provider
+      and a.tenant_id = (g.held).tenant_id and a.units = g.units
   ), charged as (
-    insert into cost_entries (at, tenant_id, job_id, task_id, lease, provider, cost_type, meter, variant, unit_count, amount, currency, base_amount, price_id, started_at, ended_at)
-    select v_now, (p.held).tenant_id, (p.held).job_id, (p.held).task_id, (p.held).lease, p.provider, p.cost_type, p.meter, p_variant, p.unit_count,
+    insert into cost_entries (at, tenant_id, job_id, task_id, lease, provider, cost_type, meter, variant,
+      unit_count, amount, currency, base_amount, price_id, started_at, ended_at)
+    select v_now, (p.held).tenant_id, (p.held).job_id, (p.held).task_id, (p.held).lease, p.provider,
+      p.cost_type, p.meter, p_variant, p.unit_count,
       p.amount, p.currency, p.base_amount, p.price_id, (p.held).started_at, v_now
     from priced p
   ), met as materialized (
-    select h.*, given_units || case when c.cost is null then '{}' else jsonb_build_object('cost', c.cost) end as given_units
+    select h.*, given_units || case when c.cost is null then '{}'
+      else jsonb_build_object('cost', c.cost) end as given_units
     from (select (g.held).task_id, (g.held).lease, g.units as given_units from given g) as g
-    left join (select (p.held).task_id, sum(p.base_amount) as cost from priced p group by 1) as c on c.task_id = g.task_id
-    cross join lateral (select x as hold from holds x where x.task_id = g.task_id and x.lease = g.lease and x.status = 'held' for update) as h
+    left join (select (p.held).task_id, sum(p.base_amount) as cost from priced p
+      group by 1) as c on c.task_id = g.task_id
+    cross join lateral (select x as hold from holds x where x.task_id = g.task_id and x.lease = g.lease
+      and x.status = 'held' for update) as h
   ), taken as (
     update holds h set spent = _sum_units(h.spent, m.given_units) from met m where h.id = (m.hold).id
   )
-  select coalesce((select array_agg(row(s.tenant_id, null, s.meter, (_period(s.meter, v_now)).starts, s.amount, 0)::booking) from summed s), '{}')
-    || coalesce((select array_agg(row(x.tenant_id, x.job_id, 'cost', x.period, x.cost, 0)::booking) from (
-        select (p.held).tenant_id, s.job_id, case when s.job_id is null then (_period('cost', v_now)).starts else 'epoch' end as period, sum(p.base_amount) as cost
-        from priced p cross join lateral (select null::uuid as job_id union all select (p.held).job_id) as s group by 1, 2, 3) as x), '{}')
-    || coalesce((select array_agg(row((m.hold).tenant_id, s.job_id, u.key, case when s.job_id is null then (_period(u.key, (m.hold).at)).starts else 'epoch' end, 0,
-        greatest(0, u.value::numeric - coalesce(((m.hold).spent ->> u.key)::numeric, 0) - coalesce((m.given_units ->> u.key)::numeric, 0))
-        - greatest(0, u.value::numeric - coalesce(((m.hold).spent ->> u.key)::numeric, 0)))::booking)
+  select coalesce((
+      select array_agg(row(s.tenant_id, null, s.meter, (_period(s.meter, v_now)).starts, s.amount,
+        0)::booking)
+      from summed s), '{}')
+    || coalesce((
+      select array_agg(row(x.tenant_id, x.job_id, 'cost', x.period, x.cost, 0)::booking) from (
+        select (p.held).tenant_id, s.job_id,
+          case when s.job_id is null then (_period('cost', v_now)).starts else 'epoch' end as period,
+          sum(p.base_amount) as cost
+        from priced p
+        cross join lateral (select null::uuid as job_id union all select (p.held).job_id) as s
+        group by 1, 2, 3) as x), '{}')
+    -- A reservation shrinks by what was used, down to 0.
+    || coalesce((
+      select array_agg(row((m.hold).tenant_id, s.job_id, u.key,
+        case when s.job_id is null then (_period(u.key, (m.hold).at)).starts else 'epoch' end, 0,
+        greatest(0, r.open - coalesce((m.given_units ->> u.key)::numeric, 0))
+          - greatest(0, r.open))::booking)
       from met m cross join lateral jsonb_each_text((m.hold).amounts) as u
-      cross join lateral (select null::uuid as job_id union all select (m.hold).job_id where (m.hold).has_budget and u.key = 'cost') as s), '{}')
+      cross join lateral (
+        select u.value::numeric - coalesce(((m.hold).spent ->> u.key)::numeric, 0) as open) as r
+      cross join lateral (
+        select null::uuid as job_id union all
+        select (m.hold).job_id where (m.hold).has_budget and u.key = 'cost') as s), '{}')
   into v_bookings;
   return v_bookings;
 end
 $$;
-comment on function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb) is
-  'Writes down what attempts used and what it costs, takes it from their holds, and says what to book.';
+comment on function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, jsonb) is
+  'Records the usage and costs of attempts, deducts them from their holds, and returns the bookings.';
 
 create or replace function penstock._is_new_report(p_tenant_id uuid, p_key text)
 returns boolean language plpgsql set search_path = penstock, pg_temp as $$
@@ -119,14 +159,16 @@ begin
     return true;
   end if;
   if length(p_key) not between 1 and 255 then
-    perform _refuse(422, 'invalid_key', format('key must have 1 to 255 characters (got %s)', length(p_key)), '{"field": "p_options.key"}');
+    perform _refuse(422, 'invalid_key', format('key must have 1 to 255 characters (got %s)', length(p_key)),
+      '{"field": "p_options.key"}');
   end if;
   -- Waits for the same report in another session, and sees whether that one was committed.
   insert into usage_keys (tenant_id, key, at) values (p_tenant_id, p_key, _now()) on conflict do nothing;
   return found;
 end
 $$;
-comment on function penstock._is_new_report(uuid, text) is 'Whether no usage report with this key was recorded; notes the key.';
+comment on function penstock._is_new_report(uuid, text) is
+  'Whether no usage report with this key was recorded; notes the key.';
 
 create or replace function penstock.record_usage(
   p_units jsonb, p_task_id bigint default null, p_worker_id text default null, p_lease bigint default null,
@@ -145,12 +187,15 @@ begin
       perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
     end if;
     if coalesce(length(p_action), 0) not between 1 and 200 then
-      perform _refuse(422, 'invalid_action', 'an action has 1 to 200 characters', '{"field": "p_action"}');
+      perform _refuse(422, 'invalid_action',
+        format('p_action must have 1 to 200 characters (got %s)', coalesce(length(p_action), 0)),
+        '{"field": "p_action"}');
     end if;
     if not _is_new_report(p_tenant_id, p_options ->> 'key') then
       return;
     end if;
-    perform _book(_note_usage(p_tenant_id, p_action, _whole_units(p_units, false), null, p_options ->> 'provider', p_options -> 'details'));
+    perform _book(_note_usage(p_tenant_id, p_action, _whole_units(p_units, false), null,
+      p_options ->> 'provider', p_options -> 'details'));
     return;
   end if;
   perform _require_lease(p_task_id, p_worker_id, p_lease);
@@ -158,20 +203,24 @@ begin
   if not _is_new_report(v_lease.tenant_id, p_options ->> 'key') then
     return;
   end if;
-  update leases set usage = _sum_units(coalesce(usage, '{}'), _whole_units(p_units, false)) where task_id = p_task_id;
+  update leases set usage = _sum_units(coalesce(usage, '{}'), _whole_units(p_units, false))
+    where task_id = p_task_id;
   if v_lease.is_gated then
-    -- The endpoint it was admitted by, also when the tenant has one of its own by now.
-    select e.* into v_endpoint from lanes l join endpoints e on e.id = l.endpoint_id where l.id = v_lease.lane_id;
+    -- The endpoint that admitted the task, even if the tenant has its own endpoint by now.
+    select e.* into v_endpoint from lanes l join endpoints e on e.id = l.endpoint_id
+      where l.id = v_lease.lane_id;
     if coalesce(v_endpoint.tokens_per_minute, v_endpoint.tokens_per_hour) is not null then
-      -- The first report takes the estimate's place, the others come on top.
-      select s.tokens into v_estimate from tasks t cross join lateral _size(t.units, v_endpoint.default_tokens) as s
+      -- The first report replaces the estimate; later reports add to it.
+      select s.tokens into v_estimate from tasks t
+        cross join lateral _size(t.units, v_endpoint.default_tokens) as s
       where t.job_id = v_lease.job_id and t.id = p_task_id;
       select s.tokens into v_actual from _size(p_units, 0) as s;
       v_more := v_actual - case when v_lease.usage is null then v_estimate else 0 end;
       if v_more < 0 then
-        -- What waits for tokens may fit now. Who has the state in hand is just looking.
+        -- Tasks that wait for tokens may fit now. A transaction that has locked the state checks it anyway.
         update endpoint_states set open_at = 'epoch' where ctid = any (array(
-          select ctid from endpoint_states where endpoint_id = v_endpoint.id and open_at > _now() and open_for = 'tokens' for no key update skip locked));
+          select ctid from endpoint_states where endpoint_id = v_endpoint.id and open_at > _now()
+            and open_for = 'tokens' for no key update skip locked));
         if found then
           perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.endpoint_id = v_endpoint.id;
         end if;
@@ -179,15 +228,20 @@ begin
       perform _spend(v_endpoint, v_lease.started_at, 0, v_more);
     end if;
   end if;
-  perform _book(_record(array[v_lease], array[p_units], false, coalesce(p_options ->> 'variant', 'standard'), p_options -> 'details'));
+  perform _book(_charge_attempts(array[v_lease], array[p_units], false,
+    coalesce(p_options ->> 'variant', 'standard'), p_options -> 'details'));
   perform _wake_waiting(array[v_lease.tenant_id]);
 end
 $$;
 comment on function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb) is
-  'What an attempt (p_task_id, p_worker_id, p_lease) or a tenant''s action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details, key (the same report sent again counts once).';
+  'Records the usage of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant''s action (p_tenant_id, '
+  'p_action), as {"requests", "input_tokens", …}, and its cost if the provider has prices. Options: '
+  'variant, provider, details, key (a report sent again with the same key counts once).';
 
-create or replace function penstock._settle(p_leases penstock.leases[], p_is_success boolean, p_stopped penstock.leases[])
-returns void language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+create or replace function penstock._settle(p_leases penstock.leases[], p_is_success boolean,
+  p_stopped penstock.leases[])
+returns void language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off
+  set jit = off as $$
 declare
   v_leases leases[] := array(select l from unnest(p_leases || p_stopped) as l where l.is_gated);
   v_silent leases[];
@@ -198,33 +252,40 @@ begin
     return;
   end if;
   if p_is_success then
-    -- Whoever reported nothing used what was estimated.
+    -- An attempt that reported nothing is charged its estimate.
     v_silent := array(select l from unnest(p_leases) as l where l.is_gated and l.usage is null);
     if cardinality(v_silent) > 0 then
-      v_bookings := _record(v_silent, array(
+      v_bookings := _charge_attempts(v_silent, array(
         select coalesce(t.units, '{}') from unnest(v_silent) with ordinality as l
-        cross join lateral (select x.units from tasks x where x.job_id = l.job_id and x.id = l.task_id offset 0) as t order by l.ordinality), true, 'standard', null);
+        cross join lateral (select x.units from tasks x where x.job_id = l.job_id
+          and x.id = l.task_id offset 0) as t order by l.ordinality), true, 'standard', null);
     end if;
   end if;
   with gone as (
-    update holds h set settled_at = _now(), status = case when h.spent = '{}' then 'released' else 'committed' end
-    from unnest(v_leases) as l where h.task_id = l.task_id and h.lease = l.lease and h.status = 'held' returning h as hold
+    update holds h set settled_at = _now(), status = case when h.spent = '{}' then 'released'
+      else 'committed' end
+    from unnest(v_leases) as l where h.task_id = l.task_id and h.lease = l.lease and h.status = 'held'
+      returning h as hold
   )
   select array_agg(g.hold) into v_holds from gone g;
-  v_bookings := v_bookings || array(select b from unnest(v_holds) as h cross join lateral unnest(_freed(h)) as b);
+  v_bookings := v_bookings
+    || array(select b from unnest(v_holds) as h cross join lateral unnest(_freed(h)) as b);
   perform _book(v_bookings);
   if v_holds is not null then
     perform _wake_waiting(array(select distinct h.tenant_id from unnest(v_holds) as h));
   end if;
-  -- A place is free again for whoever waits for one.
+  -- Wake the workers of tasks that wait for the freed concurrency.
   perform pg_notify('penstock', 'ready:' || x.kind) from (
-    select distinct m.kind from (select distinct l.lane_id from unnest(v_leases) as l) as l join lanes n on n.id = l.lane_id
+    select distinct m.kind from (select distinct l.lane_id from unnest(v_leases) as l) as l
+      join lanes n on n.id = l.lane_id
     join endpoints e on e.id = n.endpoint_id join lanes m on m.endpoint_id = e.id
     where e.concurrency is not null and exists (select from ready r where r.lane_id = m.id)) as x;
 end
 $$;
 comment on function penstock._settle(penstock.leases[], boolean, penstock.leases[]) is
-  'Attempts have ended: a success commits what was reported, or else its estimate; everything else (and what was stopped meanwhile) commits only what was reported. The rest is given back. Once per transaction, so that accounts are locked in their order.';
+  'Settles the holds of attempts that have ended: a success is charged the reported usage or else its '
+  'estimate, other attempts (and stopped ones) only the reported usage. The rest of each hold is released. '
+  'Called once per transaction, so that accounts are locked in their order.';
 
 create or replace function penstock.get_usage_status(p_tenant_id uuid default null)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
@@ -234,43 +295,59 @@ declare
   v_plan plans;
   v_usage jsonb;
 begin
-  if not (_is_service() or v_tenant_id in (select my_tenants())) or not exists (select from tenants where id = v_tenant_id) then
-    perform _refuse(403, 'forbidden', 'you may not do this in this tenant');
+  if not (_is_service() or v_tenant_id in (select my_tenants()))
+    or not exists (select from tenants where id = v_tenant_id) then
+    perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
   end if;
   select p.* into v_plan from tenants t join plans p on p.name = t.plan where t.id = v_tenant_id;
-  select jsonb_object_agg(m.name, jsonb_build_object('used', coalesce(a.used, 0), 'held', coalesce(a.held, 0), 'limit', l.amount,
+  select jsonb_object_agg(m.name,
+    jsonb_build_object('used', coalesce(a.used, 0), 'held', coalesce(a.held, 0), 'limit', l.amount,
       'left', case when l.amount is not null then greatest(0, l.amount - coalesce(a.used + a.held, 0)) end,
-      'percent', round(100 * coalesce(a.used, 0) / nullif(l.amount, 0), 1), 'mode', l.mode, 'period', m.period,
+      'percent', round(100 * coalesce(a.used, 0) / nullif(l.amount, 0), 1), 'mode', l.mode,
+        'period', m.period,
       'resets_at', case when isfinite(p.resets_at) then p.resets_at end) order by m.name)
   into v_usage
   from meters m cross join lateral _period(m.name, v_now) as p
   left join _limits(v_tenant_id, v_now) as l on l.meter = m.name
-  left join accounts a on a.tenant_id = v_tenant_id and a.job_id is null and a.meter = m.name and a.period = p.starts
+  left join accounts a on a.tenant_id = v_tenant_id and a.job_id is null and a.meter = m.name
+    and a.period = p.starts
   where l.meter is not null or a.meter is not null;
-  return jsonb_build_object('tenant_id', v_tenant_id, 'plan', v_plan.name, 'features', coalesce(to_jsonb(v_plan.features), '[]'),
+  return jsonb_build_object('tenant_id', v_tenant_id, 'plan', v_plan.name,
+    'features', coalesce(to_jsonb(v_plan.features), '[]'),
     'current_period', jsonb_build_object('start', date_trunc('month', v_now at time zone 'utc')::date,
       'end', (date_trunc('month', v_now at time zone 'utc') + interval '1 month')::date),
     'usage', coalesce(v_usage, '{}'),
-    'over_limit', exists (select from jsonb_each(v_usage) as u where (u.value ->> 'used')::numeric >= (u.value ->> 'limit')::numeric));
+    'over_limit',
+      exists (select from jsonb_each(v_usage) as u
+      where (u.value ->> 'used')::numeric >= (u.value ->> 'limit')::numeric));
 end
 $$;
 comment on function penstock.get_usage_status(uuid) is
-  'A tenant''s plan, and what of each meter it has used, holds and has left in the present period. One''s own tenant, or any for the service.';
+  'A tenant''s plan and, for each meter, what is used, reserved and left in the current period. Users see '
+  'their own tenants, the service sees all.';
 
 create or replace function penstock._compact()
 returns void language sql set search_path = penstock, pg_temp as $$
   with gone as (
-    delete from usage_sums where ctid = any (array(select ctid from usage_sums where is_fresh limit 10000 for update skip locked)) returning *
+    delete from usage_sums
+      where ctid = any (array(select ctid from usage_sums where is_fresh limit 10000 for update skip locked))
+      returning *
   )
   insert into usage_sums as s (tenant_id, action, day, meter, amount, is_fresh)
   select tenant_id, action, day, meter, sum(amount), false from gone group by 1, 2, 3, 4 order by 1, 3, 2, 4
-  on conflict (tenant_id, day, action, meter) where not is_fresh do update set amount = s.amount + excluded.amount;
+  on conflict (tenant_id, day, action, meter) where not is_fresh do update
+    set amount = s.amount + excluded.amount;
   with gone as (
-    delete from cost_sums where ctid = any (array(select ctid from cost_sums where is_fresh limit 10000 for update skip locked)) returning *
+    delete from cost_sums
+      where ctid = any (array(select ctid from cost_sums where is_fresh limit 10000 for update skip locked))
+      returning *
   )
   insert into cost_sums as s (tenant_id, day, provider, cost_type, amount, unit_count, lines, is_fresh)
-  select tenant_id, day, provider, cost_type, sum(amount), sum(unit_count), sum(lines), false from gone group by 1, 2, 3, 4 order by 1, 2, 3, 4
+  select tenant_id, day, provider, cost_type, sum(amount), sum(unit_count), sum(lines), false from gone
+    group by 1, 2, 3, 4 order by 1, 2, 3, 4
   on conflict (tenant_id, day, provider, cost_type) where not is_fresh
-  do update set amount = s.amount + excluded.amount, unit_count = s.unit_count + excluded.unit_count, lines = s.lines + excluded.lines
+  do update set amount = s.amount + excluded.amount, unit_count = s.unit_count + excluded.unit_count,
+    lines = s.lines + excluded.lines
 $$;
-comment on function penstock._compact() is 'Adds up what was recorded since the last time.';
+comment on function penstock._compact() is
+  'Merges the usage and cost rows since the last call into daily sums.';

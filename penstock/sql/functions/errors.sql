@@ -1,0 +1,89 @@
+-- Errors, and the checks that several functions share.
+--
+-- An error has an SQLSTATE made of PT and the HTTP status (PostgREST responds with that status), a message
+-- for people, a detail object with a stable code for programs, and a hint that says what to do.
+
+create or replace function penstock._refuse(
+  p_status integer, p_code text, p_message text, p_fields jsonb default '{}', p_hint text default null)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  raise exception using
+    errcode = 'PT' || p_status,
+    message = p_message,
+    detail = jsonb_build_object('code', p_code) || p_fields,
+    hint = coalesce(p_hint, '');
+end
+$$;
+comment on function penstock._refuse(integer, text, text, jsonb, text) is
+  'Raises an error with a status, a stable code, a message, detail fields and a hint.';
+
+-- JSON parsers of other languages fail on more than 64 levels of nesting and on numbers beyond 1e308: one
+-- such output would stop every worker that receives it. A document of up to 128 bytes can contain neither.
+create or replace function penstock._is_readable(p_document jsonb)
+returns boolean language sql immutable set search_path = penstock, pg_temp as $$
+  select not jsonb_path_exists(p_document, '$.**{65}')
+    and not jsonb_path_exists(p_document, '$.** ? (@ > 1e308 || @ < -1e308)')
+$$;
+comment on function penstock._is_readable(jsonb) is 'Whether common JSON parsers can read this document.';
+
+create or replace function penstock._check_fields(p_values jsonb, p_names text[], p_what text)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_unknown text;
+begin
+  if jsonb_typeof(p_values) is distinct from 'object' then
+    perform _refuse(422, 'invalid_options', format('%s options must be a JSON object (got %s)', p_what,
+      coalesce(jsonb_typeof(p_values), 'null')));
+  end if;
+  select k into v_unknown from jsonb_object_keys(p_values) as k where k <> all (p_names);
+  if found then
+    perform _refuse(422, 'unknown_field', format('unknown %s field %L', p_what, left(v_unknown, 100)),
+      jsonb_build_object('field', left(v_unknown, 100)), 'Known fields: ' || array_to_string(p_names, ', ')
+        || '.');
+  end if;
+end
+$$;
+comment on function penstock._check_fields(jsonb, text[], text) is
+  'Raises an error unless the value is an object that has only these fields.';
+
+create or replace function penstock._check_document(p_document jsonb, p_name text, p_limit integer)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_size integer := octet_length(p_document::text);
+begin
+  if v_size > p_limit then
+    perform _refuse(413, 'too_large', format('%s is %s bytes; the limit is %s', p_name, v_size, p_limit),
+      jsonb_build_object('field', p_name, 'bytes', v_size, 'limit', p_limit),
+      'Keep files in object storage and pass their path.');
+  end if;
+  if v_size > 128 and not _is_readable(p_document) then
+    perform _refuse(422, 'unreadable',
+      format('%s must be nested at most 64 levels deep, with numbers within ±1e308', p_name),
+      jsonb_build_object('field', p_name));
+  end if;
+end
+$$;
+comment on function penstock._check_document(jsonb, text, integer) is
+  'Raises an error for a JSON document that is too large or that common JSON parsers cannot read.';
+
+-- Other languages cannot represent infinity or the year 20000:
+-- one such row would break every list that contains it.
+create or replace function penstock._is_storable_time(p_at timestamptz)
+returns boolean language sql immutable set search_path = penstock, pg_temp as $$
+  select p_at >= '2000-01-01 00:00:00+00' and p_at < '9999-01-01 00:00:00+00'
+$$;
+comment on function penstock._is_storable_time(timestamptz) is
+  'Whether a time lies in the years 2000 to 9998, which every client language can represent.';
+
+create or replace function penstock._check_time(p_at timestamptz, p_field text)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if not _is_storable_time(p_at) then
+    perform _refuse(422, 'invalid_time',
+      format('%s must be in the years 2000 to 9998 (got %s)', p_field, p_at),
+      jsonb_build_object('field', p_field));
+  end if;
+end
+$$;
+comment on function penstock._check_time(timestamptz, text) is
+  'Raises an error for a time outside the years 2000 to 9998; null passes.';

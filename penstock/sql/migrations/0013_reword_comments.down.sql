@@ -1,0 +1,1 @@
+-- Comments have no effect: the new ones stay.
