@@ -197,7 +197,7 @@ def test_a_public_address_is_refused(
     db: testing.Database, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
     for command in ("dev", "serve"):
-        assert cli.answer([command, "--host", host, "--port", "0", "--database", db.dsn, "-o", "json"]) == 2
+        assert cli.execute([command, "--host", host, "--port", "0", "--database", db.dsn, "-o", "json"]) == 2
         assert '"code": "unsafe_address"' in capsys.readouterr().err
 
 
@@ -237,7 +237,7 @@ async def test_a_database_elsewhere_is_asked_about(
         port = forwarding.sockets[0].getsockname()[1]
         dsn = db.tcp_dsn.replace(found[0], f"@{host}:{port}/")
         command = ["dev", "--port", "0", "--database", dsn, "-o", "json"]
-        assert await asyncio.to_thread(cli.answer, command) == 2
+        assert await asyncio.to_thread(cli.execute, command) == 2
         await asyncio.wait(ended)
     said = capsys.readouterr().err
     assert "confirmation_missing" in said and f"This database is on {host}" in said

@@ -893,7 +893,7 @@ async def test_it_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
 def test_the_command_refuses_what_it_cannot_do(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.answer(["simulate", *arguments]) == 2
+    assert cli.execute(["simulate", *arguments]) == 2
     assert capsys.readouterr().err.startswith("Error: ")
 
 

@@ -15,6 +15,7 @@ from penstock.client.answers import read
 from penstock.client.core import Core, identifier, path
 from penstock.client.transport import IO, Noun, call, listing
 from penstock.errors import JobFailed, NotFound, TimedOut
+from penstock.formatting import seconds
 from penstock.types import (
     OUTPUT,
     Attempt,
@@ -31,7 +32,6 @@ from penstock.types import (
     failure,
     referred,
 )
-from penstock.words import seconds
 
 Id: TypeAlias = UUID | str
 TaskSpec: TypeAlias = Mapping[str, Any]

@@ -17,8 +17,8 @@ from penstock.client.answers import read
 from penstock.client.core import Core, path
 from penstock.client.transport import IO
 from penstock.errors import PenstockError
+from penstock.formatting import clean, duration, money
 from penstock.types import Explanation, Job, JobCost, Phase, Task
-from penstock.words import clean, duration, money
 
 _WIDTH = 30
 _MOST_PHASES = 12

@@ -13,8 +13,8 @@ from penstock.client.answers import Event, read
 from penstock.client.core import Core, path
 from penstock.client.transport import IO
 from penstock.errors import Limited, TimedOut, Unavailable
+from penstock.formatting import seconds
 from penstock.types import ENDED, Job, JobChange
-from penstock.words import seconds
 
 # So long the server asks for, at most: not all come back at once.
 _BACK_SECONDS = 2.0
