@@ -94,8 +94,8 @@ async def _declare(app: App) -> None:
         await app.declare(pool)
 
 
-def test_check_lists_invalid_rows_and_forecast_estimates_cost(penstock: Run) -> None:
-    """R0.1, R0.6, B2: every invalid row has a line, column and reason; the cost is known before the start."""
+def test_check_and_forecast(penstock: Run) -> None:
+    """R0.1, R0.6, B2: every bad row with line, column and reason; the price before it starts."""
     checked = penstock("bulk", "check", "ideas", "ideas.csv", "-o", "json")
     assert checked.code == 1
     [problem] = checked.json
@@ -107,9 +107,7 @@ def test_check_lists_invalid_rows_and_forecast_estimates_cost(penstock: Run) -> 
     assert penstock("bulk", "check", "ideas", "missing.csv").code == 5
 
 
-def test_bulk_job_runs_from_file_to_export(
-    penstock: Run, app: App, drain: testing.Drain, tmp_path: Path
-) -> None:
+def test_from_a_file_to_a_file(penstock: Run, app: App, drain: testing.Drain, tmp_path: Path) -> None:
     """R0.1, R2.7: run, confirm, watch, export, retry one cause, undo."""
     started = penstock(
         "bulk", "run", "ideas", "ideas.csv", "--preview", "--param", "style=noir", "--no-watch", "-o", "json"
@@ -155,10 +153,8 @@ def test_bulk_job_runs_from_file_to_export(
     assert penstock("bulk", "ls", "tenant:studio", "-o", "json").json[0]["id"] == job
 
 
-def test_job_pauses_at_budget_and_rows_are_added(
-    penstock: Run, app: App, drain: testing.Drain, tmp_path: Path
-) -> None:
-    """R0.6: a job pauses before it exceeds its budget, gives the reason, and continues with a higher one."""
+def test_a_budget_and_more_rows(penstock: Run, app: App, drain: testing.Drain, tmp_path: Path) -> None:
+    """R0.6: it pauses before it is overspent, says why, and goes on with more; the file is read again."""
     job = penstock("bulk", "run", "ideas", "ideas.csv", "--budget", "0.5", "--no-watch", "-o", "json").json[
         "id"
     ]

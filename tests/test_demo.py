@@ -40,12 +40,12 @@ def environment(db: testing.Database, tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_demo_makes_the_book_with_and_without_a_terminal(
+def test_it_makes_the_book_without_a_terminal_and_then_on_one(
     db: testing.Database, environment: dict[str, str], tmp_path: Path, eventually: Any
 ) -> None:
-    """R1.10: 16 PDFs, 16 MP3s and the whole book. B2: shows forecast, cost, budget and wait reasons.
+    """R1.10: 16 PDFs, 16 MP3s and the whole book. B2: forecast, cost and budget are shown, and why it waits.
 
-    Without a terminal the demo exits with 0. On a terminal it runs until Ctrl-C, so that its links work.
+    Without a terminal it ends with status 0. On one it stays up until Ctrl-C, for a person who opens the links.
     """
     without_a_terminal(db, environment, tmp_path)
     shown, code = on_a_terminal(db, environment, tmp_path, eventually)

@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from penstock.api.rest import catalogue, reading
+from penstock.api.rest import catalogue, queries
 from tests.api.conftest import bearer
 from tests.api.rest.conftest import Person, Site, refused
 
@@ -245,10 +245,10 @@ class TestReading:
             "id": catalogue.Column("id", "id", "bigint"),
             "data": catalogue.Column("data", "data", "jsonb"),
         }
-        source = reading.Source("penstock.t", columns, "t")
+        source = queries.Source("penstock.t", columns, "t")
         pairs = [("id", "eq.V1"), ("data->>V2", "in.(V3,V4)"), ("or", "(id.gt.V5,data->V6->>V7.is.null)")]
-        page = reading.read(source, [*pairs, ("order", "data->V8.desc")], None, 10)
-        text, values = reading.statement(
+        page = queries.read(source, [*pairs, ("order", "data->V8.desc")], None, 10)
+        text, values = queries.statement(
             source, page, is_single=False, is_stripped=False, is_counted=True, most_bytes=99
         )
         assert "V" not in text
