@@ -261,7 +261,7 @@ def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iter
         yield made
 
 
-def test_only_pages_of_its_own_may_change_something(client: TestClient) -> None:
+def test_only_own_pages_may_change_data(client: TestClient) -> None:
     """Browsers send cookies by themselves: also for a page of another site, or another port of this host."""
     job = {"type": "report", "tasks": [{"kind": "work"}]}
     good: list[dict[str, str]] = [
@@ -297,7 +297,7 @@ def test_only_pages_of_its_own_may_change_something(client: TestClient) -> None:
     assert len(jobs) == len(good)
 
 
-def test_only_this_machine_is_answered(client: TestClient, developer: Development) -> None:
+def test_requests_from_other_machines_are_rejected(client: TestClient, developer: Development) -> None:
     """Another name may lead here (DNS rebinding), and a proxy speaks for somebody else."""
     login = f"/dev/login?token={developer.token}"
     for name in ("localhost", "LOCALHOST:1", "127.0.0.1", "127.1.2.3:80", "[::1]:8080", "[::1]"):
@@ -322,7 +322,7 @@ def test_only_this_machine_is_answered(client: TestClient, developer: Developmen
         assert elsewhere.get(login).status_code == 403
 
 
-def test_sessions_that_are_none(
+def test_invalid_sessions_are_rejected(
     client: TestClient, developer: Development, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = client.cookies[developer.cookie]
@@ -346,7 +346,7 @@ def test_sessions_that_are_none(
     assert client.get("/api/me", headers={"Cookie": f"{developer.cookie}={value}"}).status_code == 401
 
 
-def test_no_other_server_takes_a_cookie(
+def test_session_cookie_works_only_in_development(
     client: TestClient, db: testing.Database, tmp_path: Path, developer: Development
 ) -> None:
     """The login and its sessions are there for development only."""
@@ -359,7 +359,7 @@ def test_no_other_server_takes_a_cookie(
         assert public.get("/dev/login", params={"token": developer.token}).status_code == 404
 
 
-def test_a_login_that_cannot_be_made_is_asked_for(db: testing.Database) -> None:
+def test_missing_api_login_is_reported(db: testing.Database) -> None:
     """Over TCP the server wants a password, which a login that we make has not."""
     with pytest.raises(Invalid) as refusal:
         server.with_development_login(Settings(database_url=db.tcp_dsn))

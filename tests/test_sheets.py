@@ -281,7 +281,7 @@ async def test_faults(fault: Any, kind: type[PenstockError], code: str) -> None:
         assert seen["faults"] == {fault: 1} and seen["violation_count"] == 0
 
 
-async def test_who_may_not() -> None:
+async def test_missing_permissions_are_reported() -> None:
     """Clear words for what a person has to do, with no secret in them."""
     async with place() as (sim, google):
         account = google.account or ""

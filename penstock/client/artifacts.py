@@ -39,7 +39,7 @@ class Artifacts(Resource[IO]):
     def list(
         self, job_id: UUID | str, *, expires_in: float | None = None, limit: int | None = None
     ) -> AsyncGenerator[LinkedArtifact]:
-        """Iterate over a job's files, oldest first. `expires_in`: seconds that URLs are valid (default: 3600)."""
+        """Iterate over a job's files, oldest first. `expires_in`: lifetime of URLs in seconds (an hour)."""
         return of_job(self._core, identifier(job_id, "job_id"), expires_in, limit)
 
     @call

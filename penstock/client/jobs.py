@@ -126,7 +126,7 @@ class Jobs(Resource[IO]):
     def list(
         self, filter: str = "", *, tenant_id: Id | None = None, limit: int | None = None
     ) -> AsyncGenerator[Job]:
-        """Iterate over jobs, newest first, fetching pages as needed. `filter`: as in `status:failed age:<1d`."""
+        """Iterate over jobs, newest first, loading pages as needed. `filter`: such as `status:failed`."""
         query = {"filter": filter or None, "tenant_id": self._core.tenant_or_none(tenant_id)}
         return self._core.pages(watching.job_of, "/api/jobs", query, limit)
 
@@ -174,7 +174,7 @@ class Jobs(Resource[IO]):
     def artifacts(
         self, job_id: Id, *, expires_in: float | None = None, limit: int | None = None
     ) -> AsyncGenerator[LinkedArtifact]:
-        """Iterate over a job's files, oldest first. `expires_in`: seconds that URLs are valid (default: 3600)."""
+        """Iterate over a job's files, oldest first. `expires_in`: lifetime of URLs in seconds (an hour)."""
         return artifacts.of_job(self._core, identifier(job_id, "job_id"), expires_in, limit)
 
     @call
