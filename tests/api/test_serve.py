@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from penstock import server, settings, testing
-from penstock.cli import answer
+from penstock.cli import execute
 from penstock.errors import Invalid
 from penstock.settings import Settings
 from tests.conftest import Eventually
@@ -112,14 +112,14 @@ def test_keys_on_the_command_line(
     monkeypatch.setenv("DATABASE_URL", db.dsn)
     settings.settings.cache_clear()
     db.execute("select penstock.create_tenant('acme')")
-    assert answer(["keys", "create", "import", "--role", "member", "--tenant", "acme"]) == 0
+    assert execute(["keys", "create", "import", "--role", "member", "--tenant", "acme"]) == 0
     secret = capsys.readouterr().out.strip()
     assert secret.startswith("psk_")
-    assert answer(["keys", "ls", "--tenant", "acme", "-o", "json"]) == 0
+    assert execute(["keys", "ls", "--tenant", "acme", "-o", "json"]) == 0
     listed = capsys.readouterr().out
     assert secret[:12] in listed and secret not in listed
     [row] = db.execute("select id from penstock.api_keys")
-    assert answer(["keys", "revoke", str(row["id"]), "--yes"]) == 0
+    assert execute(["keys", "revoke", str(row["id"]), "--yes"]) == 0
     assert db.execute("select revoked_at is not null as gone from penstock.api_keys") == [{"gone": True}]
-    assert answer(["keys", "revoke", "nonsense", "--yes"]) == 2
+    assert execute(["keys", "revoke", "nonsense", "--yes"]) == 2
     settings.settings.cache_clear()

@@ -245,7 +245,7 @@ class TestReading:
             "id": catalogue.Column("id", "id", "bigint"),
             "data": catalogue.Column("data", "data", "jsonb"),
         }
-        source = queries.Source("penstock.t", columns, "t")
+        source = queries.RowSource("penstock.t", columns, "t")
         pairs = [("id", "eq.V1"), ("data->>V2", "in.(V3,V4)"), ("or", "(id.gt.V5,data->V6->>V7.is.null)")]
         page = queries.read(source, [*pairs, ("order", "data->V8.desc")], None, 10)
         text, values = queries.statement(
