@@ -33,7 +33,7 @@ from penstock import cli, simulator
 from penstock.errors import Invalid, PenstockError
 from penstock.simulator import Limits, Simulator, content, server
 from penstock.simulator.config import PROVIDERS
-from penstock.simulator.limits import Account, Admission, Amount, Refusal
+from penstock.simulator.limits import Account, Admission, Amount, Rejection
 from penstock.simulator.openai import duration
 
 GPT, CLAUDE, EMBEDDING = "gpt-5-mini", "claude-haiku-4-5", "text-embedding-3-small"
@@ -586,9 +586,9 @@ def admit(account: Account, now: float, input_tokens: int = 0, output_tokens: in
     return found
 
 
-def refuse(account: Account, now: float, input_tokens: int = 0, output_tokens: int = 0) -> Refusal:
+def refuse(account: Account, now: float, input_tokens: int = 0, output_tokens: int = 0) -> Rejection:
     found = account.admit(Amount.of(input_tokens, output_tokens), now)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     return found
 
 
