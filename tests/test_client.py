@@ -33,7 +33,7 @@ from fastapi import FastAPI
 
 import penstock
 from penstock import App, AsyncClient, Client, Worker, api, db, errors, jobs, storage, testing
-from penstock.client import answers, core, progress, transport, watching
+from penstock.client import core, progress, responses, transport, watching
 from penstock.client import jobs as client_jobs
 from penstock.settings import Settings, settings
 from penstock.types import Job, JobChange, LinkedArtifact
@@ -784,8 +784,8 @@ def test_event_parser_reads_events() -> None:
         ):
             yield line
 
-    found = list(transport.iterate(answers.parsed(lines())))
-    assert found == [None, answers.Event("1", "progress", {}), answers.Event("1", "message", 2)]
+    found = list(transport.iterate(responses.parsed(lines())))
+    assert found == [None, responses.Event("1", "progress", {}), responses.Event("1", "message", 2)]
 
 
 # Progress

@@ -299,13 +299,13 @@ async def test_missing_permissions_are_reported() -> None:
 async def test_a_quota_that_answers_403_is_one() -> None:
     google = Sheets({"token": "x"})
     body = {"error": {"message": "Rate Limit Exceeded", "errors": [{"reason": "userRateLimitExceeded"}]}}
-    error = google._refusal(403, {}, body)
+    error = google._error_of(403, {}, body)
     assert isinstance(error, Limited) and signals.of(error) == {"status": 429}
-    assert signals.of(google._refusal(503, {"retry-after": "7"}, {})) == {
+    assert signals.of(google._error_of(503, {"retry-after": "7"}, {})) == {
         "status": 503,
         "retry_after_seconds": 7,
     }
-    assert isinstance(google._refusal(302, {"location": "https://elsewhere.example"}, {}), Unavailable)
+    assert isinstance(google._error_of(302, {"location": "https://elsewhere.example"}, {}), Unavailable)
 
 
 # --- credentials ------------------------------------------------------------------------------------------

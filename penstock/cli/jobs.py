@@ -204,7 +204,7 @@ async def watch(
     except TimeoutError:
         raise TimedOut(f"the job did not end within {give_up_after}") from None
     except ValueError as error:
-        raise Invalid(f"invalid --timeout: {error}") from None
+        raise Invalid(f"--timeout must be {error}") from None
     if job.status != "completed":
         reason = f": {job.status_reason}" if job.status_reason else ""
         raise JobFailed(f"The job {'was canceled' if job.status == 'canceled' else 'failed'}{reason}")
