@@ -679,7 +679,7 @@ def test_watch_resumes_a_broken_stream(
     served: Served, ann: Person, proxy: Proxy, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream is opened again after the last event that was heard; each state is told once."""
-    monkeypatch.setattr(watching, "_BACK_SECONDS", 0.05)
+    monkeypatch.setattr(watching, "_RECONNECT_SECONDS", 0.05)
     job = served.start(ann, 3)
     streams = iter([Cut(mark=b"data: ")] * 2)
     proxy.plan = lambda asked: next(streams, None) if asked.path.endswith("/events") else None
@@ -804,7 +804,7 @@ def test_wait_shows_progress_on_a_terminal(
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(progress, "_ASK_SECONDS", 0)
+    monkeypatch.setattr(progress, "_FETCH_SECONDS", 0)
     name = "ann/slow"
     served.db.execute('select penstock.set_provider(%s, \'{"status": "maintenance"}\')', [name])
     served.db.execute("select penstock.set_price(%s, 'requests', 0.25)", [name])
