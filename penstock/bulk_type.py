@@ -1,4 +1,4 @@
-"""Types of bulk job: how rows are checked and packed, what tasks they make, how results are applied.
+"""Bulk job types: how rows are validated and batched, which tasks they create, how results are applied.
 
     class Idea(BaseModel):
         title: str
@@ -10,8 +10,9 @@
 
     job = ideas.options(budget=5).start("ideas.csv")
 
-The body draws the graph of one row, or of one batch; the output of the step it returns is the row's result.
-It runs in a worker, which loads the rows part by part: each part in one transaction with the tasks it makes.
+The body draws the task graph of one row, or of one batch. The output of the step it returns is the row's
+result. A worker runs the body and loads the rows in parts: each part in one transaction with the tasks it
+creates.
 """
 
 from __future__ import annotations
@@ -43,33 +44,33 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=pydantic.BaseModel)
 PREVIEW = 5
-"""So many rows are shown before a confirmation where rows are not packed."""
+"""Rows in a preview, unless rows are batched."""
 PART = 1000
-"""So many rows are loaded in one transaction."""
+"""Rows loaded in one transaction."""
 MOST_TASKS = 50_000
-"""So many tasks are added in one transaction, whatever the number of rows."""
+"""Maximum tasks added in one transaction."""
 SAMPLE = 1000
-"""So many rows are drawn for a forecast."""
-_REFUSALS = 20
+"""Rows drawn for a forecast."""
+_MAX_REJECTED = 20
 _NONE = object()
 _PARAMS = "select params from penstock.jobs where id = %s"
 
 
 class Host(Protocol):
-    """What a type asks of its app."""
+    """The parts of App that a bulk type uses."""
 
     @property
     def task(self) -> Any: ...
     @property
     def block(self) -> Any: ...
     def connections(self) -> AbstractAsyncContextManager[db.Pool]: ...
-    async def ready(self, where: db.Pool, options: Options) -> JobOptions: ...
+    async def ready(self, pool: db.Pool, options: Options, /) -> JobOptions: ...
     def sheets_of(self, tenant_id: UUID) -> Sheets: ...
     def started(self, job_id: UUID) -> Any: ...
 
 
 class BulkRow(pydantic.BaseModel, Generic[T]):
-    """A row with its name: what a batch is made of, and what is applied."""
+    """A row with its number and key, as batches and apply handlers receive it."""
 
     number: int
     key: str
@@ -77,7 +78,7 @@ class BulkRow(pydantic.BaseModel, Generic[T]):
 
 
 class Change(pydantic.BaseModel):
-    """A value that an apply handler changed: what it was and what it is now."""
+    """A value that an apply handler changed, before and after."""
 
     name: str = pydantic.Field(min_length=1, max_length=200)
     before: Any = None
@@ -85,7 +86,7 @@ class Change(pydantic.BaseModel):
 
 
 class RowError(pydantic.BaseModel):
-    """In a batch's output, in place of a row's value: this row is set aside, the others go on."""
+    """In a batch's output, in place of a row's value: this row failed, the others continue."""
 
     message: str
     code: str = "row_failed"
@@ -96,7 +97,7 @@ class RowError(pydantic.BaseModel):
 
 
 class BulkType(Generic[T]):
-    """A function that draws the graph of a row, or of a batch of rows."""
+    """A function that draws the task graph of a row or of a batch of rows."""
 
     def __init__(
         self, app: Host, function: Callable[..., Any], name: str, *, row: type[T], key: Sequence[str],
@@ -104,9 +105,11 @@ class BulkType(Generic[T]):
         on_failure: str,
     ) -> None:  # fmt: skip
         if inspect.iscoroutinefunction(function):
-            raise Invalid(f"{name}: a bulk job's body is a plain function", hint="It only draws the graph.")
+            raise Invalid(
+                f"{name}: the body of a bulk job must not be async", hint="It only draws the task graph."
+            )
         if group_by is not None and batch is None:
-            raise Invalid(f"{name}: group_by is for batches", hint="Say batch=25, for example.")
+            raise Invalid(f"{name}: group_by requires batch", hint="Add batch=25, for example.")
         self.row = row
         for column in (*key, *([group_by] if group_by else [])):
             if column not in self.columns() and row.model_config.get("extra") != "allow":
@@ -117,7 +120,7 @@ class BulkType(Generic[T]):
         self.chosen = Options()
         parameters = list(inspect.signature(function).parameters)
         if not parameters:
-            raise Invalid(f"{name}: a bulk job's body takes a row, or rows")
+            raise Invalid(f"{name}: the body of a bulk job must have a parameter for the row or rows")
         self._first = parameters[0]
         self._signature = Signature(function, is_handler=False, without=self._first)
         self._apply: Callable[..., Awaitable[Sequence[Change] | None]] | None = None
@@ -130,7 +133,7 @@ class BulkType(Generic[T]):
         return f"<bulk type {self.name}>"
 
     def all_phases(self) -> dict[str, float]:
-        """Its phases. Where they are declared, its own are there too, but weigh nothing."""
+        """The declared phases, and the internal ones with weight 0; empty if none are declared."""
         if not self.phases:
             return {}
         verbs = ("read", "load", "write", *(["apply"] if self._apply is not None else []))
@@ -138,11 +141,11 @@ class BulkType(Generic[T]):
         return {**dict.fromkeys(own, 0.0), **self.phases}
 
     def columns(self) -> set[str]:
-        """The columns that a row has."""
+        """The columns of the row model."""
         return {info.alias or field for field, info in self.row.model_fields.items()}
 
     def declared(self) -> dict[str, Any]:
-        """As `define_bulk_type` takes it."""
+        """The declaration for `define_bulk_type`."""
         return {
             "key": self.key or None,
             "batch": self.batch,
@@ -150,34 +153,31 @@ class BulkType(Generic[T]):
             "is_exclusive": self.is_exclusive or None,
         }
 
-    # --- what else it can do ---
+    # --- handlers ---
 
     def apply(self, function: Callable[..., Awaitable[Sequence[Change] | None]]) -> Any:
-        """Say how a row's result is applied: `async def apply(ctx, connection, row, result) -> list[Change]`.
+        """Register the apply handler: `async def apply(ctx, connection, row, result) -> list[Change]`.
 
-        What it writes through the connection and the task's completion are one commit.
+        Its writes through the connection and the task's completion are one commit.
         """
         if self._apply is not None:
-            raise Invalid(f"{self.name} has two apply handlers")
+            raise Invalid(f"{self.name} already has an apply handler")
         self._apply = function
         self.app.task(kind=f"{self.name}.apply", transactional=True)(self._apply_rows)
         return function
 
     def undo(self, function: Callable[..., Awaitable[None]]) -> Any:
-        """Say how a change is undone: `async def undo(ctx, connection, row, change)`."""
+        """Register the undo handler: `async def undo(ctx, connection, row, change)`."""
         if self._undo is not None:
-            raise Invalid(f"{self.name} has two undo handlers")
+            raise Invalid(f"{self.name} already has an undo handler")
         self._undo = function
         self.app.task(kind=f"{self.name}.undo", transactional=True)(self._undo_row)
         return function
 
-    # --- what callers do ---
+    # --- callers ---
 
     def options(self, **changes: Any) -> BulkType[T]:
-        """The same with other options of its jobs.
-
-        Those of a job, and preview, skip_done.
-        """
+        """A copy with other job options, and preview and skip_done."""
         other = cast("BulkType[T]", object.__new__(BulkType))
         other.__dict__.update(self.__dict__)
         other.chosen = self.chosen.changed(changes)
@@ -186,16 +186,16 @@ class BulkType(Generic[T]):
         return other
 
     async def astart(self, source: Any, **params: Any) -> Any:
-        """Start a job of a source's rows: a path, an opened source, an iterable of dicts, a Google Sheet."""
+        """Start a bulk job from a path, an opened source, an iterable of dicts or a Google Sheet."""
         encoded, _ = self._signature.encode(params)
         is_sheet = isinstance(source, GoogleSheet)
         if is_sheet:
             bulk_sheets.require_apart(source.written, self.columns())
-        async with self.app.connections() as where:
-            options = await self.app.ready(where, self.chosen)
+        async with self.app.connections() as pool:
+            options = await self.app.ready(pool, self.chosen)
             with await asyncio.to_thread(bulks.opened, source) as table:
                 job_id = await bulks.start(
-                    where, type=self.name, rows=None if is_sheet else bulks.numbered(table),
+                    pool, type=self.name, rows=None if is_sheet else bulks.numbered(table),
                     source=bulks.describe(table), params=encoded, preview=self.chosen.preview,
                     skip_done=self.chosen.skip_done, **options,
                 )  # fmt: skip
@@ -206,7 +206,7 @@ class BulkType(Generic[T]):
         return self.app.block(self.astart(source, **params))
 
     def check(self, source: Any) -> SourceCheck:
-        """Every row that would be refused, with its line, column and reason. Needs no database, except for
+        """List the rows that would be refused, with line, column and reason. Needs no database, except for
         the quotas of a Google Sheet."""
         rows = good = 0
         found: list[RowProblem] = []
@@ -219,19 +219,19 @@ class BulkType(Generic[T]):
         return SourceCheck(rows, good, found)
 
     def checked(self, source: Iterable[Any]) -> Iterator[list[RowProblem]]:
-        """For each row, what is wrong with it."""
+        """Yield the problems of each row."""
         keys: dict[int, int] = {}
         for row in bulks.numbered(source):
             if row.problem is not None:
-                yield [_said(row.number, row.problem)]
+                yield [_reported(row.number, row.problem)]
                 continue
             _, problems = self._validated(row.number, row.data)
             if self.key:
                 key = _key(row.data, self.key)
-                # A hash is enough, and a tenth of the memory.
+                # Hashes need a tenth of the memory of keys.
                 first = None if key is None else keys.setdefault(hash(key), row.number)
                 if key is None:
-                    text = f"it has no key: {', '.join(self.key)} is empty"
+                    text = f"the key is empty: {', '.join(self.key)}"
                     problems = [*problems, RowProblem(row.number, self.key[0], "no_key", text)]
                 elif first != row.number:
                     text = f"row {first} has the same key"
@@ -239,18 +239,18 @@ class BulkType(Generic[T]):
             yield problems
 
     async def aforecast(self, source: Any, **params: Any) -> Forecast:
-        """What a job of these rows would cost, use and take. Of many rows some are drawn. Starts nothing."""
+        """Forecast cost, usage and duration of a job for these rows, from a sample. Does not start it."""
         tasks, times = await asyncio.to_thread(self.sample, await self.fetched(source), params)
-        async with self.app.connections() as where:
-            options = await self.app.ready(where, self.chosen)
-            return await jobs.forecast(where, type=self.name, tasks=tasks, times=times, **options)
+        async with self.app.connections() as pool:
+            options = await self.app.ready(pool, self.chosen)
+            return await jobs.forecast(pool, type=self.name, tasks=tasks, times=times, **options)
 
     def forecast(self, source: Any, **params: Any) -> Forecast:
         """`aforecast` for code that is not async."""
         return self.app.block(self.aforecast(source, **params))
 
     def sample(self, source: Any, params: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float]:
-        """The tasks of some of the good rows, and how many times as many there are of all."""
+        """The tasks of a sample of the valid rows, and the factor from the sample to all rows."""
         values = self._signature.check(self._signature.encode(dict(params))[0])
         packs = _Sample(SAMPLE if self.batch is None else -(-SAMPLE // self.batch))
         taken: list[BulkRow[T]] = []
@@ -267,18 +267,18 @@ class BulkType(Generic[T]):
         if taken:
             packs.add(taken)
         if not packs.kept:
-            raise Invalid("there is no good row in it", code="no_rows")
+            raise Invalid("the source has no valid rows", code="no_rows")
         tasks = [task for pack in packs.kept for task in self._draw(pack, values, is_preview=False).tasks]
         return tasks, packs.count / len(packs.kept)
 
     async def fetched(self, source: Any) -> Any:
-        """The rows of a Google Sheet; any other source as it is."""
+        """Fetch the rows of a Google Sheet. Returns other sources unchanged."""
         if not isinstance(source, GoogleSheet):
             return source
-        async with self.app.connections() as where:
-            options = await self.app.ready(where, self.chosen)
+        async with self.app.connections() as pool:
+            options = await self.app.ready(pool, self.chosen)
             google = self.app.sheets_of(cast("UUID", options.get("tenant_id")))
-            return await bulk_sheets.fetch(where, google, source.description)
+            return await bulk_sheets.fetch(pool, google, source.description)
 
     # --- rows ---
 
@@ -297,21 +297,22 @@ class BulkType(Generic[T]):
             ]
 
     def _draw(self, rows: Sequence[BulkRow[T]], values: dict[str, Any], *, is_preview: bool) -> _Drawing:
-        """The tasks of a row, or of a batch."""
+        """Draw the tasks of a row or of a batch."""
         graph = Graph(f"{rows[0].number}/")
         with drawing(graph):
             given = rows[0].data if self.batch is None else list(rows)
             returned = self.function(**{self._first: given}, **values)
         if not graph.tasks:
-            raise Invalid(f"the body of {self.name} asked for no step", code="no_tasks")
+            raise Invalid(f"the body of {self.name} created no step", code="no_tasks")
         if returned is not None and not isinstance(returned, Step):
             raise Invalid(
-                f"the body of {self.name} returns the step whose output is the result", code="no_result"
+                f"the body of {self.name} must return a step or None (got {type(returned).__name__})",
+                code="no_result",
             )
         result = graph.tasks[-1]["key"] if returned is None else key_of(returned)
         tasks = graph.tasks
         if not any(result in task.get("after", ()) for task in tasks):
-            # With the result it is through, whatever was drawn later.
+            # Put the result last: the row is done when it is.
             tasks.sort(key=lambda task: task["key"] == result)
         if self._apply is not None:
             tasks.append({
@@ -323,7 +324,7 @@ class BulkType(Generic[T]):
         if not self.phases:
             tasks[-1].setdefault("phase", "rows" if self.batch is None else "batches")
         if len(tasks) == 1:
-            # Nothing comes after it: it needs no name, and the database nothing to check.
+            # A single task has no dependents, so it needs no key.
             del tasks[0]["key"]
         return _Drawing([row.number for row in rows], tasks, place, None if self.batch is None else len(rows))
 
@@ -334,17 +335,17 @@ class BulkType(Generic[T]):
             taken, self.batch, is_grouped=self.group_by is not None, is_more=is_more, following=following
         )
 
-    # --- what the worker does ---
+    # --- tasks that the worker runs ---
 
     async def _load(self, ctx: Context, is_preview: bool = False) -> dict[str, int]:
-        """Load the next rows."""
-        held, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
-        [(params,)] = await db.rows(held, _PARAMS, (ctx.job_id,))
+        """Load the next part of the rows."""
+        conn, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
+        [(params,)] = await db.rows(conn, _PARAMS, (ctx.job_id,))
         values = self._signature.check(params)
         size = (self.batch or PREVIEW) if is_preview else max(PART, self.batch or 0)
         counts = {"rows": 0, "refused": 0}
         while True:
-            taken = await bulks.take_rows(held, by, limit=size + 1)
+            taken = await bulks.take_rows(conn, by, limit=size + 1)
             following = taken.pop() if len(taken) > size else None
             packs = self._packed(taken, following is not None, following)
             if is_preview and self.batch is not None:
@@ -358,7 +359,7 @@ class BulkType(Generic[T]):
             next_id = await self._add(ctx, drawings, problems, next_load, is_preview=is_preview)
             marks = [*problems, *(mark for each in drawings for mark in each.marks())]
             if marks:
-                await bulks.mark_rows(held, by, rows=marks, next_id=next_id)
+                await bulks.mark_rows(conn, by, rows=marks, next_id=next_id)
             counts["rows"] += len(marks) - len(problems)
             counts["refused"] += len(problems)
             if drawings or not is_more:
@@ -371,7 +372,7 @@ class BulkType(Generic[T]):
         refused: list[dict[str, Any]] = []
         for place, taken in enumerate(packs):
             if place % 50 == 49:
-                await asyncio.sleep(0)  # others have work in this loop, too
+                await asyncio.sleep(0)  # let other tasks of the event loop run
             rows: list[BulkRow[T]] = []
             for row in taken:
                 model, problems = self._validated(row.number, row.data)
@@ -384,10 +385,10 @@ class BulkType(Generic[T]):
             try:
                 drawings.append(self._draw(rows, values, is_preview=is_preview))
             except Exception as error:
-                # What a body cannot draw is no reason for the other rows to wait.
+                # An error in the body refuses its rows and does not block others.
                 code = error.code if isinstance(error, PenstockError) else "not_drawn"
                 text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-                refused += [_refusal(row.number, code, text) for row in rows]
+                refused += [_row_problem(row.number, code, text) for row in rows]
         return drawings, refused
 
     async def _add(
@@ -399,10 +400,10 @@ class BulkType(Generic[T]):
         *,
         is_preview: bool,
     ) -> int | None:
-        """Add the tasks of these drawings. Those that the database refuses are taken out."""
-        for _ in range(_REFUSALS):
+        """Add the tasks of these drawings. Removes drawings that the database rejects."""
+        for _ in range(_MAX_REJECTED):
             if not drawings and is_preview:
-                # The first rows were all refused: there is nothing to show yet, and the next ones are tried.
+                # All rows of the preview were refused: continue with the next ones.
                 return None
             specs = [task for each in drawings for task in each.tasks]
             if next_load is not None:
@@ -415,40 +416,38 @@ class BulkType(Generic[T]):
             except Limited as error:
                 raise Reschedule(error.retry_after or 5, f"the queue is full: {error.message}") from error
             except Invalid as error:
-                refused = _refused(drawings, error)
+                refused = _drawing_of_error(drawings, error)
                 if refused is None:
                     raise Fail(error.message, code=error.code, details=error.details) from error
                 drawings.remove(refused)
-                problems += [_refusal(number, error.code, error.message) for number in refused.numbers]
+                problems += [_row_problem(number, error.code, error.message) for number in refused.numbers]
                 continue
             start = 0
             for each in drawings:
                 each.ids = ids[start : start + len(each.tasks)]
                 start += len(each.tasks)
             return ids[-1] if next_load is not None else None
-        raise Fail(
-            f"the database refused the tasks of {_REFUSALS} rows, and so perhaps of all", code="not_drawn"
-        )
+        raise Fail(f"the database rejected the tasks of {_MAX_REJECTED} rows", code="not_drawn")
 
     async def _apply_rows(
         self, ctx: Context, numbers: list[int], result: Any = None
     ) -> dict[str, Any] | None:
         """Apply the result of a row, or of each row of a batch."""
         assert self._apply is not None
-        held, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
+        conn, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
         errors: dict[str, Any] = {}
         for row in await self._rows_of(ctx, ctx.job_id, numbers):
             value = result if self.batch is None else _value(result, row.key)
             if value is _NONE:
                 continue
             try:
-                async with db.transaction(held):
-                    changes = await self._apply(ctx, held, row, value) or []
+                async with db.transaction(conn):
+                    changes = await self._apply(ctx, conn, row, value) or []
                     marks = [change.model_dump(mode="json") | {"number": row.number} for change in changes]
                     if marks:
-                        await bulks.record_changes(held, by, changes=marks)
+                        await bulks.record_changes(conn, by, changes=marks)
             except Exception as error:
-                # A batch goes on without a row that cannot be applied, once that is certain.
+                # A batch continues without a row whose apply handler has failed permanently.
                 if self.batch is None or not (isinstance(error, Fail) or ctx.attempt >= ctx.max_attempts):
                     raise
                 code = str(getattr(error, "code", None) or "not_applied")
@@ -456,19 +455,19 @@ class BulkType(Generic[T]):
         return errors or None
 
     async def _undo_row(self, ctx: Context, job_id: UUID, number: int, names: list[str] | None = None) -> int:
-        """Undo what was applied for a row."""
+        """Undo the applied changes of a row."""
         assert self._undo is not None
-        held = cast("db.Connection", ctx.connection)
-        changes = await bulks.changes_to_undo(held, By(ctx.task_id, ctx.worker_id, ctx.lease))
+        conn = cast("db.Connection", ctx.connection)
+        changes = await bulks.changes_to_undo(conn, By(ctx.task_id, ctx.worker_id, ctx.lease))
         [row] = await self._rows_of(ctx, job_id, [number])
         for change in changes:
             given = Change(name=change["name"], before=change["before"], after=change["after"])
-            await self._undo(ctx, held, row, given)
+            await self._undo(ctx, conn, row, given)
         return len(changes)
 
     async def _rows_of(self, ctx: Context, job_id: UUID, numbers: list[int]) -> list[BulkRow[T]]:
-        held, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
-        found = await bulks.rows_of(held, by, job_id=job_id, numbers=numbers)
+        conn, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
+        found = await bulks.rows_of(conn, by, job_id=job_id, numbers=numbers)
         return [
             BulkRow[Any].model_construct(
                 number=row.number, key=row.key, data=self.row.model_validate(row.data)
@@ -478,7 +477,7 @@ class BulkType(Generic[T]):
 
 
 def _value(output: Any, key: str) -> Any:
-    """What a batch's output has for a row."""
+    """A row's value in the output of its batch."""
     values = cast("dict[str, Any]", output) if isinstance(output, dict) else {}
     match values.get(key, _NONE):
         case {"$error": _}:
@@ -498,7 +497,7 @@ class _Drawing:
     ids: list[int] = field(default_factory=list[int])
 
     def marks(self) -> Iterator[dict[str, Any]]:
-        """What `mark_rows` is told."""
+        """The rows for `mark_rows`."""
         for number in self.numbers:
             yield {
                 "number": number,
@@ -517,10 +516,10 @@ def pack(
     is_more: bool = False,
     following: Taken | None = None,
 ) -> list[list[Taken]]:
-    """Rows in batches of at most `batch`, in their order.
+    """Split rows into batches of at most `batch`, in order.
 
-    A group that fits into a batch is never split; a larger one is cut into batches of its own. With
-    `is_more`, what could still be filled up is left for the next time.
+    A group that fits into a batch is never split; a larger one gets batches of its own. With `is_more`, omits
+    a last batch that later rows could fill.
     """
     groups = [
         list(each) for _, each in groupby(rows, key=lambda row: row.group if is_grouped else row.number)
@@ -544,7 +543,7 @@ def pack(
 
 
 def _fitting(drawings: list[_Drawing]) -> list[_Drawing]:
-    """As many as one call takes."""
+    """As many drawings as fit into one call."""
     total = 0
     for place, each in enumerate(drawings):
         total += len(each.tasks)
@@ -554,7 +553,7 @@ def _fitting(drawings: list[_Drawing]) -> list[_Drawing]:
 
 
 class _Sample:
-    """Some of many, each as likely as any other."""
+    """A uniform random sample of a stream (reservoir sampling)."""
 
     def __init__(self, most: int) -> None:
         self.kept: list[Any] = []
@@ -571,14 +570,14 @@ class _Sample:
 
 
 def _key(data: Mapping[str, Any], columns: Sequence[str]) -> str | None:
-    """The same as in the database, or something that is equal as often."""
+    """A row's key, equal for the same rows as the database's."""
     values = [data.get(column) for column in columns]
     if all(value is None or value == "" for value in values):
         return None
     return str(values[0]) if len(values) == 1 else repr(values)
 
 
-def _said(number: int, problem: Any) -> RowProblem:
+def _reported(number: int, problem: Any) -> RowProblem:
     told = cast("dict[str, Any]", pydantic_core.to_jsonable_python(problem))
     return RowProblem(
         number, told.get("column"), str(told.get("code") or "unreadable"), str(told.get("message") or "")
@@ -593,12 +592,12 @@ def _stored(problems: Sequence[RowProblem]) -> dict[str, Any]:
     return {"code": first.code, "column": first.column, "message": text}
 
 
-def _refusal(number: int, code: str, message: str) -> dict[str, Any]:
+def _row_problem(number: int, code: str, message: str) -> dict[str, Any]:
     return {"number": number, "problem": {"code": code, "message": message[:2000]}}
 
 
-def _refused(drawings: Sequence[_Drawing], error: Invalid) -> _Drawing | None:
-    """The drawing that a refusal is about."""
+def _drawing_of_error(drawings: Sequence[_Drawing], error: Invalid) -> _Drawing | None:
+    """The drawing that the error refers to."""
     text = str(error.details.get("field", ""))
     with suppress(ValueError, IndexError):
         place = int(text.split("tasks[")[1].split("]")[0])

@@ -1,7 +1,7 @@
-"""What a file is by its first bytes, what it may be called, and how it is safely shown.
+"""Content types: detection from a file's first bytes, safe file names, and safe response headers.
 
-Nothing here unpacks or renders anything: a zip bomb or a polyglot stays a row of bytes, and is handed out
-with the one type it was checked for, which no browser is allowed to second-guess.
+Nothing here unpacks or renders a file, so zip bombs do no harm. A file is served only with the content type
+it was checked for, and browsers are told not to guess another.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from penstock.errors import Invalid
 
 ANY = "application/octet-stream"
 HEAD_BYTES = 4096
-"""So much of a file decides what it is."""
+"""Bytes at the beginning of a file that are needed for detection."""
 
 _TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,99}")
 _OFFICE = "application/vnd.openxmlformats-officedocument."
@@ -24,11 +24,11 @@ _DOCX, _PPTX, _XLSX = (
     _OFFICE + part
     for part in ("wordprocessingml.document", "presentationml.presentation", "spreadsheetml.sheet")
 )
-# Where each kind of Office document keeps its own parts; what comes first in the archive may be one of them.
+# The folder of each kind of Office document. The first entry of the archive may be in it.
 _OFFICE_FOLDERS = {_DOCX: b"word/", _PPTX: b"ppt/", _XLSX: b"xl/"}
 _OFFICE_FIRST = (b"[Content_Types].xml", b"_rels/", b"docProps/", b"mimetype")
 _JSON_START = re.compile(r"\s*[\[{\"\-0-9tfn]")
-# Of the control characters, those that plain text has.
+# Control characters that plain text may contain.
 _IN_TEXT = {"\t", "\n", "\r", "\f", "\x1b"}
 
 
@@ -43,7 +43,7 @@ def _riff(kind: bytes) -> Callable[[bytes], bool]:
 def _is_mp3(head: bytes) -> bool:
     if head.startswith(b"ID3"):
         return True
-    # The first frame's header: sync, a version, layer III, a bit rate and a sampling rate that exist.
+    # The first frame's header: sync, version, layer III, valid bit rate and sample rate.
     return (
         len(head) >= 4
         and head[0] == 0xFF
@@ -72,7 +72,7 @@ def _is_office(own: bytes) -> Callable[[bytes], bool]:
 
 
 def _text(head: bytes) -> str | None:
-    """The bytes as text; None if they are none. The last character may be cut in two."""
+    """Decode the bytes as UTF-8 text; None if they are not text. The last character may be incomplete."""
     try:
         text = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
     except UnicodeDecodeError:
@@ -91,7 +91,7 @@ def _is_json(head: bytes) -> bool:
 
 
 _OLE = _starts(b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1")
-# What each type must look like.
+# The check for each content type.
 _CHECKS: dict[str, Callable[[bytes], bool]] = {
     "application/pdf": _starts(b"%PDF-"),
     "image/png": _starts(b"\x89PNG\r\n\x1a\n"),
@@ -114,8 +114,8 @@ _CHECKS: dict[str, Callable[[bytes], bool]] = {
     "text/html": _is_text,
     "image/svg+xml": _is_text,
 }
-# Told by their first bytes alone, without being asked. (A ZIP may be many things, an OLE file too.)
-_TELLING = (
+# Types that the first bytes identify. (ZIP and OLE files can be many types.)
+_IDENTIFIED = (
     "application/pdf",
     "image/png",
     "image/jpeg",
@@ -124,10 +124,10 @@ _TELLING = (
     "audio/wav",
     "audio/mpeg",
 )
-# What runs in a browser, or may: never shown there.
+# Types that can run scripts in a browser: never shown inline.
 _ACTIVE = {"text/html", "image/svg+xml"}
 UPLOADS = frozenset(_CHECKS) - _ACTIVE
-"""What clients may upload."""
+"""Content types that clients may upload."""
 _INLINE = {
     *("application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp", "audio/wav", "audio/mpeg"),
     *("audio/mp4", "video/mp4", "application/json", "text/plain", "text/csv", "text/markdown"),
@@ -135,20 +135,22 @@ _INLINE = {
 
 
 def known(content_type: str) -> str:
-    """A content type without its parameters, in lower case. Refuses what is none."""
+    """Normalize a content type: lower case, without parameters. Raises Invalid if it is not one."""
     found = content_type.partition(";")[0].strip().lower()
     if not _TYPE.fullmatch(found):
-        raise Invalid("this is not a content type such as image/png", code="invalid_content_type")
+        raise Invalid(
+            "invalid content type", code="invalid_content_type", hint="Use a form such as image/png."
+        )
     return found
 
 
 def detected(head: bytes) -> str | None:
-    """What these first bytes can only be."""
-    return next((name for name in _TELLING if _CHECKS[name](head)), None)
+    """The content type that the first bytes identify, if any."""
+    return next((name for name in _IDENTIFIED if _CHECKS[name](head)), None)
 
 
 def check(content_type: str, head: bytes) -> str:
-    """The type of a file that begins so. Refuses a file that is not what it is said to be."""
+    """Check a file's first bytes against its declared content type. Returns the type to store."""
     declared = known(content_type)
     looks_like = detected(head)
     if declared == ANY:
@@ -158,14 +160,14 @@ def check(content_type: str, head: bytes) -> str:
         raise Invalid(
             f"the file is not {declared}" + (f" but {looks_like}" if looks_like else ""),
             code="wrong_type",
-            hint="Say what it is, or application/octet-stream.",
+            hint="Declare its actual content type, or application/octet-stream.",
             details={"content_type": declared, "detected": looks_like},
         )
     return declared
 
 
 def clean_name(name: str) -> str:
-    """A file's name for people: without folders, control characters, and what turns text around."""
+    """A safe display name of a file: without folders, control and bidirectional characters."""
     last = unicodedata.normalize("NFC", name).replace("\\", "/").rsplit("/", 1)[-1]
     plain = "".join(c for c in last if unicodedata.category(c) not in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
     plain = plain.strip(" .")
@@ -176,7 +178,7 @@ def clean_name(name: str) -> str:
 
 
 def headers(content_type: str, name: str) -> dict[str, str]:
-    """How a file is handed out: with a type that runs nowhere, and to be kept unless it is safe to show."""
+    """Response headers of a file: an inert content type, and inline only if that is safe."""
     is_inline = content_type in _INLINE
     shown = content_type if content_type not in _ACTIVE and _TYPE.fullmatch(content_type) else ANY
     if shown.startswith("text/"):

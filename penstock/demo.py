@@ -1,8 +1,8 @@
-"""`penstock demo`: a small book of sixteen chapters, each written, typeset and read aloud, then bound.
+"""`penstock demo`: make a small book of sixteen chapters, each written, typeset and read aloud, then bound.
 
-The whole system in one process: the application `penstock.apps.reading`, its worker, the API, and a provider
-that takes three calls at a time, costs money and sometimes says no. With a forecast, a budget, live progress.
-The provider is the simulator: it answers over HTTP, from this process, and money is not really spent.
+The whole system in one process: the example app `penstock.apps.reading`, its worker, the API, and a simulated
+provider that allows three concurrent calls, has prices and sometimes responds with 429. Shows a forecast, a
+budget and live progress. No real money is spent.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from penstock.apps.reading.app import app, reading
 from penstock.apps.reading.books import RUNNING_WATER
 from penstock.apps.reading.settings import SIMULATOR as PROVIDER
 from penstock.errors import PenstockError, TimedOut
+from penstock.formatting import counted
 from penstock.settings import Settings
 from penstock.storage import HOUR, Folder
 from penstock.types import Artifact, Job, JobCost
@@ -40,14 +41,14 @@ CONCURRENCY = 3
 PRICES = {"input_tokens": Decimal("3.00"), "output_tokens": Decimal("15.00")}  # per million
 BUDGET = Decimal("0.25")
 
-PATIENCE_SECONDS = 300
+TIMEOUT_SECONDS = 300
 TICK_SECONDS = 0.2
 
 
 def run(settings: Settings, *, is_terminal: bool, began: float) -> int:
-    """Run the demo; on a terminal stay until Ctrl-C, else end when the job has. Returns the exit code.
+    """Run the demo and return its exit code. Runs until Ctrl-C on a terminal, otherwise until the job ends.
 
-    `began` is when the command did, by `time.monotonic()`.
+    `began` is the start of the command, from `time.monotonic()`.
     """
     try:
         return asyncio.run(_run(settings, is_terminal, began))
@@ -57,12 +58,12 @@ def run(settings: Settings, *, is_terminal: bool, began: float) -> int:
 
 async def _run(settings: Settings, is_terminal: bool, began: float) -> int:
     worker = Worker(app, dsn=settings.database_url, concurrency=6, grace_seconds=5)
-    # With this seed it refuses the seventh call, and no other of the first twenty.
+    # With this seed, only the seventh of the first twenty calls gets a 429.
     serving = simulator.serve(
         limits=simulator.Limits(concurrency=CONCURRENCY), faults={"429": 0.06}, latency=(0.4, 0.9), seed=3
     )
     async with app, serving as provider, _api(settings) as api:
-        # What the environment may name is a real one, and would cost.
+        # Override a real provider in the environment, which would cost money.
         os.environ |= {
             "READING_MODEL": PROVIDER,
             "READING_URL": provider.openai_url,
@@ -74,7 +75,7 @@ async def _run(settings: Settings, is_terminal: bool, began: float) -> int:
             shown = _Demo(Console(file=sys.stdout), provider, api, is_terminal, began)
             code = await shown.show()
             if is_terminal:
-                shown.say("All of it stays up until Ctrl-C.")
+                shown.say("Running until Ctrl-C.")
                 await working
             return code
         finally:
@@ -83,7 +84,7 @@ async def _run(settings: Settings, is_terminal: bool, began: float) -> int:
 
 
 class _Api(NamedTuple):
-    """Where the API is, and the link that lets a person in."""
+    """URL of the API, and a login link for the dashboard."""
 
     url: str
     login: str
@@ -91,7 +92,7 @@ class _Api(NamedTuple):
 
 @asynccontextmanager
 async def _api(settings: Settings) -> AsyncGenerator[_Api | None]:
-    """The API on this machine. None on a database that has no login for users."""
+    """Serve the API on this machine. None if the database has no login for users."""
     try:
         found = server.with_development_login(replace(settings, environment="demo"))
     except PenstockError:
@@ -117,10 +118,10 @@ async def _api(settings: Settings) -> AsyncGenerator[_Api | None]:
 
 
 async def _prepare(worker: Worker, working: asyncio.Task[None]) -> None:
-    """Declare the provider, and wait for the worker: a forecast counts on those that are there."""
+    """Declare the provider and wait for the worker, because the forecast counts live workers."""
     async with app.connections() as pool:
         await providers.set(pool, name=PROVIDER, concurrency=CONCURRENCY, backpressure_threshold=None)
-        await providers.open(pool, name=PROVIDER)  # what the one of an earlier demo said is over
+        await providers.open(pool, name=PROVIDER)  # an earlier demo may have closed it
         if not await costs.prices(pool, provider=PROVIDER):
             for meter, amount in PRICES.items():
                 await costs.set_price(pool, provider=PROVIDER, meter=meter, amount=amount, per=1_000_000)
@@ -132,7 +133,7 @@ async def _prepare(worker: Worker, working: asyncio.Task[None]) -> None:
 
 @dataclass
 class _Demo:
-    """What is shown, and what was seen."""
+    """Output and state of a demo run."""
 
     console: Console
     provider: simulator.Simulator
@@ -146,43 +147,49 @@ class _Demo:
         self.say = partial(self.console.print, highlight=False, soft_wrap=True)
 
     async def show(self) -> int:
-        """Forecast, start, watch, and say what came of it; the exit code."""
+        """Forecast, start and watch the job, then print its results. Returns the exit code."""
         chapters = RUNNING_WATER["chapters"]
-        self.say(f"[bold]Penstock demo[/bold]: a book of {len(chapters)} chapters, {RUNNING_WATER['title']}")
-        self.say(f"provider {PROVIDER}: {CONCURRENCY} calls at a time; it costs, and sometimes it says no")
+        self.say(
+            f"[bold]Penstock demo[/bold]: making the book {RUNNING_WATER['title']}, {len(chapters)} chapters"
+        )
+        self.say(
+            f"provider: {PROVIDER} (simulated), {CONCURRENCY} concurrent calls, with prices and 429 errors"
+        )
         if self.api:
-            # Without a terminal all ends with the job, and a link would only be a secret in somebody's log.
+            # Without a terminal the demo ends with the job, and the login link would only leak into a log.
             link = self.api.login if self.is_terminal else f"{self.api.url}/dashboard/"
-            self.say(f"dashboard {link}")
+            self.say(f"dashboard: {link}")
         job_type = reading.options(budget=BUDGET)
         forecast = await job_type.aforecast(**RUNNING_WATER)
         cost, finish = forecast.cost, forecast.finish
-        foreseen = f"{cost.low:.4f} to {cost.high:.4f} {cost.currency}"
-        when = f"about {finish.seconds:.0f} s" if finish.seconds else f"not known: {finish.reason}"
-        self.say(f"forecast: {foreseen} of a budget of {BUDGET} {cost.currency}; time {when}")
+        estimate = f"{cost.low:.4f} to {cost.high:.4f} {cost.currency}"
+        when = f"about {finish.seconds:.0f} s" if finish.seconds else f"unknown: {finish.reason}"
+        self.say(f"forecast: {estimate} (budget {BUDGET} {cost.currency}), duration {when}")
         started = await job_type.astart(**RUNNING_WATER)
-        self.say(f"job {started.id}: each chapter is written, typeset and read aloud; then all are bound")
+        self.say(f"job: {started.id} writes, typesets and records each chapter, then binds the book")
         job = await self._watch(started)
         took = (job.finished_at - job.started_at).total_seconds() if job.finished_at and job.started_at else 0
         async with app.connections() as pool:
             spent = await costs.of_job(pool, job_id=started.id)
             files = await artifacts.list(pool, job_id=started.id, limit=100)
-        await self._tell_result(started, job, files)
-        self.say(f"cost: {spent.cost:.4f} of {spent.budget} {cost.currency}; the forecast was {foreseen}")
-        self.say(f"time: {took:.1f} s for the job; the forecast was {when}")
+        await self._print_result(started, job, files)
+        self.say(f"cost: {spent.cost:.4f} of {spent.budget} {cost.currency} (forecast: {estimate})")
+        self.say(f"duration: {took:.1f} s (forecast: {when})")
         if self.first_pdf is not None:
             total = time.monotonic() - self.began
-            self.say(f"since the command: {self.first_pdf:.1f} s to the first PDF, {total:.1f} s to the end")
+            self.say(f"since start: first PDF after {self.first_pdf:.1f} s, everything after {total:.1f} s")
         refused = self.provider.statuses["429"]
         most = max((account.max_concurrency for account in self.provider.accounts.values()), default=0)
         calls = self.provider.requests
-        self.say(f"provider: {calls} calls, {refused} of them refused, {most} at a time at most")
-        self.say(f"waited for: {'; '.join(self.reasons) or 'nothing'}")
+        self.say(
+            f"provider: {counted(calls, 'call')}, {refused} rejected with 429, at most {most} concurrent"
+        )
+        self.say(f"tasks waited for: {'; '.join(self.reasons) or 'nothing'}")
         commands = ("penstock jobs ls", f"penstock jobs show {started.id}", "penstock costs")
-        self.say("Look at it again:  " + "   ".join(f"[bold]{command}[/bold]" for command in commands))
+        self.say("Explore:  " + "   ".join(f"[bold]{command}[/bold]" for command in commands))
         return 0 if job.status == "completed" else 3
 
-    async def _tell_result(self, started: Started[Any], job: Job, files: list[Artifact]) -> None:
+    async def _print_result(self, started: Started[Any], job: Job, files: list[Artifact]) -> None:
         if job.status != "completed":
             self.say(f"[bold red]{job.status}[/bold red]: {job.status_reason or ''}")
             return
@@ -190,23 +197,24 @@ class _Demo:
         minutes = round(book["seconds"] / 60)
         kinds = [file.content_type for file in files]
         self.say(
-            f"[bold green]completed[/bold green]: {book['documents']} documents, {book['pages']} pages, "
-            f"{minutes} minutes to listen to"
+            f"[bold green]completed[/bold green]: {counted(book['documents'], 'document')}, "
+            f"{counted(book['pages'], 'page')}, "
+            f"{counted(minutes, 'minute')} of audio"
         )
         self.say(
             f"files: {kinds.count('application/pdf') - 1} PDFs, {kinds.count('audio/mpeg')} MP3s, "
-            "the whole book and its metadata"
+            "the complete book and its metadata"
         )
         sound = min((file for file in files if file.content_type == "audio/mpeg"), key=lambda file: file.name)
         whole = next(file for file in files if str(file.id) == book["pdf"]["artifact_id"])
-        self.say(f"  read it  {await self._place(whole)}")
-        self.say(f"  hear it  {await self._place(sound)}")
+        self.say(f"  book    {await self._location(whole)}")
+        self.say(f"  audio   {await self._location(sound)}")
         if isinstance(app.storage, Folder):
             folder = app.storage.root / str(job.tenant_id) / str(job.id)
-            self.say(f"  all      {folder}")
+            self.say(f"  folder  {folder}")
 
-    async def _place(self, file: Artifact) -> str:
-        """Where a person finds a file: at a signed URL as long as somebody serves it, else in its folder."""
+    async def _location(self, file: Artifact) -> str:
+        """A signed URL of the file while the API runs, otherwise its path."""
         storage = app.storage
         if isinstance(storage, Folder) and not (self.api and self.is_terminal):
             return str(storage.root / file.path)
@@ -215,8 +223,8 @@ class _Demo:
         return await storage.url("GET", file.path, base=base, seconds=HOUR, **fields)
 
     async def _watch(self, started: Started[Any]) -> Job:
-        """The job, once it has ended."""
-        last, deadline = "", time.monotonic() + PATIENCE_SECONDS
+        """Watch the job until it ends."""
+        last, deadline = "", time.monotonic() + TIMEOUT_SECONDS
         with Live(console=self.console, auto_refresh=False) if self.is_terminal else nullcontext() as live:
             while True:
                 job = await started.aget()
@@ -226,11 +234,11 @@ class _Demo:
                     p.name == "pdf" and p.succeeded for p in job.progress.phases
                 ):
                     self.first_pdf = time.monotonic() - self.began
-                reason, text = await _why(started)
+                reason, text = await _wait_reason(started)
                 if live is not None:
-                    live.update(_picture(job, spent, text), refresh=True)
+                    live.update(_live_view(job, spent, text), refresh=True)
                 elif (line := _line(job)) != last:
-                    self.say(line + _rest(job, spent))
+                    self.say(line + _phases_and_cost(job, spent))
                     last = line
                 if reason and reason not in self.reasons:
                     self.reasons.append(reason)
@@ -239,40 +247,38 @@ class _Demo:
                 if job.is_ended:
                     return job
                 if time.monotonic() > deadline:
-                    raise TimedOut(
-                        f"the job has not ended within {PATIENCE_SECONDS} s; its state is {job.status}"
-                    )
+                    raise TimedOut(f"the job did not end within {TIMEOUT_SECONDS} s (status: {job.status})")
                 await asyncio.sleep(TICK_SECONDS)
 
 
-async def _why(started: Started[Any]) -> tuple[str, str]:
-    """Why the last chapter in line is not being written, in short and as a sentence. Empty if all are."""
+async def _wait_reason(started: Started[Any]) -> tuple[str, str]:
+    """Why the last queued chapter is not running, as a code and as a sentence. Empty if none is queued."""
     async with app.connections() as pool:
         waiting = await jobs.tasks(pool, job_id=started.id, kind="text", status="queued")
         if not waiting:
             return "", ""
-        why = await jobs.explain(pool, job_id=started.id, task_id=waiting[-1].id)
-    # It may run by now, or the worker be about to take it.
-    if why.reason is None or why.waits_for == "worker":
+        explanation = await jobs.explain(pool, job_id=started.id, task_id=waiting[-1].id)
+    # The task may have started meanwhile, or is about to be claimed.
+    if explanation.reason is None or explanation.waits_for == "worker":
         return "", ""
     title = RUNNING_WATER["chapters"][waiting[-1].input["number"] - 1]
-    return why.reason, f"{title} is {why.text}"
+    return explanation.reason, f"{title} is {explanation.text}"
 
 
 def _line(job: Job) -> str:
-    """How far it is, in steps of five percent: what is not on a terminal may be read by people as well."""
+    """Progress in steps of five percent, to keep the output short where it is not redrawn."""
     progress = job.progress
     percent = 100 if progress.percent == 100 else progress.percent // 5 * 5
-    return f"{percent:3d} %  {progress.phase:<11}"
+    return f"{percent:3d}%  {progress.phase:<11}"
 
 
-def _rest(job: Job, spent: JobCost) -> str:
+def _phases_and_cost(job: Job, spent: JobCost) -> str:
     counts = "  ".join(f"{phase.name} {phase.done}/{phase.total}" for phase in job.progress.phases[1:-1])
     eta = f"  about {job.progress.eta_seconds:.0f} s left" if job.progress.eta_seconds else ""
     return f"  {counts}  cost {spent.cost:.4f}{eta}"
 
 
-def _picture(job: Job, spent: JobCost, why: str) -> Group:
+def _live_view(job: Job, spent: JobCost, reason: str) -> Group:
     width = 30
     table = Table.grid(padding=(0, 2))
     for phase in job.progress.phases:
@@ -290,5 +296,5 @@ def _picture(job: Job, spent: JobCost, why: str) -> Group:
         f"{spent.cost:.4f} of {spent.budget} USD",
     )
     eta = f"about {job.progress.eta_seconds:.0f} s left" if job.progress.eta_seconds else ""
-    table.add_row(f"[bold]{job.progress.percent} %[/bold]", Text(job.progress.message or job.status), eta)
-    return Group(table, Text(why, style="dim", overflow="ellipsis", no_wrap=True))
+    table.add_row(f"[bold]{job.progress.percent}%[/bold]", Text(job.progress.message or job.status), eta)
+    return Group(table, Text(reason, style="dim", overflow="ellipsis", no_wrap=True))

@@ -1,4 +1,4 @@
-"""What may be wrong with an installation, and what to do about it: one line per check."""
+"""`penstock doctor`: checks of an installation, each with a finding and an action."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import psycopg
 
 from penstock import db, migrate, workers
 from penstock.errors import PenstockError, Unavailable
+from penstock.formatting import counted
 from penstock.settings import settings
 
 State: TypeAlias = Literal["ok", "warn", "fail"]
@@ -22,7 +23,7 @@ State: TypeAlias = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at. `action` says what to do where it is not well."""
+    """The result of one check. `action` says what to do if the state is not ok."""
 
     name: str
     state: State
@@ -31,32 +32,37 @@ class Check:
 
 
 async def examine(dsn: str) -> list[Check]:
-    """Look at everything. Changes nothing."""
+    """Run all checks. Changes nothing."""
     try:
-        # The pool would try for long, and then not say why.
+        # The pool would retry for a long time and then not report the cause.
         (await asyncio.to_thread(db.connect, dsn, name="penstock doctor", wait_seconds=0)).close()
     except (Unavailable, psycopg.Error) as error:
-        why = str(error).strip()
+        reason = str(error).strip()
         return [
-            Check("database", "fail", why, "Check DATABASE_URL, and that the server runs and lets you in.")
+            Check(
+                "database",
+                "fail",
+                reason,
+                "Check DATABASE_URL, and that the server runs and accepts this login.",
+            )
         ]
     async with db.pool(dsn, name="penstock doctor", max_size=2) as pool:
-        checks = [await _look(name, look, pool) for name, look in _SERVER.items()]
-        checks.append(await _look("LISTEN", lambda pool: _listening(pool, dsn), pool))
+        checks = [await _run(name, check, pool) for name, check in _SERVER.items()]
+        checks.append(await _run("LISTEN", lambda pool: _listening(pool, dsn), pool))
         checks.append(await asyncio.to_thread(_schema, dsn))
         if not checks[-1].finding.startswith("schema penstock"):
-            checks += [await _look(name, look, pool) for name, look in _PENSTOCK.items()]
+            checks += [await _run(name, check, pool) for name, check in _PENSTOCK.items()]
     return checks
 
 
-Look: TypeAlias = Callable[[db.Pool], Awaitable[Check]]
+CheckFunction: TypeAlias = Callable[[db.Pool], Awaitable[Check]]
 
 
-async def _look(name: str, look: Look, pool: db.Pool) -> Check:
+async def _run(name: str, check: CheckFunction, pool: db.Pool) -> Check:
     try:
-        return await look(pool)
+        return await check(pool)
     except (PenstockError, psycopg.Error) as error:
-        return Check(name, "warn", f"cannot be looked at: {error}", "Log in as a role that may.")
+        return Check(name, "warn", f"check failed: {error}", "Connect as a role that has the permission.")
 
 
 # The server
@@ -68,23 +74,25 @@ async def _database(pool: db.Pool) -> Check:
         pool, "select current_setting('server_version_num')::integer, current_setting('server_version')", ()
     )
     milliseconds = 1000 * (time.monotonic() - started)
-    return _version(number, f"PostgreSQL {version.split()[0]}, answers in {milliseconds:.0f} ms")
+    return _version(number, f"PostgreSQL {version.split()[0]}, responds in {milliseconds:.0f} ms")
 
 
-# The first of each that keeps policies in every plan, and statistics to itself:
+# The first minor versions that fix bypasses of row-level security:
 # CVE-2023-2455, CVE-2024-10976, CVE-2025-8713.
-_MENDED = {15: 14, 16: 10, 17: 6}
+_FIXED = {15: 14, 16: 10, 17: 6}
 
 
 def _version(number: int, finding: str) -> Check:
     major, minor = divmod(number, 10_000)
     if major < 15:
         return Check("database", "fail", finding, "Penstock needs PostgreSQL 15 or newer.")
-    if minor < _MENDED.get(major, 0):
-        action = f"Update to {major}.{_MENDED[major]} or newer: before, row security could be got around."
+    if minor < _FIXED.get(major, 0):
+        action = (
+            f"Update to {major}.{_FIXED[major]} or newer: older versions let users bypass row-level security."
+        )
         return Check("database", "warn", finding, action)
     if major >= 19:
-        return Check("database", "warn", finding, "Penstock has been tested with 15 to 18.")
+        return Check("database", "warn", finding, "Penstock is tested with PostgreSQL 15 to 18.")
     return Check("database", "ok", finding)
 
 
@@ -94,7 +102,7 @@ async def _durability(pool: db.Pool) -> Check:
     off = [name for name, setting in rows if setting == "off"]
     if off:
         action = (
-            f"Set {' and '.join(f'{name} = on' for name in off)}: without it a crash loses accepted work."
+            f"Set {' and '.join(f'{name} = on' for name in off)}. Otherwise a crash loses accepted tasks."
         )
         return Check("durability", "fail", f"{', '.join(off)} off", action)
     return Check("durability", "ok", "fsync, full_page_writes and synchronous_commit are on")
@@ -108,9 +116,9 @@ async def _clock(pool: db.Pool) -> Check:
     skew = now.timestamp() - (before + after) / 2
     if abs(skew) > 2 + (after - before):
         word = "ahead of" if skew > 0 else "behind"
-        action = "Penstock goes by the database's clock; synchronise both with NTP, or ages look wrong."
+        action = "Synchronize both clocks with NTP. Penstock uses the database's, so ages look wrong here."
         return Check("clock", "warn", f"the database is {abs(skew):.0f} s {word} this machine", action)
-    return Check("clock", "ok", f"{abs(skew) * 1000:.0f} ms from the database's")
+    return Check("clock", "ok", f"{abs(skew) * 1000:.0f} ms difference to the database")
 
 
 _OLDEST: LiteralString = """\
@@ -138,7 +146,7 @@ async def _transactions(pool: db.Pool) -> Check:
     rows = await db.rows(pool, _OLDEST, ())
     who, age = rows[0] if rows else ("none", 0.0)
     if age > 300:
-        action = "End it: while it is open, dead rows of the hot tables cannot be removed."
+        action = "End it: while it is open, vacuum cannot remove dead rows."
         return Check("transactions", "warn", f"{who} has been open for {_duration(age)}", action)
     return Check(
         "transactions", "ok", f"the oldest has been open for {_duration(age)}" if rows else "none open"
@@ -152,14 +160,19 @@ async def _vacuum(pool: db.Pool) -> Check:
     )
     if rows:
         return Check(
-            "vacuum", "warn", f"{rows[0][0]} is off", f"Set {rows[0][0]} = on, or the queue slows down."
+            "vacuum",
+            "warn",
+            f"{rows[0][0]} is off",
+            f"Set {rows[0][0]} = on. Otherwise the queue slows down.",
         )
     bloated = await db.rows(pool, _DEAD, (_HOT,))
     if bloated:
         table, dead, live = bloated[0]
-        finding = f"penstock.{table} has {dead:,} dead rows for {live:,} live ones"
-        return Check("vacuum", "warn", finding, f"See what holds it back, then: vacuum penstock.{table}")
-    return Check("vacuum", "ok", "autovacuum is on and keeps the hot tables small")
+        finding = f"penstock.{table} has {dead:,} dead rows and {live:,} live rows"
+        return Check(
+            "vacuum", "warn", finding, f"Find out what blocks vacuum, then run: vacuum penstock.{table}"
+        )
+    return Check("vacuum", "ok", "autovacuum is on and keeps up")
 
 
 _HOT = ["ready", "parked", "leases", "lanes", "shares", "phases", "jobs", "workers"]
@@ -171,7 +184,7 @@ order by n_dead_tup desc limit 1"""
 
 async def _listening(pool: db.Pool, dsn: str) -> Check:
     if settings().listen == "off":
-        return Check("LISTEN", "ok", "off by PENSTOCK_LISTEN: workers poll")
+        return Check("LISTEN", "ok", "disabled by PENSTOCK_LISTEN; workers poll")
     channel = f"penstock_doctor_{uuid4().hex[:12]}"
     try:
         listening = db.listen(dsn, channel, name="penstock doctor", is_pooled_refused=True)
@@ -185,21 +198,21 @@ async def _listening(pool: db.Pool, dsn: str) -> Check:
     return Check(
         "LISTEN",
         "warn",
-        "notifications do not arrive: workers poll, and new work waits longer",
-        "Behind a transaction pooler set PENSTOCK_LISTEN=off, or let workers connect to PostgreSQL itself.",
+        "notifications do not arrive; workers poll, and new tasks start later",
+        "Connect workers to PostgreSQL directly, or set PENSTOCK_LISTEN=off behind a transaction pooler.",
     )
 
 
-# Penstock's own part
+# Penstock
 
 
 def _schema(dsn: str) -> Check:
     with db.connect(dsn, name="penstock doctor", wait_seconds=5) as connection:
         differences = migrate.check(connection)
     if not differences:
-        return Check("schema", "ok", "is this version's")
-    more = f", and {len(differences) - 1} more differences" if len(differences) > 1 else ""
-    action = "Run `penstock migrate`; `penstock migrate --check` names every difference."
+        return Check("schema", "ok", "matches this version")
+    more = f", and {counted(len(differences) - 1, 'more difference')}" if len(differences) > 1 else ""
+    action = "Run `penstock migrate`. `penstock migrate --check` lists all differences."
     return Check("schema", "fail", differences[0] + more, action)
 
 
@@ -208,8 +221,8 @@ async def _maintenance(pool: db.Pool) -> Check:
         pool, "select value::boolean from penstock.settings where name = 'maintenance'", ()
     )
     if is_on:
-        action = "When it is over: select penstock.set_setting('maintenance', 'false')"
-        return Check("maintenance", "warn", "on: nothing is claimed", action)
+        action = "To end it: select penstock.set_setting('maintenance', 'false')"
+        return Check("maintenance", "warn", "on: workers claim no tasks", action)
     return Check("maintenance", "ok", "off")
 
 
@@ -219,16 +232,14 @@ async def _workers(pool: db.Pool) -> Check:
     lost = [worker for worker in found if worker.state in ("late", "gone")]
     known = {kind for worker in alive for kind in worker.kinds}
     waiting = {lane.kind for lane in await workers.backlog(pool) if lane.waiting}
-    deserted = sorted(waiting - known)
-    finding = f"{len(alive)} alive, {sum(worker.running for worker in alive)} tasks running"
-    if deserted:
-        action = "Start a worker that has them: penstock worker module:app"
-        return Check("workers", "warn", f"{finding}; none of them runs {', '.join(deserted[:5])}", action)
+    unhandled = sorted(waiting - known)
+    finding = f"{len(alive)} alive, {counted(sum(worker.running for worker in alive), 'task')} running"
+    if unhandled:
+        action = "Start a worker for them: penstock worker module:app"
+        return Check("workers", "warn", f"{finding}; no worker handles {', '.join(unhandled[:5])}", action)
     if lost:
-        finding += f"; {lost[0].id} was last heard {lost[0].beat_at:%H:%M:%S %Z}"
-        return Check(
-            "workers", "warn", finding, "See on its machine why it stopped; its tasks run elsewhere."
-        )
+        finding += f"; {lost[0].id} last responded at {lost[0].beat_at:%H:%M:%S %Z}"
+        return Check("workers", "warn", finding, "Check its log. Other workers have taken over its tasks.")
     return Check("workers", "ok", finding)
 
 
@@ -237,10 +248,12 @@ async def _backlog(pool: db.Pool) -> Check:
     waiting = sum(lane.waiting for lane in lanes)
     oldest = max((lane.oldest_seconds or 0 for lane in lanes), default=0)
     if not waiting:
-        return Check("backlog", "ok", "nothing waits")
-    finding = f"{waiting:,} tasks wait, the next one for {_duration(oldest)}"
+        return Check("backlog", "ok", "no waiting tasks")
+    finding = f"{counted(waiting, 'waiting task')}, the longest for {_duration(oldest)}"
     if oldest > 3600:
-        return Check("backlog", "warn", finding, "Start more workers; `penstock backlog` shows for what.")
+        return Check(
+            "backlog", "warn", finding, "Start more workers. `penstock backlog` shows for which kinds."
+        )
     return Check("backlog", "ok", finding)
 
 
@@ -252,14 +265,14 @@ async def _chores(pool: db.Pool) -> Check:
         (),
     )
     if count and age > 60:
-        action = "Any running worker does this: see that one runs."
+        action = "Start a worker: any worker does this."
         return Check(
             "chores",
             "warn",
-            f"{count} jobs have waited {_duration(age)} to be paused, resumed or cleared",
+            f"{counted(count, 'job')} waiting {_duration(age)} to be paused, resumed or cleared",
             action,
         )
-    return Check("chores", "ok", f"{count} under way" if count else "none")
+    return Check("chores", "ok", f"{count} in progress" if count else "none")
 
 
 async def _schedules(pool: db.Pool) -> Check:
@@ -271,9 +284,9 @@ async def _schedules(pool: db.Pool) -> Check:
     )
     if rows:
         name, late = rows[0]
-        finding = f"{len(rows)} overdue; {name} should have run {_duration(late)} ago"
+        finding = f"{len(rows)} overdue; {name} was due {_duration(late)} ago"
         return Check(
-            "schedules", "warn", finding, "See that a worker runs that has its job type, and its log."
+            "schedules", "warn", finding, "Start a worker that has its job type, or check the worker's log."
         )
     return Check("schedules", "ok", "none overdue")
 
@@ -285,14 +298,14 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-_SERVER: dict[str, Look] = {
+_SERVER: dict[str, CheckFunction] = {
     "database": _database,
     "durability": _durability,
     "clock": _clock,
     "transactions": _transactions,
     "vacuum": _vacuum,
 }
-_PENSTOCK: dict[str, Look] = {
+_PENSTOCK: dict[str, CheckFunction] = {
     "maintenance": _maintenance,
     "workers": _workers,
     "backlog": _backlog,

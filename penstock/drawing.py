@@ -12,9 +12,9 @@ from typing import Any, cast
 from uuid import UUID
 
 from penstock.errors import Invalid
+from penstock.formatting import seconds
 from penstock.signature import Signature, Step, key_of
 from penstock.types import JobOptions, exact
-from penstock.words import seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,22 +1,22 @@
-"""What can go wrong, one class for each different reaction.
+"""Exceptions: one class for each way a caller can react.
 
-    PenstockError            something failed: read the message
-     ├── Invalid             the request is wrong: correct it
-     │    └── TooLarge       it is too large: make it smaller, or keep the bytes in object storage
-     ├── Unauthenticated     nobody is logged in: log in
-     ├── Forbidden           you may not: ask someone who may
-     ├── NotFound            it is not there, or not yours
-     ├── Conflict            it is in another state, or the key was used for something else: look again
-     │    └── LeaseLost      the task is another worker's by now: stop, and write nothing
-     ├── Limited             too much at once: wait `retry_after` seconds
-     ├── OverBudget          the money or quota is used up: buy more, or wait for the next period
-     ├── Unavailable         the database cannot answer now: try again with the same key
-     ├── NotMigrated         the schema is not the one this version needs: run `penstock migrate`
-     ├── JobFailed           the job that was awaited did not complete
-     └── TimedOut            what was awaited did not come in time
+    PenstockError            any other failure: read the message
+     ├── Invalid             the request is invalid: correct it
+     │    └── TooLarge       the request is too large: shrink it, or put the data in object storage
+     ├── Unauthenticated     missing or invalid credentials: log in
+     ├── Forbidden           no permission: ask someone who has it
+     ├── NotFound            it does not exist, or belongs to another tenant
+     ├── Conflict            the current state or a used idempotency key does not allow it: check the state
+     │    └── LeaseLost      another worker has the task: stop, and write nothing
+     ├── Limited             rate limit reached: wait `retry_after` seconds
+     ├── OverBudget          budget or quota used up: raise it, or wait for the next period
+     ├── Unavailable         the database is unavailable: retry with the same idempotency key
+     ├── NotMigrated         the schema does not match this version: run `penstock migrate`
+     ├── JobFailed           the awaited job did not complete
+     └── TimedOut            the wait timed out
 
-A class's docstring is its default message. `TABLE` at the end maps SQLSTATE, exception, HTTP status and exit
-code of the command line onto each other; there is no second such list.
+A class's docstring is its default message. `TABLE` is the only mapping between SQLSTATE, exception, HTTP
+status and exit code of the command line.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class PenstockError(Exception):
-    """Something went wrong."""
+    """The operation failed."""
 
     def __init__(
         self,
@@ -52,23 +52,23 @@ class PenstockError(Exception):
 
     @property
     def status(self) -> int:
-        """The HTTP status that says this."""
+        """The HTTP status of this error."""
         return row_of(type(self)).status
 
     @property
     def exit_code(self) -> int:
-        """The command line's exit code that says this."""
+        """The exit code of the command line for this error."""
         return row_of(type(self)).exit_code
 
     @property
     def retry_after(self) -> float | None:
-        """Seconds to wait before the next try, where the database knows."""
+        """Seconds to wait before the next try, if known."""
         value = self.details.get("retry_after_seconds", self.details.get("retry_after"))
         return float(value) if isinstance(value, int | float) else None
 
 
 class Invalid(PenstockError):
-    """The request is not valid."""
+    """The request is invalid."""
 
 
 class TooLarge(Invalid):
@@ -76,27 +76,27 @@ class TooLarge(Invalid):
 
 
 class Unauthenticated(PenstockError):
-    """You are not logged in."""
+    """Missing or invalid credentials."""
 
 
 class Forbidden(PenstockError):
-    """You may not do this."""
+    """You do not have permission to do this."""
 
 
 class NotFound(PenstockError):
-    """There is no such thing."""
+    """Not found."""
 
 
 class Conflict(PenstockError):
-    """This does not fit the present state."""
+    """The current state does not allow this."""
 
 
 class LeaseLost(Conflict):
-    """The lease on this task is no longer yours."""
+    """The lease on this task has been lost."""
 
 
 class Limited(PenstockError):
-    """A limit has been reached. Try again later."""
+    """A rate limit has been reached. Try again later."""
 
 
 class OverBudget(PenstockError):
@@ -104,11 +104,11 @@ class OverBudget(PenstockError):
 
 
 class Unavailable(PenstockError):
-    """The database cannot answer now. Try again."""
+    """The database is unavailable. Try again."""
 
 
 class NotMigrated(PenstockError):
-    """The database schema is not the one this version of penstock needs. Run `penstock migrate`."""
+    """The database schema does not match this version of Penstock. Run `penstock migrate`."""
 
 
 class JobFailed(PenstockError):
@@ -116,18 +116,18 @@ class JobFailed(PenstockError):
 
 
 class TimedOut(PenstockError):
-    """It did not happen in time."""
+    """The wait timed out."""
 
 
-# Exit codes that belong to no exception.
+# Exit codes without an exception.
 EXIT_OK = 0
 EXIT_PARTLY_DONE = 8
 EXIT_INTERRUPTED = 130
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line of the table. `code` is the stable name used when the database gave none."""
+class ErrorRow:
+    """One row of `TABLE`. `code` is used where the database gives none."""
 
     error: type[PenstockError]
     code: str
@@ -136,48 +136,49 @@ class Row:
     sqlstates: tuple[str, ...] = ()
 
 
-# The first SQLSTATE of a row is what our own functions raise: PT and the HTTP status, which is what PostgREST
-# answers with. The others are PostgreSQL's own; two characters stand for a whole class.
+# The first SQLSTATE of a row is raised by Penstock's functions: PT and the HTTP status, as PostgREST expects.
+# The others are PostgreSQL's own; two characters stand for a whole class.
 # fmt: off
-TABLE: tuple[Row, ...] = (
-    #   exception        code               HTTP exit  SQLSTATE
-    Row(Invalid,         "invalid",          422,   2, ("PT422", "22001", "22003", "22007", "22008", "22021",
-                                                        "22023", "22P02", "22P05", "23502", "23514")),
-    Row(TooLarge,        "too_large",        413,   2, ("PT413", "54000")),
-    Row(Unauthenticated, "unauthenticated",  401,   4, ("PT401", "28")),
-    Row(Forbidden,       "forbidden",        403,   4, ("PT403", "42501")),
-    Row(NotFound,        "not_found",        404,   5, ("PT404",)),
-    Row(Conflict,        "conflict",         409,   6, ("PT409", "23503", "23505", "23P01")),
-    Row(LeaseLost,       "lease_lost",       410,   6, ("PT410",)),
-    Row(Limited,         "limited",          429,   7, ("PT429",)),
-    Row(OverBudget,      "over_budget",      402,   7, ("PT402",)),
-    Row(Unavailable,     "unavailable",      503,   1, ("PT503", "08", "25006", "25P03", "40", "53", "55P03",
-                                                        "57", "58")),
-    Row(NotMigrated,     "not_migrated",     500,   1, ("3F000", "42703", "42883", "42P01")),
-    Row(JobFailed,       "job_failed",       500,   3),
-    Row(TimedOut,        "timed_out",        408, 124),
-    Row(PenstockError,   "error",            500,   1),
+TABLE: tuple[ErrorRow, ...] = (
+    #        exception        code               HTTP exit  SQLSTATE
+    ErrorRow(Invalid,         "invalid",          422,   2, ("PT422", "22001", "22003", "22007", "22008",
+                                                             "22021", "22023", "22P02", "22P05", "23502",
+                                                             "23514")),
+    ErrorRow(TooLarge,        "too_large",        413,   2, ("PT413", "54000")),
+    ErrorRow(Unauthenticated, "unauthenticated",  401,   4, ("PT401", "28")),
+    ErrorRow(Forbidden,       "forbidden",        403,   4, ("PT403", "42501")),
+    ErrorRow(NotFound,        "not_found",        404,   5, ("PT404",)),
+    ErrorRow(Conflict,        "conflict",         409,   6, ("PT409", "23503", "23505", "23P01")),
+    ErrorRow(LeaseLost,       "lease_lost",       410,   6, ("PT410",)),
+    ErrorRow(Limited,         "limited",          429,   7, ("PT429",)),
+    ErrorRow(OverBudget,      "over_budget",      402,   7, ("PT402",)),
+    ErrorRow(Unavailable,     "unavailable",      503,   1, ("PT503", "08", "25006", "25P03", "40", "53",
+                                                             "55P03", "57", "58")),
+    ErrorRow(NotMigrated,     "not_migrated",     500,   1, ("3F000", "42703", "42883", "42P01")),
+    ErrorRow(JobFailed,       "job_failed",       500,   3),
+    ErrorRow(TimedOut,        "timed_out",        408, 124),
+    ErrorRow(PenstockError,   "error",            500,   1),
 )
 # fmt: on
 
 _BY_SQLSTATE = {sqlstate: row for row in TABLE for sqlstate in row.sqlstates}
 _BY_CODE = {row.code: row for row in TABLE}
-# Of those that share a status the last: it says the least.
+# Of rows that share a status, the last one wins: it is the most general.
 _BY_STATUS = {row.status: row for row in TABLE}
 
-# What a problem document says in any case; a detail of the same name is `current_…` there.
-_SAID = ("type", "title", "status", "detail", "code", "hint")
-_DETAIL = {f"current_{name}": name for name in _SAID}
+# Standard members of a problem document. Error details of the same name are prefixed with `current_`.
+_STANDARD = ("type", "title", "status", "detail", "code", "hint")
+_DETAIL = {f"current_{name}": name for name in _STANDARD}
 
 
-def row_of(error: type[PenstockError]) -> Row:
-    """The table's line for a class, or for the nearest of its parents."""
+def row_of(error: type[PenstockError]) -> ErrorRow:
+    """The row of a class, or of its nearest parent in the table."""
     rows = {row.error: row for row in TABLE}
     return next(rows[parent] for parent in error.__mro__ if parent in rows)
 
 
 def from_database(error: psycopg.Error) -> PenstockError | None:
-    """What a database error means here; None when it means nothing but a bug."""
+    """Translate a database error. None if it can only be a bug."""
     sqlstate = error.sqlstate or ""
     row = _BY_SQLSTATE.get(sqlstate) or _BY_SQLSTATE.get(sqlstate[:2])
     if row is None:
@@ -193,10 +194,10 @@ def from_database(error: psycopg.Error) -> PenstockError | None:
 
 
 def to_problem(error: PenstockError) -> dict[str, Any]:
-    """An error as a problem document (RFC 9457)."""
+    """Convert an error to a problem document (RFC 9457)."""
     title = (row_of(type(error)).error.__doc__ or "").strip()
     problem: dict[str, Any] = {
-        f"current_{name}" if name in _SAID else name: value for name, value in error.details.items()
+        f"current_{name}" if name in _STANDARD else name: value for name, value in error.details.items()
     }
     problem |= {
         "type": "about:blank",
@@ -209,7 +210,7 @@ def to_problem(error: PenstockError) -> dict[str, Any]:
 
 
 def from_problem(status: int, problem: Mapping[str, Any]) -> PenstockError:
-    """What a problem document, or another answer with this HTTP status, says: the error it was made of."""
+    """Convert a problem document, or any response with this HTTP status, back to an error."""
     code, message, hint = (
         value if isinstance(value := problem.get(name), str) else None for name in ("code", "detail", "hint")
     )
@@ -217,8 +218,10 @@ def from_problem(status: int, problem: Mapping[str, Any]) -> PenstockError:
     if row is None or row.status != status:
         other = Invalid if 400 <= status < 500 else Unavailable if status in (502, 504) else PenstockError
         row = _BY_STATUS.get(status) or row_of(other)
-    details = {_DETAIL.get(name, name): value for name, value in problem.items() if name not in _SAID}
-    return row.error(message or f"the server answered {status}", code=code, hint=hint, details=details)
+    details = {_DETAIL.get(name, name): value for name, value in problem.items() if name not in _STANDARD}
+    return row.error(
+        message or f"the server responded with status {status}", code=code, hint=hint, details=details
+    )
 
 
 def _json_object(text: str | None) -> dict[str, Any]:

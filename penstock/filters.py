@@ -66,7 +66,7 @@ def parse(text: str) -> list[Term]:
     while text[place:].strip():
         found = _TERM.match(text, place)
         if found is None:
-            raise _wrong(f"{text[place:].split()[0]!r} is not a term of a filter")
+            raise _wrong(f"{text[place:].split()[0]!r} is not a filter term")
         values = tuple(_unquoted(value) for value in re.findall(_VALUE, found["values"]))
         terms.append(Term(found["field"].lower(), values, bool(found["minus"])))
         place = found.end()
@@ -118,7 +118,7 @@ def quoted(value: str) -> str:
 def page(limit: int) -> int:
     """The size of a page, if it is one."""
     if not 1 <= limit <= 1000:
-        raise Invalid("a page has 1 to 1000 lines", code="invalid_limit", details={"field": "limit"})
+        raise Invalid("limit must be between 1 and 1000", code="invalid_limit", details={"field": "limit"})
     return limit
 
 
@@ -209,13 +209,11 @@ def age(column: LiteralString) -> Field:
 
 def _condition(term: Term, fields: Mapping[str, Field]) -> Condition:
     if term.field not in fields:
-        raise _wrong(f"there is no field {term.field!r} to filter by", fields)
+        raise _wrong(f"unknown filter field {term.field!r}", fields)
     try:
         sql, values = fields[term.field](term.values)
     except ValueError as error:
-        raise _wrong(
-            f"{term.field}:{','.join(term.values)} does not fit: {term.field} takes {error}"
-        ) from None
+        raise _wrong(f"{term.field} must be {error} (got {','.join(term.values)!r})") from None
     return ("not coalesce(" + sql + ", false)" if term.is_excluded else sql), values
 
 
@@ -224,5 +222,7 @@ def _unquoted(value: str) -> str:
 
 
 def _wrong(problem: str, fields: Mapping[str, Field] | None = None) -> Invalid:
-    hint = f"Fields: {', '.join(fields)}." if fields else "Write field:value, such as status:failed age:<1d."
+    hint = (
+        f"Fields: {', '.join(fields)}." if fields else "Use field:value, for example: status:failed age:<1d."
+    )
     return Invalid(problem, code="invalid_filter", hint=hint, details={"field": "filter"})

@@ -1,4 +1,4 @@
-"""Every knob that is set from outside: one frozen object, read from the environment once."""
+"""Settings: one frozen object, read once from environment variables."""
 
 from __future__ import annotations
 
@@ -18,79 +18,79 @@ Listen = Literal["auto", "on", "off"]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the environment says. Each field names its variable."""
+    """Settings of the process. Each field names its environment variable."""
 
     database_url: str | None = None
-    """`DATABASE_URL`: the PostgreSQL to use. Without it an embedded server is started."""
+    """`DATABASE_URL`: the PostgreSQL connection URL. Default: an embedded server."""
 
     home: Path = Path(".penstock")
     """`PENSTOCK_HOME`: the folder for the embedded server's data and for local files."""
 
     listen: Listen = "auto"
-    """`PENSTOCK_LISTEN`: whether workers LISTEN for new work. `off` behind a transaction pooler; `auto`
+    """`PENSTOCK_LISTEN`: whether workers LISTEN for new tasks. Set `off` behind a transaction pooler; `auto`
     tries, and falls back to polling."""
 
     api_url: str | None = None
-    """`PENSTOCK_API_URL`: the login that serves users' requests. It can become `anon` and `authenticated`
-    and nothing more; without it `penstock serve` makes one, where it may."""
+    """`PENSTOCK_API_URL`: the connection URL for users' requests. Its login can only switch to the roles
+    `anon` and `authenticated`. Without it, `penstock serve` creates such a login if it may."""
 
     jwt_secret: str | None = field(default=None, repr=False)
-    """`PENSTOCK_JWT_SECRET`: the secret that HS256 tokens are signed with, of at least 32 bytes. Whoever
-    has it can be any user, and the service."""
+    """`PENSTOCK_JWT_SECRET`: the secret that signs HS256 tokens, at least 32 bytes. Its holder can act as any
+    user and as the service."""
 
     jwks_url: str | None = None
-    """`PENSTOCK_JWKS_URL`: where the public keys are that users' ES256 and RS256 tokens are signed with."""
+    """`PENSTOCK_JWKS_URL`: URL of the public keys (JWKS) that verify users' ES256 and RS256 tokens."""
 
     jwt_issuer: str | None = None
-    """`PENSTOCK_JWT_ISSUER`: who issues tokens (`iss`), if that is to be checked. Needed with a JWKS."""
+    """`PENSTOCK_JWT_ISSUER`: the required issuer (`iss`) of tokens. Mandatory with `PENSTOCK_JWKS_URL`."""
 
     jwt_audience: str = "authenticated"
-    """`PENSTOCK_JWT_AUDIENCE`: whom users' tokens are for (`aud`)."""
+    """`PENSTOCK_JWT_AUDIENCE`: the required audience (`aud`) of users' tokens."""
 
     allowed_origins: tuple[str, ...] = ()
-    """`PENSTOCK_ALLOWED_ORIGINS`: the sites whose pages may use the API from a browser, with commas between
-    them; `*` is any. None by default."""
+    """`PENSTOCK_ALLOWED_ORIGINS`: origins that may use the API from a browser (CORS), separated by commas;
+    `*` allows any. Default: none."""
 
     environment: str = "production"
-    """`PENSTOCK_ENVIRONMENT`: what the dashboard calls this installation, on every page."""
+    """`PENSTOCK_ENVIRONMENT`: the name of this installation, shown on every dashboard page."""
 
     read_only: bool = False
-    """`PENSTOCK_READ_ONLY`: whether the dashboard only shows. `1` or `true`; the API is not concerned."""
+    """`PENSTOCK_READ_ONLY`: `1` or `true` disables changes in the dashboard. Does not affect the API."""
 
     storage: str | None = None
-    """`PENSTOCK_STORAGE`: where files go, `file:///folder` or `s3://bucket/prefix?endpoint=…&region=…`.
-    Without it they are in the folder `artifacts` of `PENSTOCK_HOME`."""
+    """`PENSTOCK_STORAGE`: where files are stored, `file:///folder` or `s3://bucket/prefix?endpoint=…&region=…`.
+    Default: the folder `artifacts` in `PENSTOCK_HOME`."""
 
     sheets_credentials: Path | None = None
-    """`PENSTOCK_SHEETS_CREDENTIALS`: the file of the Google account whose sheets workers read and write."""
+    """`PENSTOCK_SHEETS_CREDENTIALS`: the credentials file of the Google account that accesses sheets."""
 
     sheets_url: str | None = None
-    """`PENSTOCK_SHEETS_URL`: another address of the Sheets API, such as the simulator's. Tokens come from
-    `/token` there."""
+    """`PENSTOCK_SHEETS_URL`: the base URL of another Sheets API, such as the simulator's. Tokens are
+    requested from its `/token`."""
 
     storage_secret: str | None = field(default=None, repr=False)
-    """`PENSTOCK_STORAGE_SECRET`: what URLs of local files are signed with, of at least 32 bytes. Without it
-    one is made, and kept in `PENSTOCK_HOME`; servers on several machines need the same."""
+    """`PENSTOCK_STORAGE_SECRET`: the secret that signs URLs of local files, at least 32 bytes. Default:
+    generated and kept in `PENSTOCK_HOME`. Servers on several machines need the same secret."""
 
     url: str | None = None
-    """`PENSTOCK_URL`: where the API is that `penstock.Client` asks."""
+    """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
     key: str | None = field(default=None, repr=False)
-    """`PENSTOCK_KEY`: the API key, or a user's token, that it shows there."""
+    """`PENSTOCK_KEY`: the API key or user token for `penstock.Client`."""
 
 
 def read(environment: Mapping[str, str]) -> Settings:
-    """Settings from a mapping such as `os.environ`. An empty value counts as none."""
+    """Read settings from a mapping such as `os.environ`. An empty value counts as unset."""
     listen = environment.get("PENSTOCK_LISTEN") or "auto"
     if listen not in ("auto", "on", "off"):
-        raise Invalid(f"PENSTOCK_LISTEN is {listen!r}", hint="Set it to auto, on or off.")
+        raise Invalid(f"PENSTOCK_LISTEN must be auto, on or off (got {listen!r})")
     return Settings(
         database_url=environment.get("DATABASE_URL") or None,
         home=Path(environment.get("PENSTOCK_HOME") or ".penstock"),
         listen=listen,
         api_url=environment.get("PENSTOCK_API_URL") or None,
         jwt_secret=_secret("PENSTOCK_JWT_SECRET", environment),
-        jwks_url=_key_address(environment.get("PENSTOCK_JWKS_URL"), environment.get("PENSTOCK_JWT_ISSUER")),
+        jwks_url=_jwks_url(environment.get("PENSTOCK_JWKS_URL"), environment.get("PENSTOCK_JWT_ISSUER")),
         jwt_issuer=environment.get("PENSTOCK_JWT_ISSUER") or None,
         jwt_audience=environment.get("PENSTOCK_JWT_AUDIENCE") or "authenticated",
         allowed_origins=tuple(
@@ -114,31 +114,38 @@ def read(environment: Mapping[str, str]) -> Settings:
 def _flag(name: str, environment: Mapping[str, str]) -> bool:
     text = environment.get(name, "").lower()
     if text not in ("", "0", "1", "false", "true"):
-        raise Invalid(f"{name} is {text!r}", hint="Set it to true or false.")
+        raise Invalid(f"{name} must be true or false (got {text!r})")
     return text in ("1", "true")
 
 
 def _secret(name: str, environment: Mapping[str, str]) -> str | None:
     text = environment.get(name)
     if text and len(text.encode()) < 32:
-        raise Invalid(f"{name} is shorter than 32 bytes", hint="openssl rand -hex 32")
+        raise Invalid(
+            f"{name} must have at least 32 bytes (got {len(text.encode())})",
+            hint="Generate one with: openssl rand -hex 32",
+        )
     return text or None
 
 
-def _key_address(text: str | None, issuer: str | None) -> str | None:
+def _jwks_url(text: str | None, issuer: str | None) -> str | None:
     if not text:
         return None
     if not re.match(r"https://|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?/", text):
         raise Invalid(
-            "PENSTOCK_JWKS_URL is not an https address", hint="Keys that anybody can replace are none."
+            f"PENSTOCK_JWKS_URL must be an https URL (got {text!r})",
+            hint="Plain http is allowed only for this machine: others could replace the keys in transit.",
         )
     if not issuer:
-        raise Invalid("PENSTOCK_JWKS_URL needs PENSTOCK_JWT_ISSUER", hint="It is the `iss` of users' tokens.")
+        raise Invalid(
+            "PENSTOCK_JWKS_URL requires PENSTOCK_JWT_ISSUER",
+            hint="Set it to the `iss` claim of your users' tokens.",
+        )
     return text
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches the address. A name other than localhost might be any."""
+    """Whether the address is reachable from this machine only. Names other than localhost are not trusted."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -147,5 +154,5 @@ def is_loopback(host: str) -> bool:
 
 @cache
 def settings() -> Settings:
-    """The process's settings."""
+    """The settings of this process."""
     return read(os.environ)

@@ -1,7 +1,7 @@
-"""What a provider's answer says about its limits: one dialect for each, one form for the database.
+"""Reads rate-limit signals from providers' responses and converts them to one format.
 
 A signal is `{"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"},
-"tokens": {"limit", "remaining"}}`, as `penstock.report_provider` takes it.
+"tokens": {"limit", "remaining"}}`, the argument of `penstock.report_provider`.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from typing import Any, cast
 from urllib.error import HTTPError
 
 _LONGEST_SECONDS = 86400.0
-# Go's way to write durations: 6m0s, 1.5s, 20ms, 1h2m3s.
+# Go durations: 6m0s, 1.5s, 20ms, 1h2m3s.
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|h|m|s)")
 _SECONDS = {"h": 3600.0, "m": 60.0, "s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9}
-# An empty account, in the words of those who answer 429 for that too.
+# Error codes for an empty account, from providers that respond with 429 for that too.
 _EXHAUSTED = {
     "insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "enforced_spend_limit_reached",
 }  # fmt: skip
-_REFUSALS = {429, 529}
+_LIMITED_STATUSES = {429, 529}
 
 
 def read(status: int, headers: Mapping[str, str], body: Any = None) -> dict[str, Any]:
-    """The signal of an answer."""
+    """The signal of a response."""
     lower = {str(name).lower(): str(value) for name, value in headers.items()}
     signal: dict[str, Any] = {"status": status}
     if (wait := _retry_after(lower)) is not None:
@@ -37,7 +37,7 @@ def read(status: int, headers: Mapping[str, str], body: Any = None) -> dict[str,
         left = _number(
             lower.get(f"x-ratelimit-remaining-{meter}") or lower.get(f"anthropic-ratelimit-{meter}-remaining")
         )
-        # Requests that take hours to come back are counted by the day: not a minute's window.
+        # A reset in hours means a daily limit, not the minute's window.
         reset = duration(lower.get(f"x-ratelimit-reset-{meter}", ""))
         if limit is not None and left is not None and not (reset is not None and reset > 120):
             signal[meter] = {"limit": limit, "remaining": left}
@@ -55,34 +55,35 @@ def read(status: int, headers: Mapping[str, str], body: Any = None) -> dict[str,
 
 
 def of(error: BaseException) -> dict[str, Any] | None:
-    """The signal of an exception that stands for a refusal; None for any other.
+    """The signal of an exception that reports a rate limit or an exhausted account; None for others.
 
-    Knows what clients have in common (httpx, requests, openai, anthropic): a `response` with `status_code`
-    and `headers`, and sometimes a decoded `body`; and urllib's HTTPError, which is its own response. The body
-    of that one may still be on its way, and is not waited for here: a handler that has read and decoded it
-    sets it as `body`.
+    Supports what HTTP clients have in common (httpx, requests, openai, anthropic): a `response` with
+    `status_code` and `headers`, and sometimes a decoded `body`; and urllib's HTTPError. Does not read the
+    body of an HTTPError, which could block: a handler that has read it sets it as `body`.
     """
     if isinstance(error, HTTPError):
-        # Not by getattr: it looks for what it does not know in a file that may not be there.
-        return _refusal(error.code, error.headers, vars(error).get("body"))
+        # Not getattr, which HTTPError delegates to a file that may be missing.
+        return _limited_signal(error.code, error.headers, vars(error).get("body"))
     response: Any = getattr(error, "response", None)
     status: Any = getattr(response, "status_code", None) or getattr(error, "status_code", None)
     if not isinstance(status, int):
         return None
     body: Any = getattr(error, "body", None)
-    return _refusal(status, getattr(response, "headers", None), _decoded(response) if body is None else body)
+    return _limited_signal(
+        status, getattr(response, "headers", None), _decoded(response) if body is None else body
+    )
 
 
 def is_scarce(signal: Mapping[str, Any]) -> bool:
-    """Whether an answer is worth telling the others: refused, or hardly anything left."""
-    if _is_refused(signal):
+    """Whether a signal is worth reporting: limited, or less than 20 % left."""
+    if _is_limited(signal):
         return True
     meters = (signal.get(meter) for meter in ("requests", "tokens"))
     return any(meter is not None and meter["remaining"] < 0.2 * meter["limit"] for meter in meters)
 
 
 def duration(text: str) -> float | None:
-    """Seconds of a duration such as 6m0s; None for what is none."""
+    """Seconds of a duration such as 6m0s; None if it is not one."""
     parts = _PART.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text.strip():
         return None
@@ -90,7 +91,7 @@ def duration(text: str) -> float | None:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds, in any of the ways that are in use: milliseconds, seconds, an HTTP date."""
+    """Parse Retry-After in any common form: milliseconds, seconds, an HTTP date."""
     if (milliseconds := _float(headers.get("retry-after-ms"))) is not None:
         return min(_LONGEST_SECONDS, milliseconds / 1000)
     text = headers.get("retry-after")
@@ -119,24 +120,24 @@ def _number(text: str | None) -> int | None:
     return None if found is None or found > 10**15 else int(found)
 
 
-def _refusal(status: int, headers: Any, body: Any) -> dict[str, Any] | None:
+def _limited_signal(status: int, headers: Any, body: Any) -> dict[str, Any] | None:
     signal = read(status, _headers(headers), body)
-    return signal if _is_refused(signal) else None
+    return signal if _is_limited(signal) else None
 
 
-def _is_refused(signal: Mapping[str, Any]) -> bool:
+def _is_limited(signal: Mapping[str, Any]) -> bool:
     status = signal.get("status")
     if status == 503:
-        # Without a word about when to come back it is an error like any other.
+        # Without Retry-After, 503 is an ordinary error.
         return "retry_after_seconds" in signal
-    return status in _REFUSALS or bool(signal.get("exhausted"))
+    return status in _LIMITED_STATUSES or bool(signal.get("exhausted"))
 
 
 def _decoded(response: Any) -> Any:
     try:
         return response.json()
     except Exception:
-        # Whatever is wrong with it: an answer without a body is one too.
+        # A response without a readable body still has a status and headers.
         return None
 
 

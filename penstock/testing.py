@@ -1,18 +1,18 @@
-"""A pytest plugin: tests on a real PostgreSQL with penstock's schema, and a clock that they turn.
+"""A pytest plugin: tests on a real PostgreSQL with Penstock's schema and a controllable clock.
 
     def test_reminder_is_sent_after_a_day(penstock_db, penstock_clock, penstock_tenant):
         penstock_clock.advance(days=1)
         ...
 
-`penstock_db`      a database of the test's own at `.dsn`, cloned from a migrated template (about 20 ms)
+`penstock_db`      a new database at `.dsn`, cloned from a migrated template (about 20 ms)
 `penstock_conn`    a connection whose transaction is rolled back (about 1 ms): no NOTIFY, no second session
-`penstock_clock`   turns penstock's clock in that database, for all its sessions
-`penstock_tenant`  the id of a tenant in it
-`penstock_drain`   runs an app's tasks there: `penstock_drain(app)`, or `await penstock_drain.arun(app)`
-`penstock_server`  the server; `PENSTOCK_TEST_PG` chooses its version (default 18, the embedded one)
+`penstock_clock`   sets Penstock's clock in that database, for all its sessions
+`penstock_tenant`  the id of a new tenant
+`penstock_drain`   runs an app's tasks: `penstock_drain(app)`, or `await penstock_drain.arun(app)`
+`penstock_server`  the server; `PENSTOCK_TEST_PG` sets its version (default 18, the embedded one)
 
-The server is started when first needed, shared by all pytest processes of the user, and stopped by the last.
-Its fsync is off: what is lost with the power is a test database.
+The server starts on first use, is shared by all pytest processes of the user, and stops with the last one. It
+runs without fsync, because test data need not survive a crash.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SETTINGS = {
     "full_page_writes": "off",
     "wal_level": "minimal",
     "max_wal_senders": "0",
-    # A vacuum in a template or in a clone would only stand in the way of copying or dropping it.
+    # A vacuum would block copying and dropping databases.
     "autovacuum": "off",
     "max_connections": "300",
     "shared_buffers": "256MB",
@@ -62,7 +62,7 @@ create or replace function penstock._now() returns timestamptz language sql vola
 
 
 class Executor(Protocol):
-    """A database or a connection: whatever runs a statement."""
+    """A database or a connection."""
 
     def execute(self, query: Any, params: Any = None, /) -> Iterable[db.Row]: ...
 
@@ -81,22 +81,22 @@ class Database:
 
     @property
     def tcp_dsn(self) -> str:
-        """The address over loopback TCP, for what does not know unix sockets."""
+        """The URL over loopback TCP, for clients without support for Unix sockets."""
         return self.server.dsn(self.name, tcp=True)
 
     def connect(self) -> db.SyncConnection:
-        """A new connection, closed when the test ends. It commits each statement; rows are dicts."""
+        """Open a connection that is closed when the test ends. It commits each statement; rows are dicts."""
         self._opened.append(db.connect(self.dsn, name="test"))
         return self._opened[-1]
 
     def execute(self, query: str, params: Any = None) -> list[db.Row]:
-        """Run one statement on a connection of its own, and commit. Returns its rows."""
+        """Run one statement on a new connection and commit. Returns its rows."""
         with db.connect(self.dsn, name="test") as connection:
             cursor = connection.execute(query.encode(), params)
             return cursor.fetchall() if cursor.description else []
 
     def close(self) -> None:
-        """Close what `connect` opened, and fail if the test left any other connection open."""
+        """Close the connections from `connect`, and fail if the test left any other connection open."""
         for connection in self._opened:
             connection.close()
         if left := self.server.connections(self.name):
@@ -105,16 +105,16 @@ class Database:
 
 @dataclass(frozen=True)
 class Clock:
-    """Penstock's clock in a test database. It goes on by itself until frozen."""
+    """Penstock's clock in a test database. It runs until it is frozen."""
 
     database: Executor
 
     def advance(self, **duration: float) -> None:
-        """Turn the clock on: `clock.advance(minutes=5)`. Takes what timedelta takes."""
+        """Advance the clock: `clock.advance(minutes=5)`. Accepts the arguments of timedelta."""
         self._set("shift = shift + %s", timedelta(**duration))
 
     def freeze(self, at: datetime | None = None) -> None:
-        """Stop the clock, now or at a given time; `advance` still turns it."""
+        """Stop the clock now or at a given time. `advance` still works."""
         if at is None:
             at = self.now()
         self._set("shift = '0', frozen_at = %s", at)
@@ -127,7 +127,7 @@ class Clock:
 
 
 class Server:
-    """A PostgreSQL for tests, and the databases in it."""
+    """A PostgreSQL server for tests, and its databases."""
 
     def __init__(self, major: int) -> None:
         self.major = major
@@ -138,7 +138,7 @@ class Server:
         self._template: str | None = None
 
     def open(self) -> None:
-        """Start or join the server. Whoever comes first clears away what a killed run left."""
+        """Start or join the server. The first process removes the data of a killed run."""
         with self._cluster.starting():
             if self._cluster.is_alone():
                 self._cluster.discard()
@@ -146,7 +146,7 @@ class Server:
         self._cluster.start()
 
     def close(self) -> None:
-        """Leave the server; the last one stops it and clears it away."""
+        """Leave the server. The last process stops it and removes its data."""
         if self._connection is not None:
             self._connection.close()
         self._cluster.leave(discard=True)
@@ -155,9 +155,9 @@ class Server:
         return self._cluster.dsn(name, tcp=tcp)
 
     def create(self, template: str | None = None) -> str:
-        """Make a database, empty or as a copy of a template; returns its name."""
+        """Create a database, empty or from a template. Returns its name."""
         name = f"penstock_test_{os.getpid()}_{uuid.uuid4().hex[:12]}"
-        # Copying files is faster than the default here: without fsync its checkpoints cost nothing.
+        # Copying files is faster than the default here, because checkpoints without fsync are cheap.
         self._admin(
             f"create database {name} " + (f"template {template} strategy file_copy" if template else "")
         )
@@ -167,7 +167,7 @@ class Server:
         self._admin(f"drop database if exists {name} with (force)")
 
     def template(self) -> str:
-        """The name of a migrated database with the tests' clock, made once for each state of sql/."""
+        """The name of a migrated template with the tests' clock, built once for each version of sql/."""
         if self._template is None:
             name = f"penstock_template_{self._digest()}"
             with self._cluster.starting():
@@ -177,14 +177,14 @@ class Server:
         return self._template
 
     def connections(self, name: str) -> list[str]:
-        """Who is connected to a database, once those who are just leaving have left."""
+        """Open connections to a database, after waiting up to 3 seconds for closing ones."""
         deadline = time.monotonic() + 3
         while True:
             query = f"select application_name as name, state from pg_stat_activity where datname = '{name}'"  # noqa: S608 our own name
             found = [f"{row['name']} ({row['state']})" for row in self._admin(query)]
             if not found or time.monotonic() > deadline:
                 return found
-            # A connection whose opening was canceled is left to the garbage collector by psycopg.
+            # psycopg leaves a connection whose opening was canceled to the garbage collector.
             gc.collect()
             time.sleep(0.01)
 
@@ -213,7 +213,7 @@ class Server:
 
 
 def _fast_folder() -> Path:
-    """Memory, where there is plenty: a clone takes a third of the time there."""
+    """A folder in memory if there is enough, where cloning takes a third of the time."""
     memory = Path("/dev/shm")  # noqa: S108 the folder in it is made with mode 0700
     if memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30:
         return memory
@@ -221,13 +221,13 @@ def _fast_folder() -> Path:
 
 
 def binaries(major: int) -> Path:
-    """Where a PostgreSQL of this version is on this machine: the wheel's, or Debian's."""
+    """The folder with the binaries of this PostgreSQL version: from the wheel or from Debian."""
     found = Path(f"/usr/lib/postgresql/{major}/bin")
     if major in (16, 18):
         return embedded.binaries(major)
     if not (found / "postgres").exists():
         raise PenstockError(
-            f"There is no PostgreSQL {major} here.", hint=f"Debian: apt install postgresql-{major}"
+            f"PostgreSQL {major} is not installed", hint=f"On Debian: apt install postgresql-{major}"
         )
     return found
 
@@ -236,7 +236,7 @@ _servers: dict[int, Server] = {}
 
 
 def server(major: int) -> Server:
-    """The running server of a version; one for the whole process."""
+    """The running server of this version, shared by the whole process."""
     if major not in _servers:
         opened = Server(major)
         opened.open()
@@ -256,13 +256,13 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session")
 def penstock_server(request: pytest.FixtureRequest) -> Server:
-    """The server, of the version that `PENSTOCK_TEST_PG` names, or that a parametrisation asks for."""
+    """The server of the version in `PENSTOCK_TEST_PG` or of the fixture's parameter."""
     return server(int(getattr(request, "param", os.environ.get("PENSTOCK_TEST_PG") or "18")))
 
 
 @pytest.fixture
 def penstock_db(penstock_server: Server) -> Generator[Database]:
-    """A database of the test's own, with the schema and the tests' clock."""
+    """A new database with the schema and the tests' clock."""
     database = Database(penstock_server, penstock_server.create(penstock_server.template()))
     try:
         yield database
@@ -285,7 +285,7 @@ def penstock_shared_db(penstock_server: Server) -> Generator[Database]:
 def penstock_conn(penstock_shared_db: Database) -> Generator[db.SyncConnection]:
     """A connection inside a transaction that is rolled back. Rows are dicts.
 
-    A statement that is expected to fail goes into `with conn.transaction():`, which is then a savepoint.
+    Wrap a statement that is expected to fail in `with conn.transaction():`, which creates a savepoint.
     """
     with (
         db.connect(penstock_shared_db.dsn, name="test") as connection,
@@ -296,21 +296,21 @@ def penstock_conn(penstock_shared_db: Database) -> Generator[db.SyncConnection]:
 
 @pytest.fixture
 def penstock_clock(request: pytest.FixtureRequest) -> Clock:
-    """The clock of the test's own database, or of `penstock_conn` in a test without one."""
+    """The clock of `penstock_db`, or of `penstock_conn` in a test without it."""
     return Clock(_executor(request))
 
 
 @pytest.fixture
 def penstock_tenant(request: pytest.FixtureRequest) -> uuid.UUID:
-    """The id of a tenant, in the test's own database or on `penstock_conn`."""
+    """The id of a new tenant in `penstock_db`, or on `penstock_conn` in a test without it."""
     rows = _executor(request).execute("select penstock.create_tenant('test') as id")
     return next(iter(rows))["id"]
 
 
 class Drain:
-    """Runs an app's tasks in the test's database until nothing is left that may run now.
+    """Runs an app's tasks in the test's database until no task can run now.
 
-    What waits for a later time, such as a retry, is left: turn the clock and drain again.
+    Tasks that wait for a later time, such as retries, stay: advance the clock and drain again.
     """
 
     def __init__(self, dsn: str) -> None:
@@ -318,7 +318,7 @@ class Drain:
         self._apps: list[App] = []
 
     def __call__(self, app: App, **options: Any) -> None:
-        """Run the app's tasks. Takes what `Worker` takes."""
+        """Run the app's tasks. Accepts the options of `Worker`."""
         asyncio.run(self._run_and_close(app, options))
 
     async def arun(self, app: App, **options: Any) -> None:
@@ -327,7 +327,7 @@ class Drain:
         await Worker(app, drain=True, **options).run()
 
     def use(self, app: App) -> App:
-        """Point the app at the test's database; its connections are closed when the test ends."""
+        """Connect the app to the test's database. Its connections are closed when the test ends."""
         app.use(self._dsn)
         self._apps.append(app)
         return app
@@ -343,7 +343,7 @@ class Drain:
 
 @pytest.fixture
 def penstock_drain(penstock_db: Database, monkeypatch: pytest.MonkeyPatch) -> Generator[Drain]:
-    """Runs an app's tasks in the test's own database."""
+    """Runs an app's tasks in `penstock_db`."""
     monkeypatch.setenv("PENSTOCK_ALLOW_UNSAFE", "1")
     drain = Drain(penstock_db.dsn)
     yield drain

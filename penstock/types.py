@@ -1,4 +1,4 @@
-"""What crosses layers: one frozen type per noun, with the names that SQL, HTTP and the command line use."""
+"""Types shared by all layers: one frozen class per noun, with the field names of SQL, HTTP and the CLI."""
 
 from __future__ import annotations
 
@@ -20,63 +20,62 @@ Missed: TypeAlias = Literal["skip", "once", "all"]
 Role: TypeAlias = Literal["owner", "admin", "member", "viewer"]
 KeyRole: TypeAlias = Literal["owner", "admin", "member", "viewer", "worker", "service"]
 By: TypeAlias = Literal["day", "provider", "type", "tenant", "job"]
-"""What costs are summed by."""
+"""Fields to sum costs by."""
 
 JobVerb: TypeAlias = Literal["pause", "resume", "cancel", "retry"]
 LetterVerb: TypeAlias = Literal["replay", "discard"]
 
 Amount: TypeAlias = Decimal | int
-"""Of money or of a meter: exact, and so never a float."""
+"""An exact amount of money or of a meter; never a float."""
 
 ENDED: frozenset[str] = frozenset({"completed", "failed", "canceled"})
-"""The states in which a job stays, unless it is retried."""
+"""Final states of a job, unless it is retried."""
 
 OUTPUT = "output.json"
-"""The name of the file that holds an output too large for the database."""
+"""Name of the file for an output that is too large for the database."""
 
 
 class JobOptions(TypedDict, total=False):
-    """How a job is started, apart from what it does. What is left out or None has the database's default."""
+    """Options of a job. Omitted or None values have the database's defaults."""
 
     tenant_id: UUID | str | None
     idempotency_key: str | None
-    """The same key gives the same job; with other parameters it is refused."""
+    """The same key returns the same job. With other parameters it raises Conflict."""
     priority: int | None
-    """0 to 10, lower first."""
+    """0 to 10; lower runs first."""
     run_at: datetime | None
     delay_seconds: float | None
-    """Start so long after now, by the database's clock, instead of at `run_at`."""
+    """Start this long after now, by the database's clock, instead of at `run_at`."""
     on_failure: OnFailure | None
     paused: bool | None
     budget: Amount | None
-    """What it may cost, in the base currency. It pauses before it costs more."""
+    """Budget in the base currency. The job pauses before it costs more."""
     on_limit: OnLimit | None
-    """What becomes of a task for which the tenant's quota has no room: it is held back, or fails, or the job
-    pauses."""
+    """When the tenant's quota is used up: hold tasks back, fail them, or pause the job."""
     stop_after: int | str | None
-    """Pause after so many failed tasks, or after a part of them, such as "5%"."""
+    """Pause after this number or percentage of failed tasks, such as 20 or "5%"."""
     digest: str | None
-    """Stands for the tasks where they are not at hand when the key is looked up: see `jobs.start_many`."""
+    """Digest of the tasks if they are not known when the key is looked up: see `jobs.start_many`."""
 
 
 class BulkOptions(JobOptions, total=False):
-    """How a bulk job is started, apart from its rows."""
+    """Options of a bulk job."""
 
     preview: bool | None
-    """Load the first batch, and wait for a confirmation before anything is applied or more is loaded."""
+    """Run the first batch, and wait for confirmation before applying results and loading more rows."""
     skip_done: bool | None
-    """Leave out rows whose key succeeded in an earlier job of the same type and source."""
+    """Skip rows that an earlier job of the same type and source completed, matched by key."""
     key: list[str] | None
-    """The columns that make a row's key, in place of the type's."""
+    """Columns of a row's key (default: the bulk type's)."""
 
 
 def given(options: JobOptions) -> dict[str, Any]:
-    """Options as the database takes them, without those that are not given."""
+    """Encode options for the database, without omitted ones."""
     chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if (run_at := chosen.get("run_at")) is not None:
         if run_at.tzinfo is None:
             raise Invalid(
-                "run_at has no time zone", code="invalid_options", details={"field": "options.run_at"}
+                "run_at must have a time zone", code="invalid_options", details={"field": "options.run_at"}
             )
         chosen["run_at"] = run_at.isoformat()
     if "budget" in chosen:
@@ -88,7 +87,7 @@ def given(options: JobOptions) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A named part of a job, with its share of the whole."""
+    """A named part of a job and its weight in the progress."""
 
     name: str
     weight: float | None
@@ -99,13 +98,13 @@ class Phase:
 
     @property
     def done(self) -> int:
-        """How many of its tasks have ended, however."""
+        """Tasks that succeeded, failed or were canceled."""
         return self.succeeded + self.failed + self.canceled
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is. A list of jobs leaves out the last four fields."""
+    """Progress of a job. Lists of jobs omit the last four fields."""
 
     percent: int
     phase: str
@@ -123,7 +122,7 @@ class Progress:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Progress:
-        """From the document of get_job."""
+        """Convert the result of get_job."""
         values = _known(cls, document)
         values["phases"] = tuple(Phase(**_known(Phase, phase)) for phase in values["phases"] or ())
         return cls(**values)
@@ -131,7 +130,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a client starts and watches."""
+    """A job with its progress."""
 
     id: UUID
     tenant_id: UUID
@@ -149,12 +148,12 @@ class Job:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it is over."""
+        """Whether the job has completed, failed or been canceled."""
         return self.status in ENDED
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Job:
-        """From the document of get_job."""
+        """Convert the result of get_job."""
         values = _known(cls, document)
         values |= {name: UUID(values[name]) for name in ("id", "tenant_id")}
         for name in ("created_at", "run_at", "started_at", "finished_at"):
@@ -165,7 +164,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """What a stream of events says of a job. Of its progress it says what a list does."""
+    """A job's state in an event stream. Its progress has the same fields as in a list."""
 
     id: UUID
     type: str
@@ -175,13 +174,13 @@ class JobChange:
 
     @property
     def is_ended(self) -> bool:
-        """Whether it is over."""
+        """Whether the job has completed, failed or been canceled."""
         return self.status in ENDED
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The unit a worker claims."""
+    """A task of a job, which a worker claims and runs."""
 
     id: int
     job_id: UUID
@@ -208,7 +207,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a task that did not succeed."""
+    """A failed attempt of a task."""
 
     task_id: int
     lease: int
@@ -230,7 +229,7 @@ RowState: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """How many rows a bulk job has, and what became of them before they had tasks."""
+    """Numbers of rows of a bulk job: loaded, refused and skipped."""
 
     total: int
     loaded: int
@@ -241,20 +240,20 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Rows that were refused, or tasks that failed, for one reason."""
+    """Number of refused rows or failed tasks with the same cause."""
 
     code: str
     message: str | None
     count: int
     kind: str | None = None
-    """Of tasks: their kind."""
+    """Kind of the failed tasks."""
     last_at: datetime | None = None
-    """When the last of them failed, where that is told."""
+    """Time of the last failure, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What tasks of a job wait for, other than their turn."""
+    """What tasks of a job wait for, other than a free worker."""
 
     waits_for: str
     reason: str
@@ -263,7 +262,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """A job whose tasks are made from rows."""
+    """A bulk job: a job over the rows of a file or sheet."""
 
     job: Job
     source: dict[str, Any]
@@ -275,7 +274,7 @@ class Bulk:
     confirmed_at: datetime | None
     rows: RowCounts
     to_confirm: int
-    """How many tasks wait for a confirmation."""
+    """Number of tasks that wait for confirmation."""
     cost: Decimal
     budget: Decimal | None
     applied: int
@@ -286,7 +285,7 @@ class Bulk:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Bulk:
-        """From the document of get_bulk."""
+        """Convert the result of get_bulk."""
         job = document["job"]
         values = _known(cls, document | document["changes"])
         values["job"] = Job.read(job)
@@ -324,7 +323,7 @@ class BulkSummary:
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """A row, and what became of it."""
+    """A row with its state, result and error."""
 
     number: int
     key: str
@@ -354,7 +353,7 @@ class RowProblem:
 
 @dataclass(frozen=True, slots=True)
 class SourceCheck:
-    """What is in a source, and the rows that would be refused."""
+    """The result of a check: number of rows, and the rows that would be refused."""
 
     rows: int
     good: int
@@ -363,19 +362,19 @@ class SourceCheck:
 
 @dataclass(frozen=True, slots=True)
 class RowsAdded:
-    """What became of rows that were sent."""
+    """The result of adding rows."""
 
     added: int
     refused: int
     known: int
-    """Their numbers were there already."""
+    """Rows whose number already existed."""
     moved: int
-    """Of these, with another key: the source has changed above its end."""
+    """Known rows with another key than before: rows were inserted or removed in the source."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A task that failed for good."""
+    """A task that failed permanently."""
 
     id: int
     tenant_id: UUID
@@ -391,7 +390,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Jobs that start by the clock."""
+    """A recurring job."""
 
     id: UUID
     tenant_id: UUID
@@ -426,13 +425,13 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has been heard of lately. A late one may yet come back."""
+        """Whether it has sent a heartbeat recently. A late worker may come back."""
         return self.state not in ("gone", "stopped")
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A task that a worker runs now."""
+    """A task that is running on a worker."""
 
     job_id: UUID
     task_id: int
@@ -445,7 +444,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """How much work waits in one lane."""
+    """Waiting and running tasks of one lane: a kind, and its provider if it has one."""
 
     kind: str
     provider: str | None
@@ -456,7 +455,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """A lane: its work, the live workers for its kind, and whether its provider takes work."""
+    """A lane with its tasks, the live workers for its kind, and the state of its provider."""
 
     id: int
     kind: str
@@ -474,7 +473,7 @@ class LaneState:
 
 @dataclass(frozen=True, slots=True)
 class TaskRate:
-    """What ended in a minute, and how long it waited and ran, in seconds."""
+    """Tasks that ended in a minute, and how long they waited and ran, in seconds."""
 
     minute: datetime
     succeeded: int
@@ -487,7 +486,7 @@ class TaskRate:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that stands in the way of work, or of how much of it."""
+    """A problem that blocks or slows tasks."""
 
     about: Literal["maintenance", "worker", "provider", "quota"]
     text: str
@@ -497,7 +496,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class WorkerCounts:
-    """How many workers there are."""
+    """Numbers of workers."""
 
     alive: int
     late: int
@@ -507,16 +506,16 @@ class WorkerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """How it goes, for a tenant or for all. Counts stop at 100,001 for each lane."""
+    """State of a tenant's or of all jobs. Counts stop at 100,001 for each lane."""
 
     at: datetime
     waiting: int
     running: int
     held: int
-    """Held back by quotas, budgets and the like."""
+    """Tasks held back by quotas, budgets or other limits."""
     oldest_seconds: float | None
     failed_hour: int
-    """Of the latest 10,000 failures, those of the last hour."""
+    """Failures of the last hour, out of the latest 10,000."""
     spent_today: Decimal
     spent_yesterday: Decimal
     currency: str
@@ -524,11 +523,11 @@ class Overview:
     problems: tuple[Problem, ...]
     has_jobs: bool
     workers: WorkerCounts | None = None
-    """Not told to users."""
+    """None for users."""
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Overview:
-        """From the document of overview."""
+        """Convert the result of overview."""
         values = _exact(cls, document, "spent_today", "spent_yesterday")
         values["at"] = datetime.fromisoformat(values["at"])
         values["oldest_seconds"] = values["oldest_seconds"] and float(values["oldest_seconds"])
@@ -544,7 +543,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class GraphTask:
-    """A task in its job's graph: what it comes after, and when it could have begun."""
+    """A task in its job's graph: its dependencies, and the earliest time it could have started."""
 
     id: int
     kind: str
@@ -566,7 +565,7 @@ class GraphTask:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing done to many jobs or dead letters."""
+    """A bulk action on many jobs or dead letters."""
 
     id: UUID
     actor: str
@@ -576,28 +575,28 @@ class Action:
     done: int
     refused: int
     refusal: str | None
-    """Why the last one that was refused was."""
+    """Error of the last item that failed."""
     created_at: datetime
     finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What an action is about: how many things, their tasks, and their money so far or to come."""
+    """The scope of an action: number of items, their tasks, and their cost so far or to come."""
 
     count: int
     """Counted up to 500,001."""
     tasks: int | None
     cost: Decimal
     unpriced: int
-    """Tasks of which it is not known what they cost."""
+    """Tasks with unknown cost."""
     is_part: bool
-    """Whether tasks and money are those of the first thousand only."""
+    """Whether tasks and cost cover only the first thousand items."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """Who did what."""
+    """An entry of the audit log."""
 
     id: int
     at: datetime
@@ -611,7 +610,7 @@ class AuditLine:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The unit of isolation, plan and bill."""
+    """A tenant: the unit of isolation and billing."""
 
     id: UUID
     name: str
@@ -622,7 +621,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What of the running tasks is a tenant's, its plan, and what it spent since the month began."""
+    """A tenant's running tasks, plan and cost in the current month."""
 
     tenant_id: UUID
     plan: str | None
@@ -632,7 +631,7 @@ class TenantShare:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A user, or an API key, in a tenant."""
+    """A member of a tenant: a user or an API key."""
 
     tenant_id: UUID
     user_id: UUID
@@ -642,7 +641,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """Who is asking: a user or a key by its id, or the service. Of the service no tenants are listed."""
+    """The caller: a user, a key or the service, and its tenants. For the service no tenants are listed."""
 
     role: str
     id: UUID | None
@@ -651,7 +650,7 @@ class Me:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key for programs, without its secret. A tenant's key that has no role was removed from the tenant."""
+    """An API key without its secret. A tenant's key without a role was removed from the tenant."""
 
     id: UUID
     tenant_id: UUID | None
@@ -667,7 +666,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made. Nobody sees the secret again."""
+    """A new API key with its secret, which is shown once."""
 
     id: UUID
     tenant_id: UUID | None
@@ -677,7 +676,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a job will cost, use and take, as far as that is known."""
+    """Estimated cost, usage and duration of a job."""
 
     tasks: int
     units: dict[str, Decimal]
@@ -688,12 +687,12 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing of it has to wait for a quota or a budget."""
+        """Whether the job fits its budget and the quotas."""
         return all(line.fits for line in self.quota) and (self.budget is None or self.budget.fits)
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Forecast:
-        """From the document of forecast_job and forecast."""
+        """Convert the result of forecast_job and forecast."""
         values = _known(cls, document)
         values["tasks"] = values["tasks"] or 0
         values["units"] = {name: Decimal(amount) for name, amount in values["units"].items()}
@@ -709,7 +708,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastCost:
-    """A range of money in the base currency, and the providers in it that have no price."""
+    """Estimated cost in the base currency, and the providers without a price."""
 
     low: Decimal
     expected: Decimal
@@ -720,7 +719,7 @@ class ForecastCost:
 
 @dataclass(frozen=True, slots=True)
 class ForecastQuota:
-    """What a job needs of a meter that is limited, and what is left of it now."""
+    """What a job needs of a limited meter, and what is left."""
 
     meter: str
     needs: Decimal
@@ -731,7 +730,7 @@ class ForecastQuota:
 
 @dataclass(frozen=True, slots=True)
 class ForecastFinish:
-    """In how many seconds a job ends, with a range; without them the reason why that is not known."""
+    """Estimated seconds until a job ends, with a range, or the reason why they are unknown."""
 
     seconds: float | None
     low: float | None
@@ -743,7 +742,7 @@ class ForecastFinish:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> ForecastFinish:
-        """From a part of a forecast."""
+        """Convert a part of a forecast."""
         values = _known(cls, document)
         for name in ("seconds", "low", "high"):
             values[name] = None if values[name] is None else float(values[name])
@@ -754,7 +753,7 @@ class ForecastFinish:
 
 @dataclass(frozen=True, slots=True)
 class ForecastBudget:
-    """The budget that a forecast was asked for, and whether the job stays within it for sure."""
+    """The budget of a forecast, and whether the job certainly stays within it."""
 
     amount: Decimal
     fits: bool
@@ -774,30 +773,30 @@ class Explanation:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Explanation:
-        """From the document of explain_task."""
+        """Convert the result of explain_task."""
         return cls(**_known(cls, document))
 
 
 @dataclass(frozen=True, slots=True)
 class JobExplanation:
-    """How a job stands, and what happens next."""
+    """Explanation of a job's state and what happens next."""
 
     status: JobStatus
     text: str
     next: str | None
     task_id: int | None
-    """The task that is nearest to its turn."""
+    """The task that will run next."""
     running: int
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> JobExplanation:
-        """From the document of explain_job."""
+        """Convert the result of explain_job."""
         return cls(**_known(cls, document))
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A provider's endpoint: its limits (None: none), and what of them is in use in the present windows."""
+    """A provider with its limits (None: unlimited) and usage in the current windows."""
 
     id: int
     name: str
@@ -828,7 +827,7 @@ class Provider:
 
 
 class ProviderValues(TypedDict, total=False):
-    """What can be set of a provider. A limit that is None is none; what is left out stays as it is."""
+    """Settings of a provider. None removes a limit; omitted values stay unchanged."""
 
     status: Literal["active", "disabled", "maintenance"]
     requests_per_minute: int | None
@@ -837,17 +836,17 @@ class ProviderValues(TypedDict, total=False):
     tokens_per_hour: int | None
     concurrency: int | None
     default_tokens: int
-    """The estimate for a task that does not say how many tokens it needs."""
+    """Estimated tokens of a task that declares none."""
     backpressure_threshold: float | None
     backpressure_delay_seconds: float | None
     depth_limit: int | None
-    """With so many tasks waiting, more are refused."""
+    """Number of waiting tasks at which new ones are rejected."""
     features: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderEvent:
-    """What a provider refused, or who changed it."""
+    """An error or change of a provider."""
 
     id: int
     at: datetime
@@ -868,7 +867,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A thing that is counted."""
+    """A meter, such as tokens or pages, whose usage is counted."""
 
     name: str
     period: Literal["day", "month", "total"]
@@ -878,7 +877,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a tenant may pay for. A meter that is not in `limits` is not limited."""
+    """A subscription plan. Meters that are not in `limits` are unlimited."""
 
     name: str
     title: str
@@ -892,7 +891,7 @@ class Plan:
 
 
 class PlanValues(TypedDict, total=False):
-    """What can be set of a plan. What is left out stays as it is; `limits` are replaced as a whole."""
+    """Settings of a plan. Omitted values stay unchanged; `limits` are replaced as a whole."""
 
     title: str
     comment: str
@@ -907,7 +906,7 @@ class PlanValues(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a tenant may use of a meter in the present period."""
+    """A tenant's limit of a meter in the current period."""
 
     meter: str
     amount: Decimal
@@ -917,7 +916,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class MeterUsage:
-    """What of a meter is used and set aside in the present period, and what is left (None: not limited)."""
+    """Used, reserved and remaining amount of a meter in the current period (None: unlimited)."""
 
     meter: str
     used: Decimal
@@ -931,7 +930,7 @@ class MeterUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageStatus:
-    """A tenant's plan, and where it stands."""
+    """A tenant's plan and usage."""
 
     tenant_id: UUID
     plan: str | None
@@ -941,7 +940,7 @@ class UsageStatus:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> UsageStatus:
-        """From the document of get_usage_status."""
+        """Convert the result of get_usage_status."""
         lines: list[MeterUsage] = []
         for meter, line in document["usage"].items():
             values = _exact(MeterUsage, {"meter": meter, **line}, "used", "held", "limit", "left")
@@ -954,7 +953,7 @@ class UsageStatus:
 
 @dataclass(frozen=True, slots=True)
 class UsageDay:
-    """What a tenant used of a meter in a day (UTC), for an action: a kind of task, or what a caller named."""
+    """A tenant's usage of a meter on one day (UTC), by action: a task kind, or a name given by the caller."""
 
     tenant_id: UUID
     day: date
@@ -965,7 +964,7 @@ class UsageDay:
 
 @dataclass(frozen=True, slots=True)
 class CostSum:
-    """Costs in the base currency. `key` is what they were summed by: a day, a provider, a type, an id."""
+    """Costs in the base currency, summed by `key`: a day, a provider, a type or an id."""
 
     key: str
     amount: Decimal
@@ -975,7 +974,7 @@ class CostSum:
 
 @dataclass(frozen=True, slots=True)
 class CostDay:
-    """What was spent at a provider in a day (UTC), in the base currency."""
+    """Cost of a provider on one day (UTC) in the base currency."""
 
     day: date
     provider: str
@@ -984,7 +983,7 @@ class CostDay:
 
 @dataclass(frozen=True, slots=True)
 class DearJob:
-    """A job and what it has cost."""
+    """A job and its cost."""
 
     id: UUID
     tenant_id: UUID
@@ -996,7 +995,7 @@ class DearJob:
 
 @dataclass(frozen=True, slots=True)
 class CostEntry:
-    """A line of the ledger. `base_amount` is the amount in the base currency, at the rate of its day."""
+    """A ledger entry. `base_amount` is the amount in the base currency, at the exchange rate of its day."""
 
     id: int
     at: datetime
@@ -1016,7 +1015,7 @@ class CostEntry:
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """What a job has cost, what is set aside for its running tasks, and its budget."""
+    """A job's cost so far, the amount reserved (`held`) for its running tasks, and its budget."""
 
     job_id: UUID
     cost: Decimal
@@ -1026,7 +1025,7 @@ class JobCost:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one unit of a meter costs at a provider, from a date on; None: it has no price from then on."""
+    """The price of one unit of a meter at a provider, from a date on; None ends the price."""
 
     id: int
     provider: str
@@ -1043,7 +1042,7 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one unit of a meter costs at a provider now; `place` 1 is the cheapest."""
+    """The current price of one unit of a meter at a provider; `place` 1 is the cheapest."""
 
     meter: str
     variant: str
@@ -1057,7 +1056,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRate:
-    """What one unit of a currency is worth in the base currency, from a date on."""
+    """An exchange rate: the value of one unit of a currency in the base currency, from a date on."""
 
     currency: str
     rate: Decimal
@@ -1066,7 +1065,7 @@ class ExchangeRate:
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A file in storage: of a task, or uploaded by a client."""
+    """A stored file, from a task or uploaded by a client."""
 
     id: UUID
     tenant_id: UUID
@@ -1083,13 +1082,13 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class LinkedArtifact(Artifact):
-    """A file with an address: whoever has it can read the file until it expires."""
+    """A file with a signed URL: anyone who has it can read the file until it expires."""
 
     url: str = field(repr=False)
 
 
 def referred(output: Any) -> UUID | None:
-    """The file that holds an output too large for the database; None if this is the output itself."""
+    """The artifact id of an output that is stored in a file; None if this is the output itself."""
     match output:
         case {"$artifact": {"artifact_id": str() as text}} if len(cast("dict[str, Any]", output)) == 1:
             with suppress(ValueError):
@@ -1100,22 +1099,22 @@ def referred(output: Any) -> UUID | None:
 
 
 def failure(job: Job, first: Task | None) -> JobFailed:
-    """What to raise when a job that was awaited did not complete; `first` is the first task that failed."""
+    """The error for an awaited job that did not complete. `first` is the first failed task."""
     why = f"; {first.kind}: {first.error_code}: {first.error_message}" if first else ""
     details = {"job_id": str(job.id), "status": job.status}
     return JobFailed(f"job {job.id} {job.status}: {job.status_reason}{why}", details=details)
 
 
 def exact(amount: Amount | str, field: str = "amount") -> Decimal:
-    """An amount as it was meant. A float is refused: what it holds is not what was written."""
+    """Convert to an exact Decimal. Rejects floats, which are not exact."""
     try:
         found = None if isinstance(amount, float | bool) else Decimal(amount)
     except (InvalidOperation, TypeError, ValueError):
         found = None
     if found is None or not found.is_finite():
         raise Invalid(
-            f"{field} is not a decimal number: {amount!r}",
-            hint="Write Decimal('0.15') in Python.",
+            f"{field} must be a decimal number (got {amount!r})",
+            hint="In Python, use Decimal('0.15') instead of a float.",
             details={"field": field},
         )
     return found
@@ -1127,5 +1126,5 @@ def _exact(cls: type[Any], document: Mapping[str, Any], *names: str) -> dict[str
 
 
 def _known(cls: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields this version knows: a newer database may say more."""
+    """Keep the fields that this version knows, because a newer database may return more."""
     return {field.name: document[field.name] for field in fields(cls) if field.name in document}

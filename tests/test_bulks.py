@@ -293,7 +293,7 @@ def test_declarations_that_make_no_sense(app: App) -> None:
 
     for options, text in (
         ({"key": ["name"]}, "no column 'name'"),
-        ({"group_by": "title"}, "is for batches"),
+        ({"group_by": "title"}, "requires batch"),
         ({"batch": 2, "group_by": "colour"}, "no column 'colour'"),
     ):
         with pytest.raises(Invalid, match=text):
@@ -325,7 +325,7 @@ def test_forecast_of_many_rows(app: App, db: testing.Database) -> None:
     assert (found.tasks, len(drawn)) == (5000, 1000)
     assert found.cost.low < truth < found.cost.high < truth * Decimal("1.2")
     assert not found.fits
-    with pytest.raises(Invalid, match="no good row"):
+    with pytest.raises(Invalid, match="no valid rows"):
         ideas.forecast([{"seconds": 1}])
 
 

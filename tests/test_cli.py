@@ -1,4 +1,4 @@
-"""The command line: each command on a real database, its help, JSON and exit codes, and what it refuses."""
+"""The command line: every command on a real database, with its help, JSON output, exit codes and errors."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from penstock.settings import settings
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a command printed, and its exit code."""
+class Result:
+    """Output and exit code of a command."""
 
     code: int
     out: str
@@ -40,11 +40,11 @@ class Answer:
         return json.loads(self.err)
 
 
-Run = Callable[..., Answer]
+Run = Callable[..., Result]
 
 
 class Terminal(io.StringIO):
-    """Stands in for a terminal."""
+    """A stream that claims to be a terminal."""
 
     def isatty(self) -> bool:
         return True
@@ -52,20 +52,20 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def penstock(db: testing.Database, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The program, in this process, on the test's database."""
+    """Runs the program in this process on the test's database."""
 
-    def run(*arguments: object) -> Answer:
+    def run(*arguments: object) -> Result:
         capsys.readouterr()
-        code = cli.answer(["--database", db.dsn, *map(str, arguments)])
+        code = cli.execute(["--database", db.dsn, *map(str, arguments)])
         out, err = capsys.readouterr()
-        return Answer(code, out, err)
+        return Result(code, out, err)
 
     return run
 
 
 @pytest.fixture
 def spawn(db: testing.Database, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """The program in a process of its own, on the test's database."""
+    """Runs the program in a new process on the test's database."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: object, **how: Any) -> subprocess.Popen[str]:
@@ -90,7 +90,7 @@ def spawn(db: testing.Database, tmp_path: Path) -> Iterator[Callable[..., subpro
 
 @pytest.fixture
 def start_job(db: testing.Database, tenant: UUID) -> Callable[..., UUID]:
-    """Start a job of some tasks of the kind `step`, of which one attempt each is made."""
+    """Starts a job with tasks of the kind `step`, with one attempt each."""
     db.execute("select penstock.define_kind('step', '{\"max_attempts\": 1}')")
 
     def start(type: str = "publish", tasks: int = 1, **options: Any) -> UUID:
@@ -102,14 +102,14 @@ def start_job(db: testing.Database, tenant: UUID) -> Callable[..., UUID]:
 
 
 def fail_all(db: testing.Database, message: str = "no voice", code: str = "handler_error") -> None:
-    """Claim everything that is queued, and fail it."""
+    """Claim all queued tasks and fail them."""
     for task in db.execute("select id from penstock.claim_tasks('test', 1000)"):
         arguments = [task["id"], message, code]
         db.execute("select penstock.fail_task(%s, 'test', %s, p_error_code => %s)", arguments)
 
 
 def complete_all(db: testing.Database) -> None:
-    """Claim everything that is queued, and complete it."""
+    """Claim all queued tasks and complete them."""
     for task in db.execute("select id from penstock.claim_tasks('test', 1000)"):
         db.execute("select penstock.complete_task(%s, 'test')", [task["id"]])
 
@@ -122,7 +122,7 @@ def status(db: testing.Database, job_id: UUID) -> str:
 
 
 def leaves(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every command there is."""
+    """All commands with their paths."""
     command = command or typer.main.get_command(cli.app)
     if hasattr(command, "commands"):
         for name, child in command.commands.items():
@@ -133,13 +133,13 @@ def leaves(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tu
 
 @pytest.mark.parametrize("path", [path for path, _ in leaves()], ids=" ".join)
 def test_every_command_has_help(path: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.answer([*path, "--help"]) == 0
+    assert cli.execute([*path, "--help"]) == 0
     out = capsys.readouterr().out
     assert f"penstock {' '.join(path)}" in out
     assert "--database" in out
 
 
-def test_documentation_has_every_command_option_and_exit_code() -> None:
+def test_docs_list_every_command_option_and_exit_code() -> None:
     text = (Path(__file__).parents[1] / "docs/cli.md").read_text()
     sections = text.split("\n### ")
     for path, command in leaves():
@@ -162,10 +162,10 @@ def test_documentation_has_every_command_option_and_exit_code() -> None:
 # Jobs
 
 
-def test_an_empty_list_is_no_data(penstock: Run) -> None:
-    assert penstock("jobs", "ls") == Answer(0, "", "No jobs.\n")
-    assert penstock("jobs", "ls", "-o", "json") == Answer(0, "[]\n", "")
-    assert penstock("jobs", "ls", "-o", "jsonl") == Answer(0, "", "")
+def test_empty_list_prints_no_data(penstock: Run) -> None:
+    assert penstock("jobs", "ls") == Result(0, "", "No jobs.\n")
+    assert penstock("jobs", "ls", "-o", "json") == Result(0, "[]\n", "")
+    assert penstock("jobs", "ls", "-o", "jsonl") == Result(0, "", "")
     for command in (
         ("dead-letters", "ls"),
         ("schedules", "ls"),
@@ -173,12 +173,12 @@ def test_an_empty_list_is_no_data(penstock: Run) -> None:
         ("tenants", "ls"),
         ("backlog",),
     ):
-        assert penstock(*command, "-o", "json") == Answer(0, "[]\n", "")
+        assert penstock(*command, "-o", "json") == Result(0, "[]\n", "")
         assert penstock(*command).code == 0
         assert penstock(*command).out == ""
 
 
-def test_jobs_are_listed_newest_first_and_by_pages(penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_jobs_ls_pages_newest_first(penstock: Run, start_job: Callable[..., UUID]) -> None:
     ids = [str(start_job()) for _ in range(3)]
     first = penstock("jobs", "ls", "-n", 2)
     assert [line.split()[0] for line in first.out.splitlines()] == ["ID", ids[2], ids[1]]
@@ -190,7 +190,7 @@ def test_jobs_are_listed_newest_first_and_by_pages(penstock: Run, start_job: Cal
     assert [json.loads(line)["id"] for line in lines] == ids[::-1]
 
 
-def test_a_filter_chooses_jobs(db: testing.Database, penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_jobs_ls_filters_jobs(db: testing.Database, penstock: Run, start_job: Callable[..., UUID]) -> None:
     failed = str(start_job("publish"))
     fail_all(db)
     queued = str(start_job("other"))
@@ -228,7 +228,7 @@ def test_a_filter_chooses_jobs(db: testing.Database, penstock: Run, start_job: C
         "type:\udc80",
     ],
 )
-def test_a_filter_that_cannot_be_read_is_refused(penstock: Run, filter: str) -> None:
+def test_invalid_filter_is_rejected(penstock: Run, filter: str) -> None:
     answer = penstock("jobs", "ls", "-o", "json", "--", filter)
     assert answer.code == 2
     assert answer.out == ""
@@ -246,13 +246,15 @@ def test_a_filter_that_cannot_be_read_is_refused(penstock: Run, filter: str) -> 
         "type:\\",
     ],
 )
-def test_a_value_is_only_a_value(penstock: Run, start_job: Callable[..., UUID], filter: str) -> None:
+def test_filter_value_is_never_read_as_sql(
+    penstock: Run, start_job: Callable[..., UUID], filter: str
+) -> None:
     start_job()
     answer = penstock("jobs", "ls", "-o", "json", "--", filter.replace(" ", "_"))
     assert (answer.code, answer.out) == (0, "[]\n")
 
 
-def test_a_job_is_shown_with_its_tasks(
+def test_jobs_show_prints_job_and_tasks(
     db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job(tasks=3)
@@ -269,7 +271,7 @@ def test_a_job_is_shown_with_its_tasks(
     assert penstock("jobs", "show", job_id, "--status", "sleeping").code == 2
 
 
-def test_what_does_not_exist_is_exit_code_5(penstock: Run) -> None:
+def test_missing_object_exits_with_5(penstock: Run) -> None:
     answer = penstock("jobs", "show", uuid4(), "-o", "json")
     assert answer.code == 5
     assert answer.out == ""
@@ -284,7 +286,7 @@ def test_what_does_not_exist_is_exit_code_5(penstock: Run) -> None:
     assert penstock("schedules", "ls", "--tenant", "nobody").code == 5
 
 
-def test_what_comes_from_the_database_does_not_steer_the_terminal(
+def test_control_characters_from_the_database_are_not_printed(
     db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job("\x1b[31mred\x1b]0;title\x07[bold]\nnext\u202e")
@@ -297,7 +299,9 @@ def test_what_comes_from_the_database_does_not_steer_the_terminal(
     assert not {"\x1b", "\r", "\u202e", "\x07"} & set(out)
 
 
-def test_verbs_act_on_one_job(db: testing.Database, penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_pause_resume_retry_and_cancel_one_job(
+    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+) -> None:
     job_id = start_job()
     assert penstock("jobs", "pause", job_id, "--reason", "lunch", "-o", "json").json == [
         {"id": str(job_id), "result": "paused"}
@@ -308,14 +312,14 @@ def test_verbs_act_on_one_job(db: testing.Database, penstock: Run, start_job: Ca
     fail_all(db)
     assert penstock("jobs", "pause", job_id).code == 6
     retried = penstock("jobs", "retry", job_id)
-    assert "1 task queued again" in retried.out
+    assert "1 task requeued" in retried.out
     assert penstock("jobs", "cancel", job_id).code == 0
     assert status(db, job_id) == "canceled"
     refused = penstock("jobs", "retry", job_id, "-o", "json")
     assert (refused.code, refused.problem["code"]) == (6, "not_failed")
 
 
-def test_a_filter_acts_on_all_that_match_after_yes(
+def test_filter_needs_confirmation_and_acts_on_all_matches(
     db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
 ) -> None:
     ids = [start_job() for _ in range(3)]
@@ -335,7 +339,7 @@ def test_a_filter_acts_on_all_that_match_after_yes(
     assert status(db, other) == "canceled"
 
 
-def test_several_jobs_some_of_which_cannot(penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_partial_failure_exits_with_8(penstock: Run, start_job: Callable[..., UUID]) -> None:
     answer = penstock("jobs", "pause", start_job(), uuid4(), "-o", "json")
     assert answer.code == EXIT_PARTLY_DONE
     assert [line.get("code") for line in answer.json] == [None, "unknown_job"]
@@ -345,18 +349,20 @@ def test_several_jobs_some_of_which_cannot(penstock: Run, start_job: Callable[..
     "which", [(), ("",), ("status:failed", "x"), ("--all", "status:failed"), ("nonsense",)]
 )
 @pytest.mark.parametrize("group", ["jobs retry", "dead-letters replay", "dead-letters discard"])
-def test_a_verb_needs_to_know_what_is_meant(penstock: Run, group: str, which: tuple[str, ...]) -> None:
+def test_action_without_clear_selection_is_rejected(
+    penstock: Run, group: str, which: tuple[str, ...]
+) -> None:
     assert penstock(*group.split(), *which, "--yes").code == 2
 
 
-def test_a_question_is_asked_on_a_terminal(
+def test_terminal_asks_for_confirmation(
     db: testing.Database, penstock: Run, start_job: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = start_job()
     for reply, code, expected in (("n\n", 1, "queued"), ("y\n", 0, "canceled")):
         monkeypatch.setattr(sys, "stdin", Terminal(reply))
         answer = penstock("jobs", "cancel", "status:queued")
-        assert "cancel 1 job (1 publish)" in answer.err
+        assert "Cancel 1 job (1 publish)?" in answer.err
         assert answer.code == code
         assert status(db, job_id) == expected
 
@@ -364,12 +370,14 @@ def test_a_question_is_asked_on_a_terminal(
 # Watch
 
 
-def test_watch_ends_with_the_job(db: testing.Database, penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_watch_exits_when_the_job_ends(
+    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+) -> None:
     job_id = start_job(tasks=2)
     complete_all(db)
     watched = penstock("jobs", "watch", job_id)
     assert (watched.code, watched.err) == (0, "")
-    assert watched.out.startswith("100%  completed  complete · 2/2")
+    assert watched.out.startswith("100%  completed  2/2")
     assert penstock("jobs", "watch", job_id, "-o", "json").json["status"] == "completed"
     failed = start_job()
     fail_all(db)
@@ -381,7 +389,7 @@ def test_watch_ends_with_the_job(db: testing.Database, penstock: Run, start_job:
     assert penstock("jobs", "watch", canceled).code == 3
 
 
-def test_watch_tells_each_change(
+def test_watch_prints_each_change(
     db: testing.Database, spawn: Callable[..., subprocess.Popen[str]], start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job(tasks=2)
@@ -397,14 +405,14 @@ def test_watch_tells_each_change(
     assert process.returncode == 0
 
 
-def test_watch_gives_up_in_time(penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_watch_stops_after_timeout(penstock: Run, start_job: Callable[..., UUID]) -> None:
     job_id = start_job()
     assert penstock("jobs", "watch", job_id, "--timeout", "0.2s", "--interval", "0.05").code == 124
     assert penstock("jobs", "watch", job_id, "--timeout", "soon").code == 2
     assert penstock("jobs", "watch", uuid4()).code == 5
 
 
-def test_ctrl_c_is_exit_code_130(
+def test_ctrl_c_exits_with_130(
     spawn: Callable[..., subprocess.Popen[str]], start_job: Callable[..., UUID]
 ) -> None:
     process = spawn("jobs", "watch", start_job())
@@ -415,7 +423,7 @@ def test_ctrl_c_is_exit_code_130(
     assert (process.returncode, err) == (EXIT_INTERRUPTED, "")
 
 
-def test_a_terminal_gets_colours_and_bars(
+def test_terminal_output_has_colors_and_bars(
     db: testing.Database, penstock: Run, start_job: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = start_job(tasks=2)
@@ -475,7 +483,7 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(
     assert penstock("dead-letters", "ls", "-o", "json").json == []
 
 
-def test_letters_of_a_canceled_job_stay(
+def test_dead_letters_of_canceled_job_cannot_be_replayed(
     db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job(tasks=2)
@@ -489,7 +497,7 @@ def test_letters_of_a_canceled_job_stay(
 # Schedules
 
 
-def test_a_schedule_is_set_changed_and_removed(penstock: Run, tenant: UUID, tmp_path: Path) -> None:
+def test_schedule_is_created_changed_and_removed(penstock: Run, tenant: UUID, tmp_path: Path) -> None:
     arguments = ("schedules", "set", "nightly", "--cron", "0 3 * * *", "--type", "report", "--tenant", "test")
     made = penstock(*arguments, "--timezone", "Europe/Berlin", "--missed", "all")
     assert UUID(made.out.strip())
@@ -520,7 +528,7 @@ def test_a_schedule_is_set_changed_and_removed(penstock: Run, tenant: UUID, tmp_
         ("--missed", "sometimes", "usage"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_refused(
+def test_invalid_schedule_is_rejected(
     penstock: Run, tenant: UUID, option: str, value: str, code: str
 ) -> None:
     arguments = {"--cron": "0 3 * * *", "--type": "report", "--tenant": "test", option: value}
@@ -530,7 +538,7 @@ def test_a_schedule_that_makes_no_sense_is_refused(
     assert (answer.code, answer.problem["code"]) == (2, code)
 
 
-def test_one_name_in_two_tenants(penstock: Run, tenant: UUID) -> None:
+def test_ambiguous_schedule_name_needs_tenant(penstock: Run, tenant: UUID) -> None:
     penstock("tenants", "create", "second")
     for owner in ("test", "second"):
         arguments = ("--cron", "0 3 * * *", "--type", "report", "--tenant", owner)
@@ -543,7 +551,7 @@ def test_one_name_in_two_tenants(penstock: Run, tenant: UUID) -> None:
 # Workers, tenants, backlog
 
 
-def test_workers_are_listed(db: testing.Database, penstock: Run, clock: testing.Clock) -> None:
+def test_workers_ls_hides_stopped_workers(db: testing.Database, penstock: Run, clock: testing.Clock) -> None:
     info = json.dumps(
         {"host": "h", "pid": 7, "kinds": ["step"], "concurrency": 4, "version": "1", "running": 2}
     )
@@ -556,7 +564,7 @@ def test_workers_are_listed(db: testing.Database, penstock: Run, clock: testing.
     assert penstock("workers", "ls", "-o", "json").json[0]["state"] == "gone"
 
 
-def test_tenants_are_made_and_listed(penstock: Run) -> None:
+def test_tenants_are_created_and_listed(penstock: Run) -> None:
     made = penstock("tenants", "create", "Acme, Inc.", "--weight", "2.5")
     [tenant] = penstock("tenants", "ls", "-o", "json").json
     assert (tenant["id"], tenant["name"], tenant["weight"]) == (made.out.strip(), "Acme, Inc.", 2.5)
@@ -569,7 +577,7 @@ def test_tenants_are_made_and_listed(penstock: Run) -> None:
     assert penstock("jobs", "ls", 'tenant:"Acme, Inc."', "-o", "json").json == []
 
 
-def test_backlog_says_who_is_missing(penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_backlog_shows_kinds_without_workers(penstock: Run, start_job: Callable[..., UUID]) -> None:
     start_job(tasks=1500)
     line = penstock("backlog").out.splitlines()[1].split()
     assert (line[0], line[2], line[-1]) == ("step", "1,500", "none")
@@ -579,15 +587,17 @@ def test_backlog_says_who_is_missing(penstock: Run, start_job: Callable[..., UUI
 # Setting up
 
 
-def test_migrate(server: testing.Server, capsys: pytest.CaptureFixture[str]) -> None:
+def test_migrate_applies_checks_and_rolls_back(
+    server: testing.Server, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = server.create()
     try:
 
-        def run(*arguments: str) -> Answer:
+        def run(*arguments: str) -> Result:
             capsys.readouterr()
-            code = cli.answer([*arguments, "--database", server.dsn(name)])
+            code = cli.execute([*arguments, "--database", server.dsn(name)])
             out, err = capsys.readouterr()
-            return Answer(code, out, err)
+            return Result(code, out, err)
 
         unready = run("jobs", "ls", "-o", "json")
         assert (unready.code, unready.problem["code"]) == (1, "not_migrated")
@@ -596,7 +606,7 @@ def test_migrate(server: testing.Server, capsys: pytest.CaptureFixture[str]) -> 
         applied = run("migrate", "-o", "json").json
         assert applied[0] == "0001_create_roles.sql"
         assert run("migrate", "-o", "json").json == []
-        assert run("migrate", "--check") == Answer(0, "", "The schema is as declared.\n")
+        assert run("migrate", "--check") == Result(0, "", "The schema matches this version.\n")
         assert run("migrate", "--rollback-to", "0").code == 2
         assert run("migrate", "--rollback-to", "0", "--yes", "-o", "json").json == applied[::-1]
         assert run("migrate", "--check", "-o", "json").code == 1
@@ -604,12 +614,12 @@ def test_migrate(server: testing.Server, capsys: pytest.CaptureFixture[str]) -> 
         server.drop(name)
 
 
-def test_migrate_prints_sql_without_a_database(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.answer(["migrate", "--sql", "--database", "postgresql://nowhere.invalid/"]) == 0
+def test_migrate_sql_needs_no_database(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["migrate", "--sql", "--database", "postgresql://nowhere.invalid/"]) == 0
     assert "create table penstock.jobs" in capsys.readouterr().out
 
 
-def test_doctor_refuses_a_database_that_loses_work(penstock: Run) -> None:
+def test_doctor_fails_without_fsync(penstock: Run) -> None:
     answer = penstock("doctor", "-o", "json")
     assert answer.code == 1
     found = {check["name"]: check for check in answer.json}
@@ -628,40 +638,40 @@ def test_doctor_refuses_a_database_that_loses_work(penstock: Run) -> None:
         ("nonsense", 2),
     ],
 )
-def test_a_database_that_cannot_be_reached(
+def test_unreachable_database_is_reported(
     address: str, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.answer(["jobs", "ls", "-o", "json", "--database", address]) == code
+    assert cli.execute(["jobs", "ls", "-o", "json", "--database", address]) == code
     out, err = capsys.readouterr()
     assert out == ""
     assert json.loads(err)["detail"]
-    assert cli.answer(["doctor", "--database", address]) == 1
+    assert cli.execute(["doctor", "--database", address]) == 1
 
 
-def test_without_a_database_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_database_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("DATABASE_URL", raising=False)
     settings.cache_clear()
     try:
-        assert cli.answer(["jobs", "ls"]) == 1
-        assert cli.answer(["worker", "x:app"]) == 1
+        assert cli.execute(["jobs", "ls"]) == 1
+        assert cli.execute(["worker", "x:app"]) == 1
     finally:
         settings.cache_clear()
     assert not (tmp_path / "home").exists()
 
 
 @pytest.mark.slow
-def test_an_embedded_database_is_made_and_healthy(
+def test_migrate_creates_a_healthy_embedded_database(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
     monkeypatch.delenv("DATABASE_URL", raising=False)
     settings.cache_clear()
     try:
-        assert cli.answer(["migrate"]) == 0
-        assert cli.answer(["tenants", "create", "acme"]) == 0
+        assert cli.execute(["migrate"]) == 0
+        assert cli.execute(["tenants", "create", "acme"]) == 0
         capsys.readouterr()
-        assert cli.answer(["doctor", "-o", "json"]) == 0
+        assert cli.execute(["doctor", "-o", "json"]) == 0
         assert {check["state"] for check in json.loads(capsys.readouterr().out)} == {"ok"}
     finally:
         settings.cache_clear()
@@ -686,7 +696,7 @@ async def other(n: int) -> int:
 """
 
 
-def test_worker_runs_an_app_until_all_is_done(
+def test_worker_drains_its_kinds(
     db: testing.Database, spawn: Callable[..., subprocess.Popen[str]], tmp_path: Path, tenant: UUID
 ) -> None:
     (tmp_path / "some_app.py").write_text(APP)
@@ -705,13 +715,13 @@ def test_worker_runs_an_app_until_all_is_done(
 
 
 @pytest.mark.parametrize("path", ["no_such_module:app", "json:app", "json:loads", "json"])
-def test_an_app_that_cannot_be_loaded(penstock: Run, path: str) -> None:
+def test_unloadable_app_is_rejected(penstock: Run, path: str) -> None:
     answer = penstock("worker", path, "-o", "json")
     assert (answer.code, answer.out) == (2, "")
     assert path in answer.problem["detail"]
 
 
-def test_dev_runs_until_it_is_stopped(
+def test_dev_runs_until_sigterm(
     db: testing.Database, spawn: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "some_app.py").write_text(APP)
@@ -730,7 +740,7 @@ def test_dev_runs_until_it_is_stopped(
 # The program
 
 
-def test_wrong_usage_is_exit_code_2(penstock: Run) -> None:
+def test_usage_error_exits_with_2(penstock: Run) -> None:
     for arguments in (
         ("jobs", "show", "not-an-id"),
         ("jobs", "ls", "-n", "0"),
@@ -747,9 +757,7 @@ def test_wrong_usage_is_exit_code_2(penstock: Run) -> None:
     assert problem["code"] == "usage"
 
 
-def test_a_reader_that_goes_away_is_no_error(
-    db: testing.Database, spawn: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_closed_pipe_is_no_error(db: testing.Database, spawn: Callable[..., subprocess.Popen[str]]) -> None:
     db.execute("select penstock.create_tenant('t' || n) from generate_series(1, 1000) as n")
     process = spawn("tenants", "ls", "-n", 1000, "-o", "json")
     assert process.stdout is not None
@@ -760,6 +768,6 @@ def test_a_reader_that_goes_away_is_no_error(
     assert process.wait(30) == 0
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.answer(["--version"]) == 0
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["--version"]) == 0
     assert capsys.readouterr().out.startswith("penstock ")

@@ -1,4 +1,4 @@
-"""`penstock bulk`: from a file to results and back out again, on a real database."""
+"""`penstock bulk` on a real database, from an input file to exported results."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SHEET = "title,seconds\notters,7\nbad,3\nherons,long\n=1+1,2\n"
 
 
 @dataclass(frozen=True)
-class Answer:
+class Result:
     code: int
     out: str
     err: str
@@ -57,14 +57,14 @@ class Answer:
         return json.loads(self.out)
 
 
-Run = Callable[..., Answer]
+Run = Callable[..., Result]
 
 
 @pytest.fixture
 def app(
     db: testing.Database, drain: testing.Drain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: Any
 ) -> App:
-    """An app in a module of its own, its provider with a price, and a sheet."""
+    """An app in its own module, a provider with a price, and a CSV file."""
     name = f"ideas_{abs(hash(request.node.name))}"
     (tmp_path / f"{name}.py").write_text(CODE)
     (tmp_path / "ideas.csv").write_text(SHEET)
@@ -80,18 +80,18 @@ def app(
 def penstock(app: App, db: testing.Database, capsys: pytest.CaptureFixture[str]) -> Run:
     app.block(_declare(app))
 
-    def run(*arguments: object) -> Answer:
+    def run(*arguments: object) -> Result:
         capsys.readouterr()
-        code = cli.answer(["--database", db.dsn, *map(str, arguments)])
+        code = cli.execute(["--database", db.dsn, *map(str, arguments)])
         out, err = capsys.readouterr()
-        return Answer(code, out, err)
+        return Result(code, out, err)
 
     return run
 
 
 async def _declare(app: App) -> None:
-    async with app.connections() as where:
-        await app.declare(where)
+    async with app.connections() as pool:
+        await app.declare(pool)
 
 
 def test_check_and_forecast(penstock: Run) -> None:
@@ -100,7 +100,7 @@ def test_check_and_forecast(penstock: Run) -> None:
     assert checked.code == 1
     [problem] = checked.json
     assert (problem["line"], problem["column"], problem["code"]) == (4, "seconds", "bad_value")
-    assert "4 rows: 3 good, 1 bad" in checked.err
+    assert "4 rows: 3 valid, 1 invalid" in checked.err
     forecast = penstock("bulk", "forecast", "ideas", "ideas.csv", "--budget", "0.5", "-o", "json").json
     assert (forecast["cost"]["high"], forecast["budget"]["fits"]) == ("0.75", False)
     assert penstock("bulk", "check", "unknown", "ideas.csv").code == 5
@@ -116,7 +116,7 @@ def test_from_a_file_to_a_file(penstock: Run, app: App, drain: testing.Drain, tm
     drain(app)
     watched = penstock("bulk", "watch", job)
     assert (watched.code, f"penstock bulk confirm {job}" in watched.err) == (0, True)
-    assert penstock("bulk", "confirm", job).err == "2 tasks let go.\n"
+    assert penstock("bulk", "confirm", job).err == "Released 2 tasks.\n"
     drain(app)
     ended = penstock("bulk", "watch", job)
     assert ended.code == 3
@@ -146,7 +146,7 @@ def test_from_a_file_to_a_file(penstock: Run, app: App, drain: testing.Drain, tm
     shown = penstock("bulk", "show", job, "-o", "json").json
     assert shown["states"] == {"succeeded": 2, "failed": 1, "refused": 1}
     assert (shown["applied"], shown["job"]["status"]) == (2, "failed")
-    assert penstock("bulk", "undo", job).code == 2  # there is nobody to ask
+    assert penstock("bulk", "undo", job).code == 2  # no terminal to confirm on
     assert penstock("bulk", "undo", job, "--row", 2).code == 0
     drain(app)
     assert penstock("bulk", "show", job, "-o", "json").json["undone"] == 1
@@ -172,7 +172,7 @@ def test_a_budget_and_more_rows(penstock: Run, app: App, drain: testing.Drain, t
     assert (ended.code, "3 succeeded, 1 failed, 1 refused" in ended.err) == (3, True)
 
 
-def test_clean_runs_and_partly_clean_ones(
+def test_exit_code_depends_on_refused_rows(
     penstock: Run, app: App, drain: testing.Drain, tmp_path: Path
 ) -> None:
     (tmp_path / "ideas.csv").write_text("title\na\n")

@@ -1,4 +1,4 @@
-"""The command line: limits, usage, plans, costs, prices, forecasts and budgets, on a real database."""
+"""The command line: providers, usage, plans, costs, prices, forecasts and budgets, on a real database."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ MILLION = 1_000_000
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a command printed, and its exit code."""
+class Result:
+    """Output and exit code of a command."""
 
     code: int
     out: str
@@ -38,25 +38,25 @@ class Answer:
         return self.code, json.loads(self.err)["code"]
 
 
-Run = Callable[..., Answer]
+Run = Callable[..., Result]
 
 
 @pytest.fixture
 def penstock(db: testing.Database, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The program, in this process, on the test's database."""
+    """Runs the program in this process on the test's database."""
 
-    def run(*arguments: object) -> Answer:
+    def run(*arguments: object) -> Result:
         capsys.readouterr()
-        code = cli.answer(["--database", db.dsn, *map(str, arguments)])
+        code = cli.execute(["--database", db.dsn, *map(str, arguments)])
         out, err = capsys.readouterr()
-        return Answer(code, out, err)
+        return Result(code, out, err)
 
     return run
 
 
 @pytest.fixture
 def priced(db: testing.Database, tenant: UUID) -> Callable[..., UUID]:
-    """A provider with a price of 0.60 a million output tokens; starts jobs of calls of it."""
+    """Starts jobs that call a provider with a price of 0.60 per million output tokens."""
     db.execute("select penstock.define_kind('call')")
     db.execute("select penstock.set_provider(%s, '{\"requests_per_minute\": 600}')", [NAME])
     db.execute("select penstock.set_price(%s, 'output_tokens', 0.60, '{\"per\": 1000000}')", [NAME])
@@ -75,15 +75,15 @@ def run_all(db: testing.Database) -> None:
         db.execute("select penstock.complete_task(%s, 'test')", [task["id"]])
 
 
-def lines(answer: Answer) -> list[list[str]]:
+def lines(answer: Result) -> list[list[str]]:
     assert answer.code == 0, answer.err
     return [line.split() for line in answer.out.splitlines()]
 
 
-# Limits
+# Providers
 
 
-def test_limits_are_listed_with_what_is_in_use(
+def test_providers_are_listed_with_current_usage(
     db: testing.Database, penstock: Run, priced: Callable[..., UUID]
 ) -> None:
     assert penstock("limits", "set", NAME, "concurrency=2", "requests_per_hour=1000").code == 0
@@ -98,7 +98,7 @@ def test_limits_are_listed_with_what_is_in_use(
     assert penstock("limits") == penstock("limits", "ls")
 
 
-def test_a_terminal_shows_bars(
+def test_terminal_shows_usage_bars(
     db: testing.Database, penstock: Run, priced: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.cli.output.is_terminal", lambda: True)
@@ -115,7 +115,7 @@ def test_a_terminal_shows_bars(
     assert "████████ 2,000,000" in penstock("usage", "show", "test").out
 
 
-def test_a_limit_is_set_for_all_or_for_a_tenant(penstock: Run, tenant: UUID) -> None:
+def test_provider_is_set_for_all_tenants_or_one(penstock: Run, tenant: UUID) -> None:
     values = ("requests_per_minute=5", "features=chat,json", "status=maintenance", "tokens_per_hour=none")
     made = penstock("limits", "set", NAME, *values, "-o", "json").json
     assert (made["requests_per_minute"], made["features"], made["state"]) == (
@@ -141,16 +141,18 @@ def test_a_limit_is_set_for_all_or_for_a_tenant(penstock: Run, tenant: UUID) -> 
         (("opne", NAME), (2, "usage")),
     ],
 )
-def test_limits_refuse(penstock: Run, arguments: tuple[str, ...], refusal: tuple[int, str]) -> None:
+def test_invalid_provider_arguments_are_rejected(
+    penstock: Run, arguments: tuple[str, ...], refusal: tuple[int, str]
+) -> None:
     assert penstock("limits", *arguments, "-o", "json").refusal == refusal
 
 
-def test_a_closed_provider_is_opened_and_its_events_tell(db: testing.Database, penstock: Run) -> None:
+def test_closed_provider_is_opened_and_events_are_listed(db: testing.Database, penstock: Run) -> None:
     penstock("limits", "set", NAME)
     signal = '{"status": 429, "exhausted": true, "message": "\\u001b[31mno money"}'
     db.execute("select penstock.report_provider(%s, %s)", [NAME, signal])
     assert "quota exhausted: no money" in penstock("limits").out
-    assert penstock("limits", "open", NAME).err == "Opened.\n"
+    assert penstock("limits", "open", NAME).err == f"Opened {NAME}.\n"
     events = penstock("limits", "events", NAME, "-n", 2)
     assert [row[2] for row in lines(events)] == ["EVENT", "opened", "exhausted"]
     last = events.err.split("--before ")[1].strip()
@@ -161,8 +163,8 @@ def test_a_closed_provider_is_opened_and_its_events_tell(db: testing.Database, p
 # Usage
 
 
-def test_usage_of_a_tenant(db: testing.Database, penstock: Run, tenant: UUID) -> None:
-    assert "Nothing is limited" in penstock("usage").err
+def test_usage_shows_a_tenants_meters(db: testing.Database, penstock: Run, tenant: UUID) -> None:
+    assert "No limits and no usage." in penstock("usage").err
     penstock("plans", "assign", "test", "free")
     db.execute(
         "select penstock.record_usage('{\"pages\": 12.5}', p_tenant_id => %s, p_action => 'ocr')", [tenant]
@@ -183,7 +185,7 @@ def test_usage_of_a_tenant(db: testing.Database, penstock: Run, tenant: UUID) ->
     assert penstock("usage", "-o", "json").refusal == (2, "tenant_missing")
 
 
-def test_limits_and_allowances_of_a_tenant(db: testing.Database, penstock: Run, tenant: UUID) -> None:
+def test_tenant_limits_and_allowances_are_set(db: testing.Database, penstock: Run, tenant: UUID) -> None:
     penstock("plans", "assign", "test", "free")
 
     def limit(*arguments: object) -> Any:
@@ -200,7 +202,7 @@ def test_limits_and_allowances_of_a_tenant(db: testing.Database, penstock: Run, 
     )
     assert penstock("usage", "reset", "test", "pages", "-o", "json").refusal == (2, "confirmation_missing")
     assert penstock("usage", "reset", "test", "pages", "--yes", "--reason", "a gift").err == (
-        "3 pages had been used.\n"
+        "Reset from 3 pages to 0.\n"
     )
     made = penstock("usage", "meter", "stamps", "--period", "day", "--mode", "observe", "-o", "json").json
     assert made == {"name": "stamps", "period": "day", "mode": "observe", "comment": ""}
@@ -224,14 +226,16 @@ def test_limits_and_allowances_of_a_tenant(db: testing.Database, penstock: Run, 
     ],
 )
 @pytest.mark.usefixtures("tenant")
-def test_usage_refuses(penstock: Run, arguments: tuple[str, ...], refusal: tuple[int, str]) -> None:
+def test_invalid_usage_arguments_are_rejected(
+    penstock: Run, arguments: tuple[str, ...], refusal: tuple[int, str]
+) -> None:
     assert penstock("usage", *arguments, "-o", "json").refusal == refusal
 
 
 # Plans
 
 
-def test_plans(db: testing.Database, penstock: Run, tenant: UUID) -> None:
+def test_plans_are_created_changed_and_assigned(db: testing.Database, penstock: Run, tenant: UUID) -> None:
     assert [plan["name"] for plan in penstock("plans", "-o", "json").json] == [
         "free",
         "basic",
@@ -276,8 +280,10 @@ def test_plans(db: testing.Database, penstock: Run, tenant: UUID) -> None:
 # Costs
 
 
-def test_costs(db: testing.Database, penstock: Run, priced: Callable[..., UUID], tenant: UUID) -> None:
-    assert penstock("costs").err == "Nothing was spent.\n"
+def test_costs_are_summed_by_each_field(
+    db: testing.Database, penstock: Run, priced: Callable[..., UUID], tenant: UUID
+) -> None:
+    assert penstock("costs").err == "No costs.\n"
     job_id = priced(2)
     run_all(db)
     [day] = penstock("costs", "-o", "json").json
@@ -296,7 +302,7 @@ def test_costs(db: testing.Database, penstock: Run, priced: Callable[..., UUID],
     assert penstock("costs", "--since", "31.12.", "-o", "json").refusal == (2, "usage")
 
 
-def test_a_line_is_corrected(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
+def test_ledger_entry_is_corrected(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
     job_id = priced()
     run_all(db)
     [line] = penstock("costs", "lines", "--job", job_id, "-o", "json").json
@@ -316,7 +322,7 @@ def test_a_line_is_corrected(db: testing.Database, penstock: Run, priced: Callab
 # Prices
 
 
-def test_prices(penstock: Run, tenant: UUID) -> None:
+def test_prices_are_set_listed_and_compared(penstock: Run, tenant: UUID) -> None:
     assert penstock("prices").err == "No prices.\n"
     penstock("limits", "set", NAME)
     penstock("limits", "set", "other/model")
@@ -359,7 +365,7 @@ def test_prices(penstock: Run, tenant: UUID) -> None:
 # Jobs
 
 
-def test_a_forecast_of_a_file_and_of_a_job(
+def test_forecast_accepts_a_file_or_a_running_job(
     penstock: Run, priced: Callable[..., UUID], tenant: UUID, tmp_path: Path
 ) -> None:
     penstock("usage", "limit", "test", "tokens", MILLION)
@@ -373,7 +379,7 @@ def test_a_forecast_of_a_file_and_of_a_job(
     assert text.code == 0
     assert " to 1.20 USD" in text.out and "1.00 USD may not be enough" in text.out
     assert "2,000,000 of 1,000,000 tokens left: does not fit" in text.out
-    assert "not known: no task of this kind has ended yet" in text.out
+    assert "unknown: no task of this kind has ended yet" in text.out
     assert penstock("jobs", "ls", "-o", "json").json == []
     job_id = priced(2)
     assert penstock("jobs", "forecast", job_id, "-o", "json").json["cost"]["high"] == "1.2"
@@ -392,7 +398,7 @@ def test_a_forecast_of_a_file_and_of_a_job(
     assert penstock("jobs", "forecast", tmp_path / "none.json", "-o", "json").refusal == (2, "usage")
 
 
-def test_why_a_job_waits(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
+def test_why_explains_waiting_tasks(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
     penstock("limits", "set", NAME, "requests_per_minute=1")
     job_id = priced(3)
     db.execute("select penstock.claim_tasks('test', 10)")
@@ -405,16 +411,16 @@ def test_why_a_job_waits(db: testing.Database, penstock: Run, priced: Callable[.
     assert penstock("jobs", "why", uuid4(), "-o", "json").refusal == (5, "unknown_job")
     assert penstock("jobs", "why", job_id, 10**9, "-o", "json").refusal == (5, "unknown_task")
     penstock("jobs", "cancel", job_id)
-    assert penstock("jobs", "why", job_id).err == "No task of it waits.\n"
+    assert penstock("jobs", "why", job_id).err == "No task is waiting.\n"
 
 
-def test_a_budget_is_raised(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
+def test_budget_can_be_raised(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
     job_id = priced(2, budget="0.6")
     run_all(db)
     run_all(db)
     db.execute("select penstock.upkeep()")
     assert "budget: 0.6 of 0.6 USD spent" in penstock("jobs", "ls").out
-    assert penstock("jobs", "budget", job_id, "1.2").err == "a budget of 1.20; 0.60 spent, 0.00 set aside\n"
+    assert penstock("jobs", "budget", job_id, "1.2").err == "Budget: 1.20, 0.60 spent, 0.00 reserved.\n"
     assert penstock("jobs", "budget", job_id, "none", "-o", "json").json == {
         "job_id": str(job_id),
         "cost": "0.6",
@@ -435,4 +441,4 @@ def test_csv_is_safe_to_open_in_a_spreadsheet(penstock: Run) -> None:
     penstock("tenants", "create", "a,b")
     table = list(csv.DictReader(io.StringIO(penstock("tenants", "ls", "-o", "csv").out)))
     assert [line["name"] for line in table] == ['\'=HYPERLINK("x")', "a,b"]
-    assert penstock("jobs", "ls", "-o", "csv") == Answer(0, "", "")
+    assert penstock("jobs", "ls", "-o", "csv") == Result(0, "", "")

@@ -33,7 +33,7 @@ from fastapi import FastAPI
 
 import penstock
 from penstock import App, AsyncClient, Client, Worker, api, db, errors, jobs, storage, testing
-from penstock.client import answers, core, progress, transport, watching
+from penstock.client import core, progress, responses, transport, watching
 from penstock.client import jobs as client_jobs
 from penstock.settings import Settings, settings
 from penstock.types import Job, JobChange, LinkedArtifact
@@ -474,7 +474,7 @@ def asked_of(app: FastAPI) -> set[str]:
     }
 
 
-def test_editors_know_both() -> None:
+def test_both_clients_have_typed_methods() -> None:
     """One body for both, and each with its own types: checked by pyright, and here for what `help` shows."""
 
     def blocking(client: Client) -> None:
@@ -491,11 +491,11 @@ def test_editors_know_both() -> None:
     assert blocking and awaiting
     with Client("http://localhost") as made:
         assert list(inspect.signature(made.jobs.pause).parameters) == ["job_id", "reason"]
-        assert "what runs ends normally" in str(made.jobs.pause.__doc__)
+        assert "Running tasks finish" in str(made.jobs.pause.__doc__)
         assert not inspect.iscoroutinefunction(made.jobs.pause)
 
 
-async def test_the_blocking_one_in_a_running_loop(served: Served, ask: Client) -> None:
+async def test_blocking_client_works_in_a_running_loop(served: Served, ask: Client) -> None:
     """As in a notebook."""
     assert [tenant.name for tenant in ask.tenants.list()] and ask.me().tenants
 
@@ -503,7 +503,7 @@ async def test_the_blocking_one_in_a_running_loop(served: Served, ask: Client) -
 # What goes wrong
 
 
-async def test_errors_are_those_of_the_sdk(served: Served, ann: Person, ask: Client) -> None:
+async def test_client_raises_the_sdk_errors(served: Served, ann: Person, ask: Client) -> None:
     """The same class, code, hint and details, whichever way was taken."""
     job = served.start(ann)
     ask.jobs.cancel(job)
@@ -531,7 +531,7 @@ async def test_errors_are_those_of_the_sdk(served: Served, ann: Person, ask: Cli
             assert (one.status, one.message) == (other.status, other.message)
 
 
-def test_every_error_survives_the_way() -> None:
+def test_every_error_survives_the_round_trip() -> None:
     for row in errors.TABLE:
         error = row.error("why", code="a_code", hint="do", details={"status": "ended", "field": "x"})
         problem = errors.to_problem(error)
@@ -542,7 +542,7 @@ def test_every_error_survives_the_way() -> None:
         assert type(errors.from_problem(row.status, errors.to_problem(row.error()))) is row.error
 
 
-def test_who_may_not(served: Served, ann: Person, ask: Client) -> None:
+def test_missing_permissions_are_reported(served: Served, ann: Person, ask: Client) -> None:
     with Client(served.url, "psk_" + "0" * 64) as stranger, pytest.raises(errors.Unauthenticated) as bad:
         stranger.jobs.get(ann.id)
     assert (bad.value.code, bad.value.status) == ("unauthenticated", 401)
@@ -566,9 +566,7 @@ def test_who_may_not(served: Served, ann: Person, ask: Client) -> None:
         assert narrow.keys.create("loop", "worker").tenant_id is None
 
 
-def test_an_answer_that_is_lost_gives_one_job(
-    served: Served, ann: Person, proxy: Proxy, pauses: list[float]
-) -> None:
+def test_lost_response_starts_one_job(served: Served, ann: Person, proxy: Proxy, pauses: list[float]) -> None:
     """The server had committed; the same key gives what was done, and does nothing twice."""
     served.kind("work")
     proxy.plan = lost("/jobs/start", "/tasks", "/pause", "/keys", "/uploads$", "/finish", "/storage")
@@ -591,7 +589,7 @@ def test_an_answer_that_is_lost_gives_one_job(
     assert len(pauses) == 7
 
 
-def test_busy_servers_are_asked_again(served: Served, ann: Person, proxy: Proxy, pauses: list[float]) -> None:
+def test_busy_server_is_retried(served: Served, ann: Person, proxy: Proxy, pauses: list[float]) -> None:
     answers = iter([
         ("429 Too Many Requests", {"Retry_After": "7"}),
         ("503 Service Unavailable", {}),
@@ -627,7 +625,7 @@ def test_busy_servers_are_asked_again(served: Served, ann: Person, proxy: Proxy,
         ("200 OK", {}, 1, penstock.PenstockError),
     ],
 )  # fmt: skip
-def test_but_not_for_ever_and_not_if_they_mean_it(
+def test_retries_are_bounded_and_only_for_retryable_errors(
     proxy: Proxy,
     pauses: list[float],
     status: str,
@@ -644,7 +642,7 @@ def test_but_not_for_ever_and_not_if_they_mean_it(
         assert refused.value.details["idempotency_key"] == proxy.asked[0].headers["idempotency-key"]  # type: ignore[attr-defined]
 
 
-def test_a_server_that_is_not_there(pauses: list[float]) -> None:
+def test_unreachable_server_is_unavailable(pauses: list[float]) -> None:
     with Client("http://127.0.0.1:1", "k", retries=2) as ask, pytest.raises(penstock.Unavailable):
         ask.me()
     assert len(pauses) == 2
@@ -653,7 +651,7 @@ def test_a_server_that_is_not_there(pauses: list[float]) -> None:
 # Lists
 
 
-def test_pages_come_as_they_are_needed(
+def test_pages_are_fetched_on_demand(
     served: Served, ann: Person, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "PAGE", 2)
@@ -677,11 +675,11 @@ def test_many_tasks_in_one_request(served: Served, ann: Person, ask: Client) -> 
 # Watching
 
 
-def test_a_watch_goes_on_where_it_was_cut(
+def test_watch_resumes_a_broken_stream(
     served: Served, ann: Person, proxy: Proxy, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stream is opened again after the last event that was heard; each state is told once."""
-    monkeypatch.setattr(watching, "_BACK_SECONDS", 0.05)
+    monkeypatch.setattr(watching, "_RECONNECT_SECONDS", 0.05)
     job = served.start(ann, 3)
     streams = iter([Cut(mark=b"data: ")] * 2)
     proxy.plan = lambda asked: next(streams, None) if asked.path.endswith("/events") else None
@@ -700,7 +698,7 @@ def test_a_watch_goes_on_where_it_was_cut(
     assert any("if-none-match" in asked.headers for asked in proxy.seen("GET", f"{job}$"))
 
 
-def test_without_a_stream_it_is_looked(
+def test_watch_polls_without_a_stream(
     served: Served, ann: Person, proxy: Proxy, eventually: Eventually, pauses: list[float]
 ) -> None:
     """Behind what does not let streams through, with tags."""
@@ -718,7 +716,7 @@ def test_without_a_stream_it_is_looked(
     assert len(proxy.seen("GET", "/events$")) < len(looks) / 2
 
 
-def test_a_quiet_wait_asks_nothing_meanwhile(
+def test_wait_sends_no_requests_between_events(
     served: Served, ann: Person, proxy: Proxy, eventually: Eventually
 ) -> None:
     job = served.start(ann, 5)
@@ -731,7 +729,9 @@ def test_a_quiet_wait_asks_nothing_meanwhile(
     assert len(proxy.seen("GET", f"{job}$")) == 2
 
 
-def test_a_wait_outlives_a_restart(served: Served, ann: Person, proxy: Proxy, pauses: list[float]) -> None:
+def test_wait_survives_a_server_restart(
+    served: Served, ann: Person, proxy: Proxy, pauses: list[float]
+) -> None:
     job = served.start(ann)
     answers = iter([None, Cut(mark=b"data: "), *["503 Service Unavailable"] * 8])
 
@@ -749,15 +749,15 @@ def test_a_wait_outlives_a_restart(served: Served, ann: Person, proxy: Proxy, pa
     assert len(proxy.seen("GET", "/events$")) > 2
 
 
-def test_a_wait_has_an_end(served: Served, ann: Person, ask: Client) -> None:
+def test_wait_stops_after_timeout(served: Served, ann: Person, ask: Client) -> None:
     job = served.start(ann)
-    with pytest.raises(penstock.TimedOut, match=r"has not ended within 0\.2 s"):
+    with pytest.raises(penstock.TimedOut, match=r"did not end within 0\.2 s"):
         ask.jobs.wait(job, 0.2)
     with pytest.raises(penstock.Invalid):
         ask.jobs.wait(job, "soon")
 
 
-async def test_many_waits_at_once(served: Served, ann: Person) -> None:
+async def test_many_waits_run_concurrently(served: Served, ann: Person) -> None:
     async with AsyncClient(served.url, served.key("member", ann.tenant)) as ask:
         started = await asyncio.gather(*(ask.jobs.start("draw", {"text": str(n)}) for n in range(5)))
         waits = [asyncio.create_task(job.wait("20s")) for job in started]
@@ -767,7 +767,7 @@ async def test_many_waits_at_once(served: Served, ann: Person) -> None:
         assert list((await started[0].outputs()).values()) == ["ok"]
 
 
-def test_the_parser_of_events() -> None:
+def test_event_parser_reads_events() -> None:
     async def lines() -> AsyncGenerator[str]:
         for line in (
             ": hi",
@@ -784,8 +784,8 @@ def test_the_parser_of_events() -> None:
         ):
             yield line
 
-    found = list(transport.iterate(answers.parsed(lines())))
-    assert found == [None, answers.Event("1", "progress", {}), answers.Event("1", "message", 2)]
+    found = list(transport.iterate(responses.parsed(lines())))
+    assert found == [None, responses.Event("1", "progress", {}), responses.Event("1", "message", 2)]
 
 
 # Progress
@@ -796,7 +796,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_on_a_terminal(
+def test_wait_shows_progress_on_a_terminal(
     served: Served, ann: Person, ask: Client, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Phases, percent, cost of the budget, and the reason for waiting; nothing that steers the terminal."""
@@ -804,7 +804,7 @@ def test_a_bar_on_a_terminal(
     monkeypatch.setattr("sys.stderr", screen)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr(progress, "_ASK_SECONDS", 0)
+    monkeypatch.setattr(progress, "_FETCH_SECONDS", 0)
     name = "ann/slow"
     served.db.execute('select penstock.set_provider(%s, \'{"status": "maintenance"}\')', [name])
     served.db.execute("select penstock.set_price(%s, 'requests', 0.25)", [name])
@@ -827,7 +827,7 @@ def test_a_bar_on_a_terminal(
     assert "0.00 of 2.00 spent" in shown and "0.25 of 2.00 spent" in shown
 
 
-def test_no_bar_elsewhere(
+def test_wait_shows_no_progress_without_a_terminal(
     served: Served, ann: Person, ask: Client, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = served.start(ann)
@@ -840,7 +840,7 @@ def test_no_bar_elsewhere(
 
 
 @pytest.mark.parametrize("how", ["path", "bytes", "stream", "pipe"])
-def test_a_file_goes_up_and_comes_down(
+def test_file_is_uploaded_and_downloaded(
     served: Served, ann: Person, proxy: Proxy, tmp_path: Path, how: str
 ) -> None:
     """The key is shown to the API alone; the storage gets the signed URL."""
@@ -863,7 +863,7 @@ def test_a_file_goes_up_and_comes_down(
         assert not {"authorization", "apikey", "cookie", "idempotency-key"} & set(asked.headers)
 
 
-def test_a_download_that_breaks_goes_on(
+def test_broken_download_resumes(
     served: Served, ann: Person, proxy: Proxy, tmp_path: Path, pauses: list[float]
 ) -> None:
     """By ranges, within a call and from call to call; and the file is there only when it is whole."""
@@ -896,7 +896,7 @@ def test_a_download_that_breaks_goes_on(
         assert sorted(path.name for path in tmp_path.glob("*.pdf*")) == ["a.pdf", "b.pdf"]
 
 
-def test_bytes_that_are_not_the_file_are_refused(
+def test_wrong_digest_is_rejected(
     served: Served, ann: Person, ask: Client, tmp_path: Path, api_settings: Settings
 ) -> None:
     kept = ask.artifacts.upload(PDF, name="../../etc/pass wd.pdf")
@@ -911,7 +911,7 @@ def test_bytes_that_are_not_the_file_are_refused(
     assert not list(tmp_path.glob("x.pdf*"))
 
 
-def test_files_in_a_bucket(
+def test_files_are_transferred_through_s3(
     served: Served, ann: Person, ask: Client, bucket: storage.Bucket, tmp_path: Path
 ) -> None:
     """With the bucket's own URLs, byte for byte as they were signed."""
@@ -923,7 +923,7 @@ def test_files_in_a_bucket(
     assert ask.artifacts.download(kept, tmp_path / "a.pdf").read_bytes() == PDF
 
 
-def test_a_large_output_is_read_back(
+def test_large_output_is_loaded_from_its_file(
     db: testing.Database,
     served: Served,
     ann: Person,
@@ -947,7 +947,7 @@ def test_a_large_output_is_read_back(
 # Care
 
 
-def test_the_key_is_kept(
+def test_key_is_never_printed_or_leaked(
     served: Served,
     ann: Person,
     caplog: pytest.LogCaptureFixture,
@@ -976,7 +976,7 @@ def test_the_key_is_kept(
     "url",
     ["http://jobs.example.org", "http://10.0.0.1", "http://localhost.example.org", "http://[::ffff:8.8.8.8]"],
 )
-def test_a_key_does_not_go_over_the_network_as_plain_text(url: str) -> None:
+def test_key_is_not_sent_unencrypted(url: str) -> None:
     with pytest.raises(penstock.Invalid) as refused:
         Client(url, "k")
     assert refused.value.code == "insecure_url"
@@ -995,13 +995,13 @@ def test_a_key_does_not_go_over_the_network_as_plain_text(url: str) -> None:
         ("https://jobs.example.org", "schlüssel"),
     ],
 )
-def test_what_is_no_address_and_no_key(url: str, key: str) -> None:
+def test_invalid_url_and_key_are_rejected(url: str, key: str) -> None:
     with pytest.raises(penstock.Invalid) as refused:
         Client(url, key)
     assert "password" not in str(refused.value) and "Evil" not in str(refused.value)
 
 
-def test_where_settings_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """An argument, or the variable."""
     monkeypatch.setenv("PENSTOCK_URL", "https://one.example.org/")
     monkeypatch.setenv("PENSTOCK_KEY", "from-there\n")
@@ -1018,7 +1018,7 @@ def test_where_settings_come_from(monkeypatch: pytest.MonkeyPatch) -> None:
         settings.cache_clear()
 
 
-def test_nothing_leads_elsewhere(proxy: Proxy) -> None:
+def test_redirects_are_not_followed(proxy: Proxy) -> None:
     proxy.plan = lambda asked: asked.answer("404 Not Found")
     with Client(proxy.url, "k") as ask:
         for wrong in ("../keys", "x/../../healthz", "", "*"):
@@ -1030,7 +1030,7 @@ def test_nothing_leads_elsewhere(proxy: Proxy) -> None:
     assert core.path("/api/{}/x", "../a?b") == "/api/%2E%2E%2Fa%3Fb/x"
 
 
-def test_answers_without_an_end_are_refused(proxy: Proxy) -> None:
+def test_endless_responses_are_rejected(proxy: Proxy) -> None:
     body = json.dumps({"items": ["x" * 5000], "next": None})
     proxy.plan = lambda asked: asked.answer("200 OK", body, Content_Type="application/json")
     with Client(proxy.url, "k", max_bytes=4000) as ask, pytest.raises(errors.TooLarge) as refused:
@@ -1042,7 +1042,7 @@ def test_answers_without_an_end_are_refused(proxy: Proxy) -> None:
         ask.me()
 
 
-def test_a_signed_url_is_not_less_safe_than_the_api() -> None:
+def test_http_file_url_is_rejected_if_the_api_uses_https() -> None:
     with Client("https://jobs.example.org", "k") as ask:
         send = vars(ask)["_core"].signed_request
         with pytest.raises(penstock.Invalid):
@@ -1057,7 +1057,7 @@ def test_a_signed_url_is_not_less_safe_than_the_api() -> None:
     assert "authorization" not in request.headers
 
 
-def test_a_client_is_light() -> None:
+def test_client_imports_are_light() -> None:
     """It loads no driver of a database, and no server."""
     heavy = "psycopg", "fastapi", "obstore", "penstock.app", "penstock.db"
     script = (
@@ -1067,7 +1067,7 @@ def test_a_client_is_light() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_the_page_runs(
+def test_client_docs_run(
     db: testing.Database, api_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """docs/client.md from top to bottom; whoever waits there lets a worker run first."""

@@ -94,7 +94,7 @@ def test_what_is_something_else_is_refused(name: str, head: bytes) -> None:
     assert caught.value.code == "wrong_type"
 
 
-def test_a_file_of_no_declared_type_gets_the_one_it_has() -> None:
+def test_undeclared_type_is_detected() -> None:
     assert content.check(content.ANY, PDF) == "application/pdf"
     assert content.check(content.ANY, b"\x00\x01\x02") == content.ANY
     # What nobody can tell by the first bytes is taken as it is said to be.
@@ -104,7 +104,7 @@ def test_a_file_of_no_declared_type_gets_the_one_it_has() -> None:
 @pytest.mark.parametrize(
     "text", ["", "pdf", "a/b/c", "text/html\r\nX: y", "ä/b", "/", "text/", "x" * 70 + "/y"]
 )
-def test_what_is_no_content_type_is_refused(text: str) -> None:
+def test_invalid_content_types_are_rejected(text: str) -> None:
     with pytest.raises(Invalid) as caught:
         content.known(text)
     assert caught.value.code == "invalid_content_type"
@@ -128,20 +128,20 @@ def test_what_is_no_content_type_is_refused(text: str) -> None:
         ("x" * 300, "x" * 200),
     ],
 )
-def test_names_are_for_people_and_harm_nothing(given: str, kept: str) -> None:
+def test_file_names_are_cleaned(given: str, kept: str) -> None:
     assert content.clean_name(given) == kept
 
 
 @pytest.mark.parametrize(
     "name", ["text/html", "image/svg+xml", "application/xhtml+xml", "text/xml", "x/y", content.ANY]
 )
-def test_what_could_run_is_only_handed_out_to_keep(name: str) -> None:
+def test_active_content_is_never_inline(name: str) -> None:
     shown = content.headers(name, "page")
     assert shown["Content-Disposition"].startswith("attachment;")
     assert name not in ("text/html", "image/svg+xml") or shown["Content-Type"] == content.ANY
 
 
-def test_headers_hold_any_name() -> None:
+def test_headers_accept_any_file_name() -> None:
     shown = content.headers("application/pdf", 'Bericht "Mai"; 世界.pdf')
     assert shown == {
         "Content-Type": "application/pdf",

@@ -109,7 +109,7 @@ def test_no_prepared_statements_so_that_poolers_work(db: testing.Database) -> No
 def test_settings_come_from_the_environment() -> None:
     assert settings.read({}) == settings.Settings()
     assert settings.read({"DATABASE_URL": "", "PENSTOCK_LISTEN": "off"}).listen == "off"
-    with pytest.raises(Invalid, match="PENSTOCK_LISTEN is 'maybe'"):
+    with pytest.raises(Invalid, match="PENSTOCK_LISTEN must be auto, on or off"):
         settings.read({"PENSTOCK_LISTEN": "maybe"})
 
 

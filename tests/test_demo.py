@@ -1,4 +1,4 @@
-"""`penstock demo`: a book is made, watched, and there to be read and heard."""
+"""`penstock demo` makes a book, shows its progress, and stores PDFs and MP3s."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def environment(db: testing.Database, tmp_path: Path) -> dict[str, str]:
         "PENSTOCK_API_URL": server.ensure_login(db.dsn),
         "PENSTOCK_HOME": str(tmp_path),
         "COLUMNS": "120",
-        # Where the environment names a proxy or a real provider, the simulator is used all the same.
+        # The demo uses the simulator even if the environment names a proxy or a real provider.
         "http_proxy": "http://127.0.0.1:9",
         "HTTP_PROXY": "http://127.0.0.1:9",
         "READING_MODEL": "openai/gpt-5",
@@ -50,9 +50,9 @@ def test_it_makes_the_book_without_a_terminal_and_then_on_one(
     without_a_terminal(db, environment, tmp_path)
     shown, code = on_a_terminal(db, environment, tmp_path, eventually)
     assert code == 0
-    assert "█" in shown and "typesetting" in shown and "100 %" in shown and "of 0.25 USD" in shown
+    assert "█" in shown and "typesetting" in shown and "100%" in shown and "of 0.25 USD" in shown
     assert "is waiting: simulator/gpt-demo" in shown and "cost: " in shown
-    assert re.search(r"; time about \d+ s", shown), "how long it takes is known from the first time"
+    assert re.search(r", duration about \d+ s", shown), "the first run gives an estimate of the duration"
     assert len(db.execute("select 1 from penstock.prices")) == 2
 
 
@@ -62,30 +62,30 @@ def without_a_terminal(db: testing.Database, environment: dict[str, str], tmp_pa
     )
     shown = done.stdout
     assert done.returncode == 0, shown + done.stderr
-    assert "files: 16 PDFs, 16 MP3s, the whole book and its metadata" in shown
-    for name, head in (("read it", b"%PDF-"), ("hear it", b"\xff")):
-        [place] = re.findall(rf"^  {name}  (.+)$", shown, re.M)
+    assert "files: 16 PDFs, 16 MP3s, the complete book and its metadata" in shown
+    for name, head in (("book", b"%PDF-"), ("audio", b"\xff")):
+        [place] = re.findall(rf"^  {name} +(.+)$", shown, re.M)
         assert Path(place).read_bytes().startswith(head)
-    [folder] = re.findall(r"^  all +(.+)$", shown, re.M)
+    [folder] = re.findall(r"^  folder +(.+)$", shown, re.M)
     ends = Counter(path.suffix for path in Path(folder).rglob("*.*"))
     assert ends == {".pdf": 17, ".mp3": 16, ".json": 17}
-    assert re.search(r"^since the command: [\d.]+ s to the first PDF, [\d.]+ s to the end$", shown, re.M)
+    assert re.search(r"^since start: first PDF after [\d.]+ s, everything after [\d.]+ s$", shown, re.M)
 
-    percents = [int(found) for found in re.findall(r"^ *(\d+) %", shown, re.M)]
+    percents = [int(found) for found in re.findall(r"^ *(\d+)%", shown, re.M)]
     assert percents == sorted(percents) and percents[-1] == 100 and len(percents) > 3
     [job] = db.execute("select * from penstock.job_list")
     assert (job["status"], job["percent"], job["succeeded"], job["total"]) == ("completed", 100, 50, 50)
     assert str(job["id"]) in shown
     assert [row["state"] for row in db.execute("select state from penstock.worker_list")] == ["stopped"]
 
-    [(low, high)] = re.findall(r"^forecast: ([\d.]+) to ([\d.]+) USD of a budget of 0.25 USD", shown, re.M)
+    [(low, high)] = re.findall(r"^forecast: ([\d.]+) to ([\d.]+) USD \(budget 0.25 USD\)", shown, re.M)
     [cost] = re.findall(r"^cost: ([\d.]+) of 0.25 USD", shown, re.M)
     assert 0 < Decimal(low) <= Decimal(cost) <= Decimal(high) <= Decimal("0.25")
-    assert "time not known: no task of this kind has ended yet" in shown
+    assert "duration unknown: no task of this kind has ended yet" in shown
     assert "is waiting: simulator/gpt-demo concurrency, 3 running" in shown
-    assert "provider: 17 calls, 1 of them refused, 3 at a time at most" in shown
-    assert "waited for: simulator/gpt-demo" in shown
-    assert db.execute("select 1 from penstock.attempts") == [], "a refusal costs no attempt"
+    assert "provider: 17 calls, 1 rejected with 429, at most 3 concurrent" in shown
+    assert "tasks waited for: simulator/gpt-demo" in shown
+    assert db.execute("select 1 from penstock.attempts") == [], "a 429 uses no attempt"
     assert db.execute("select * from penstock.check_accounts()") == []
     [spent] = db.execute("select sum(base_amount) as cost from penstock.cost_entries")
     assert abs(spent["cost"] - Decimal(cost)) <= Decimal("0.0001")
@@ -97,7 +97,7 @@ def without_a_terminal(db: testing.Database, environment: dict[str, str], tmp_pa
 def on_a_terminal(
     db: testing.Database, environment: dict[str, str], folder: Path, eventually: Any
 ) -> tuple[str, int | None]:
-    """What it shows until all is done; in between the links are opened. And how it ends."""
+    """Output on a terminal until the job is done, after opening the links; and the exit code."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command(db),
@@ -113,11 +113,11 @@ def on_a_terminal(
         while "until Ctrl-C" not in shown:
             shown += os.read(ours, 65536).decode(errors="replace")
         with httpx.Client(trust_env=False, follow_redirects=True) as client:
-            for name, kind in (("read it", "application/pdf"), ("hear it", "audio/mpeg")):
-                [url] = re.findall(rf"  {name}  (http\S+)", shown)
+            for name, kind in (("book", "application/pdf"), ("audio", "audio/mpeg")):
+                [url] = re.findall(rf"  {name} +(http\S+)", shown)
                 answer = client.get(url)
                 assert (answer.status_code, answer.headers["content-type"]) == (200, kind)
-            [login] = re.findall(r"^dashboard (http\S+)", shown, re.M)
+            [login] = re.findall(r"^dashboard: (http\S+)", shown, re.M)
             answer = client.get(login)
             assert answer.status_code == 200 and "Overview" in answer.text
         assert process.poll() is None

@@ -120,10 +120,10 @@ def dev(db: testing.Database, tmp_path: Path) -> Iterator[Callable[..., Running]
         running.ended()
 
 
-def test_a_program_and_a_browser_can_use_it_at_once(
+def test_dev_serves_a_program_and_a_browser(
     db: testing.Database, dev: Callable[..., Running], eventually: Eventually
 ) -> None:
-    """The printed key starts a job, which finishes; the printed link logs a browser in; Ctrl-C ends it all."""
+    """The printed key starts a job, which completes; the printed link logs a browser in; Ctrl-C stops dev."""
     running = dev("some_app:app")
     url = running.word(r"export PENSTOCK_URL=(\S+) PENSTOCK_KEY=", eventually)
     key = running.word(r"PENSTOCK_KEY=(psk_\w+)", eventually)
@@ -150,33 +150,33 @@ def test_a_program_and_a_browser_can_use_it_at_once(
         assert client.post("/api/jobs/start", json=JOB, headers=own).status_code == 201
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.ended() == 0
-    assert "The API and the worker have ended." in running.text
+    assert "Stopped the API and the worker." in running.text
     assert "Traceback" not in running.text
     [kept] = db.execute("select revoked_at is not null as is_over from penstock.api_keys")
-    assert kept["is_over"], "the key ends with it"
+    assert kept["is_over"], "the key is revoked on exit"
     said, _, log = running.text.partition("worker.started")
     for secret in (key, link.partition("=")[2]):
         assert secret in said and secret not in log
 
 
 @pytest.mark.parametrize("victim", ["api", "worker", "both"])
-def test_if_one_breaks_down_all_of_it_ends(
+def test_failure_of_api_or_worker_stops_both(
     dev: Callable[..., Running], eventually: Eventually, victim: str
 ) -> None:
-    # The test's database has fsync off, on which a worker does not start by itself.
+    # A worker refuses to start on the test server, which runs without fsync.
     unsafe = {"PENSTOCK_ALLOW_UNSAFE": "" if victim == "worker" else "1"}
     running = dev("some_app:app", **unsafe)
     url = running.word(r"export PENSTOCK_URL=(\S+)", eventually)
     if victim == "worker":
         assert running.ended() == 1
-        assert "The worker broke down: everything ends." in running.text
+        assert "The worker failed. Stopping." in running.text
         assert "would lose acknowledged work" in running.text
     else:
         assert httpx.get(f"{url}/healthz", timeout=30).status_code == 200
         child = running.api_process
         os.kill(child if victim == "api" else running.process.pid, signal.SIGKILL)
         assert running.ended() == (1 if victim == "api" else -signal.SIGKILL)
-        assert ("The API ended by itself (by SIGKILL)" in running.text) == (victim == "api")
+        assert ("The API stopped unexpectedly (by SIGKILL)" in running.text) == (victim == "api")
         assert ("penstock dev has died" in running.text) == (victim == "both")
 
     def is_gone() -> bool:
@@ -186,28 +186,28 @@ def test_if_one_breaks_down_all_of_it_ends(
             return True
         return False
 
-    eventually(is_gone, "nobody listens any more")
+    eventually(is_gone, "the port is closed")
 
 
-# What is refused
+# Rejected requests
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])  # noqa: S104 nothing is bound
-def test_a_public_address_is_refused(
+def test_public_address_is_rejected(
     db: testing.Database, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
     for command in ("dev", "serve"):
-        assert cli.answer([command, "--host", host, "--port", "0", "--database", db.dsn, "-o", "json"]) == 2
+        assert cli.execute([command, "--host", host, "--port", "0", "--database", db.dsn, "-o", "json"]) == 2
         assert '"code": "unsafe_address"' in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken() -> None:
+def test_used_port_is_reported() -> None:
     with server.bind("127.0.0.1", 0) as taken, pytest.raises(Exception, match="already in use") as refusal:
         server.bind("127.0.0.1", taken.getsockname()[1])
     assert getattr(refusal.value, "code", None) == "address_in_use"
 
 
-async def test_a_database_elsewhere_is_asked_about(
+async def test_remote_database_needs_confirmation(
     db: testing.Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -237,10 +237,10 @@ async def test_a_database_elsewhere_is_asked_about(
         port = forwarding.sockets[0].getsockname()[1]
         dsn = db.tcp_dsn.replace(found[0], f"@{host}:{port}/")
         command = ["dev", "--port", "0", "--database", dsn, "-o", "json"]
-        assert await asyncio.to_thread(cli.answer, command) == 2
+        assert await asyncio.to_thread(cli.execute, command) == 2
         await asyncio.wait(ended)
     said = capsys.readouterr().err
-    assert "confirmation_missing" in said and f"This database is on {host}" in said
+    assert "confirmation_missing" in said and f"The database is on {host}" in said
 
 
 @pytest.fixture
@@ -261,7 +261,7 @@ def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iter
         yield made
 
 
-def test_only_pages_of_its_own_may_change_something(client: TestClient) -> None:
+def test_only_own_pages_may_change_data(client: TestClient) -> None:
     """Browsers send cookies by themselves: also for a page of another site, or another port of this host."""
     job = {"type": "report", "tasks": [{"kind": "work"}]}
     good: list[dict[str, str]] = [
@@ -297,7 +297,7 @@ def test_only_pages_of_its_own_may_change_something(client: TestClient) -> None:
     assert len(jobs) == len(good)
 
 
-def test_only_this_machine_is_answered(client: TestClient, developer: Development) -> None:
+def test_requests_from_other_machines_are_rejected(client: TestClient, developer: Development) -> None:
     """Another name may lead here (DNS rebinding), and a proxy speaks for somebody else."""
     login = f"/dev/login?token={developer.token}"
     for name in ("localhost", "LOCALHOST:1", "127.0.0.1", "127.1.2.3:80", "[::1]:8080", "[::1]"):
@@ -322,7 +322,7 @@ def test_only_this_machine_is_answered(client: TestClient, developer: Developmen
         assert elsewhere.get(login).status_code == 403
 
 
-def test_sessions_that_are_none(
+def test_invalid_sessions_are_rejected(
     client: TestClient, developer: Development, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = client.cookies[developer.cookie]
@@ -346,7 +346,7 @@ def test_sessions_that_are_none(
     assert client.get("/api/me", headers={"Cookie": f"{developer.cookie}={value}"}).status_code == 401
 
 
-def test_no_other_server_takes_a_cookie(
+def test_session_cookie_works_only_in_development(
     client: TestClient, db: testing.Database, tmp_path: Path, developer: Development
 ) -> None:
     """The login and its sessions are there for development only."""
@@ -359,7 +359,7 @@ def test_no_other_server_takes_a_cookie(
         assert public.get("/dev/login", params={"token": developer.token}).status_code == 404
 
 
-def test_a_login_that_cannot_be_made_is_asked_for(db: testing.Database) -> None:
+def test_missing_api_login_is_reported(db: testing.Database) -> None:
     """Over TCP the server wants a password, which a login that we make has not."""
     with pytest.raises(Invalid) as refusal:
         server.with_development_login(Settings(database_url=db.tcp_dsn))

@@ -1,4 +1,4 @@
-"""The doctor: what it finds, one ailment at a time."""
+"""`penstock doctor`: the finding of each check."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ async def examine(db: testing.Database) -> dict[str, Check]:
     return {check.name: check for check in await doctor.examine(db.dsn)}
 
 
-async def test_everything_is_looked_at(db: testing.Database) -> None:
+async def test_all_checks_run(db: testing.Database) -> None:
     found = await examine(db)
     assert list(found) == [
         "database", "durability", "clock", "transactions", "vacuum", "LISTEN", "schema",
         "maintenance", "workers", "backlog", "chores", "schedules",
     ]  # fmt: skip
-    # The tests' server has no fsync and no autovacuum, and the tests' clock is not the declared one.
+    # The test server runs without fsync and autovacuum, and its clock function differs from the schema's.
     wrong = {name: check.state for name, check in found.items() if check.state != "ok"}
     assert wrong == {"durability": "fail", "vacuum": "warn", "schema": "fail"}
     assert all(check.action for check in found.values() if check.state != "ok")
 
 
-async def test_work_that_nobody_does(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
+async def test_unhandled_tasks_and_overdue_schedules_are_warnings(
+    db: testing.Database, tenant: UUID, clock: testing.Clock
+) -> None:
     db.execute("select penstock.define_kind('audio')")
     db.execute("select penstock.report_worker('w1', '{\"kinds\": [\"text\"]}')")
     options = json.dumps({"tenant_id": str(tenant)})
     [job] = db.execute("select penstock.start_job('t', '{}', '[{\"kind\": \"audio\"}]', %s) as id", [options])
-    assert "none of them runs audio" in (await examine(db))["workers"].finding
+    assert "no worker handles audio" in (await examine(db))["workers"].finding
     db.execute("select penstock.pause_job(%s)", [job["id"]])
     db.execute(
         "insert into penstock.schedules (tenant_id, name, cron, job_type, next_run_at, created_at)"
@@ -44,23 +46,23 @@ async def test_work_that_nobody_does(db: testing.Database, tenant: UUID, clock: 
         name: found[name].state for name in ("workers", "backlog", "chores", "schedules", "maintenance")
     }
     assert set(states.values()) == {"warn"}
-    assert "nightly should have run 2 h ago" in found["schedules"].finding
+    assert "nightly was due 2 h ago" in found["schedules"].finding
 
 
-async def test_a_worker_that_went_silent(db: testing.Database, clock: testing.Clock) -> None:
+async def test_unresponsive_worker_is_a_warning(db: testing.Database, clock: testing.Clock) -> None:
     db.execute("select penstock.report_worker('w1', '{}')")
     clock.advance(minutes=2)
     check = (await examine(db))["workers"]
     assert check.state == "warn"
-    assert "w1 was last heard" in check.finding
+    assert "w1 last responded" in check.finding
 
 
-async def test_a_transaction_left_open(db: testing.Database) -> None:
+async def test_open_transaction_is_reported(db: testing.Database) -> None:
     with db.connect().transaction():
         assert "has been open for 0 s" in (await examine(db))["transactions"].finding
 
 
-async def test_a_database_without_the_schema(server: testing.Server) -> None:
+async def test_missing_schema_fails(server: testing.Server) -> None:
     name = server.create()
     try:
         checks = await doctor.examine(server.dsn(name))
@@ -71,13 +73,13 @@ async def test_a_database_without_the_schema(server: testing.Server) -> None:
     assert "penstock migrate" in (checks[-1].action or "")
 
 
-async def test_no_database() -> None:
+async def test_unreachable_database_fails() -> None:
     [check] = await doctor.examine("postgresql://nobody@127.0.0.1:1/x")
     assert (check.name, check.state) == ("database", "fail")
 
 
-def test_versions() -> None:
-    """S17: a server whose row security can be got around is named."""
+def test_old_postgresql_versions_are_reported() -> None:
+    """S17: doctor reports a server version whose row-level security can be bypassed."""
     found = {
         number: doctor._version(number, "").state
         for number in (140022, 150013, 150014, 160009, 170006, 180000, 190001)

@@ -1,4 +1,4 @@
-"""One table maps SQLSTATE, exception, HTTP status and exit code, and what the database says follows it."""
+"""One table maps SQLSTATE, exception, HTTP status and exit code; database errors are translated by it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from penstock import db, errors
 
 
-def test_every_exception_is_drawn_and_has_its_line_in_the_table() -> None:
+def test_every_exception_is_documented_and_in_the_table() -> None:
     found = {errors.PenstockError}
     for error in list(found):
         found |= set(error.__subclasses__())
     found |= {child for error in found for child in error.__subclasses__()}
     assert {row.error for row in errors.TABLE} == found
     for error in found:
-        assert f"{error.__name__} " in (errors.__doc__ or ""), "draw it in the module's docstring"
+        assert f"{error.__name__} " in (errors.__doc__ or ""), "list it in the module's docstring"
         assert error.__doc__ and error().message == error.__doc__
 
 
@@ -30,7 +30,9 @@ OURS = [row for row in errors.TABLE if f"PT{row.status}" in row.sqlstates]
 
 
 @pytest.mark.parametrize("row", OURS, ids=lambda row: row.code)
-def test_a_refusal_arrives_with_everything_it_said(conn: db.SyncConnection, row: errors.Row) -> None:
+def test_database_error_keeps_message_code_hint_and_details(
+    conn: db.SyncConnection, row: errors.ErrorRow
+) -> None:
     raised = (
         f"raise exception using errcode = 'PT{row.status}', message = 'no', hint = 'wait',"
         """ detail = '{"code": "too_soon", "retry_after": 2.5, "limit": 7}'"""
@@ -54,7 +56,7 @@ def test_a_refusal_arrives_with_everything_it_said(conn: db.SyncConnection, row:
         ("selec", None),
     ],
 )
-def test_what_postgresql_itself_says_is_understood(
+def test_postgresql_errors_are_translated(
     conn: db.SyncConnection, statement: str, expected: type[errors.PenstockError] | None
 ) -> None:
     with pytest.raises(psycopg.Error) as caught, conn.transaction():
@@ -65,7 +67,7 @@ def test_what_postgresql_itself_says_is_understood(
         assert error.details == {}
 
 
-def test_a_detail_that_is_not_json_is_no_second_error(conn: db.SyncConnection) -> None:
+def test_detail_that_is_not_json_is_ignored(conn: db.SyncConnection) -> None:
     with pytest.raises(psycopg.Error) as caught, conn.transaction():
         conn.execute("do $$ begin raise exception 'no' using errcode = 'PT409', detail = 'because'; end $$")
     error = errors.from_database(caught.value)

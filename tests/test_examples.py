@@ -148,7 +148,7 @@ def test_the_guide_to_money_runs(
                 case "console":
                     for line in part.splitlines():
                         assert line.startswith("$ penstock ")
-                        assert cli.answer(shlex.split(line)[2:]) == 0, (line, capsys.readouterr().err)
+                        assert cli.execute(shlex.split(line)[2:]) == 0, (line, capsys.readouterr().err)
                 case _:
                     pytest.fail(f"{language} is not run")
     finally:

@@ -19,21 +19,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def test_a_copy_runs_by_itself_under_its_own_name(
+async def test_copied_app_runs_under_its_new_name(
     folder: Path,
     db: testing.Database,
     drain: testing.Drain,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert cli.answer(["init", "--app", "reading", "my_book"]) == 0
+    assert cli.execute(["init", "--app", "reading", "my_book"]) == 0
     told = capsys.readouterr().err
     assert "penstock dev my_book.app:app" in told and "python -m my_book" in told
     source = Path(apps.__path__[0]) / "reading"
     kept = {path.name for path in source.iterdir() if path.name != "__pycache__"}
     assert {path.name for path in (folder / "my_book").iterdir()} == kept
     assert not any("penstock.apps.reading" in path.read_text() for path in (folder / "my_book").rglob("*.*"))
-    assert os.listdir(folder) == ["my_book"], "nothing is left of the work"
+    assert os.listdir(folder) == ["my_book"], "no temporary files are left"
 
     monkeypatch.syspath_prepend(folder)
     copy: Any = importlib.import_module("my_book.app")
@@ -48,10 +48,10 @@ async def test_a_copy_runs_by_itself_under_its_own_name(
     assert (folder / "files" / book["pdf"]["path"]).read_bytes().startswith(b"%PDF-")
 
 
-def test_a_copy_brings_its_sql_along(
+def test_copied_app_includes_its_sql(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.answer(["init", "--app", "video_ideas", "my_videos"]) == 0
+    assert cli.execute(["init", "--app", "video_ideas", "my_videos"]) == 0
     monkeypatch.syspath_prepend(folder)
     copy: Any = importlib.import_module("my_videos.app")
     assert copy.app.own.folder == folder / "my_videos/sql" and (copy.app.own.folder / "views.sql").is_file()
@@ -60,24 +60,24 @@ def test_a_copy_brings_its_sql_along(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--app", "none"], 2, "There are: "),
-        (["--app", "../reading"], 2, "There are: "),
-        (["--app", "reading", "there"], 6, "stays as it is"),
-        (["--app", "reading", "empty"], 6, "stays as it is"),
-        (["--app", "reading", "my-book"], 2, "cannot be called"),
-        (["--app", "reading", "class"], 2, "cannot be called"),
-        (["--app", "reading", "."], 2, "cannot be called"),
-        (["--app", "reading", "json"], 6, "would hide yours"),
-        (["--app", "reading", "penstock"], 6, "would hide yours"),
-        (["--app", "reading", "no/such/book"], 2, "There is no folder"),
+        (["--app", "none"], 2, "Available apps: "),
+        (["--app", "../reading"], 2, "Available apps: "),
+        (["--app", "reading", "there"], 6, "already exists"),
+        (["--app", "reading", "empty"], 6, "already exists"),
+        (["--app", "reading", "my-book"], 2, "invalid package name"),
+        (["--app", "reading", "class"], 2, "invalid package name"),
+        (["--app", "reading", "."], 2, "invalid package name"),
+        (["--app", "reading", "json"], 6, "would shadow yours"),
+        (["--app", "reading", "penstock"], 6, "would shadow yours"),
+        (["--app", "reading", "no/such/book"], 2, "does not exist"),
     ],
 )
-def test_it_overwrites_nothing_and_says_what_is_wrong(
+def test_init_rejects_bad_targets_and_overwrites_nothing(
     folder: Path, arguments: list[str], code: int, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "there").write_text("mine")
     (folder / "empty").mkdir()
-    assert cli.answer(["init", *arguments]) == code
+    assert cli.execute(["init", *arguments]) == code
     assert says in capsys.readouterr().err
     assert sorted(path.name for path in folder.rglob("*")) == ["empty", "there"]
     assert (folder / "there").read_text() == "mine"

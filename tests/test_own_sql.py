@@ -131,7 +131,7 @@ def test_the_command_line_applies_checks_and_prints_it(
     monkeypatch.syspath_prepend(folder.parent)
 
     def run(*words: str) -> tuple[int, str]:
-        code = cli.answer(["migrate", "boxes_app", *words, "--database", db.dsn])
+        code = cli.execute(["migrate", "boxes_app", *words, "--database", db.dsn])
         said = capsys.readouterr()
         return code, said.out + said.err
 

@@ -95,7 +95,7 @@ def test_ranges_are_read_and_written(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "!A1", "Ideas!", "'Ideas'!", "a!b!c", "'open!A1", "Ideas!A0", "Ideas!A1:B2:C3"]
 )
-def test_what_is_no_range(text: str) -> None:
+def test_invalid_ranges_are_rejected(text: str) -> None:
     with pytest.raises(Invalid) as caught:
         a1.parse(text)
     assert caught.value.code == "invalid_range"
@@ -117,7 +117,7 @@ def test_letters_of_columns(column: int) -> None:
         ("../other", None),
     ],
 )
-def test_addresses_of_spreadsheets(text: str, found: Any) -> None:
+def test_spreadsheet_urls_are_parsed(text: str, found: Any) -> None:
     if found:
         assert spreadsheet_id(text) == found
     else:
@@ -157,7 +157,7 @@ async def test_a_sheet_is_read() -> None:
         assert sim.stats()["sheets"]["violation_count"] == 0
 
 
-async def test_a_large_sheet_is_read_in_few_parts() -> None:
+async def test_large_sheet_is_read_in_few_requests() -> None:
     async with place() as (sim, google):
         lines = [
             ["n", "text"],
@@ -283,7 +283,7 @@ async def test_faults(fault: Any, kind: type[PenstockError], code: str) -> None:
         assert seen["faults"] == {fault: 1} and seen["violation_count"] == 0
 
 
-async def test_who_may_not() -> None:
+async def test_missing_permissions_are_reported() -> None:
     """Clear words for what a person has to do, with no secret in them."""
     async with place() as (sim, google):
         account = google.account or ""
@@ -298,22 +298,22 @@ async def test_who_may_not() -> None:
         assert isinstance(error, NotFound) and error.code == "sheet_missing" and account in str(error)
 
 
-async def test_a_quota_that_answers_403_is_one() -> None:
+async def test_quota_error_403_becomes_429() -> None:
     google = Sheets({"token": "x"})
     body = {"error": {"message": "Rate Limit Exceeded", "errors": [{"reason": "userRateLimitExceeded"}]}}
-    error = google._refusal(403, {}, body)
+    error = google._error_of(403, {}, body)
     assert isinstance(error, Limited) and signals.of(error) == {"status": 429}
-    assert signals.of(google._refusal(503, {"retry-after": "7"}, {})) == {
+    assert signals.of(google._error_of(503, {"retry-after": "7"}, {})) == {
         "status": 503,
         "retry_after_seconds": 7,
     }
-    assert isinstance(google._refusal(302, {"location": "https://elsewhere.example"}, {}), Unavailable)
+    assert isinstance(google._error_of(302, {"location": "https://elsewhere.example"}, {}), Unavailable)
 
 
 # --- credentials ------------------------------------------------------------------------------------------
 
 
-async def test_tokens_are_asked_for_once_and_renewed() -> None:
+async def test_tokens_are_cached_and_renewed() -> None:
     async with place() as (sim, google):
         for _ in range(3):
             await google.describe("book")
@@ -331,7 +331,7 @@ async def test_tokens_are_asked_for_once_and_renewed() -> None:
         assert isinstance(error, Unauthenticated) and error.code == "sheets_login"
 
 
-async def test_credentials_that_are_not_accepted(tmp_path: Path) -> None:
+async def test_rejected_credentials_are_reported(tmp_path: Path) -> None:
     async with place() as (sim, _):
         good = sim.sheets.service_account("other")
         stranger = {**good, "client_email": "stranger@example.org"}
@@ -365,7 +365,9 @@ async def test_credentials_that_are_not_accepted(tmp_path: Path) -> None:
             Sheets(good, base_url=url)
 
 
-async def test_no_secret_is_said_and_no_redirect_followed(caplog: pytest.LogCaptureFixture) -> None:
+async def test_messages_contain_no_secret_and_redirects_are_not_followed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """A token goes to the address that was configured, and nowhere else."""
     heard: list[str] = []
 
@@ -397,7 +399,7 @@ async def test_no_secret_is_said_and_no_redirect_followed(caplog: pytest.LogCapt
 # --- the server as a process ------------------------------------------------------------------------------
 
 
-def test_sheets_of_penstock_simulate(tmp_path: Path) -> None:
+def test_simulate_command_serves_sheets(tmp_path: Path) -> None:
     """A CSV file is a spreadsheet, the account is in a file, and the counts are read over HTTP."""
     (tmp_path / "ideas.csv").write_text("title,seconds\nOtters,5\nHerons,2.5\n")
     command = [
@@ -560,7 +562,7 @@ async def test_a_sheet_is_read_again(drain: testing.Drain, clock: testing.Clock)
             await bulks.read_again(where, job_id=job.id)
 
 
-async def test_a_sheet_is_looked_at_before(drain: testing.Drain, clock: testing.Clock) -> None:
+async def test_sheet_is_checked_before_the_start(drain: testing.Drain, clock: testing.Clock) -> None:
     """What would be refused, and what it would cost, without a job; the quotas count."""
     async with desk(drain, clock) as at:
         at.sim.sheets.add(
@@ -576,7 +578,7 @@ async def test_a_sheet_is_looked_at_before(drain: testing.Drain, clock: testing.
         assert at.sim.stats()["sheets"]["calls"] == {"read": 4}
 
 
-async def test_rows_are_followed_when_people_move_them(drain: testing.Drain, clock: testing.Clock) -> None:
+async def test_results_follow_moved_rows(drain: testing.Drain, clock: testing.Clock) -> None:
     """What is written goes to the row it is of, also after a sort, and nowhere if that is gone."""
     async with desk(drain, clock) as at:
         sheet = at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"], ["herons"], ["coots"]]}).sheets[0]
@@ -591,7 +593,7 @@ async def test_rows_are_followed_when_people_move_them(drain: testing.Drain, clo
         ]  # fmt: skip
 
 
-async def test_a_sheet_without_room_is_made_wider(drain: testing.Drain, clock: testing.Clock) -> None:
+async def test_missing_columns_are_added_to_the_sheet(drain: testing.Drain, clock: testing.Clock) -> None:
     async with desk(drain, clock, key=()) as at:
         sheet = at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"]]}).sheets[0]
         sheet.columns = 2
@@ -629,7 +631,9 @@ async def test_refusals_and_faults_lose_nothing(
         assert (seen["violation_count"], seen["rows_changed"], seen["formulas"]) == (0, 0, 0)
 
 
-async def test_what_no_retry_helps_ends_with_clear_words(drain: testing.Drain, clock: testing.Clock) -> None:
+async def test_permanent_sheet_errors_fail_with_a_clear_message(
+    drain: testing.Drain, clock: testing.Clock
+) -> None:
     async with desk(drain, clock) as at:
         at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"]]})
         at.sim.sheets.add("empty", {"Ideas": []})

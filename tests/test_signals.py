@@ -57,7 +57,7 @@ def http_error(status: int, headers: Mapping[str, str], body: bytes = b"") -> ur
 # Headers
 
 
-def test_openai_says_what_is_left_of_requests_and_tokens() -> None:
+def test_openai_headers_are_read() -> None:
     headers = {
         "X-RateLimit-Limit-Requests": "500",
         "x-ratelimit-remaining-requests": "499",
@@ -73,7 +73,7 @@ def test_openai_says_what_is_left_of_requests_and_tokens() -> None:
     }
 
 
-def test_anthropic_says_what_is_left_of_requests_and_tokens() -> None:
+def test_anthropic_headers_are_read() -> None:
     headers = {
         "anthropic-ratelimit-requests-limit": "50",
         "anthropic-ratelimit-requests-remaining": "0",
@@ -90,7 +90,7 @@ def test_anthropic_says_what_is_left_of_requests_and_tokens() -> None:
     }
 
 
-def test_requests_that_are_counted_by_the_day_are_no_minute() -> None:
+def test_daily_limits_are_ignored() -> None:
     """A limit of 200 requests a day is not one of 200 a minute."""
     headers = {
         "x-ratelimit-limit-requests": "200",
@@ -119,7 +119,7 @@ def test_requests_that_are_counted_by_the_day_are_no_minute() -> None:
         {"limit": "9" * 400, "remaining": "1"},
     ],
 )
-def test_a_number_that_is_missing_or_none_says_nothing(pair: dict[str, str]) -> None:
+def test_missing_and_invalid_numbers_are_ignored(pair: dict[str, str]) -> None:
     assert signals.read(200, {f"x-ratelimit-{name}-tokens": text for name, text in pair.items()}) == {
         "status": 200
     }
@@ -145,7 +145,7 @@ def test_a_number_that_is_missing_or_none_says_nothing(pair: dict[str, str]) -> 
         ("1d", None),
     ],
 )
-def test_a_duration_as_go_writes_it(text: str, seconds: float | None) -> None:
+def test_go_durations_are_parsed(text: str, seconds: float | None) -> None:
     assert signals.duration(text) == pytest.approx(seconds)
 
 
@@ -174,11 +174,11 @@ def test_a_duration_as_go_writes_it(text: str, seconds: float | None) -> None:
         ({"retry-after": "1 Jan 2026 0:3000000000"}, None),
     ],
 )
-def test_when_to_come_back(headers: dict[str, str], seconds: float | None) -> None:
+def test_retry_after_is_parsed(headers: dict[str, str], seconds: float | None) -> None:
     assert signals.read(429, headers).get("retry_after_seconds") == seconds
 
 
-def test_when_to_come_back_as_a_date() -> None:
+def test_retry_after_date_is_parsed() -> None:
     at = datetime.now(UTC) + timedelta(seconds=30)
     for text in (format_datetime(at, usegmt=True), format_datetime(at.replace(tzinfo=None))):
         assert 20 < signals.read(503, {"retry-after": text})["retry_after_seconds"] <= 30
@@ -215,7 +215,7 @@ def test_when_to_come_back_as_a_date() -> None:
         (400, {"error": {"code": "insufficient_quota"}}, False),
     ],
 )
-def test_an_empty_account_is_told_from_a_busy_one(status: int, body: Any, is_exhausted: bool) -> None:
+def test_exhausted_account_differs_from_rate_limit(status: int, body: Any, is_exhausted: bool) -> None:
     assert signals.read(status, {}, body).get("exhausted", False) is is_exhausted
 
 
@@ -238,7 +238,7 @@ def test_an_empty_account_is_told_from_a_busy_one(status: int, body: Any, is_exh
         (None, None),
     ],
 )
-def test_the_message_of_any_body(body: Any, message: str | None) -> None:
+def test_message_is_read_from_any_body(body: Any, message: str | None) -> None:
     assert signals.read(429, {}, body).get("message") == message
 
 
@@ -269,7 +269,7 @@ DATES = st.from_regex(
 
 
 @given(status=st.integers(100, 599), headers=st.dictionaries(NAMES, st.text(max_size=30) | DATES), body=JSON)
-def test_no_answer_is_too_odd_to_be_read(status: int, headers: dict[str, str], body: Any) -> None:
+def test_any_response_is_read_without_error(status: int, headers: dict[str, str], body: Any) -> None:
     found = signals.read(status, headers, body)
     json.dumps(found, allow_nan=False)
     assert 0 <= found.get("retry_after_seconds", 0) <= 86400
@@ -297,7 +297,7 @@ def test_no_answer_is_too_odd_to_be_read(status: int, headers: dict[str, str], b
         (200, PLENTY, False),
     ],
 )
-def test_which_answers_are_refusals(status: int, headers: dict[str, str], is_refusal: bool) -> None:
+def test_rate_limit_statuses_are_recognized(status: int, headers: dict[str, str], is_refusal: bool) -> None:
     """The same for every client: with a response, and as urllib raises it, which is its own."""
     errors: list[BaseException] = [Refused(status, headers), http_error(status, headers)]
     for error in errors:
@@ -306,7 +306,7 @@ def test_which_answers_are_refusals(status: int, headers: dict[str, str], is_ref
         assert found is None or found == signals.read(status, headers)
 
 
-def test_a_response_without_a_decoded_body_is_asked_for_it() -> None:
+def test_body_is_decoded_from_the_response() -> None:
     body = {"error": {"code": "insufficient_quota", "message": "Pay."}}
     wanted = {"status": 429, "message": "Pay.", "exhausted": True}
     assert signals.of(Refused(429, response_body=body)) == wanted
@@ -314,7 +314,7 @@ def test_a_response_without_a_decoded_body_is_asked_for_it() -> None:
     assert signals.of(Refused(429)) == {"status": 429}
 
 
-def test_a_status_without_a_response() -> None:
+def test_exception_with_only_a_status_is_read() -> None:
     error = RuntimeError("busy")
     error.status_code = 429  # type: ignore[attr-defined]
     assert signals.of(error) == {"status": 429}
@@ -331,12 +331,12 @@ def test_a_status_without_a_response() -> None:
         urllib.error.URLError("nobody there"),
     ],
 )
-def test_what_is_no_answer_at_all(error: BaseException) -> None:
+def test_other_exceptions_have_no_signal(error: BaseException) -> None:
     assert signals.of(error) is None
 
 
 @pytest.mark.parametrize("headers", [None, {}, [], 7, "text", [("retry-after",)], object()])
-def test_a_refusal_with_headers_that_are_none(headers: Any) -> None:
+def test_invalid_headers_are_ignored(headers: Any) -> None:
     assert signals.of(Refused(429, headers)) == {"status": 429}
 
 
@@ -344,7 +344,7 @@ def test_headers_as_pairs() -> None:
     assert signals.of(Refused(429, [("Retry-After", "2")])) == {"status": 429, "retry_after_seconds": 2}
 
 
-def test_the_body_of_urllib_is_not_waited_for() -> None:
+def test_urllib_body_is_not_read() -> None:
     """The worker asks in its event loop: nothing is read there that may still be on its way."""
     body = b'{"error": {"code": "insufficient_quota", "message": "Pay."}}'
     with http_error(429, {"Retry-After": "2"}, body) as error:
@@ -355,7 +355,7 @@ def test_the_body_of_urllib_is_not_waited_for() -> None:
     assert found == {"status": 429, "retry_after_seconds": 2, "message": "Pay.", "exhausted": True}
 
 
-def test_an_error_of_urllib_with_nothing_in_it() -> None:
+def test_empty_urllib_error_is_read() -> None:
     error = urllib.error.HTTPError("http://127.0.0.1/", 429, "no", None, None)  # type: ignore[arg-type]
     assert signals.of(error) == {"status": 429}
 
@@ -386,11 +386,11 @@ def test_an_error_of_urllib_with_nothing_in_it() -> None:
         ),
     ],
 )
-def test_what_is_worth_telling_the_others(signal: dict[str, Any], is_scarce: bool) -> None:
+def test_only_scarce_signals_are_reported(signal: dict[str, Any], is_scarce: bool) -> None:
     assert signals.is_scarce(signal) is is_scarce
 
 
-async def test_a_handler_passes_on_only_what_is_scarce() -> None:
+async def test_handler_reports_only_scarce_signals() -> None:
     heard: list[dict[str, Any]] = []
 
     class Listening(Hooks):
@@ -471,7 +471,7 @@ async def test_a_limit_that_is_reached(ask: Any) -> None:
 
 
 @pytest.mark.parametrize("ask", [by_openai, by_anthropic])
-async def test_an_account_without_money(ask: Any) -> None:
+async def test_exhausted_account_is_recognized(ask: Any) -> None:
     async with simulator.serve(quota_exhausted_after=1) as sim:
         found = await refusal(ask, sim)
     assert found is not None and found["status"] == 429 and found["exhausted"] is True
@@ -479,7 +479,7 @@ async def test_an_account_without_money(ask: Any) -> None:
     assert "retry_after_seconds" not in found
 
 
-async def test_an_overloaded_provider() -> None:
+async def test_overload_is_read_from_status_529() -> None:
     """Anthropic has a status of its own for it; at OpenAI it is an error like others."""
     async with simulator.serve(faults={"529": 1}) as sim:
         assert await refusal(by_anthropic, sim) == {"status": 529, "message": "Overloaded"}
@@ -488,6 +488,6 @@ async def test_an_overloaded_provider() -> None:
 
 
 @pytest.mark.parametrize("ask", [by_openai, by_anthropic, by_urllib])
-async def test_a_broken_provider_is_no_refusal(ask: Any) -> None:
+async def test_server_error_is_not_a_rate_limit(ask: Any) -> None:
     async with simulator.serve(faults={"500": 1}) as sim:
         assert await refusal(ask, sim) is None

@@ -33,7 +33,7 @@ from penstock import cli, simulator
 from penstock.errors import Invalid, PenstockError
 from penstock.simulator import Limits, Simulator, content, server
 from penstock.simulator.config import PROVIDERS
-from penstock.simulator.limits import Account, Admission, Amount, Refusal
+from penstock.simulator.limits import Account, Admission, Amount, Rejection
 from penstock.simulator.openai import duration
 
 GPT, CLAUDE, EMBEDDING = "gpt-5-mini", "claude-haiku-4-5", "text-embedding-3-small"
@@ -113,7 +113,7 @@ async def simulated(**how: Any) -> AsyncGenerator[Place]:
 # Answers
 
 
-async def test_a_chat_is_answered_from_prompt_and_seed_alone() -> None:
+async def test_chat_answer_depends_only_on_prompt_and_seed() -> None:
     async with simulated() as place:
         first = await place.chat(max_completion_tokens=None)
         again = await place.chat(max_completion_tokens=None)
@@ -129,7 +129,7 @@ async def test_a_chat_is_answered_from_prompt_and_seed_alone() -> None:
     assert first.usage.total_tokens == PROMPT_TOKENS + first.usage.completion_tokens
 
 
-async def test_an_answer_is_as_short_as_was_asked() -> None:
+async def test_answer_respects_max_tokens() -> None:
     async with simulated() as place:
         for name in ("max_tokens", "max_completion_tokens"):
             chat = await place.chat(**{"max_completion_tokens": None, name: 7})
@@ -142,7 +142,7 @@ async def test_an_answer_is_as_short_as_was_asked() -> None:
         assert response.usage and response.usage.output_tokens == 16 == len(response.output_text) / 4
 
 
-async def test_an_answer_is_about_its_topic_and_as_long_as_was_asked() -> None:
+async def test_answer_has_the_requested_topic_and_length() -> None:
     asked = "Write about {} words, with `## ` before headings, on “{}”."
     async with simulated() as place:
 
@@ -161,7 +161,7 @@ async def test_an_answer_is_about_its_topic_and_as_long_as_was_asked() -> None:
     assert stats["accounts"][0]["max_tokens_60s"] >= stats["accounts"][0]["output_tokens"] > 4000
 
 
-async def test_speech_is_a_sound_as_long_as_its_text() -> None:
+async def test_speech_duration_matches_the_text() -> None:
     async with simulated() as place:
         create: Any = place.openai.audio.speech.create
         sounds = [
@@ -178,7 +178,7 @@ async def test_speech_is_a_sound_as_long_as_its_text() -> None:
             assert opened.getnframes() / opened.getframerate() == pytest.approx(seconds, abs=0.02)
 
 
-async def test_a_response_takes_a_text_or_messages() -> None:
+async def test_responses_api_accepts_text_or_messages() -> None:
     async with simulated() as place:
         response = await place.openai.responses.create(model=GPT, input="Tell me.", instructions="Be brief.")
         other = await place.openai.responses.create(model=GPT, input=MESSAGES)
@@ -187,7 +187,7 @@ async def test_a_response_takes_a_text_or_messages() -> None:
     assert response.usage and response.usage.input_tokens == 5
 
 
-async def test_embeddings_have_length_one() -> None:
+async def test_embeddings_are_unit_vectors() -> None:
     async with simulated() as place:
         create = place.openai.embeddings.create
         two = await create(model=EMBEDDING, input=["otter", "heron"])
@@ -202,7 +202,7 @@ async def test_embeddings_have_length_one() -> None:
     assert [found.usage.prompt_tokens for found in (two, plain, short, large)] == [4, 2, 4, 2]
 
 
-async def test_images_are_real() -> None:
+async def test_images_are_valid_png_files() -> None:
     async with simulated() as place:
         images = await place.openai.images.generate(model="gpt-image-1", prompt="an otter", n=2)
     assert images.usage and images.usage.output_tokens == 2 * 272
@@ -215,7 +215,7 @@ async def test_images_are_real() -> None:
     assert len(zlib.decompress(one[41 : 41 + size])) == height * (1 + 3 * width)
 
 
-async def test_a_message_is_answered_and_its_tokens_counted() -> None:
+async def test_anthropic_messages_report_tokens() -> None:
     async with simulated() as place:
         message = await place.message(max_tokens=500, system="Be brief.")
         counted = await place.anthropic.messages.count_tokens(
@@ -228,7 +228,7 @@ async def test_a_message_is_answered_and_its_tokens_counted() -> None:
     assert [account["requests"] for account in stats["accounts"]] == [1]
 
 
-async def test_models_are_listed_with_those_the_limits_name() -> None:
+async def test_model_list_includes_models_from_limits() -> None:
     async with simulated(limits={"openai/house-model": {"rpm": 5}, "anthropic/annex": {}}) as place:
         listed = [model.id async for model in place.openai.models.list()]
         others = [model.id async for model in place.anthropic.models.list()]
@@ -267,7 +267,7 @@ async def test_a_message_is_streamed() -> None:
     assert (events[0], events[-1]) == ("message_start", "message_stop")
 
 
-async def test_a_place_is_free_before_the_client_knows() -> None:
+async def test_slot_is_free_before_the_client_gets_the_response() -> None:
     async with simulated(limits=Limits(concurrency=1)) as place:
         for _ in range(10):
             await place.chat()
@@ -280,7 +280,7 @@ async def test_a_place_is_free_before_the_client_knows() -> None:
     assert [account["max_concurrency"] for account in stats["accounts"]] == [1, 1]
 
 
-async def test_a_stream_that_nobody_reads_ends(eventually: Any) -> None:
+async def test_abandoned_stream_ends(eventually: Any) -> None:
     async with simulated(latency=(60, 60)) as place:
         stream = await place.chat(stream=True)
         assert place.sim.stats()["accounts"][0]["in_flight"] == 1
@@ -291,7 +291,7 @@ async def test_a_stream_that_nobody_reads_ends(eventually: Any) -> None:
 # Errors
 
 
-async def test_errors_are_raised_as_by_the_providers() -> None:
+async def test_errors_match_the_providers() -> None:
     async with simulated() as place:
         with pytest.raises(openai.NotFoundError) as no_model:
             await place.chat(model="nonesuch")
@@ -314,7 +314,7 @@ async def test_errors_are_raised_as_by_the_providers() -> None:
     assert (stats["violation_count"], stats["accounts"]) == (0, [])
 
 
-async def test_a_limit_is_refused_as_by_the_providers() -> None:
+async def test_rate_limit_errors_match_the_providers() -> None:
     clock = Hand()
     async with simulated(limits=Limits(rpm=2), clock=clock) as place:
         for _ in range(2):
@@ -353,7 +353,7 @@ async def test_a_limit_is_refused_as_by_the_providers() -> None:
     assert stats["statuses"] == {"200": 6, "429": 3}
 
 
-async def test_limits_are_of_each_provider_model_and_key() -> None:
+async def test_limits_apply_per_provider_model_and_key() -> None:
     async with simulated(limits={"openai": {"rpm": 1}, f"openai/{GPT}": {"rpm": 2}}) as place:
         await place.chat()
         await place.chat()
@@ -368,7 +368,7 @@ async def test_limits_are_of_each_provider_model_and_key() -> None:
     assert "secret" not in json.dumps(stats)
 
 
-async def test_what_may_be_used_counts_until_it_is_known_what_was() -> None:
+async def test_maximum_usage_counts_until_the_actual_usage_is_known() -> None:
     """A request counts with its input and all the output it may have; the rest comes back at its end."""
     clock = Hand()
     async with simulated(limits=Limits(tpm=1000), clock=clock) as place:
@@ -391,7 +391,7 @@ async def test_what_may_be_used_counts_until_it_is_known_what_was() -> None:
     assert account["max_tokens_60s"] == 995
 
 
-async def test_openai_tells_what_is_left() -> None:
+async def test_openai_headers_report_remaining_limits() -> None:
     clock = Hand()
     async with simulated(limits=Limits(rpm=60, tpm=6000), clock=clock) as place:
         raw = await place.openai.chat.completions.with_raw_response.create(
@@ -409,7 +409,7 @@ async def test_openai_tells_what_is_left() -> None:
     }
 
 
-async def test_anthropic_tells_what_is_left() -> None:
+async def test_anthropic_headers_report_remaining_limits() -> None:
     clock = Hand()
     async with simulated(limits=Limits(rpm=60, itpm=30_000, otpm=8000), clock=clock) as place:
         raw = await place.anthropic.messages.with_raw_response.create(
@@ -449,11 +449,11 @@ async def test_anthropic_tells_what_is_left() -> None:
         (3661.001, "1h1m1.001s"),
     ],
 )
-def test_durations_are_written_as_in_go(seconds: float, text: str) -> None:
+def test_durations_use_go_syntax(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
-async def test_too_many_at_once_are_refused(eventually: Any) -> None:
+async def test_concurrency_limit_is_enforced(eventually: Any) -> None:
     async with simulated(limits=Limits(concurrency=2), latency=(3600, 3600)) as place:
         chats = [asyncio.create_task(place.chat()) for _ in range(4)]
         messages = [asyncio.create_task(place.message()) for _ in range(3)]
@@ -468,7 +468,7 @@ async def test_too_many_at_once_are_refused(eventually: Any) -> None:
     assert sum(isinstance(error, anthropic.RateLimitError) for (error,) in refused) == 1
 
 
-async def test_without_money_nothing_is_answered() -> None:
+async def test_exhausted_quota_rejects_requests() -> None:
     async with simulated(quota_exhausted_after=2) as place:
         for _ in range(2):
             await place.chat()
@@ -504,7 +504,7 @@ async def outcomes(place: Place, count: int) -> list[int]:
     return found
 
 
-async def test_faults_come_in_the_same_order_for_the_same_seed() -> None:
+async def test_faults_are_deterministic_for_a_seed() -> None:
     faults = {"429": 0.2, "500": 0.2, "529": 0.2}
     async with simulated(faults=faults, seed=3) as place:
         first = await outcomes(place, 20)
@@ -521,7 +521,7 @@ async def test_faults_come_in_the_same_order_for_the_same_seed() -> None:
     assert (account["requests"], account["input_tokens"]) == (20, first.count(200) * PROMPT_TOKENS)
 
 
-async def test_faults_are_raised_as_by_the_providers() -> None:
+async def test_faults_match_the_providers_errors() -> None:
     async with simulated(faults={"429": 1}) as place:
         with pytest.raises(openai.RateLimitError) as refused:
             await place.chat()
@@ -543,7 +543,7 @@ async def test_faults_are_raised_as_by_the_providers() -> None:
         assert (overloaded.value.status_code, overloaded.value.type) == (529, "overloaded_error")
 
 
-async def test_a_timeout_is_work_that_nobody_hears_of(eventually: Any) -> None:
+async def test_timeout_fault_counts_usage_without_a_response(eventually: Any) -> None:
     async with simulated(faults={"timeout": 1}) as place:
         with pytest.raises(openai.APITimeoutError):
             await place.chat(timeout=openai.Timeout(30, read=0.1))
@@ -557,7 +557,7 @@ async def test_a_timeout_is_work_that_nobody_hears_of(eventually: Any) -> None:
     assert (stats["faults"], stats["statuses"]) == ({"timeout": 2}, {})
 
 
-async def test_what_hangs_ends_with_the_simulator(eventually: Any) -> None:
+async def test_hanging_requests_end_with_the_simulator(eventually: Any) -> None:
     async with AsyncExitStack() as serving:
         sim = await serving.enter_async_context(simulator.serve(faults={"timeout": 1}))
         async with openai.AsyncOpenAI(base_url=sim.openai_url, api_key="any", max_retries=0) as client:
@@ -586,13 +586,13 @@ def admit(account: Account, now: float, input_tokens: int = 0, output_tokens: in
     return found
 
 
-def refuse(account: Account, now: float, input_tokens: int = 0, output_tokens: int = 0) -> Refusal:
+def refuse(account: Account, now: float, input_tokens: int = 0, output_tokens: int = 0) -> Rejection:
     found = account.admit(Amount.of(input_tokens, output_tokens), now)
-    assert isinstance(found, Refusal)
+    assert isinstance(found, Rejection)
     return found
 
 
-def test_a_bucket_refills_continuously_up_to_its_limit() -> None:
+def test_bucket_refills_up_to_its_limit() -> None:
     account = account_of(rpm=7)
     for _ in range(7):
         admit(account, 0)
@@ -607,7 +607,7 @@ def test_a_bucket_refills_continuously_up_to_its_limit() -> None:
     refuse(account, now + 1000)
 
 
-def test_each_limit_counts_its_own() -> None:
+def test_each_limit_counts_its_own_unit() -> None:
     account = account_of(itpm=100, otpm=50, tpm=120)
     admit(account, 0, 60, 20)
     assert refuse(account, 0, 41, 0).limit == "itpm"
@@ -618,7 +618,7 @@ def test_each_limit_counts_its_own() -> None:
     assert account.violations == {"itpm": 1, "tpm": 1, "otpm": 2}
 
 
-def test_an_hour_has_limits_too() -> None:
+def test_hourly_limits_are_enforced() -> None:
     account = account_of(rph=2, tph=1000)
     admit(account, 0, 500)
     assert refuse(account, 0, 600).limit == "tph"
@@ -628,7 +628,7 @@ def test_an_hour_has_limits_too() -> None:
     admit(account, 1800)
 
 
-def test_more_than_was_expected_is_owed() -> None:
+def test_usage_above_the_estimate_makes_the_bucket_negative() -> None:
     account = account_of(tpm=100)
     account.settle(admit(account, 0, 10, 10), Amount.of(10, 150), 0)
     assert refuse(account, 0, 1).wait == pytest.approx(61 * 60 / 100)
@@ -636,7 +636,7 @@ def test_more_than_was_expected_is_owed() -> None:
     assert account.stats(0)["max_tokens_60s"] == 160
 
 
-def test_other_limits_keep_what_is_left() -> None:
+def test_changed_limits_keep_the_remaining_amount() -> None:
     account = account_of(rpm=10, tpm=100)
     for _ in range(8):
         admit(account, 0, 10)
@@ -648,7 +648,7 @@ def test_other_limits_keep_what_is_left() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 100), st.integers(0, 100)), max_size=40))
-def test_windows_know_the_most_there_ever_was(steps: list[tuple[int, int, int]]) -> None:
+def test_windows_record_the_maximum(steps: list[tuple[int, int, int]]) -> None:
     account, now, seen = account_of(), 0, list[tuple[int, int]]()
     most_requests = most_tokens = 0
     for wait, counted, used in steps:
@@ -664,7 +664,7 @@ def test_windows_know_the_most_there_ever_was(steps: list[tuple[int, int, int]])
     assert stats["max_requests_3600s"] == len(steps)
 
 
-def test_what_ends_after_its_window_changes_nothing_there() -> None:
+def test_late_correction_does_not_change_a_past_window() -> None:
     account = account_of()
     late = admit(account, 0, 100)
     admit(account, 61, 10)
@@ -689,7 +689,7 @@ def test_used_capacity_is_a_share_of_the_limit() -> None:
 # Its clock, and its control
 
 
-async def test_its_clock_runs_faster_if_told() -> None:
+async def test_clock_runs_at_the_configured_speed() -> None:
     async with simulated(speed=1000, latency=(20, 20), limits=Limits(rpm=1)) as place:
         before = place.sim.clock()
         await place.chat()
@@ -700,7 +700,7 @@ async def test_its_clock_runs_faster_if_told() -> None:
         assert place.sim.stats()["violation_count"] == 0
 
 
-async def test_it_is_controlled_over_http() -> None:
+async def test_simulator_is_controlled_over_http() -> None:
     clock = Hand()
     async with simulated(clock=clock) as place:
         await place.chat()
@@ -749,14 +749,14 @@ async def test_it_is_controlled_over_http() -> None:
     ],
     ids=repr,
 )
-def test_what_cannot_be_told_is_refused(fields: Any) -> None:
+def test_invalid_configuration_is_rejected(fields: Any) -> None:
     sim = Simulator(simulator.Config())
     with pytest.raises((Invalid, TypeError)):
         sim.configure(**fields)
     assert sim.config == simulator.Config()
 
 
-async def test_it_answers_whatever_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_any_request_gets_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_BYTES", 100_000)
     posts = ["/v1/messages/count_tokens", *(path for provider in PROVIDERS for path in provider.endpoints)]
     base = {"model": GPT, "messages": MESSAGES, "max_tokens": 5, "input": "x", "prompt": "x"}
@@ -835,7 +835,7 @@ async def test_it_answers_whatever_it_is_sent(monkeypatch: pytest.MonkeyPatch) -
 # Where it listens
 
 
-async def test_it_serves_this_machine_only() -> None:
+async def test_simulator_listens_on_loopback_only() -> None:
     for host in ("0.0.0.0", "192.0.2.1", "example.com", "::", ""):  # noqa: S104
         with pytest.raises(Invalid, match="this machine only"):
             async with simulator.serve(host=host):
@@ -852,7 +852,7 @@ async def test_it_serves_this_machine_only() -> None:
                 pass
 
 
-async def test_it_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
+async def test_simulate_command_runs_until_stopped(tmp_path: Path) -> None:
     limits = tmp_path / "limits.json"
     limits.write_text(json.dumps({f"openai/{GPT}": {"rpm": 1}}))
     arguments = ["simulate", "--limits", str(limits), "--latency", "0", "--seed", "5", "--faults", "429=0"]
@@ -890,13 +890,13 @@ async def test_it_runs_in_a_process_of_its_own(tmp_path: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_the_command_refuses_what_it_cannot_do(
+def test_simulate_command_rejects_invalid_options(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.answer(["simulate", *arguments]) == 2
+    assert cli.execute(["simulate", *arguments]) == 2
     assert capsys.readouterr().err.startswith("Error: ")
 
 
-def test_nothing_else_loads_a_web_server() -> None:
+def test_cli_does_not_import_a_web_server() -> None:
     script = "import sys, penstock.cli; sys.exit(bool({'uvicorn', 'starlette'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", script], env=os.environ).returncode == 0

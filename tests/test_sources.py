@@ -134,7 +134,7 @@ REFUSED: dict[str, tuple[bytes, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused_as_a_whole(name: str) -> None:
+def test_unreadable_files_are_rejected(name: str) -> None:
     content, options, code = REFUSED[name]
     with pytest.raises(Invalid) as caught:
         sources.open(io.BytesIO(content), **options)
@@ -142,14 +142,14 @@ def test_what_is_refused_as_a_whole(name: str) -> None:
 
 
 @pytest.mark.timeout(30)
-def test_a_header_of_one_name_is_read_at_once() -> None:
+def test_header_with_equal_names_is_fast() -> None:
     """Each name is looked at some times, and not each beside each other. (That would take days.)"""
     content = b",".join([b"a"] * limits.MOST_COLUMNS) + b"\n"
     with sources.open(io.BytesIO(content), delimiter=",") as source:
         assert source.columns == ["a", *(f"a_{number}" for number in range(2, limits.MOST_COLUMNS + 1))]
 
 
-def test_columns_are_renamed_without_comparing_them_all() -> None:
+def test_renaming_many_columns_is_fast() -> None:
     class Name(str):
         compared = 0
 
@@ -169,7 +169,7 @@ def test_columns_are_renamed_without_comparing_them_all() -> None:
 OPEN = 'x","' + "y" * 1000 + "\n"
 
 
-def test_quotes_that_never_close_are_not_looked_for_again_and_again() -> None:
+def test_unclosed_quotes_do_not_cause_quadratic_time() -> None:
     """Some are bad rows. More are a file that is refused, before all of it is read again after each line."""
     good, bad = read(f"a,b\n{OPEN * 20}1,x\n".encode(), delimiter=",")
     assert good == [(22, A_1[0][1])]
@@ -202,7 +202,7 @@ def test_what_can_be_said_of_a_file(tmp_path: Path) -> None:
         sources.open(tmp_path / "no.csv")
 
 
-def test_a_stream_that_cannot_go_back_is_read_all_the_same() -> None:
+def test_unseekable_stream_is_read() -> None:
     class Stream(io.BytesIO):
         def seekable(self) -> bool:
             return False
@@ -359,7 +359,7 @@ def test_hostile_xlsx(name: str) -> None:
     assert caught.value.code == code
 
 
-def test_a_row_of_xlsx_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xlsx_row_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.sources.xlsx._LARGEST_READ", 1 << 17)
     cells = [f'<c t="str"><v>{os.urandom(30_000).hex()}</v></c>' for _ in range(8)]
     rows = [f'<row r="{number}">{cell}</row>' for number, cell in enumerate(cells, 1)]
@@ -371,7 +371,7 @@ def test_a_row_of_xlsx_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.timeout(60)
-def test_a_cell_far_to_the_right_is_one_cell() -> None:
+def test_xlsx_cell_far_to_the_right_uses_little_memory() -> None:
     """Rows of one cell are not filled up to it. (That would take five minutes here, and hours in a full sheet.)"""
     head = '<row r="1"><c t="str"><v>a</v></c></row>'
     rows = [
@@ -384,7 +384,7 @@ def test_a_cell_far_to_the_right_is_one_cell() -> None:
 
 
 @pytest.mark.parametrize("element", ["row", "si"])
-def test_elements_of_xlsx_do_not_fill_the_memory(element: str) -> None:
+def test_xlsx_element_memory_is_bounded(element: str) -> None:
     """An element takes some hundred bytes, whatever it has in the file."""
     many = f"<{element}>{'<c/>' * 300_000}</{element}>"
     content = sheet_of(many) if element == "row" else sheet_of(strings=many)
@@ -393,7 +393,7 @@ def test_elements_of_xlsx_do_not_fill_the_memory(element: str) -> None:
     assert caught.value.code == "unsafe_file"
 
 
-def test_texts_of_xlsx_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_xlsx_shared_string_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each text there is a number in memory, even of an empty one."""
     monkeypatch.setattr("penstock.sources.xlsx._MOST_TEXTS", 100)
     head = '<row r="1"><c t="s"><v>0</v></c></row>'
@@ -411,7 +411,7 @@ HARMLESS = ["x", "-5", "+5", "-5.25", "-1,5", "1e5", "'tis", "a=b", "x\n=1", ""]
 
 
 @pytest.mark.parametrize("text", FORMULAS)
-def test_no_export_makes_a_formula(text: str) -> None:
+def test_exports_contain_no_formulas(text: str) -> None:
     """S48: the rule, in each format: text stays text for a spreadsheet, and comes back as it was."""
     for format in ("csv", "jsonl", "xlsx"):
         out = io.BytesIO()
@@ -429,7 +429,7 @@ def test_no_export_makes_a_formula(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", HARMLESS)
-def test_what_is_no_formula_stays_as_it_is(text: str) -> None:
+def test_text_that_is_no_formula_stays_unchanged(text: str) -> None:
     assert sources.safe(text) == text
 
 
@@ -469,7 +469,7 @@ NAMES = st.lists(st.text("abcdefgh =-'é", min_size=1, max_size=5).map(lambda na
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_what_is_written_is_read(data: st.DataObject) -> None:
+def test_written_tables_are_read_back(data: st.DataObject) -> None:
     """Any text in any cell comes back the same, from each format."""
     columns = [" ".join(name.split()) for name in data.draw(NAMES)]
     written = data.draw(st.lists(st.fixed_dictionaries({name: TEXTS for name in columns}), max_size=5))
@@ -488,7 +488,7 @@ def test_what_is_written_is_read(data: st.DataObject) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=300) | st.text("a,;\"\n\r'=\t", max_size=60).map(str.encode))
-def test_any_bytes_are_read_or_refused(content: bytes) -> None:
+def test_arbitrary_bytes_are_read_or_rejected(content: bytes) -> None:
     for format in ("csv", "jsonl", "xlsx"):
         try:
             read(content, format=format)

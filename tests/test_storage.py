@@ -151,7 +151,7 @@ class TestFiles:
         await store.put("t/a", b"after", limit=10)
         assert await store.read("t/a", limit=10) == b"after"
 
-    async def test_what_is_not_there(self, store: Storage) -> None:
+    async def test_unknown_objects_are_not_found(self, store: Storage) -> None:
         for act in (store.get, store.head):
             with pytest.raises(NotFound):
                 await act("t/none")

@@ -10,7 +10,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_TEST_PG", raising=False)
 
 
-def test_a_users_tests_get_a_real_database_and_a_clock(pytester: pytest.Pytester) -> None:
+def test_plugin_provides_a_database_and_a_clock(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         from datetime import timedelta
@@ -39,7 +39,7 @@ def test_a_users_tests_get_a_real_database_and_a_clock(pytester: pytest.Pytester
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=3)
 
 
-def test_a_test_that_leaves_a_connection_open_fails(pytester: pytest.Pytester) -> None:
+def test_open_connection_fails_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         from penstock import db

@@ -1,4 +1,4 @@
-"""The way in over HTTP: `create` makes the application, `penstock serve` runs it."""
+"""The HTTP API: `create` builds the application, `penstock serve` runs it."""
 
 from __future__ import annotations
 
@@ -53,21 +53,21 @@ def create(
     limits: Limits | None = None,
     developer: Development | None = None,
 ) -> FastAPI:
-    """The application. Its connections open when it starts, and close when it ends.
+    """Build the application. It opens its connections on startup and closes them on shutdown.
 
-    With an `app`, jobs can be started by their type and params alone. With a `developer` it has a login for
-    one, and answers only this machine.
+    With an `app`, clients can start jobs by type and params alone. With a `developer`, it has a development
+    login and accepts requests from this machine only.
     """
     chosen = settings or settings_of_process()
     most = limits or Limits()
 
     made = FastAPI(
-        title="penstock",
+        title="Penstock",
         version=version("penstock"),
-        summary="Jobs, tasks, limits, usage and costs of tenants.",
+        summary="Run and observe jobs of tenants, with rate limits, usage and costs.",
         lifespan=lambda made: _running(made, chosen, app, most),
         openapi_url="/api/openapi.json",
-        # They would load programs from elsewhere.
+        # The built-in pages load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
     )
@@ -78,7 +78,7 @@ def create(
     made.state.files = asyncio.Semaphore(most.files)
     problems.add_to(made)
     if chosen.allowed_origins:
-        # Without cookies there is nothing that a browser would send along by itself.
+        # Credentials stay disallowed: a browser then sends no cookies with cross-origin requests.
         made.add_middleware(
             CORSMiddleware,
             allow_origins=chosen.allowed_origins,
@@ -116,7 +116,7 @@ async def _running(
 ) -> AsyncGenerator[None]:
     """Open the connections, and do the upkeep that no worker does, until the application ends."""
     if not settings.database_url or not settings.api_url:
-        raise Invalid("the API needs DATABASE_URL and PENSTOCK_API_URL")
+        raise Invalid("the API requires DATABASE_URL and PENSTOCK_API_URL")
     async with (
         db.pool(settings.database_url, name="penstock api service") as service,
         db.pool(settings.api_url, name="penstock api") as users,
@@ -146,7 +146,7 @@ def _draw_nothing(job_type: str, params: dict[str, Any]) -> None:
 
 
 def _describe(made: FastAPI) -> None:
-    """Say in the description how callers show who they are, and what a refusal looks like."""
+    """Add the security schemes and the problem schema to the OpenAPI document."""
 
     def openapi() -> dict[str, Any]:
         if made.openapi_schema is None:
@@ -156,7 +156,7 @@ def _describe(made: FastAPI) -> None:
             components = document.setdefault("components", {})
             components.setdefault("schemas", {})["Problem"] = PROBLEM_SCHEMA
             components["securitySchemes"] = {
-                "bearer": {"type": "http", "scheme": "bearer", "description": "A user's JWT, or an API key."},
+                "bearer": {"type": "http", "scheme": "bearer", "description": "A user's JWT or an API key."},
                 "apikey": {"type": "apiKey", "in": "header", "name": "apikey"},
             }
             document["security"] = [{"bearer": []}, {"apikey": []}]

@@ -1,4 +1,4 @@
-"""Artifacts over HTTP: lists with fresh URLs, uploads, and the local folder's own signed URLs."""
+"""Artifacts over HTTP: lists with signed URLs, uploads, and files in the local folder."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pydantic import BaseModel, Field
 from penstock import artifacts, content, jobs
 from penstock import storage as storages
 from penstock.api.callers import Caller, Callers
-from penstock.api.fields import NUMERIC, Asked
+from penstock.api.fields import NUMERIC, RequestModel
 from penstock.api.limits import arriving
 from penstock.api.pages import LARGEST, LimitQuery, Page, UuidCursor, page
-from penstock.api.routes import PROBLEMS, Held, Route, StartRoute
+from penstock.api.routes import PROBLEMS, Conn, Route, StartRoute
 from penstock.api.routes import router as routes_for
 from penstock.errors import Conflict, Invalid, LeaseLost, NotFound, TooLarge
 from penstock.storage import HOUR, File, Folder, Storage
@@ -29,7 +29,7 @@ from penstock.types import Artifact
 
 _SERVICE = Caller("service_role", {"role": "service_role"})
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-# Whatever it is, it runs no script here, and is what its type says.
+# Stored files must not run scripts on this origin.
 _SANDBOX = {"Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; sandbox"}
 _GUARDS = {
     "X-Content-Type-Options": "nosniff",
@@ -37,12 +37,12 @@ _GUARDS = {
     "Cache-Control": "private, max-age=0, must-revalidate",
 }
 
-SecondsQuery = Annotated[float, Query(ge=1, le=7 * 86400, description="How long the URLs are valid.")]
-ArtifactId = Annotated[UUID, Path(description="The artifact's id.")]
+SecondsQuery = Annotated[float, Query(ge=1, le=7 * 86400, description="Seconds that the URLs are valid.")]
+ArtifactId = Annotated[UUID, Path(description="Artifact id.")]
 
 
-class ArtifactAnswer(BaseModel):
-    """A file, with an address that is valid for a while."""
+class ArtifactResponse(BaseModel):
+    """A file with a signed URL."""
 
     id: UUID
     tenant_id: UUID
@@ -55,44 +55,48 @@ class ArtifactAnswer(BaseModel):
     sha256: str
     created_at: datetime
     stored_at: datetime
-    url: str = Field(description="Signed: whoever has it can read the file until it expires.")
+    url: str = Field(description="Signed URL: anyone who has it can read the file until it expires.")
 
 
-class UploadRequest(Asked):
+class UploadRequest(RequestModel):
     """A file to upload."""
 
     name: str = Field(max_length=1000, examples=["scan.pdf"])
     content_type: str = Field(max_length=200, examples=["application/pdf"])
     bytes: Annotated[
-        int, Field(ge=0, le=LARGEST, examples=[48213], description="Its size. More is refused."), NUMERIC
+        int,
+        Field(
+            ge=0, le=LARGEST, examples=[48213], description="Size of the file. A larger upload is rejected."
+        ),
+        NUMERIC,
     ]
     tenant_id: UUID | None = None
 
 
-class UploadAnswer(BaseModel):
-    """Where to send the file: `PUT` it to `url`, then `POST` to `finish`."""
+class UploadResponse(BaseModel):
+    """Where to upload the file: `PUT` it to `url`, then `POST` to `finish`."""
 
     id: UUID
     tenant_id: UUID
     method: str = "PUT"
     url: str
     finish: str
-    expires_in: int = Field(description="Seconds.")
+    expires_in: int = Field(description="Seconds until `url` expires.")
 
 
 def storage_of(request: Request) -> Storage:
-    """The application's storage, opened when first needed."""
+    """The application's storage, opened on first use."""
     state = request.app.state
     if not hasattr(state, "storage"):
         state.storage = storages.of(state.settings)
     return state.storage
 
 
-async def linked(request: Request, found: list[Artifact], seconds: float = HOUR) -> list[ArtifactAnswer]:
-    """Artifacts with fresh URLs."""
+async def linked(request: Request, found: list[Artifact], seconds: float = HOUR) -> list[ArtifactResponse]:
+    """Add signed URLs to artifacts."""
     return [
-        ArtifactAnswer(
-            **{name: getattr(artifact, name) for name in ArtifactAnswer.model_fields if name != "url"},
+        ArtifactResponse(
+            **{name: getattr(artifact, name) for name in ArtifactResponse.model_fields if name != "url"},
             url=await _url(request, artifact, seconds),
         )
         for artifact in found
@@ -119,24 +123,24 @@ routes = routes_for("artifacts")
 @routes.get("/jobs/{job_id}/artifacts")
 async def list_artifacts(
     request: Request,
-    held: Held,
+    conn: Conn,
     job_id: UUID,
     cursor: UuidCursor = None,
     limit: LimitQuery = 50,
     expires_in: SecondsQuery = HOUR,
-) -> Page[ArtifactAnswer]:
-    """A job's files, oldest first, each with a fresh URL."""
-    await jobs.get(held, job_id=job_id)
-    found = await artifacts.list(held, job_id=job_id, after=cursor, limit=limit + 1)
+) -> Page[ArtifactResponse]:
+    """List a job's files, oldest first, each with a signed URL."""
+    await jobs.get(conn, job_id=job_id)
+    found = await artifacts.list(conn, job_id=job_id, after=cursor, limit=limit + 1)
     return page(await linked(request, found, expires_in), limit, lambda each: each.id)
 
 
-@routes.get("/artifacts/{artifact_id}", status_code=307, response_description="To a fresh, signed URL.")
+@routes.get("/artifacts/{artifact_id}", status_code=307, response_description="Redirect to a signed URL.")
 async def get_artifact(
-    request: Request, response: Response, held: Held, artifact_id: ArtifactId, expires_in: SecondsQuery = HOUR
-) -> ArtifactAnswer:
-    """The file itself, by way of a fresh URL; the body says what it is."""
-    artifact = await artifacts.get(held, artifact_id=artifact_id)
+    request: Request, response: Response, conn: Conn, artifact_id: ArtifactId, expires_in: SecondsQuery = HOUR
+) -> ArtifactResponse:
+    """Redirect to a signed URL of the file. The body describes the file."""
+    artifact = await artifacts.get(conn, artifact_id=artifact_id)
     [answer] = await linked(request, [artifact], expires_in)
     response.headers["Location"] = answer.url
     response.headers["Cache-Control"] = "no-store"
@@ -145,37 +149,37 @@ async def get_artifact(
 
 
 @routes.delete("/artifacts/{artifact_id}", status_code=204)
-async def delete_artifact(held: Held, artifact_id: ArtifactId) -> None:
-    """Delete a file. It is gone at once, and from storage soon."""
-    await artifacts.delete(held, artifact_id=artifact_id)
+async def delete_artifact(conn: Conn, artifact_id: ArtifactId) -> None:
+    """Delete a file. It disappears from lists immediately and from storage soon after."""
+    await artifacts.delete(conn, artifact_id=artifact_id)
 
 
-# The function keeps the idempotency key: the answer has a signed URL, and those are never stored.
+# The SQL function stores the idempotency key, because the response has a signed URL, which is never stored.
 begin_routes = routes_for("artifacts", StartRoute)
 
 
 @begin_routes.post("/uploads", status_code=201)
 async def begin_upload(
     request: Request,
-    held: Held,
-    asked: UploadRequest,
+    conn: Conn,
+    announced: UploadRequest,
     idempotency_key: Annotated[str | None, Header(max_length=255)] = None,
-) -> UploadAnswer:
-    """Announce a file, and get a URL to send it to. The same key gives the same upload, and a fresh URL."""
-    kind = content.known(asked.content_type)
+) -> UploadResponse:
+    """Begin an upload and get its URL. The same idempotency key returns the same upload, with a new URL."""
+    kind = content.known(announced.content_type)
     if kind not in content.UPLOADS:
         raise Invalid(
-            f"files of the type {kind} are not taken",
+            f"content type {kind} is not accepted",
             code="wrong_type",
-            hint=f"Taken are {', '.join(sorted(content.UPLOADS))}.",
+            hint=f"Accepted types: {', '.join(sorted(content.UPLOADS))}.",
             details={"field": "content_type"},
         )
     upload = await artifacts.begin_upload(
-        held,
-        name=asked.name,
+        conn,
+        name=announced.name,
         content_type=kind,
-        bytes=asked.bytes,
-        tenant_id=asked.tenant_id,
+        bytes=announced.bytes,
+        tenant_id=announced.tenant_id,
         idempotency_key=idempotency_key,
     )
     url = await storage_of(request).url(
@@ -184,25 +188,25 @@ async def begin_upload(
         base=str(request.base_url),
         seconds=HOUR,
         tenant=str(upload.tenant_id),
-        limit=str(asked.bytes),
+        limit=str(announced.bytes),
     )
     finish = str(request.url_for("finish_upload", artifact_id=str(upload.id)))
-    return UploadAnswer(
+    return UploadResponse(
         id=upload.id, tenant_id=upload.tenant_id, url=url, finish=finish, expires_in=int(HOUR)
     )
 
 
 class MovingRoute(Route):
-    """A route that moves files, and holds no transaction meanwhile: it takes short ones of its own."""
+    """A route that moves files. Opens short transactions of its own instead of one for the whole request."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = APIRoute.get_route_handler(self)
 
         async def answer(request: Request) -> Response:
             await self._caller(request)
-            # To do it again changes nothing, so the key is not kept; but it has its form, here as everywhere.
+            # The operation is idempotent, so the key is not stored, but it is validated like everywhere else.
             if not 1 <= len(request.headers.get("idempotency-key", "-")) <= 255:
-                raise Invalid("an idempotency key has 1 to 255 characters", code="invalid_key")
+                raise Invalid("Idempotency-Key must have 1 to 255 characters", code="invalid_key")
             return await handle(request)
 
         return answer
@@ -212,13 +216,13 @@ moving_routes = routes_for("artifacts", MovingRoute)
 
 
 @moving_routes.post("/uploads/{artifact_id}/finish")
-async def finish_upload(request: Request, artifact_id: ArtifactId) -> ArtifactAnswer:
-    """Say that the file was sent: it is checked, and kept. Saying it again changes nothing."""
+async def finish_upload(request: Request, artifact_id: ArtifactId) -> ArtifactResponse:
+    """Finish an upload: check the file and store it. Repeating the request changes nothing."""
     callers: Callers = request.app.state.callers
     as_caller = partial(callers.acting, request.state.caller)
     try:
-        async with as_caller() as held:
-            taken = await artifacts.take_upload(held, artifact_id=artifact_id)
+        async with as_caller() as conn:
+            taken = await artifacts.take_upload(conn, artifact_id=artifact_id)
     except Conflict as error:
         if error.details.get("status") != "stored":
             raise
@@ -227,22 +231,22 @@ async def finish_upload(request: Request, artifact_id: ArtifactId) -> ArtifactAn
         try:
             await artifacts.finish_upload(service, storage_of(request), artifact_id=artifact_id, taken=taken)
         except LeaseLost as error:
-            raise Conflict("another request is finishing this upload", hint="Ask again.") from error
-    async with as_caller(read_only=True) as held:
-        artifact = await artifacts.get(held, artifact_id=artifact_id)
+            raise Conflict("another request is finishing this upload", hint="Try again.") from error
+    async with as_caller(read_only=True) as conn:
+        artifact = await artifacts.get(conn, artifact_id=artifact_id)
     [answer] = await linked(request, [artifact])
     return answer
 
 
-# The local folder's signed URLs. Who has one needs no other credential, and can do this one thing.
+# Signed URLs of the local folder. Each needs no other credential and allows one operation on one file.
 
 files = APIRouter(tags=["artifacts"], responses={status: PROBLEMS[status] for status in (403, 404, 422, 503)})
 _OPEN: dict[str, Any] = {"security": []}
 _PARTS: dict[int | str, dict[str, Any]] = {
-    206: {"description": "The part that was asked for."},
-    304: {"description": "It is what the caller has."},
+    206: {"description": "The requested range."},
+    304: {"description": "Not changed since the given `ETag`."},
     409: PROBLEMS[409],
-    416: {"description": "The file has no such part."},
+    416: {"description": "The requested range is outside the file."},
 }
 
 
@@ -258,24 +262,24 @@ async def put_file(request: Request, path: str) -> None:
     limit = int(grant.fields["limit"])
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced) > limit:
-        # Before a byte of it is read.
+        # Reject before reading the body.
         raise TooLarge(f"the file is larger than {limit} bytes", details={"limit": limit})
     callers: Callers = request.app.state.callers
-    async with callers.acting(_SERVICE, read_only=True) as held:
-        if not await artifacts.is_awaited(held, path=grant.path):
-            raise Conflict("this upload is no longer awaited", code="not_pending")
+    async with callers.acting(_SERVICE, read_only=True) as conn:
+        if not await artifacts.is_awaited(conn, path=grant.path):
+            raise Conflict("this upload has been finished or abandoned", code="not_pending")
     await folder.put(grant.path, arriving(request), limit=limit)
 
 
 @files.get("/storage/{path:path}", response_class=Response, responses=_PARTS, openapi_extra=_OPEN)
 @files.head("/storage/{path:path}", response_class=Response, responses=_PARTS, openapi_extra=_OPEN)
 async def get_file(request: Request, path: str) -> Response:
-    """Read a file, or a part of it, with a signed URL."""
+    """Download a file or a range of it with a signed URL."""
     folder, grant = _granted(request)
     file = await folder.head(grant.path)
     headers = {
         **_GUARDS,
-        # Browsers show no PDF in a sandbox; their viewer is one.
+        # Browsers do not show PDFs in a sandbox; their viewer is one.
         **({} if grant.fields["type"] == "application/pdf" else _SANDBOX),
         **content.headers(grant.fields["type"], grant.fields["name"]),
         "ETag": file.etag,
@@ -297,16 +301,16 @@ async def get_file(request: Request, path: str) -> Response:
         return Response(status_code=status, headers=headers)
     part = await folder.get(grant.path, start, end)
     if part.file.etag != file.etag:
-        # It was written anew between two looks: what was said of it no longer holds.
-        raise Conflict("the file has just changed", hint="Ask again.")
+        # The file was replaced after its headers were read.
+        raise Conflict("the file changed during the download", hint="Try again.")
     return StreamingResponse(part.chunks, status, headers)
 
 
 def _granted(request: Request) -> tuple[Folder, storages.Grant]:
     folder = storage_of(request)
     if not isinstance(folder, Folder):
-        raise NotFound("files are not served here")
-    # As it was sent: what is decoded once more, or put in order, is another text.
+        raise NotFound("this server does not serve files")
+    # The signature covers the raw URL, so decode and reorder nothing.
     sent = bytes(request.scope["raw_path"]) + b"?" + bytes(request.scope["query_string"])
     target = sent.partition(b"/storage/")[2].decode("ascii", "replace")
     return folder, folder.verify(request.method, target)
@@ -317,14 +321,14 @@ def _tags(header: str) -> list[str]:
 
 
 def _wanted(request: Request, file: File) -> tuple[int, int] | None:
-    """The part that is asked for; None for the whole. A range that cannot be read asks for nothing."""
-    asked = _RANGE.fullmatch(request.headers.get("range", "").strip().replace(" ", ""))
+    """The requested byte range; None for the whole file. An invalid range is ignored."""
+    requested = _RANGE.fullmatch(request.headers.get("range", "").strip().replace(" ", ""))
     condition = request.headers.get("if-range")
-    if asked is None or asked.group(1) == asked.group(2) == "":
+    if requested is None or requested.group(1) == requested.group(2) == "":
         return None
     if condition is not None and condition not in (file.etag, formatdate(file.modified_at, usegmt=True)):
         return None
-    first, last = asked.groups()
+    first, last = requested.groups()
     if first == "":
         return max(0, file.bytes - int(last)), file.bytes if int(last) else 0
     if last != "" and int(last) < int(first):

@@ -1,4 +1,4 @@
-"""Bulk jobs over HTTP: rows posted as JSON or as a file; what became of them, and out again as a file."""
+"""Bulk jobs over HTTP: start from JSON rows or a file, read row results, export them as a file."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, StrictBool
 
 from penstock import bulks, db, jobs, sources
-from penstock.api.fields import NUMERIC, Asked, Money, MoneyText, StopAfter
-from penstock.api.jobs import JobAnswer, JobStarted
+from penstock.api.fields import NUMERIC, Money, MoneyText, RequestModel, StopAfter
+from penstock.api.jobs import JobResponse, JobStarted
 from penstock.api.limits import Limits, arriving, read_json
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, UuidCursor, filter_query, page
-from penstock.api.routes import Held, Route, StartRoute, router, tag_of
+from penstock.api.routes import Conn, Route, StartRoute, router, tag_of
 from penstock.app import App
 from penstock.errors import Invalid, NotFound, TooLarge
 from penstock.types import (
@@ -44,37 +44,39 @@ _TYPES = {
     "jsonl": "application/x-ndjson",
     "xlsx": "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
 }
-_MOST_PROBLEMS = 1000
+_MAX_PROBLEMS = 1000
 
 KeyHeader = Annotated[
     str | None,
-    Header(min_length=1, max_length=255, description="The same key gives the same job in a tenant."),
+    Header(min_length=1, max_length=255, description="The same key returns the same job of the tenant."),
 ]
 RowNumber = Annotated[int, Field(ge=0, le=10**15), NUMERIC]
 
 
-# What is asked and answered
+# Requests and responses
 
 
-class BulkOptions(Asked):
-    """How a bulk job is started, apart from its rows."""
+class BulkOptions(RequestModel):
+    """Options of a bulk job."""
 
     type: str = Field(max_length=200, examples=["ideas"])
     tenant_id: UUID | None = None
-    budget: MoneyText | None = Field(None, description="It pauses before it costs more.")
-    stop_after: StopAfter | None = Field(None, description="Pause after so many failures, or such a part.")
+    budget: MoneyText | None = Field(None, description="Pause before the job costs more than this.")
+    stop_after: StopAfter | None = Field(None, description="Pause after N failures or P % of the rows.")
     on_failure: OnFailure | None = None
     on_limit: OnLimit | None = None
-    preview: bool | None = Field(None, description="Only the first batch, until the job is confirmed.")
-    skip_done: bool | None = Field(None, description="Leave out rows that succeeded before, by their key.")
+    preview: bool | None = Field(None, description="Run only the first batch until the job is confirmed.")
+    skip_done: bool | None = Field(
+        None, description="Skip rows that an earlier job completed, matched by key."
+    )
     key: list[str] | None = Field(
-        None, min_length=1, max_length=50, description="The columns that name a row."
+        None, min_length=1, max_length=50, description="Columns that identify a row."
     )
     priority: Annotated[int, Field(ge=0, le=10)] | None = None
     paused: bool | None = None
 
     def options(self) -> dict[str, Any]:
-        """What `bulks.start` takes."""
+        """The arguments for `bulks.start`."""
         chosen = self.model_dump(include=set(BulkOptions.model_fields) - {"type"})
         if chosen["tenant_id"] is None:
             del chosen["tenant_id"]
@@ -82,17 +84,17 @@ class BulkOptions(Asked):
 
 
 class BulkRequest(BulkOptions):
-    """A bulk job of rows that are posted. Larger ones are uploaded as a file."""
+    """A bulk job with its rows. Upload larger ones as a file."""
 
     rows: list[dict[str, Any]] | None = Field(
         None,
-        description="What is in each row, by column. They are numbered from 1. "
-        "Left out, a worker reads them from the source, a Google Sheet.",
+        description="The rows as objects by column, numbered from 1. "
+        "If omitted, a worker reads them from `source`, a Google Sheet.",
         examples=[[{"title": "otters", "seconds": 5}, {"title": "herons"}]],
     )
     source: dict[str, Any] = Field(
         default_factory=dict[str, Any],
-        description="Where they are from. `id` or `name` stays the same when they are sent again. "
+        description="Where the rows come from. Keep `id` or `name` the same when you send the rows again. "
         'A Google Sheet is `{"type": "google-sheets", "id": "…", "range": "Ideas!A1:F"}`.',
         examples=[{"name": "ideas of May"}],
     )
@@ -104,10 +106,10 @@ class BulkRequest(BulkOptions):
     paused: StrictBool | None = None
 
 
-class TableQuery(Asked):
-    """How a file is read. What is not said is found out."""
+class TableQuery(RequestModel):
+    """How to parse a file. Omitted options are detected."""
 
-    name: str | None = Field(None, max_length=300, description="What it is called.", examples=["ideas.csv"])
+    name: str | None = Field(None, max_length=300, description="File name.", examples=["ideas.csv"])
     format: Literal["csv", "tsv", "xlsx", "jsonl"] | None = None
     encoding: str | None = Field(None, max_length=50)
     delimiter: str | None = Field(None, max_length=1)
@@ -116,7 +118,7 @@ class TableQuery(Asked):
 
 
 class UploadQuery(TableQuery, BulkOptions):
-    """How a file is read, and its job started."""
+    """How to parse a file, and the options of its job."""
 
     params: str | None = Field(
         None, max_length=100_000, description="A JSON object.", examples=['{"style": "noir"}']
@@ -124,47 +126,47 @@ class UploadQuery(TableQuery, BulkOptions):
 
 
 class CheckQuery(TableQuery):
-    """How a file is read, and for which type."""
+    """How to parse a file, and its bulk type."""
 
     type: str = Field(max_length=200, examples=["ideas"])
 
 
 class ForecastQuery(CheckQuery):
-    """How a file is read, and what its job would be."""
+    """How to parse a file, and the job to forecast."""
 
     tenant_id: UUID | None = None
     budget: MoneyText | None = None
     params: str | None = Field(None, max_length=100_000)
 
 
-class NewRow(Asked):
-    """A row, with its number as a person sees it."""
+class NewRow(RequestModel):
+    """A row with its number in the source."""
 
     number: RowNumber
     data: dict[str, Any]
 
     @property
     def problem(self) -> None:
-        """It can be read."""
+        """Posted rows have no parse errors."""
 
 
-class NewRows(Asked):
-    """Rows to add. A number that is there already is left out, unless its row was refused."""
+class NewRows(RequestModel):
+    """Rows to add. Rows with a known number are skipped, unless they were refused."""
 
     rows: list[NewRow] = Field(min_length=1, examples=[[{"number": 7, "data": {"title": "owls"}}]])
 
 
-class Undo(Asked):
-    """What to undo; left out: all."""
+class Undo(RequestModel):
+    """The rows and names of values to undo. Default: all."""
 
     rows: list[RowNumber] | None = Field(None, min_length=1, max_length=10_000)
     names: list[str] | None = Field(None, min_length=1, max_length=1000)
 
 
-class BulkAnswer(BaseModel):
-    """A bulk job: its progress, its rows, what waits for what, and what went wrong."""
+class BulkResponse(BaseModel):
+    """A bulk job: progress, rows, wait reasons, refused rows and failures."""
 
-    job: JobAnswer
+    job: JobResponse
     source: dict[str, Any]
     key: list[str] | None
     batch: int | None
@@ -173,7 +175,7 @@ class BulkAnswer(BaseModel):
     skip_done: bool
     confirmed_at: datetime | None
     to_confirm: int = Field(
-        description="Tasks that wait for a confirmation: `POST /api/jobs/{job_id}/confirm`."
+        description="Tasks that wait for confirmation: `POST /api/jobs/{job_id}/confirm`."
     )
     rows: RowCounts
     cost: Decimal
@@ -181,17 +183,17 @@ class BulkAnswer(BaseModel):
     applied: int
     undone: int
     waits: tuple[Wait, ...]
-    problems: tuple[Cause, ...] = Field(description="Rows that were refused, by cause.")
-    failures: tuple[Cause, ...] = Field(description="Tasks that failed, by cause.")
+    problems: tuple[Cause, ...] = Field(description="Refused rows by cause.")
+    failures: tuple[Cause, ...] = Field(description="Failed tasks by cause.")
 
 
 # Files
 
 
 class FileRoute(Route):
-    """A route that takes a file as its body. No connection is held while it arrives, or waits for others.
+    """A route whose body is a file. Uses no database connection while the file arrives or waits.
 
-    What is in a file is somebody else's: it is opened and read in threads, and never on the event loop.
+    Files are untrusted, so they are parsed in threads and never on the event loop.
     """
 
     is_key_passed_on = True
@@ -205,7 +207,7 @@ class FileRoute(Route):
             with SpooledTemporaryFile(max_size=1 << 20) as file:
                 async for chunk in arriving(request):
                     if file.tell() + len(chunk) > limits.file_bytes:
-                        text = f"a file has at most {limits.file_bytes} bytes"
+                        text = f"the file is larger than {limits.file_bytes} bytes"
                         raise TooLarge(text, details={"limit": limits.file_bytes})
                     file.write(chunk)
                 request.state.file = file
@@ -218,7 +220,7 @@ class FileRoute(Route):
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "The file as it is: CSV, TSV, XLSX or JSONL.",
+        "description": "The file: CSV, TSV, XLSX or JSONL.",
         "content": {
             kind: {"schema": {"type": "string", "format": "binary"}}
             for kind in ("text/csv", "application/x-ndjson", "application/octet-stream")
@@ -236,7 +238,7 @@ async def _opened(request: Request, table: TableQuery) -> sources.Source:
 def _params(text: str | None, limits: Limits) -> dict[str, Any]:
     params: Any = {} if text is None else read_json(text.encode("utf-8", "replace"), limits)
     if not isinstance(params, dict):
-        raise Invalid("params is a JSON object", code="invalid_params", details={"field": "params"})
+        raise Invalid("params must be a JSON object", code="invalid_params", details={"field": "params"})
     return cast("dict[str, Any]", params)
 
 
@@ -244,9 +246,9 @@ def _type(request: Request, name: str) -> Any:
     app: App | None = request.app.state.app
     if app is None or name not in app.bulks:
         raise NotFound(
-            "the API was started without an app that has this bulk type",
+            f"unknown bulk type {name!r}: the API was not started with an app that defines it",
             code="unknown_bulk_type",
-            hint="penstock serve MODULE:APP",
+            hint="Start it with: penstock serve MODULE:APP",
         )
     return app.bulks[name]
 
@@ -263,12 +265,12 @@ routes = router("bulks")
 
 
 @start_routes.post("/bulks/start", status_code=201)
-async def start_bulk(held: Held, bulk: BulkRequest, idempotency_key: KeyHeader = None) -> JobStarted:
-    """Make a bulk job of rows. A worker checks them and makes their tasks."""
+async def start_bulk(conn: Conn, bulk: BulkRequest, idempotency_key: KeyHeader = None) -> JobStarted:
+    """Start a bulk job from rows. A worker validates them and creates their tasks."""
     if bulk.rows is None and bulk.source.get("type") != "google-sheets":
-        raise Invalid("there are no rows, and no sheet to read them from", details={"field": "rows"})
+        raise Invalid("rows are required unless source is a Google Sheet", details={"field": "rows"})
     job_id = await bulks.start(
-        held,
+        conn,
         type=bulk.type,
         rows=None if bulk.rows is None else bulks.numbered(bulk.rows),
         source={"type": "rows", **bulk.source},
@@ -279,16 +281,16 @@ async def start_bulk(held: Held, bulk: BulkRequest, idempotency_key: KeyHeader =
     return JobStarted(id=job_id)
 
 
-@file_routes.post("/bulks/upload", status_code=201, openapi_extra=_BODY)
+@file_routes.post("/bulks/upload", summary="Start Bulk From File", status_code=201, openapi_extra=_BODY)
 async def upload_bulk(
     request: Request, bulk: Annotated[UploadQuery, Query()], idempotency_key: KeyHeader = None
 ) -> JobStarted:
-    """Make a bulk job of the rows of a file, which is the body."""
+    """Start a bulk job from a file, which is the request body."""
     params = _params(bulk.params, request.app.state.limits)
     with await _opened(request, bulk) as source:
-        async with _acting(request) as held:
+        async with _acting(request) as conn:
             job_id = await bulks.start(
-                held,
+                conn,
                 type=bulk.type,
                 rows=source,
                 source=bulks.describe(source),
@@ -300,90 +302,90 @@ async def upload_bulk(
 
 
 @file_routes.post("/bulks/check", openapi_extra=_BODY)
-async def check_bulk(request: Request, asked: Annotated[CheckQuery, Query()]) -> SourceCheck:
-    """The rows of a file that would be refused: line, column and reason of the first 1000. Needs the app."""
-    type = _type(request, asked.type)
-    with await _opened(request, asked) as source:
+async def check_bulk(request: Request, query: Annotated[CheckQuery, Query()]) -> SourceCheck:
+    """Check a file: list line, column and reason of the first 1000 problems. Requires the app."""
+    type = _type(request, query.type)
+    with await _opened(request, query) as source:
         found: SourceCheck = await asyncio.to_thread(type.check, source)
-    return replace(found, problems=found.problems[:_MOST_PROBLEMS])
+    return replace(found, problems=found.problems[:_MAX_PROBLEMS])
 
 
 @file_routes.post("/bulks/forecast", openapi_extra=_BODY)
-async def forecast_bulk(request: Request, asked: Annotated[ForecastQuery, Query()]) -> Forecast:
-    """What a job of this file would cost, use and take. Nothing is started. Needs the app."""
-    type = _type(request, asked.type)
-    params = _params(asked.params, request.app.state.limits)
-    with await _opened(request, asked) as source:
+async def forecast_bulk(request: Request, query: Annotated[ForecastQuery, Query()]) -> Forecast:
+    """Forecast cost, usage and duration of a job for a file without starting it. Requires the app."""
+    type = _type(request, query.type)
+    params = _params(query.params, request.app.state.limits)
+    with await _opened(request, query) as source:
         tasks, times = await asyncio.to_thread(type.sample, source, params)
-    options: dict[str, Any] = {"budget": asked.budget, "tenant_id": asked.tenant_id}
-    async with _acting(request) as held:
-        return await jobs.forecast(held, type=asked.type, tasks=tasks, times=times, **options)
+    options: dict[str, Any] = {"budget": query.budget, "tenant_id": query.tenant_id}
+    async with _acting(request) as conn:
+        return await jobs.forecast(conn, type=query.type, tasks=tasks, times=times, **options)
 
 
-# Looking
+# Reading
 
 
 @routes.get("/bulks")
 async def list_bulks(
-    held: Held,
+    conn: Conn,
     filter: Annotated[str, filter_query("status:running type:ideas")] = "",
     tenant_id: TenantQuery = None,
     cursor: UuidCursor = None,
     limit: LimitQuery = 50,
 ) -> Page[BulkSummary]:
-    """Bulk jobs, newest first. Fields to filter by: id, status, type, tenant, age."""
-    found = await bulks.list(held, filter=filter, tenant_id=tenant_id, before=cursor, limit=limit + 1)
+    """List bulk jobs, newest first. Filter by id, status, type, tenant or age."""
+    found = await bulks.list(conn, filter=filter, tenant_id=tenant_id, before=cursor, limit=limit + 1)
     return page(found, limit, lambda bulk: bulk.id)
 
 
 @routes.get("/bulks/{job_id:uuid}")
-async def get_bulk(held: Held, job_id: UUID) -> BulkAnswer:
-    """A bulk job: its progress, its rows, what waits for what, and what went wrong."""
-    bulk = await bulks.get(held, job_id=job_id)
-    values = {name: getattr(bulk, name) for name in BulkAnswer.model_fields if name != "job"}
-    return BulkAnswer(**values, job=JobAnswer.of(bulk.job))
+async def get_bulk(conn: Conn, job_id: UUID) -> BulkResponse:
+    """Get a bulk job: progress, rows, wait reasons, refused rows and failures."""
+    bulk = await bulks.get(conn, job_id=job_id)
+    values = {name: getattr(bulk, name) for name in BulkResponse.model_fields if name != "job"}
+    return BulkResponse(**values, job=JobResponse.of(bulk.job))
 
 
 @routes.get("/bulks/{job_id:uuid}/rows")
 async def list_rows(
-    held: Held,
+    conn: Conn,
     job_id: UUID,
     state: Annotated[list[RowState] | None, Query(description="Only rows in these states.")] = None,
     cursor: NumberCursor = None,
     limit: LimitQuery = 50,
 ) -> Page[BulkResult]:
-    """Rows in the order of their numbers, with their results and errors."""
-    await bulks.get(held, job_id=job_id)
+    """List rows by number, with their results and errors."""
+    await bulks.get(conn, job_id=job_id)
     after = -1 if cursor is None else cursor
-    found = await bulks.rows(held, job_id=job_id, states=state, after=after, limit=limit + 1)
+    found = await bulks.rows(conn, job_id=job_id, states=state, after=after, limit=limit + 1)
     return page(found, limit, lambda row: row.number)
 
 
 @routes.post("/bulks/{job_id:uuid}/rows")
-async def add_rows(held: Held, job_id: UUID, more: NewRows) -> RowsAdded:
+async def add_rows(conn: Conn, job_id: UUID, more: NewRows) -> RowsAdded:
     """Add rows to a bulk job that has not ended."""
     rows: Sequence[bulks.Row] = more.rows
-    return await bulks.add_rows(held, job_id=job_id, rows=rows)
+    return await bulks.add_rows(conn, job_id=job_id, rows=rows)
 
 
-@routes.post("/bulks/{job_id:uuid}/read", status_code=202)
-async def read_again(held: Held, job_id: UUID) -> None:
-    """Let a worker read the Google Sheet of a bulk job that has not ended once more: new rows are added."""
-    await bulks.read_again(held, job_id=job_id)
+@routes.post("/bulks/{job_id:uuid}/read", summary="Read Sheet Again", status_code=202)
+async def read_again(conn: Conn, job_id: UUID) -> None:
+    """Have a worker read the job's Google Sheet again and add new rows. The job must not have ended."""
+    await bulks.read_again(conn, job_id=job_id)
 
 
-@file_routes.post("/bulks/{job_id:uuid}/upload", openapi_extra=_BODY)
+@file_routes.post("/bulks/{job_id:uuid}/upload", summary="Add Rows From File", openapi_extra=_BODY)
 async def add_file(request: Request, job_id: UUID, table: Annotated[TableQuery, Query()]) -> RowsAdded:
-    """Read a file again into a bulk job that has not ended: new rows are added, refused ones taken again."""
+    """Add new and corrected rows from a file to a bulk job that has not ended."""
     with await _opened(request, table) as source:
-        async with _acting(request) as held:
-            return await bulks.add_rows(held, job_id=job_id, rows=source)
+        async with _acting(request) as conn:
+            return await bulks.add_rows(conn, job_id=job_id, rows=source)
 
 
 @routes.post("/bulks/{job_id:uuid}/undo", status_code=201)
-async def undo_bulk(held: Held, job_id: UUID, what: Undo) -> JobStarted:
-    """Start a job that undoes what was applied: of all rows or some, every value or some."""
-    return JobStarted(id=await bulks.undo(held, job_id=job_id, rows=what.rows, names=what.names))
+async def undo_bulk(conn: Conn, job_id: UUID, what: Undo) -> JobStarted:
+    """Start a job that undoes applied values: all of them, or only some rows or names."""
+    return JobStarted(id=await bulks.undo(conn, job_id=job_id, rows=what.rows, names=what.names))
 
 
 @routes.get(
@@ -392,27 +394,27 @@ async def undo_bulk(held: Held, job_id: UUID, what: Undo) -> JobStarted:
     responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in _TYPES.values()}}},
 )
 async def export_bulk(
-    held: Held,
+    conn: Conn,
     job_id: UUID,
     format: Literal["csv", "jsonl", "xlsx"] = "csv",
     state: Annotated[list[RowState] | None, Query(description="Only rows in these states.")] = None,
 ) -> Response:
-    """The rows with their original columns, their states, results, errors and costs, as a file."""
-    return await exported(held, job_id, format, state, name=str(job_id))
+    """Export the rows as a file: original columns, state, result, error and cost."""
+    return await exported(conn, job_id, format, state, name=str(job_id))
 
 
 async def exported(
-    held: db.Connection,
+    conn: db.Connection,
     job_id: UUID,
     format: Literal["csv", "jsonl", "xlsx"],
     states: Sequence[RowState] | None,
     *,
     name: str,
 ) -> Response:
-    """The rows as a file, which is whole before the first of it is sent; of a large one, most is on disk."""
-    file: IO[bytes] = SpooledTemporaryFile(max_size=1 << 20)  # noqa: SIM115 (it is closed when it is sent)
+    """Export the rows to a temporary file, then stream it. Large exports are kept on disk."""
+    file: IO[bytes] = SpooledTemporaryFile(max_size=1 << 20)  # noqa: SIM115 (_blocks closes it)
     try:
-        await bulks.export(held, job_id=job_id, format=format, out=file, states=states)
+        await bulks.export(conn, job_id=job_id, format=format, out=file, states=states)
         size = file.tell()
         file.seek(0)
     except BaseException:

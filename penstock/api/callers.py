@@ -1,7 +1,7 @@
-"""Who is asking, and a transaction in which the database sees exactly that caller.
+"""Identifies callers, and opens transactions in which the database sees that caller.
 
-A user's request runs on a login that cannot become more than a user; what a verified service credential asks
-runs on another login. So a mistake above this line cannot give a user the service's rights.
+Users' requests use a database login that can only switch to users' roles; verified service credentials use
+another login. So a bug in the API cannot give a user the rights of the service.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ _KEY = re.compile(r"psk_[0-9a-f]{64}")
 _LONGEST = 8192
 
 KNOWN_SECONDS = 60
-"""How long it is remembered whose a key is: its SHA-256 and its id belong together for good. Whether it has
-ended is asked in each transaction."""
+"""How long the owner of a key is cached: a digest always belongs to the same key id. Every transaction checks
+whether the key has been revoked or has expired."""
 MOST_KNOWN = 10_000
 
-# All of it ends with the transaction: nothing is left behind on the connection. Should this machine vanish
-# in the middle of a request, others wait for what it had in hand for a minute, and not for hours.
+# Everything is local to the transaction, so that nothing stays on the connection. The idle timeout frees the
+# locks of a request within a minute if this machine disappears.
 _BECOME: LiteralString = """\
 select set_config('role', %s, true), set_config('request.jwt.claims', %s, true),
   set_config('penstock.actor', %s, true), set_config('statement_timeout', %s, true),
   set_config('idle_in_transaction_session_timeout', '60s', true)"""
 _BECOME_KEY: LiteralString = _BECOME + "; select penstock.check_key()"
 
-# What the login is or could become, that a user is not; and whether it can become what users are.
+# Whether the login has or can get more rights than a user, and whether it can switch to the users' roles.
 _LOGIN: LiteralString = """\
 select exists (
     select from pg_roles r where pg_has_role(session_user, r.oid, 'member') and (
@@ -52,28 +52,28 @@ select exists (
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who is asking."""
+    """The sender of a request."""
 
     role: DatabaseRole
-    """The database role the request runs under."""
+    """The database role of the request."""
     claims: dict[str, Any]
-    """What becomes `request.jwt.claims`."""
+    """The value of `request.jwt.claims`."""
     is_key: bool = False
-    """Whether `sub` is an API key's id."""
+    """Whether `sub` is the id of an API key."""
     is_worker: bool = False
-    """Whether this is a service credential for the worker verbs only."""
+    """Whether this is a worker's key, which can only call worker functions."""
     token: str = ""
-    """The beginning of its token's digest: tells those apart that name no user."""
+    """Prefix of the token's digest, which distinguishes callers without a user id."""
 
     @property
     def is_over(self) -> bool:
-        """Whether the token has expired meanwhile. What has no time, such as a key, does not by itself."""
+        """Whether the token has expired since the request began. Keys have no expiry here."""
         expires = self.claims.get("exp")
         return expires is not None and expires < time.time()
 
     @property
     def name(self) -> str:
-        """Who this is, for limits and logs."""
+        """The caller's name for rate limits and logs."""
         return f"{self.role}:{self.claims.get('sub') or self.token}"
 
 
@@ -81,7 +81,7 @@ ANON = Caller("anon", {"role": "anon"})
 
 
 class Callers:
-    """Finds out who is asking, and acts as they may. One per application, at `app.state.callers`."""
+    """Identifies callers and opens transactions as them. One per application, at `app.state.callers`."""
 
     def __init__(
         self,
@@ -100,9 +100,9 @@ class Callers:
         self._milliseconds = str(round(seconds * 1000))
 
     async def of(self, request: Request, credential: str | None) -> Caller:
-        """Who sent this request, which shows this credential; anon when it shows none, and has no session.
+        """The caller with this credential or session; anon if the request has neither.
 
-        Raises Unauthenticated for a bad one.
+        Raises Unauthenticated if the credential or session is invalid.
         """
         if credential is None:
             session = self._sessions.claims(request) if self._sessions else None
@@ -110,50 +110,50 @@ class Callers:
         return await self.bearing(credential)
 
     def is_new(self, credential: str | None) -> bool:
-        """Whether this is a key that nobody has come with: to tell if it is good costs a query."""
+        """Whether this is a key that is not cached, so that checking it needs a query."""
         if credential is None or not credential.startswith("psk_"):
             return False
         return _digest(credential) not in self._known
 
     async def bearing(self, credential: str) -> Caller:
-        """Whose token or key this is. Raises Unauthenticated for a bad one."""
+        """The caller with this token or key. Raises Unauthenticated if it is invalid."""
         if len(credential) > _LONGEST:
-            raise Unauthenticated("the credential is too long")
+            raise Unauthenticated(f"the credential is longer than {_LONGEST} characters")
         if credential.startswith("psk_"):
             return await self._of_key(credential)
         claims = await self._tokens.verify(credential)
         return Caller(claims["role"], claims, token=sha256(credential.encode()).hexdigest()[:12])
 
     def forget(self, response: Response) -> None:
-        """Let the browser that gets this response be logged in no more, if it was."""
+        """Log the browser out, if it has a session."""
         if self._sessions:
             self._sessions.end(response)
 
     @asynccontextmanager
     async def acting(self, caller: Caller, *, read_only: bool = False) -> AsyncGenerator[db.Connection]:
-        """A transaction as this caller; commits at the end, rolls back on an exception.
+        """Open a transaction as this caller. Commits at the end, rolls back on an exception.
 
-        Raises Unauthenticated if the caller's key has ended meanwhile.
+        Raises Unauthenticated if the caller's key has been revoked or has expired.
         """
         is_service = caller.role == "service_role"
-        # The audit log shows which of the service's keys it was; a user's name comes from the claims.
+        # The audit log shows which service key was used; users are identified by the claims.
         actor = f"service:{caller.claims['sub']}" if is_service and caller.is_key else ""
         async with db.beginning(
             self._service if is_service else self._users,
             _BECOME_KEY if caller.is_key else _BECOME,
             (caller.role, json.dumps(caller.claims), actor, self._milliseconds),
             read_only=read_only,
-        ) as held:
-            yield held
+        ) as conn:
+            yield conn
 
     async def check(self) -> None:
-        """Raise Unavailable unless the database answers on both logins."""
+        """Raise Unavailable unless the database responds on both logins."""
         for pool in (self._users, self._service):
             await db.rows(pool, "select 1", ())
 
     async def _of_key(self, secret: str) -> Caller:
         if not _KEY.fullmatch(secret):
-            raise Unauthenticated("the API key is not valid")
+            raise Unauthenticated("the API key is invalid")
         digest = _digest(secret)
         caller, until = self._known.get(digest, (None, 0.0))
         if caller is not None and time.monotonic() < until:
@@ -161,7 +161,7 @@ class Callers:
         found = await db.call(self._service, "use_key", p_digest=digest)
         if not found:
             self._known.pop(digest, None)
-            raise Unauthenticated("the API key is not valid")
+            raise Unauthenticated("the API key is invalid")
         key_id, role = str(found[0]["id"]), found[0]["role"]
         database_role: DatabaseRole = "service_role" if role in ("worker", "service") else "authenticated"
         claims = {"role": database_role, "sub": key_id}
@@ -177,28 +177,28 @@ def _digest(secret: str) -> bytes:
 
 
 def shown(request: Request) -> str | None:
-    """The credential a request shows. A user's token beside an application's key is the user's request."""
+    """The credential in a request's headers. A user's token takes precedence over an application's key."""
     header = request.headers.get("authorization")
     if header is None:
         return request.headers.get("apikey") or None
     scheme, _, credential = header.partition(" ")
     if scheme.lower() != "bearer" or not credential.strip():
-        raise Unauthenticated("the Authorization header is not a bearer token")
+        raise Unauthenticated("the Authorization header must be of the form: Bearer TOKEN")
     return credential.strip()
 
 
 async def check_login(users: db.Pool) -> None:
-    """Refuse to serve users on a login that could become more than a user, whatever is asked of it."""
+    """Raise unless the login for users can switch to the users' roles and to nothing more."""
     [(is_more, is_user)] = await db.rows(users, _LOGIN, ())
     if is_more:
         raise PenstockError(
-            "the login of PENSTOCK_API_URL could become more than a user",
+            "the login of PENSTOCK_API_URL has or can get more rights than a user",
             code="unsafe_login",
-            hint="create role penstock_api login noinherit in role anon, authenticated;",
+            hint="Use another login: create role penstock_api login noinherit in role anon, authenticated;",
         )
     if not is_user:
         raise PenstockError(
-            "the login of PENSTOCK_API_URL cannot become anon and authenticated",
+            "the login of PENSTOCK_API_URL cannot switch to the roles anon and authenticated",
             code="unsafe_login",
-            hint="grant anon, authenticated to penstock_api;",
+            hint="Run: grant anon, authenticated to penstock_api;",
         )

@@ -1,8 +1,7 @@
-"""What `penstock dev` adds to the API: a login for whoever started it, and walls around that.
+"""What `penstock dev` adds to the API: a login for the developer, and protection for it.
 
-Whoever has the token is the developer, without a password. So nothing is answered that could have come from
-another machine: not by another name for this one (a site whose name leads to 127.0.0.1 all of a sudden), and
-not through a proxy.
+The login token replaces a password. So every request that could come from another machine is rejected:
+requests through a proxy, and requests under a host name other than localhost (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -23,24 +22,24 @@ from penstock.errors import Forbidden, Unauthenticated
 from penstock.settings import is_loopback
 
 HOME = "/dashboard/"
-"""Where a login leads to."""
+"""Page to open after the login."""
 
 _PROXIES = ("forwarded", "via", "x-real-ip")
 
 
 @dataclass(frozen=True, slots=True)
 class Development:
-    """Who is logged in, and by what."""
+    """The developer's user id, session cookie and login token."""
 
     user_id: UUID
     cookie: str
-    """The session's name. Cookies know hosts but not ports, and there may be another of us on this one."""
+    """Name of the session cookie. Contains the port, because cookies are shared by all ports of a host."""
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
-    """What `/dev/login` asks for. Other users of this machine can reach the port as well."""
+    """The token for `/dev/login`. Needed because other users of this machine can reach the port."""
 
 
 def add_to(app: FastAPI, development: Development) -> Sessions:
-    """Add the login and the walls; gives the sessions that the login begins."""
+    """Add the login and the protection. Returns the sessions that the login creates."""
     sessions = Sessions(development.cookie)
     router = APIRouter(prefix="/dev", include_in_schema=False)
 
@@ -49,7 +48,7 @@ def add_to(app: FastAPI, development: Development) -> Sessions:
         if not secrets.compare_digest(token.encode(), development.token.encode()):
             rate: Rate = request.app.state.rate
             rate.take(f"nobody:{request.client.host if request.client else ''}")
-            raise Unauthenticated("this is not the link", hint="Open the one that `penstock dev` printed.")
+            raise Unauthenticated("invalid login link", hint="Open the link that `penstock dev` printed.")
         response = RedirectResponse(
             HOME, 303, {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
         )
@@ -57,12 +56,12 @@ def add_to(app: FastAPI, development: Development) -> Sessions:
         return response
 
     app.include_router(router)
-    app.add_middleware(_Walls)
+    app.add_middleware(_LocalOnly)
     return sessions
 
 
-class _Walls:
-    """Lets in what this machine sends to itself, and nothing else."""
+class _LocalOnly:
+    """Middleware that rejects requests from other machines."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,9 +71,9 @@ class _Walls:
             await self._app(scope, receive, send)
             return
         refusal = Forbidden(
-            "`penstock dev` answers nobody but this machine, directly and by the name of localhost",
+            "`penstock dev` accepts requests only from this machine, to localhost and without a proxy",
             code="not_local",
-            hint="`penstock serve` is for others.",
+            hint="Use `penstock serve` to serve other machines.",
         )
         await problems.answer(refusal, scope.get("state", {}).get("request_id"))(scope, receive, send)
 

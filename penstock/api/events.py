@@ -1,6 +1,6 @@
-"""Live progress as server-sent events. One question to the database serves all watchers of a process: what is
-watched is asked for together, twice a second while somebody watches, and only changes are passed on. Whether
-they all may still look is another one, once a minute."""
+"""Live progress as server-sent events. One query serves all watchers of a process: twice a second while there
+are any, it reads all watched jobs, and only changes are sent. Another query checks the watchers' permissions
+once a minute."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ _EVENT: dict[str, Any] = {
     "type": "object",
     "required": ["event", "data"],
     "properties": {
-        "id": {"type": "string", "description": "For Last-Event-ID."},
+        "id": {"type": "string", "description": "Value for `Last-Event-ID`."},
         "event": {"type": "string", "enum": ["progress", "end"]},
         "data": {
             "type": "string",
-            "description": "The job's id, type, status and progress; of an end nothing.",
+            "description": "Id, type, status and progress of the job; empty for `end`.",
             "contentMediaType": "application/json",
         },
     },
 }
 _STREAM: dict[str, Any] = {
-    "description": "Events, until the job ends.",
+    "description": "Events until the job ends.",
     "content": {"text/event-stream": {"schema": _EVENT}},
 }
 
@@ -58,7 +58,7 @@ order by id desc limit %s"""
 
 
 class Watcher:
-    """One open stream. It holds the latest word of each job, not all of them: a slow reader skips."""
+    """One open stream. Keeps only the latest state of each job, so that slow readers skip states."""
 
     def __init__(self, caller: Caller, job_id: UUID | None, tenant_id: UUID) -> None:
         self.caller, self.job_id, self.tenant_id = caller, job_id, tenant_id
@@ -66,9 +66,9 @@ class Watcher:
         self.news: dict[UUID, dict[str, Any]] = {}
         self.has_news = asyncio.Event()
         self.is_over = False
-        """Whether the job has ended, which is told."""
+        """Whether the job has ended, which is reported."""
         self.is_refused = False
-        """Whether it may not look any more, or at nothing: then the stream ends without a word."""
+        """Whether the caller lost its permission or the job was removed: the stream ends without an event."""
 
     def refuse(self) -> None:
         self.is_refused = True
@@ -76,7 +76,7 @@ class Watcher:
 
     def tell(self, state: dict[str, Any]) -> None:
         if self.job_id is not None and state["status"] in ENDED:
-            # Told also to whoever heard of this before the connection broke, and missed that it was the end.
+            # Sent even if the state is known: the connection may have broken before the end event.
             self.is_over = True
             self.has_news.set()
         if self.seen.get(state["id"]) != state["version"]:
@@ -86,15 +86,15 @@ class Watcher:
 
 
 class Hub(Streams[Watcher]):
-    """Asks the database for all watchers of this process."""
+    """Queries the database for all watchers of this process."""
 
     TICK_SECONDS = 0.5
 
     def __init__(self, callers: Callers, limits: Limits) -> None:
         super().__init__(callers, limits)
         self._checked_at = 0.0
-        self.questions = 0
-        """How often the database was asked."""
+        self.queries = 0
+        """Number of queries so far."""
 
     def _begin(self) -> None:
         self._checked_at = time.monotonic()
@@ -112,29 +112,29 @@ class Hub(Streams[Watcher]):
                 await self._check(connection)
             found: list[dict[str, Any]] = []
             if by_job:
-                self.questions += 1
+                self.queries += 1
                 found += await _rows(connection, _OF_JOBS, (list(by_job),))
             if by_tenant:
-                self.questions += 1
+                self.queries += 1
                 limit = MOST_JOBS_OF_A_TENANT * len(by_tenant)
                 found += await _rows(connection, _OF_TENANTS, (list(by_tenant), limit))
         for state in found:
             for watcher in (*by_job.pop(state["id"], ()), *by_tenant.get(state["tenant_id"], ())):
                 watcher.tell(state)
         for watchers in by_job.values():
-            # The job was there when they came: it has been removed.
+            # The job existed when the stream was opened, so it has been removed since.
             for watcher in watchers:
                 watcher.refuse()
 
     async def _check(self, connection: db.Connection) -> None:
-        """End the streams of those who could not open them any more."""
-        self.questions += 1
+        """End streams whose callers have lost their permission."""
+        self.queries += 1
         known = [watcher for watcher in self._watchers if "sub" in watcher.caller.claims]
         gone = await db.call(
             connection,
             "list_strangers",
             p_user_ids=[UUID(watcher.caller.claims["sub"]) for watcher in known],
-            # The service sees every tenant, as long as its key is good.
+            # A service credential sees every tenant while its key is valid.
             p_tenant_ids=[
                 None if watcher.caller.role == "service_role" else watcher.tenant_id for watcher in known
             ],
@@ -154,12 +154,12 @@ async def _rows(
 def _state(row: dict[str, Any]) -> dict[str, Any]:
     text = json.dumps(row, default=str, sort_keys=True)
     state = {**row, "version": hashlib.sha256(text.encode()).hexdigest()[:16]}
-    # Once for all who are told.
+    # Format the event once for all watchers.
     return {**state, "event": _event(state)}
 
 
 def hub_of(request: Request) -> Hub:
-    """The application's hub, made when it is first needed."""
+    """The application's hub, created on first use."""
     hub: Hub | None = getattr(request.app.state, "hub", None)
     if hub is None:
         hub = request.app.state.hub = Hub(request.app.state.callers, request.app.state.limits)
@@ -170,39 +170,39 @@ async def _asking(request: Request) -> Caller:
     return await admitted(request)
 
 
-# Who asks is looked at before what is asked.
+# Checks the caller before the parameters.
 Admitted = Annotated[Caller, Depends(_asking)]
 
 
-@router.get("/jobs/{job_id:uuid}/events", response_class=EventStream)
+@router.get("/jobs/{job_id:uuid}/events", summary="Stream Job Events", response_class=EventStream)
 async def job_events(
     request: Request, caller: Admitted, job_id: UUID, last_event_id: Annotated[str | None, Header()] = None
 ) -> EventStream:
-    """The job's progress as it changes, until it ends. Resume with Last-Event-ID."""
+    """Stream a job's progress until it ends. Resume with `Last-Event-ID`."""
     callers: Callers = request.app.state.callers
-    async with callers.acting(caller, read_only=True) as held:
-        job = await jobs.get(held, job_id=job_id)
+    async with callers.acting(caller, read_only=True) as conn:
+        job = await jobs.get(conn, job_id=job_id)
     return _stream(request, Watcher(caller, job_id, job.tenant_id), last_event_id)
 
 
-@router.get("/events", response_class=EventStream)
+@router.get("/events", summary="Stream Tenant Events", response_class=EventStream)
 async def tenant_events(
     request: Request,
     caller: Admitted,
     tenant_id: Annotated[UUID, Query()],
     last_event_id: Annotated[str | None, Header()] = None,
 ) -> EventStream:
-    """Changes of all jobs of a tenant that have not ended long ago."""
+    """Stream changes of a tenant's jobs that have not ended or ended recently."""
     callers: Callers = request.app.state.callers
-    async with callers.acting(caller, read_only=True) as held:
-        # Refuses whoever is no member.
-        await db.call(held, "get_usage_status", p_tenant_id=tenant_id)
+    async with callers.acting(caller, read_only=True) as conn:
+        # Raises an error if the caller is not a member.
+        await db.call(conn, "get_usage_status", p_tenant_id=tenant_id)
     return _stream(request, Watcher(caller, None, tenant_id), last_event_id)
 
 
 def _stream(request: Request, watcher: Watcher, last_event_id: str | None) -> EventStream:
     if watcher.job_id is not None and last_event_id:
-        # What it had when the connection broke is not said again.
+        # Skip the state that the client already has.
         watcher.seen[watcher.job_id] = last_event_id[:64]
     return Watched(hub_of(request), watcher, _lines(watcher))
 

@@ -1,4 +1,4 @@
-"""What bodies are made of."""
+"""Field types of request bodies and queries."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _MOST = 10**12
 _INSTANT = r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)"
 
 
-class Asked(BaseModel):
-    """A body of which every field is known."""
+class RequestModel(BaseModel):
+    """A request body or query that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -27,7 +27,7 @@ def _number(value: Any) -> Any:
 
 def _instant(value: Any) -> Any:
     if not isinstance(value, str) or not re.fullmatch(_INSTANT, value):
-        raise ValueError("Input should be a time with its zone, such as 2026-01-31T09:00:00Z")
+        raise ValueError("Input should be a time with a time zone, such as 2026-01-31T09:00:00Z")
     return value
 
 
@@ -38,10 +38,10 @@ def _amount(value: Any) -> Any:
 
 
 NUMERIC = BeforeValidator(_number)
-"""For whole numbers, after their bounds: `false` by mistake is not 0, but 3.0 is 3 to whoever writes JSON."""
+"""For integers, after their bounds: rejects booleans and strings, accepts 3.0 as 3, as JSON does."""
 
 Instant = Annotated[AwareDatetime, BeforeValidator(_instant)]
-"""A moment, as RFC 3339 writes it. A bare number could be of seconds, of milliseconds, or a mistake."""
+"""An RFC 3339 time. Bare numbers are rejected, because they could mean seconds or milliseconds."""
 
 Money = Annotated[
     Decimal,
@@ -57,7 +57,7 @@ Money = Annotated[
         }
     ),
 ]
-"""An amount in the base currency: a text, which is exact, or a number."""
+"""An amount in the base currency: a string, which is exact, or a number."""
 
 MoneyText = Annotated[
     Decimal,
@@ -65,9 +65,9 @@ MoneyText = Annotated[
     BeforeValidator(_amount),
     WithJsonSchema({"type": "string", "pattern": _AMOUNT, "examples": ["12.50"]}),
 ]
-"""An amount in a query, where everything is a text."""
+"""An amount in a query string."""
 
 StopAfter = Annotated[
     str, Field(pattern=r"^([1-9][0-9]{0,8}|(100|[1-9]?[0-9](\.[0-9]{1,3})?)%)$", examples=["20", "5%"])
 ]
-"""After how many failed tasks a job pauses, or after which part of them."""
+"""The number or percentage of failed tasks after which a job pauses."""

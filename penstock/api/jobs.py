@@ -1,4 +1,4 @@
-"""Jobs over HTTP, with their tasks."""
+"""Jobs and tasks over HTTP."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat
 from typing_extensions import TypedDict
 
 from penstock import artifacts, costs, jobs
-from penstock.api.artifacts import ArtifactAnswer, linked
-from penstock.api.fields import NUMERIC, Asked, Instant, Money, StopAfter
-from penstock.api.limits import MOST_PER_PAGE
+from penstock.api.artifacts import ArtifactResponse, linked
+from penstock.api.fields import NUMERIC, Instant, Money, RequestModel, StopAfter
+from penstock.api.limits import MAX_PER_PAGE
 from penstock.api.pages import (
     LARGEST,
     LimitQuery,
@@ -24,7 +24,7 @@ from penstock.api.pages import (
     filter_query,
     page,
 )
-from penstock.api.routes import Held, StartRoute, router, tag_of
+from penstock.api.routes import Conn, StartRoute, router, tag_of
 from penstock.app import App
 from penstock.errors import Invalid, NotFound
 from penstock.types import (
@@ -47,12 +47,12 @@ start_routes = router("jobs", StartRoute)
 
 TaskId = Annotated[int, Path(ge=1, le=LARGEST)]
 AttemptCursor = Annotated[
-    str | None, Query(pattern="^[0-9]{1,16}-[0-9]{1,16}$", description="`next` of the page before.")
+    str | None, Query(pattern="^[0-9]{1,16}-[0-9]{1,16}$", description="`next` of the previous page.")
 ]
 
 
 class TaskRequest(TypedDict, total=False):
-    """A task. Here its types are checked; the rules are `start_job`'s, and so are the words for them."""
+    """A task. Only types are checked here; `start_job` checks the rules and words the errors."""
 
     __pydantic_config__ = ConfigDict(  # pyright: ignore[reportGeneralTypeIssues]
         extra="allow", json_schema_extra={"additionalProperties": False}
@@ -75,15 +75,14 @@ class TaskRequest(TypedDict, total=False):
     confirm: bool | None
 
 
-class JobRequest(Asked):
-    """A job to start or to forecast."""
+class JobRequest(RequestModel):
+    """A job to start or forecast."""
 
     type: str = Field(examples=["report"])
     params: dict[str, Any] = Field(default_factory=dict[str, Any])
     tasks: list[TaskRequest] | None = Field(
         None,
-        description="Left out, they are those that the app draws for this type, if the API was started with "
-        "one.",
+        description="Default: the tasks that the app defines for this type, if the API was started with one.",
         examples=[[{"kind": "text", "key": "a"}, {"kind": "pdf", "after": ["a"]}]],
     )
     tenant_id: UUID | None = None
@@ -97,7 +96,7 @@ class JobRequest(Asked):
     budget: Money | None = None
 
     def arguments(self, app: App | None) -> dict[str, Any]:
-        """What `jobs.start` and `jobs.forecast` take."""
+        """The arguments for `jobs.start` and `jobs.forecast`."""
         given = self.model_dump(exclude={"tasks"})
         tasks = self.tasks
         if tasks is None and app is not None:
@@ -108,19 +107,19 @@ class JobRequest(Asked):
 
 
 class JobStarted(BaseModel):
-    """The job that was made, or that the same key had made before."""
+    """The started job, or the existing job with the same idempotency key."""
 
     id: UUID
 
 
 class JobProgress(BaseModel):
-    """How far a job is."""
+    """Progress of a job."""
 
     percent: int
     phase: str
-    docsComplete: int = Field(description="Documents, or rows, that are through all phases of their own.")
-    docsTotal: int = Field(description="As many as the largest phase has tasks.")
-    done: int = Field(description="Tasks that have ended.")
+    docsComplete: int = Field(description="Documents or rows that have completed all their phases.")
+    docsTotal: int = Field(description="Number of tasks in the largest phase.")
+    done: int = Field(description="Tasks that succeeded, failed or were canceled.")
     total: int
     message: str | None
     succeeded: int
@@ -132,12 +131,12 @@ class JobProgress(BaseModel):
 
     @classmethod
     def of(cls, progress: Progress) -> JobProgress:
-        """With the names that clients know."""
+        """Convert to the field names of the API."""
         values = {name: getattr(progress, name) for name in cls.model_fields if hasattr(progress, name)}
         return cls(**values, docsComplete=progress.docs_complete, docsTotal=progress.docs_total)
 
 
-class JobAnswer(BaseModel):
+class JobResponse(BaseModel):
     """A job with its progress."""
 
     id: UUID
@@ -155,50 +154,50 @@ class JobAnswer(BaseModel):
     progress: JobProgress
 
     @classmethod
-    def of(cls, job: Job) -> JobAnswer:
-        """With the names that clients know."""
+    def of(cls, job: Job) -> JobResponse:
+        """Convert to the field names of the API."""
         values = {name: getattr(job, name) for name in cls.model_fields if name != "progress"}
         return cls(**values, progress=JobProgress.of(job.progress))
 
 
-class JobDetail(JobAnswer):
+class JobDetail(JobResponse):
     """A job with its progress and its files."""
 
-    artifacts: list[ArtifactAnswer] = Field(description="The first of its files, each with a fresh URL.")
+    artifacts: list[ArtifactResponse] = Field(description="The job's first files, each with a new URL.")
 
 
 class Status(BaseModel):
-    """The job's status now."""
+    """The job's new status."""
 
     status: JobStatus
 
 
 class Count(BaseModel):
-    """How many it were."""
+    """Number affected."""
 
     count: int
 
 
-class Reason(Asked):
-    """Why, for people."""
+class Reason(RequestModel):
+    """Reason, shown to people."""
 
     reason: str | None = Field(None, max_length=1000)
 
 
-class Budget(Asked):
-    """What a job may cost, in the base currency; null: anything."""
+class Budget(RequestModel):
+    """Budget of a job in the base currency; null for no budget."""
 
     amount: Money | None
 
 
-class Tasks(Asked):
+class Tasks(RequestModel):
     """Tasks to add to a job."""
 
     tasks: list[TaskRequest] = Field(min_length=1, examples=[[{"kind": "text"}]])
 
 
 class TaskIds(BaseModel):
-    """The tasks that were added."""
+    """Ids of the added tasks."""
 
     ids: list[int]
 
@@ -206,147 +205,147 @@ class TaskIds(BaseModel):
 @start_routes.post("/jobs/start", status_code=201)
 async def start_job(
     request: Request,
-    held: Held,
+    conn: Conn,
     job: JobRequest,
     idempotency_key: Annotated[
         str | None,
-        Header(min_length=1, max_length=255, description="The same key gives the same job in a tenant."),
+        Header(min_length=1, max_length=255, description="The same key returns the same job of the tenant."),
     ] = None,
 ) -> JobStarted:
-    """Make a job and its tasks."""
+    """Start a job."""
     arguments = job.arguments(request.app.state.app)
-    return JobStarted(id=await jobs.start(held, **arguments, idempotency_key=idempotency_key))
+    return JobStarted(id=await jobs.start(conn, **arguments, idempotency_key=idempotency_key))
 
 
 @routes.post("/jobs/forecast")
-async def forecast_job(request: Request, held: Held, job: JobRequest) -> Forecast:
-    """What this job would cost, use and take. Nothing is started."""
-    return await jobs.forecast(held, **job.arguments(request.app.state.app))
+async def forecast_job(request: Request, conn: Conn, job: JobRequest) -> Forecast:
+    """Forecast a job's cost, usage and duration without starting it."""
+    return await jobs.forecast(conn, **job.arguments(request.app.state.app))
 
 
 @routes.get("/jobs")
 async def list_jobs(
-    held: Held,
+    conn: Conn,
     filter: Annotated[str, filter_query("status:failed type:publish age:<1d")] = "",
     tenant_id: TenantQuery = None,
     cursor: UuidCursor = None,
     limit: LimitQuery = 50,
-) -> Page[JobAnswer]:
-    """Jobs, newest first. Fields to filter by: id, status, type, tenant, age."""
-    found = await jobs.list(held, filter=filter, tenant_id=tenant_id, before=cursor, limit=limit + 1)
-    return page([JobAnswer.of(job) for job in found], limit, lambda job: job.id)
+) -> Page[JobResponse]:
+    """List jobs, newest first. Filter by id, status, type, tenant or age."""
+    found = await jobs.list(conn, filter=filter, tenant_id=tenant_id, before=cursor, limit=limit + 1)
+    return page([JobResponse.of(job) for job in found], limit, lambda job: job.id)
 
 
 @routes.get("/jobs/{job_id:uuid}")
-async def get_job(request: Request, response: Response, held: Held, job_id: UUID) -> JobDetail:
-    """A job with its progress and its files."""
-    job = JobAnswer.of(await jobs.get(held, job_id=job_id))
-    files = await artifacts.list(held, job_id=job_id, limit=MOST_PER_PAGE)
-    # Not of the URLs, which are others each time.
+async def get_job(request: Request, response: Response, conn: Conn, job_id: UUID) -> JobDetail:
+    """Get a job with its progress and files."""
+    job = JobResponse.of(await jobs.get(conn, job_id=job_id))
+    files = await artifacts.list(conn, job_id=job_id, limit=MAX_PER_PAGE)
+    # Excludes the URLs, which differ each time.
     response.headers["ETag"] = tag_of(f"{job.model_dump_json()} {[file.id for file in files]}".encode())
     return JobDetail(**dict(job), artifacts=await linked(request, files))
 
 
 @routes.post("/jobs/{job_id:uuid}/pause")
-async def pause_job(held: Held, job_id: UUID, why: Annotated[Reason | None, Body()] = None) -> Status:
-    """Start nothing more of the job; what runs ends normally."""
-    status: Any = await jobs.pause(held, job_id=job_id, reason=why and why.reason)
+async def pause_job(conn: Conn, job_id: UUID, why: Annotated[Reason | None, Body()] = None) -> Status:
+    """Pause a job: start no more of its tasks. Running tasks finish."""
+    status: Any = await jobs.pause(conn, job_id=job_id, reason=why and why.reason)
     return Status(status=status)
 
 
 @routes.post("/jobs/{job_id:uuid}/resume")
-async def resume_job(held: Held, job_id: UUID) -> Status:
-    """Take a paused job up again."""
-    status: Any = await jobs.resume(held, job_id=job_id)
+async def resume_job(conn: Conn, job_id: UUID) -> Status:
+    """Resume a paused job."""
+    status: Any = await jobs.resume(conn, job_id=job_id)
     return Status(status=status)
 
 
 @routes.post("/jobs/{job_id:uuid}/cancel")
-async def cancel_job(held: Held, job_id: UUID, why: Annotated[Reason | None, Body()] = None) -> Status:
-    """End the job now."""
-    status: Any = await jobs.cancel(held, job_id=job_id, reason=why and why.reason)
+async def cancel_job(conn: Conn, job_id: UUID, why: Annotated[Reason | None, Body()] = None) -> Status:
+    """Cancel a job. Running handlers are told to stop."""
+    status: Any = await jobs.cancel(conn, job_id=job_id, reason=why and why.reason)
     return Status(status=status)
 
 
 @routes.post("/jobs/{job_id:uuid}/confirm")
-async def confirm_job(held: Held, job_id: UUID) -> Count:
-    """Let the tasks run that wait for a confirmation."""
-    return Count(count=await jobs.confirm(held, job_id=job_id))
+async def confirm_job(conn: Conn, job_id: UUID) -> Count:
+    """Confirm a job: release the tasks that wait for confirmation."""
+    return Count(count=await jobs.confirm(conn, job_id=job_id))
 
 
 @routes.post("/jobs/{job_id:uuid}/retry")
-async def retry_job(held: Held, job_id: UUID) -> Count:
-    """Run its failed tasks again, and what was canceled because of them."""
-    return Count(count=await jobs.retry(held, job_id=job_id))
+async def retry_job(conn: Conn, job_id: UUID) -> Count:
+    """Retry a job's failed tasks, and the tasks canceled because of them."""
+    return Count(count=await jobs.retry(conn, job_id=job_id))
 
 
-@routes.get("/jobs/{job_id:uuid}/forecast")
-async def forecast_rest(held: Held, job_id: UUID) -> Forecast:
-    """What is left of a job will cost, use and take."""
-    return await jobs.forecast_rest(held, job_id=job_id)
+@routes.get("/jobs/{job_id:uuid}/forecast", summary="Forecast Remaining Tasks")
+async def forecast_rest(conn: Conn, job_id: UUID) -> Forecast:
+    """Forecast cost, usage and duration of a job's remaining tasks."""
+    return await jobs.forecast_rest(conn, job_id=job_id)
 
 
 @routes.get("/jobs/{job_id:uuid}/costs")
-async def get_job_costs(held: Held, job_id: UUID) -> JobCost:
-    """What a job has cost so far, and its budget."""
-    return await costs.of_job(held, job_id=job_id)
+async def get_job_costs(conn: Conn, job_id: UUID) -> JobCost:
+    """Get a job's cost so far and its budget."""
+    return await costs.of_job(conn, job_id=job_id)
 
 
 @routes.put("/jobs/{job_id:uuid}/budget", status_code=204)
-async def set_budget(held: Held, job_id: UUID, budget: Budget) -> Response:
-    """Change what a job may cost. One that paused for it goes on."""
-    await costs.set_budget(held, job_id=job_id, amount=budget.amount)
+async def set_budget(conn: Conn, job_id: UUID, budget: Budget) -> Response:
+    """Set or remove a job's budget. Resumes a job that paused for its budget."""
+    await costs.set_budget(conn, job_id=job_id, amount=budget.amount)
     return Response(status_code=204)
 
 
 @routes.get("/jobs/{job_id:uuid}/tasks")
 async def list_tasks(
-    held: Held,
+    conn: Conn,
     job_id: UUID,
     status: TaskStatus | None = None,
     kind: Annotated[str | None, Query(max_length=200)] = None,
     cursor: NumberCursor = None,
     limit: LimitQuery = 50,
 ) -> Page[Task]:
-    """A job's tasks in the order they were made."""
-    await jobs.get(held, job_id=job_id)
-    found = await jobs.tasks(held, job_id=job_id, status=status, kind=kind, after=cursor, limit=limit + 1)
+    """List a job's tasks in the order of creation."""
+    await jobs.get(conn, job_id=job_id)
+    found = await jobs.tasks(conn, job_id=job_id, status=status, kind=kind, after=cursor, limit=limit + 1)
     return page(found, limit, lambda task: task.id)
 
 
 @routes.post("/jobs/{job_id:uuid}/tasks", status_code=201)
-async def add_tasks(held: Held, job_id: UUID, more: Tasks) -> TaskIds:
+async def add_tasks(conn: Conn, job_id: UUID, more: Tasks) -> TaskIds:
     """Add tasks to a job that has not ended."""
-    return TaskIds(ids=await jobs.add_tasks(held, job_id=job_id, tasks=more.tasks))
+    return TaskIds(ids=await jobs.add_tasks(conn, job_id=job_id, tasks=more.tasks))
 
 
 @routes.get("/jobs/{job_id:uuid}/tasks/{task_id}")
-async def get_task(held: Held, job_id: UUID, task_id: TaskId) -> Task:
-    """One task, with its input and output."""
-    found = await jobs.tasks(held, job_id=job_id, after=task_id - 1, limit=1)
+async def get_task(conn: Conn, job_id: UUID, task_id: TaskId) -> Task:
+    """Get a task with its input and output."""
+    found = await jobs.tasks(conn, job_id=job_id, after=task_id - 1, limit=1)
     if not found or found[0].id != task_id:
-        raise NotFound("there is no such task", code="unknown_task")
+        raise NotFound(f"task {task_id} not found", code="unknown_task")
     return found[0]
 
 
 @routes.get("/jobs/{job_id:uuid}/tasks/{task_id}/why")
-async def explain_task(held: Held, job_id: UUID, task_id: TaskId) -> Explanation:
-    """Why a task is not running: what it waits for, about how long, and its place in line."""
-    return await jobs.explain(held, job_id=job_id, task_id=task_id)
+async def explain_task(conn: Conn, job_id: UUID, task_id: TaskId) -> Explanation:
+    """Explain why a task is not running: what it waits for, how long, and its queue position."""
+    return await jobs.explain(conn, job_id=job_id, task_id=task_id)
 
 
 @routes.get("/jobs/{job_id:uuid}/attempts")
 async def list_attempts(
-    held: Held,
+    conn: Conn,
     job_id: UUID,
     task_id: Annotated[int | None, Query(ge=1, le=LARGEST)] = None,
     cursor: AttemptCursor = None,
     limit: LimitQuery = 50,
 ) -> Page[Attempt]:
-    """The attempts at its tasks, or at one of them, that did not succeed."""
-    await jobs.get(held, job_id=job_id)
+    """List the failed attempts of a job's tasks, or of one task."""
+    await jobs.get(conn, job_id=job_id)
     task, _, lease = (cursor or "0-0").partition("-")
     found = await jobs.attempts(
-        held, job_id=job_id, task_id=task_id, after=(int(task), int(lease)), limit=limit + 1
+        conn, job_id=job_id, task_id=task_id, after=(int(task), int(lease)), limit=limit + 1
     )
     return page(found, limit, lambda attempt: f"{attempt.task_id}-{attempt.lease}")

@@ -10,69 +10,69 @@ from fastapi import Query
 
 from penstock import costs, usage
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, page
-from penstock.api.routes import Held, router
+from penstock.api.routes import Conn, router
 from penstock.types import CostEntry, CostSum, Limit, Plan, Price, UsageDay, UsageStatus
 
 routes = router("usage and costs")
 
-SinceQuery = Annotated[date | None, Query(description="The first day (UTC).")]
-UntilQuery = Annotated[date | None, Query(description="The last day (UTC).")]
+SinceQuery = Annotated[date | None, Query(description="First day (UTC).")]
+UntilQuery = Annotated[date | None, Query(description="Last day (UTC).")]
 
 
 @routes.get("/usage")
-async def get_usage(held: Held, tenant_id: TenantQuery = None) -> UsageStatus:
-    """A tenant's plan, and what of each meter it has used, holds and has left."""
-    return await usage.status(held, tenant_id=tenant_id)
+async def get_usage(conn: Conn, tenant_id: TenantQuery = None) -> UsageStatus:
+    """Get a tenant's plan, and what it has used, reserved and left of each meter."""
+    return await usage.status(conn, tenant_id=tenant_id)
 
 
 @routes.get("/usage/days")
 async def list_usage_days(
-    held: Held, tenant_id: UUID, since: SinceQuery = None, until: UntilQuery = None
+    conn: Conn, tenant_id: UUID, since: SinceQuery = None, until: UntilQuery = None
 ) -> list[UsageDay]:
-    """What a tenant used per day, action and meter."""
-    return await usage.days(held, tenant_id=tenant_id, since=since, until=until)
+    """List a tenant's usage per day, action and meter."""
+    return await usage.days(conn, tenant_id=tenant_id, since=since, until=until)
 
 
 @routes.get("/usage/limits")
-async def list_limits(held: Held, tenant_id: UUID) -> list[Limit]:
-    """What a tenant may use in the present periods."""
-    return await usage.limits(held, tenant_id=tenant_id)
+async def list_limits(conn: Conn, tenant_id: UUID) -> list[Limit]:
+    """List a tenant's limits in the current periods."""
+    return await usage.limits(conn, tenant_id=tenant_id)
 
 
 @routes.get("/plans")
-async def list_plans(held: Held) -> list[Plan]:
-    """The plans there are."""
-    return await usage.plans(held)
+async def list_plans(conn: Conn) -> list[Plan]:
+    """List subscription plans."""
+    return await usage.plans(conn)
 
 
 @routes.get("/costs")
 async def list_costs(
-    held: Held,
+    conn: Conn,
     tenant_id: UUID,
     by: costs.By = "day",
     since: SinceQuery = None,
     until: UntilQuery = None,
 ) -> list[CostSum]:
-    """A tenant's costs in the base currency: by day, provider, type or job."""
-    return await costs.sums(held, by=by, since=since, until=until, tenant_id=tenant_id)
+    """Sum a tenant's costs in the base currency by day, provider, type or job."""
+    return await costs.sums(conn, by=by, since=since, until=until, tenant_id=tenant_id)
 
 
 @routes.get("/costs/entries")
 async def list_cost_entries(
-    held: Held,
+    conn: Conn,
     tenant_id: TenantQuery = None,
     job_id: UUID | None = None,
     cursor: NumberCursor = None,
     limit: LimitQuery = 50,
 ) -> Page[CostEntry]:
-    """Lines of the ledger, newest first."""
-    found = await costs.entries(held, tenant_id=tenant_id, job_id=job_id, before=cursor, limit=limit + 1)
+    """List ledger entries, newest first."""
+    found = await costs.entries(conn, tenant_id=tenant_id, job_id=job_id, before=cursor, limit=limit + 1)
     return page(found, limit, lambda entry: entry.id)
 
 
 @routes.get("/prices")
 async def list_prices(
-    held: Held, provider: Annotated[str | None, Query(max_length=200)] = None
+    conn: Conn, provider: Annotated[str | None, Query(max_length=200)] = None
 ) -> list[Price]:
-    """The prices that hold now: those for all, and the caller's tenants' own."""
-    return await costs.prices(held, provider=provider)
+    """List current prices: those for all tenants, and those of the caller's tenants."""
+    return await costs.prices(conn, provider=provider)

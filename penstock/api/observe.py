@@ -1,6 +1,6 @@
-"""What can be seen of the API from outside: a request's id, a line in the log, metrics, health.
+"""Observability of the API: request ids, request logs, metrics and health checks.
 
-A line in the log has the route, not the address: addresses may hold what is secret, and so may headers.
+Logs contain the route and not the URL or headers, because those may contain secrets.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock import workers
 from penstock.api import problems
 from penstock.api.callers import Callers
-from penstock.api.routes import PROBLEMS, asking
+from penstock.api.routes import PROBLEMS, identify
 from penstock.errors import Forbidden, Unauthenticated, Unavailable
 
 logger = structlog.get_logger(__name__)
@@ -38,32 +38,32 @@ router = APIRouter(tags=["health"])
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _READY_SECONDS = 3
 _GONE = 499
-"""In the log and the metrics: the client left before it was answered."""
+"""Status in logs and metrics if the client disconnected before the response."""
 _OPEN: dict[str, Any] = {"security": []}
 _METHODS = {"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 
 
 class Metrics:
-    """Counts the requests of one process."""
+    """Request metrics of this process."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.requests = Counter(
             "penstock_http_requests",
-            "Requests answered.",
+            "HTTP requests.",
             ["method", "route", "status"],
             registry=self.registry,
         )
         self.seconds = Histogram(
             "penstock_http_request_seconds",
-            "How long they took.",
+            "Duration of HTTP requests.",
             ["method", "route"],
             registry=self.registry,
         )
 
 
 class Observed:
-    """Around the whole application: every request has an id, is counted, logged, and answered."""
+    """Middleware that gives every request an id, counts and logs it, and answers unexpected errors."""
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
@@ -92,21 +92,21 @@ class Observed:
             try:
                 await self._app(scope, receive, sending)
             except ClientDisconnect:
-                # Nobody is there to be answered.
+                # No client is left to answer.
                 status = status or _GONE
             except Exception:
                 logger.exception("request failed")
                 if status:
-                    # Half an answer cannot be taken back: the server breaks the connection off.
+                    # The response has begun: let the server close the connection.
                     raise
                 await problems.unexpected(request_id)(scope, receive, sending)
             finally:
-                self._note(scope, status, time.perf_counter() - started_at)
+                self._record(scope, status, time.perf_counter() - started_at)
 
-    def _note(self, scope: Scope, status: int, seconds: float) -> None:
+    def _record(self, scope: Scope, status: int, seconds: float) -> None:
         route = scope.get("route")
         path: str = getattr(route, "path_format", "")
-        # The labels must not grow with what strangers send.
+        # Labels come from known values only, so that callers cannot create new time series.
         method = scope["method"] if path and scope["method"] in _METHODS else ""
         self._metrics.requests.labels(method, path, str(status)).inc()
         self._metrics.seconds.labels(method, path).observe(seconds)
@@ -122,52 +122,53 @@ class Observed:
 
 
 def add_to(app: FastAPI) -> None:
-    """Let the application be seen."""
+    """Add request logs, metrics and health checks to the application."""
     app.state.metrics = Metrics()
     app.add_middleware(Observed, metrics=app.state.metrics)
     app.include_router(router)
 
 
-@router.get("/healthz", openapi_extra=_OPEN)
+@router.get("/healthz", summary="Liveness", openapi_extra=_OPEN)
 async def is_alive() -> dict[str, str]:
-    """The process answers. Says nothing of the database."""
+    """Liveness: the process responds. Does not check the database."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses={503: PROBLEMS[503]}, openapi_extra=_OPEN)
+@router.get("/readyz", summary="Readiness", responses={503: PROBLEMS[503]}, openapi_extra=_OPEN)
 async def is_ready(request: Request) -> dict[str, str]:
-    """The process can answer requests: the database does, on both logins."""
+    """Readiness: the database responds on both logins."""
     callers: Callers = request.app.state.callers
     try:
         async with asyncio.timeout(_READY_SECONDS):
             await callers.check()
     except TimeoutError as error:
-        raise Unavailable("the database does not answer in time") from error
+        raise Unavailable(f"the database did not respond within {_READY_SECONDS} seconds") from error
     return {"status": "ok"}
 
 
 @router.get(
     "/metrics",
+    summary="Metrics",
     responses={status: PROBLEMS[status] for status in (401, 403, 429, 503)},
     response_class=Response,
 )
 async def show_metrics(request: Request) -> Response:
-    """Metrics for Prometheus and autoscalers: backlog, oldest wait, running and drain rate of each lane."""
+    """Metrics for Prometheus and autoscalers: waiting, running, longest wait and drain rate of each lane."""
     callers: Callers = request.app.state.callers
-    caller = await asking(request)
+    caller = await identify(request)
     if caller.role == "anon":
         raise Unauthenticated
     if caller.role != "service_role":
-        raise Forbidden("metrics are for the service")
-    async with callers.acting(caller, read_only=True) as held:
-        lanes = await workers.backlog(held)
-        rates = await workers.drain_rates(held)
+        raise Forbidden("metrics require a service credential")
+    async with callers.acting(caller, read_only=True) as conn:
+        lanes = await workers.backlog(conn)
+        rates = await workers.drain_rates(conn)
     registry = CollectorRegistry()
     names = ["kind", "provider"]
-    backlog = Gauge("penstock_lane_waiting", "Tasks that wait.", names, registry=registry)
-    running = Gauge("penstock_lane_running", "Tasks that run.", names, registry=registry)
-    oldest = Gauge("penstock_lane_oldest_seconds", "How long the next one waits.", names, registry=registry)
-    drain = Gauge("penstock_lane_drain_per_second", "Tasks that end, about.", names, registry=registry)
+    backlog = Gauge("penstock_lane_waiting", "Waiting tasks.", names, registry=registry)
+    running = Gauge("penstock_lane_running", "Running tasks.", names, registry=registry)
+    oldest = Gauge("penstock_lane_oldest_seconds", "Longest wait in seconds.", names, registry=registry)
+    drain = Gauge("penstock_lane_drain_per_second", "Finished tasks per second.", names, registry=registry)
     for lane in lanes:
         labels = (lane.kind, lane.provider or "")
         backlog.labels(*labels).set(lane.waiting)

@@ -1,4 +1,4 @@
-"""Errors as problem documents (RFC 9457), from the one table in `penstock.errors`."""
+"""Errors as problem documents (RFC 9457), mapped by the table in `penstock.errors`."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ logger = structlog.get_logger(__name__)
 
 
 def add_to(app: FastAPI) -> None:
-    """Let the application answer every error so."""
-    app.add_exception_handler(PenstockError, _refused)
-    app.add_exception_handler(RequestValidationError, _misunderstood)
-    app.add_exception_handler(HTTPException, _plain)
+    """Answer every error of the application with a problem document."""
+    app.add_exception_handler(PenstockError, _penstock_error)
+    app.add_exception_handler(RequestValidationError, _validation_failed)
+    app.add_exception_handler(HTTPException, _http_error)
 
 
 def answer(error: PenstockError, request_id: str | None = None) -> JSONResponse:
-    """The response that says this."""
+    """The response for an error."""
     problem: dict[str, Any] = jsonable_encoder(to_problem(error))
     if is_from_postgres(error):
         problem["detail"] = problem["title"]
@@ -43,12 +43,12 @@ def answer(error: PenstockError, request_id: str | None = None) -> JSONResponse:
 
 
 def unexpected(request_id: str | None) -> JSONResponse:
-    """The response to a bug: it says nothing of what happened, the log does."""
-    return answer(PenstockError("This is a mistake of ours, and it has been logged."), request_id)
+    """The response for a bug. It reveals no details; the log has them."""
+    return answer(PenstockError("internal error; it has been logged"), request_id)
 
 
 def is_from_postgres(error: PenstockError) -> bool:
-    """Whether the words are PostgreSQL's own: those name tables, logins, addresses. Our functions' do not."""
+    """Whether the message is PostgreSQL's own, which may name tables, logins or addresses."""
     cause: Any = error.__cause__
     sqlstate = getattr(cause, "sqlstate", "")
     if cause is None or sqlstate == "" or (sqlstate or "").startswith("PT"):
@@ -56,22 +56,22 @@ def is_from_postgres(error: PenstockError) -> bool:
     return error.message in (str(cause), cause.diag.message_primary)
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _penstock_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)
     if error.status >= 500:
         logger.error("request failed", code=error.code, exc_info=error)
     return answer(error, getattr(request.state, "request_id", None))
 
 
-async def _misunderstood(request: Request, error: Exception) -> Response:
-    """Says where and what, never what was sent: it may be a secret in the wrong place."""
+async def _validation_failed(request: Request, error: Exception) -> Response:
+    """Name the field and the error but never repeat the value, which may be a misplaced secret."""
     assert isinstance(error, RequestValidationError)
     found = cast("list[dict[str, Any]]", error.errors())
     errors = [{"field": _path(one["loc"]), "message": one["msg"]} for one in found[:20]]
     first = errors[0]
     problem: dict[str, Any] = {
         "type": "about:blank",
-        "title": "The request is not valid.",
+        "title": "The request is invalid.",
         "status": 422,
         "detail": f"{first['field']}: {first['message']}",
         "code": "invalid",
@@ -84,18 +84,18 @@ async def _misunderstood(request: Request, error: Exception) -> Response:
 
 
 def _path(location: tuple[Any, ...]) -> str:
-    """`tasks[3].kind`, without the `body` or `query` it was found in."""
+    """The path of a field, such as `tasks[3].kind`, without the leading `body` or `query`."""
     path = ""
     for part in location[1:] or location:
         path += f"[{part}]" if isinstance(part, int) else f".{str(part)[:100]}"
     return path.lstrip(".")
 
 
-async def _plain(request: Request, error: Exception) -> Response:
-    """What the framework refuses by itself: an unknown path, a wrong method, a body that is not JSON."""
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Answer errors of the framework: unknown path, wrong method, body that is not JSON."""
     assert isinstance(error, HTTPException)
     if error.status_code == 400:
-        unreadable = Invalid("the body is not JSON", details={"field": "body"})
+        unreadable = Invalid("the body is not valid JSON", details={"field": "body"})
         return answer(unreadable, getattr(request.state, "request_id", None))
     problem: dict[str, Any] = {
         "type": "about:blank",
@@ -113,6 +113,6 @@ async def _plain(request: Request, error: Exception) -> Response:
 
 
 def _methods(request: Request) -> list[str]:
-    """The methods of all routes at this address; the framework names those of the first only."""
+    """The methods of all routes at this path. The framework lists only those of the first route."""
     path = getattr(request.scope.get("route"), "path_format", "")
     return sorted(method.upper() for method in request.app.openapi()["paths"].get(path, {}))

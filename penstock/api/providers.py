@@ -1,4 +1,4 @@
-"""Providers and workers over HTTP, for the service."""
+"""Providers, workers and the backlog over HTTP, for service credentials."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ from fastapi import Query, Response
 from pydantic import BaseModel, Field, StrictFloat
 
 from penstock import providers, workers
-from penstock.api.fields import NUMERIC, Asked
+from penstock.api.fields import NUMERIC, RequestModel
 from penstock.api.pages import LimitQuery, NumberCursor, Page, page
-from penstock.api.routes import Held, ServiceRoute, router
+from penstock.api.routes import Conn, ServiceRoute, router
 from penstock.types import Lane, Provider, ProviderEvent, Worker
 
 routes = router("operations", ServiceRoute)
 
-# Not a part of the path: a name has a slash in it.
+# A query parameter, because names contain a slash.
 Name = Annotated[str, Query(min_length=1, max_length=200, examples=["openai/gpt-5"])]
-OfTenant = Annotated[UUID | None, Query(description="A tenant's own endpoint; left out: the one for all.")]
+OfTenant = Annotated[
+    UUID | None,
+    Query(description="Tenant of a tenant's own provider. Default: the provider for all tenants."),
+]
 Amount = Annotated[int, Field(ge=0, le=2_000_000_000), NUMERIC]
 
 
-class ProviderRequest(Asked):
-    """What to change of a provider. What is left out stays; a limit that is null is none."""
+class ProviderRequest(RequestModel):
+    """Changes to a provider. Omitted fields stay unchanged; null removes a limit."""
 
     status: Literal["active", "disabled", "maintenance"] = "active"
     requests_per_minute: Amount | None = None
@@ -39,49 +42,49 @@ class ProviderRequest(Asked):
 
 
 class ProviderMade(BaseModel):
-    """The endpoint."""
+    """Id of the provider."""
 
     id: int
 
 
 @routes.get("/providers")
-async def list_providers(held: Held) -> list[Provider]:
-    """Provider endpoints, their limits, and what of them is in use."""
-    return await providers.list(held)
+async def list_providers(conn: Conn) -> list[Provider]:
+    """List providers with their limits and current usage."""
+    return await providers.list(conn)
 
 
 @routes.get("/providers/events")
 async def list_provider_events(
-    held: Held, name: Name, tenant_id: OfTenant = None, cursor: NumberCursor = None, limit: LimitQuery = 50
+    conn: Conn, name: Name, tenant_id: OfTenant = None, cursor: NumberCursor = None, limit: LimitQuery = 50
 ) -> Page[ProviderEvent]:
-    """What a provider refused and who changed it, newest first."""
-    found = await providers.events(held, name=name, tenant_id=tenant_id, before=cursor, limit=limit + 1)
+    """List a provider's errors and changes, newest first."""
+    found = await providers.events(conn, name=name, tenant_id=tenant_id, before=cursor, limit=limit + 1)
     return page(found, limit, lambda event: event.id)
 
 
 @routes.post("/providers/open", status_code=204)
-async def open_provider(held: Held, name: Name, tenant_id: OfTenant = None) -> Response:
-    """Open what a provider's answer closed."""
-    await providers.open(held, name=name, tenant_id=tenant_id)
+async def open_provider(conn: Conn, name: Name, tenant_id: OfTenant = None) -> Response:
+    """Reopen a provider that its errors closed."""
+    await providers.open(conn, name=name, tenant_id=tenant_id)
     return Response(status_code=204)
 
 
 @routes.put("/providers")
 async def set_provider(
-    held: Held, name: Name, values: ProviderRequest, tenant_id: OfTenant = None
+    conn: Conn, name: Name, values: ProviderRequest, tenant_id: OfTenant = None
 ) -> ProviderMade:
-    """Make or change a provider's endpoint. Takes effect at once."""
+    """Add or change a provider. Takes effect immediately."""
     chosen: Any = values.model_dump(exclude_unset=True)
-    return ProviderMade(id=await providers.set(held, name=name, tenant_id=tenant_id, **chosen))
+    return ProviderMade(id=await providers.set(conn, name=name, tenant_id=tenant_id, **chosen))
 
 
 @routes.get("/workers")
-async def list_workers(held: Held) -> list[Worker]:
-    """The workers of the last day."""
-    return await workers.list(held)
+async def list_workers(conn: Conn) -> list[Worker]:
+    """List the workers of the last day."""
+    return await workers.list(conn)
 
 
-@routes.get("/backlog")
-async def list_backlog(held: Held) -> list[Lane]:
-    """Per lane: what waits, what runs, and how long its next task has waited."""
-    return await workers.backlog(held)
+@routes.get("/backlog", summary="Get Backlog")
+async def list_backlog(conn: Conn) -> list[Lane]:
+    """List waiting and running tasks and the longest wait per kind and provider."""
+    return await workers.backlog(conn)

@@ -1,7 +1,8 @@
-"""What every route under /api does before and after its own part.
+"""What every route under /api does around its handler.
 
-In this order: who is asking, may they ask this much, read all they send, and only then take a connection; one
-transaction as that caller for everything; the same answer to the same POST with the same key.
+In this order: identify the caller, check the rate limit, read the whole body, and only then take a
+connection; run the handler in one transaction as the caller. A write with a known idempotency key gets the
+stored response.
 """
 
 from __future__ import annotations
@@ -21,23 +22,23 @@ from penstock.api.limits import Limits, Rate, read_body, read_json
 from penstock.errors import Conflict, Forbidden, Invalid, Unauthenticated
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
-Finding = Callable[[Request], str | None]
-"""Finds the credential that a request shows."""
+FindCredential = Callable[[Request], str | None]
+"""Finds the credential of a request."""
 
-_REFUSALS: dict[int, str] = {
-    401: "Nobody is logged in, or the credential is not good.",
+_PROBLEM_TEXTS: dict[int, str] = {
+    401: "Missing or invalid credentials.",
     403: "The caller's role does not allow it.",
-    404: "It is not there, or not the caller's.",
-    408: "The request came too slowly.",
-    409: "It does not fit the present state, or the idempotency key was used for another request.",
+    404: "Not found, or not visible to the caller.",
+    408: "The request did not arrive in time.",
+    409: "The current state does not allow it, or the idempotency key was used for another request.",
     413: "The request is too large.",
-    422: "The request is not valid.",
-    429: "Too much at once, or a quota is used up: wait as `Retry-After` says.",
-    503: "The database cannot answer now. Try again with the same idempotency key.",
+    422: "The request is invalid.",
+    429: "Rate limit reached or quota used up. Wait for the time in `Retry-After`.",
+    503: "The database is unavailable. Retry with the same idempotency key.",
 }
 PROBLEM_SCHEMA: dict[str, Any] = {
     "title": "Problem",
-    "description": "Why a request was refused (RFC 9457).",
+    "description": "Why a request failed (RFC 9457).",
     "type": "object",
     "required": ["type", "title", "status", "detail", "code"],
     "properties": {
@@ -45,12 +46,12 @@ PROBLEM_SCHEMA: dict[str, Any] = {
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
-        "code": {"type": "string", "description": "What exactly was wrong; stable."},
-        "hint": {"type": "string", "description": "What to do about it."},
-        "field": {"type": "string", "description": "Which part of the request it is about."},
+        "code": {"type": "string", "description": "Stable error code."},
+        "hint": {"type": "string", "description": "How to fix it."},
+        "field": {"type": "string", "description": "The field of the request that is invalid."},
         "errors": {
             "type": "array",
-            "description": "All parts that are not well formed, the first of them above.",
+            "description": "All invalid fields; `detail` describes the first.",
             "items": {
                 "type": "object",
                 "required": ["field", "message"],
@@ -76,28 +77,28 @@ PROBLEMS: dict[int | str, dict[str, Any]] = {
             }
         },
     }
-    for status, text in _REFUSALS.items()
+    for status, text in _PROBLEM_TEXTS.items()
 }
 
 
-# What every route takes beside its own, and gives: for the description.
+# Headers and responses that all routes share, for the OpenAPI document.
 _CONDITIONAL: dict[str, Any] = {
     "parameters": [
         {
             "name": "If-None-Match",
             "in": "header",
-            "description": "The `ETag` of an earlier answer: what has not changed is not sent again.",
+            "description": "The `ETag` of an earlier response. If nothing has changed, the response is 304.",
             "schema": {"type": "string"},
         }
     ],
-    "responses": {"304": {"description": "It is what the caller has."}},
+    "responses": {"304": {"description": "Not changed since the given `ETag`."}},
 }
 _IDEMPOTENT: dict[str, Any] = {
     "parameters": [
         {
             "name": "Idempotency-Key",
             "in": "header",
-            "description": "The same request again with the same key gets the same answer, for a day.",
+            "description": "Repeating the request with the same key returns the same response, for a day.",
             "schema": {"type": "string", "minLength": 1, "maxLength": 255},
         }
     ]
@@ -108,11 +109,11 @@ class Route(APIRoute):
     """A route of the API."""
 
     is_for_service = False
-    """Whether users are refused before anything is looked at."""
+    """Whether only service credentials are accepted."""
     is_key_passed_on = False
-    """Whether the route hands the idempotency key to a function that keeps it itself."""
+    """Whether the handler passes the idempotency key to a function that stores it."""
     hidden: tuple[str, ...] = ()
-    """Fields of the answer that are not kept for a second time."""
+    """Fields of the response that are not stored for a replay."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -131,127 +132,128 @@ class Route(APIRoute):
             body = await read_body(request, limits)
             again = _with_body(request, body)
             if self.body_field is not None and body:
-                # The framework takes what has been read already.
+                # FastAPI uses the value that has already been parsed.
                 again._json = read_json(body, limits)  # pyright: ignore[reportPrivateUsage]
             is_read = request.method == "GET"
-            async with callers.acting(caller, read_only=is_read) as held:
-                request.state.held = held
+            async with callers.acting(caller, read_only=is_read) as conn:
+                request.state.conn = conn
                 if is_read:
                     return _tagged(request, await handle(again))
                 key = request.headers.get("idempotency-key")
                 if key is None or self.is_key_passed_on:
                     return await handle(again)
-                return await self._once(held, key, again, body, handle)
+                return await self._once(conn, key, again, body, handle)
 
         return answer
 
     async def _caller(self, request: Request) -> Caller:
         caller = await admitted(request)
         if self.is_for_service and caller.role != "service_role":
-            raise Forbidden("this is for the service")
+            raise Forbidden("this requires a service credential")
         return caller
 
     async def _once(
-        self, held: db.Connection, key: str, request: Request, body: bytes, handle: Handler
+        self, conn: db.Connection, key: str, request: Request, body: bytes, handle: Handler
     ) -> Response:
-        """The answer to a request with a key: what was answered before, if it was asked before."""
-        asked = b"\n".join(
+        """Answer a request with an idempotency key: replay the stored response, if there is one."""
+        content = b"\n".join(
             (request.method.encode(), f"{request.url.path}?{request.url.query}".encode(), body)
         )
-        before = await db.value(held, "begin_request", p_key=key, p_digest=sha256(asked).digest())
+        before = await db.value(conn, "begin_request", p_key=key, p_digest=sha256(content).digest())
         if before is not None:
             if before["status"] is None:
-                raise Conflict("the request with this key has not been answered", code="conflict")
+                raise Conflict("a request with this idempotency key is still in progress", code="conflict")
             replayed = {"Idempotency-Replayed": "true"}
             if before["answer"] is None:
                 return Response(status_code=before["status"], headers=replayed)
             return JSONResponse(before["answer"], before["status"], replayed)
         response = await handle(request)
-        content: Any = json.loads(bytes(response.body)) if response.body else None
+        answer: Any = json.loads(bytes(response.body)) if response.body else None
         for name in self.hidden:
-            content[name] = None
-        await db.call(
-            held, "end_request", p_key=key, p_status=response.status_code, p_answer=db.Json(content)
-        )
+            answer[name] = None
+        await db.call(conn, "end_request", p_key=key, p_status=response.status_code, p_answer=db.Json(answer))
         return response
 
 
-async def asking(request: Request, *, is_service_limited: bool = True, find: Finding = shown) -> Caller:
-    """Who is asking, if they have not asked too much. What nobody asks counts for their address.
+async def identify(
+    request: Request, *, is_service_limited: bool = True, find: FindCredential = shown
+) -> Caller:
+    """Identify the caller and count the request against its rate limit.
 
-    `find` knows of other places for a credential.
+    Anonymous requests and unknown keys count against the client's address. `find` can look for the credential
+    in other places.
     """
     callers: Callers = request.app.state.callers
     rate: Rate = request.app.state.rate
-    nobody = f"nobody:{request.client.host if request.client else ''}"
+    anonymous = f"nobody:{request.client.host if request.client else ''}"
     is_new = False
     try:
         credential = find(request)
         if is_new := callers.is_new(credential):
-            # It counts as nobody's until it is known whose it is: guesses cost no query each.
-            rate.take(nobody)
+            # Counts as anonymous until the key is verified, so that guessed keys do not reach the database.
+            rate.take(anonymous)
         caller = await callers.of(request, credential)
     except Unauthenticated:
         if not is_new:
-            rate.take(nobody)
+            rate.take(anonymous)
         raise
     if is_new:
-        rate.give(nobody)
+        rate.give(anonymous)
     if caller.role != "service_role" or is_service_limited:
-        rate.take(nobody if caller.role == "anon" else caller.name)
+        rate.take(anonymous if caller.role == "anon" else caller.name)
     request.state.caller = caller
     return caller
 
 
-async def admitted(request: Request, find: Finding = shown) -> Caller:
-    """Who is asking, if they may ask anything here, and now."""
-    caller = await asking(request, find=find)
+async def admitted(request: Request, find: FindCredential = shown) -> Caller:
+    """Identify the caller of an API request. Rejects anonymous callers and worker keys."""
+    caller = await identify(request, find=find)
     if caller.role == "anon":
         raise Unauthenticated
     if caller.is_worker:
-        raise Forbidden("a worker's key is for the worker's verbs only")
+        raise Forbidden("a worker key can only call worker functions")
     if b"%00" in request.scope["query_string"]:
         for name, value in request.query_params.multi_items():
             if "\0" in value:
-                text = f"{name[:100]} holds a NUL character"
+                text = f"{name[:100]} contains a NUL character"
                 raise Invalid(text, code="unstorable_text", details={"field": name[:100]})
     return caller
 
 
 class ServiceRoute(Route):
-    """A route that only the service may use."""
+    """A route for service credentials only."""
 
     is_for_service = True
 
 
 class StartRoute(Route):
-    """A route whose function keeps the idempotency key, as start_job does for each tenant."""
+    """A route whose SQL function stores the idempotency key, as start_job does per tenant."""
 
     is_key_passed_on = True
 
 
 class SecretRoute(Route):
-    """A route whose answer holds a secret that is shown once."""
+    """A route whose response contains a secret that is shown once."""
 
     hidden = ("secret",)
 
 
 def router(tag: str, route: type[Route] = Route) -> APIRouter:
-    """A router for one noun."""
+    """A router under /api with the common responses."""
     return APIRouter(prefix="/api", tags=[tag], route_class=route, responses=PROBLEMS)
 
 
-# Async, though it awaits nothing: FastAPI would call it in a thread.
-async def _held(request: Request) -> db.Connection:
-    return request.state.held
+# Async, because FastAPI would run a sync dependency in a thread.
+async def _conn(request: Request) -> db.Connection:
+    return request.state.conn
 
 
-Held = Annotated[db.Connection, Depends(_held)]
-"""The connection, in a transaction as the caller."""
+Conn = Annotated[db.Connection, Depends(_conn)]
+"""The request's connection, in a transaction as the caller."""
 
 
 def _with_body(request: Request, body: bytes) -> Request:
-    """The request again, whose body is at hand."""
+    """A copy of the request with this body."""
 
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": body, "more_body": False}
@@ -265,7 +267,7 @@ def tag_of(content: bytes) -> str:
 
 
 def _tagged(request: Request, response: Response) -> Response:
-    """The response with a tag of what is in it, or only the word that this is what the caller has."""
+    """Add an ETag to the response, or replace it with 304 if the caller has this version."""
     if response.status_code != 200:
         return response
     tag = response.headers.get("etag") or tag_of(bytes(response.body))

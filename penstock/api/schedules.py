@@ -1,4 +1,4 @@
-"""Schedules over HTTP."""
+"""Schedules (recurring jobs) over HTTP."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from fastapi import Query, Response
 from pydantic import BaseModel, Field, StrictBool
 
 from penstock import schedules
-from penstock.api.fields import Asked
+from penstock.api.fields import RequestModel
 from penstock.api.jobs import TaskRequest
 from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
-from penstock.api.routes import Held, router
+from penstock.api.routes import Conn, router
 from penstock.types import Missed, Schedule
 
 routes = router("schedules")
 
-# Not a part of the path: it may have a slash in it.
+# A query parameter, because names may contain a slash.
 Name = Annotated[str, Query(min_length=1, max_length=200, examples=["nightly"])]
 
 
-class ScheduleRequest(Asked):
-    """A job that starts by the clock."""
+class ScheduleRequest(RequestModel):
+    """A recurring job."""
 
     cron: str = Field(max_length=200, examples=["0 9 * * 1-5"])
     timezone: str = Field("UTC", max_length=100)
@@ -36,28 +36,28 @@ class ScheduleRequest(Asked):
 
 
 class ScheduleMade(BaseModel):
-    """The schedule."""
+    """Id of the schedule."""
 
     id: UUID
 
 
 @routes.get("/schedules")
 async def list_schedules(
-    held: Held, tenant_id: TenantQuery = None, cursor: UuidCursor = None, limit: LimitQuery = 50
+    conn: Conn, tenant_id: TenantQuery = None, cursor: UuidCursor = None, limit: LimitQuery = 50
 ) -> Page[Schedule]:
-    """Schedules, oldest first."""
-    found = await schedules.list(held, tenant_id=tenant_id, after=cursor, limit=limit + 1)
+    """List schedules, oldest first."""
+    found = await schedules.list(conn, tenant_id=tenant_id, after=cursor, limit=limit + 1)
     return page(found, limit, lambda schedule: schedule.id)
 
 
 @routes.put("/schedules")
-async def set_schedule(held: Held, name: Name, schedule: ScheduleRequest) -> ScheduleMade:
-    """Make the tenant's schedule of this name, or change it."""
-    return ScheduleMade(id=await schedules.set(held, name=name, **schedule.model_dump()))
+async def set_schedule(conn: Conn, name: Name, schedule: ScheduleRequest) -> ScheduleMade:
+    """Create or change the tenant's schedule with this name."""
+    return ScheduleMade(id=await schedules.set(conn, name=name, **schedule.model_dump()))
 
 
 @routes.delete("/schedules/{schedule_id}", status_code=204)
-async def remove_schedule(held: Held, schedule_id: UUID) -> Response:
-    """Remove a schedule. The jobs it started stay."""
-    await schedules.remove(held, schedule_id=schedule_id)
+async def remove_schedule(conn: Conn, schedule_id: UUID) -> Response:
+    """Remove a schedule. Keeps the jobs it started."""
+    await schedules.remove(conn, schedule_id=schedule_id)
     return Response(status_code=204)

@@ -1,11 +1,11 @@
-"""Sessions of browsers: a signed cookie says who is logged in, for a while.
+"""Browser sessions: a signed cookie identifies the user until it expires.
 
-Nothing is kept here. A session ends with its time, and for all when the process that holds the secret does;
-what its user may see and do is asked of the database each time, as with any other credential.
+Sessions are stateless. All of them end when the process ends, because the secret lives in its memory. The
+database checks permissions on every request, as with any other credential.
 
-A browser sends a cookie by itself, also when a page of somebody else makes it send a request. `SameSite`
-stops other sites, but not other ports of the same host. So whatever may change something must come from a
-page of our own, and the browser says whether it does.
+A browser also sends cookies with requests that other pages trigger. `SameSite` blocks other sites, but not
+other ports of the same host. So a request that may change something must come from one of our own pages,
+which the browser states in `Sec-Fetch-Site` or `Origin`.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from fastapi import Request, Response
 from penstock.errors import Forbidden, Unauthenticated
 
 SECONDS = 8 * 3600
-"""How long a session lasts: a working day."""
+"""Lifetime of a session: a working day."""
 
 _READING = ("GET", "HEAD", "OPTIONS")
 
 
 class Sessions:
-    """Begins sessions, and finds them again. Without one of these, no cookie is a credential."""
+    """Creates and verifies session cookies. Without it, cookies are not credentials."""
 
     def __init__(self, cookie: str = "penstock_session") -> None:
         self._cookie = cookie
         self._secret = secrets.token_bytes(32)
 
     def begin(self, response: Response, claims: dict[str, Any]) -> None:
-        """Log the browser that gets this response in as the caller with these claims."""
+        """Log the browser in with these claims."""
         value = jwt.encode({**claims, "exp": int(time.time()) + SECONDS}, self._secret, "HS256")
-        # Not `secure`: loopback, where this is for, has no TLS.
+        # Not `secure`, because sessions are for loopback addresses without TLS.
         response.set_cookie(self._cookie, value, max_age=SECONDS, path="/", httponly=True, samesite="strict")
 
     def end(self, response: Response) -> None:
-        """Log the browser that gets this response out."""
+        """Log the browser out."""
         response.delete_cookie(self._cookie, path="/", httponly=True, samesite="strict")
 
     def claims(self, request: Request) -> dict[str, Any] | None:
-        """The claims of the session that a request belongs to; None if it brings no cookie.
+        """The claims of the request's session; None if it has no cookie.
 
-        Raises Unauthenticated for a session that is over or none of ours, Forbidden for a request that
-        another page made.
+        Raises Unauthenticated if the session is invalid or expired, Forbidden if another page sent the
+        request.
         """
         value = request.cookies.get(self._cookie)
         if value is None:
@@ -54,14 +54,14 @@ class Sessions:
         try:
             claims = jwt.decode(value, self._secret, algorithms=["HS256"], options={"require": ["exp"]})
         except jwt.PyJWTError as error:
-            raise Unauthenticated("the session is over", hint="Log in again.") from error
+            raise Unauthenticated("the session has expired", hint="Log in again.") from error
         if request.method not in _READING and not _is_from_own_page(request):
-            raise Forbidden("the request does not come from a page of this address", code="cross_site")
+            raise Forbidden("cross-site request rejected", code="cross_site")
         return claims
 
 
 def _is_from_own_page(request: Request) -> bool:
-    """Whether the browser says so, in the one header or the other, and in neither otherwise."""
+    """Whether `Sec-Fetch-Site` or `Origin` names our own origin and neither names another."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     own = f"{request.url.scheme}://{request.headers.get('host', '')}"
     return bool(site or origin) and site in (None, "same-origin") and origin in (None, own)

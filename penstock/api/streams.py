@@ -1,4 +1,4 @@
-"""Streams of events: how many may be open at once, and one loop that asks the database for all of them."""
+"""Event streams: limits on open streams, and one loop that queries the database for all of them."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ RETRY_SECONDS = 2
 KEEP_ALIVE_SECONDS = 15.0
 FIRST_LINE = f"retry: {RETRY_SECONDS * 1000}\n\n"
 STILL_HERE = ": still here\n\n"
-# Who lost the right to look is noticed within so long.
+# How often permissions of open streams are checked again.
 CHECK_SECONDS = 60.0
 
 
 class Watching(Protocol):
-    """Somebody with an open stream."""
+    """A caller with an open stream."""
 
     caller: Caller
 
     @property
     def tenant_id(self) -> UUID | None:
-        """Whose jobs it is about; None: everybody's."""
+        """The tenant whose jobs are watched; None for all tenants."""
 
 
 W = TypeVar("W", bound=Watching)
 
 
 class Streams(ABC, Generic[W]):
-    """The open streams of one kind in this process. While there are any, they are asked for together."""
+    """The open streams of one kind in this process. One loop queries for all of them while there are any."""
 
     TICK_SECONDS: ClassVar[float]
 
@@ -54,18 +54,18 @@ class Streams(ABC, Generic[W]):
         self._running: asyncio.Task[None] | None = None
 
     def add(self, watcher: W) -> None:
-        """Tell it from now on, unless there are too many of them."""
+        """Add a watcher. Raises Limited or Unavailable if there are too many."""
         wait = {"retry_after_seconds": RETRY_SECONDS}
         if len(self._watchers) >= self._limits.streams:
-            raise Unavailable("too many streams of events are open here", details=wait)
+            raise Unavailable("too many event streams are open on this server", details=wait)
         if self._counts[watcher.caller.name] >= self._limits.streams_per_caller:
             raise Limited(
-                f"you have {self._limits.streams_per_caller} streams of events open",
-                hint="One stream of a tenant tells of all its jobs.",
+                f"at most {self._limits.streams_per_caller} event streams per caller",
+                hint="Use one stream per tenant (/api/events): it reports all jobs of the tenant.",
                 details=wait,
             )
         if watcher.tenant_id and self._counts[watcher.tenant_id] >= self._limits.streams_per_tenant:
-            raise Limited("too many streams of events of this tenant are open", details=wait)
+            raise Limited("too many event streams are open for this tenant", details=wait)
         self._watchers.add(watcher)
         self._counts.update((watcher.caller.name, watcher.tenant_id))
         if self._running is None or self._running.done():
@@ -90,20 +90,20 @@ class Streams(ABC, Generic[W]):
             try:
                 await self._look()
             except Exception as error:
-                # The database may be back in a moment; the streams stay open until then.
+                # The database may be back soon; the streams stay open until then.
                 log.warning("streams.look_failed", error=str(error))
             await asyncio.sleep(self.TICK_SECONDS)
 
     def _begin(self) -> None:
-        """The first of them is there after none was."""
+        """Called when the first watcher arrives."""
 
     @abstractmethod
     async def _look(self) -> None:
-        """Ask, and tell those who watch."""
+        """Query the database and notify the watchers."""
 
 
 async def is_news(event: asyncio.Event) -> bool:
-    """Wait for something to tell, but not for longer than a connection stays open without a word."""
+    """Wait for the event, but no longer than the keep-alive interval. Returns whether it was set."""
     try:
         return await asyncio.wait_for(event.wait(), KEEP_ALIVE_SECONDS)
     except TimeoutError:
@@ -111,13 +111,13 @@ async def is_news(event: asyncio.Event) -> bool:
 
 
 class EventStream(StreamingResponse):
-    """Events as a browser's EventSource reads them."""
+    """Server-sent events."""
 
     media_type = "text/event-stream"
 
 
 class Watched(EventStream, Generic[W]):
-    """A stream that is told what changes, until it ends."""
+    """An event stream that is registered while it is open."""
 
     def __init__(self, streams: Streams[W], watcher: W, lines: AsyncGenerator[str]) -> None:
         super().__init__(lines, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
@@ -128,5 +128,5 @@ class Watched(EventStream, Generic[W]):
         try:
             await super().__call__(scope, receive, send)
         finally:
-            # Also when it never came to the first line.
+            # Also if the stream ended before the first line.
             self._streams.remove(self._watcher)

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from penstock import keys, tenants
 from penstock.api.callers import Caller
-from penstock.api.fields import Asked, Instant
+from penstock.api.fields import Instant, RequestModel
 from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
-from penstock.api.routes import Held, SecretRoute, router
+from penstock.api.routes import Conn, SecretRoute, router
 from penstock.types import ApiKey, KeyRole, Me, Member, NewKey, Role, Tenant
 
 routes = router("tenants")
@@ -21,14 +21,14 @@ secret_routes = router("tenants", SecretRoute)
 TenantId = Annotated[UUID, Path()]
 
 
-class MemberRequest(Asked):
-    """What a user is in a tenant."""
+class MemberRequest(RequestModel):
+    """Role of a member."""
 
     role: Role
 
 
-class KeyRequest(Asked):
-    """A key to make."""
+class KeyRequest(RequestModel):
+    """An API key to create."""
 
     name: str = Field(min_length=1, max_length=200, examples=["nightly import"])
     role: KeyRole
@@ -36,59 +36,59 @@ class KeyRequest(Asked):
     expires_at: Instant | None = None
 
 
-@routes.get("/me")
-async def get_me(request: Request, held: Held) -> Me:
-    """Who is asking, and in which tenants they are; of the service no tenants are listed."""
+@routes.get("/me", summary="Get Caller")
+async def get_me(request: Request, conn: Conn) -> Me:
+    """Get the caller and its tenants. For a service credential, lists no tenants."""
     caller: Caller = request.state.caller
-    own = [] if caller.role == "service_role" else await tenants.list(held, limit=1000)
+    own = [] if caller.role == "service_role" else await tenants.list(conn, limit=1000)
     sub: str | None = caller.claims.get("sub")
     return Me(caller.role, UUID(sub) if sub else None, own)
 
 
 @routes.get("/tenants")
-async def list_tenants(held: Held, cursor: UuidCursor = None, limit: LimitQuery = 50) -> Page[Tenant]:
-    """The caller's tenants, oldest first."""
-    found = await tenants.list(held, after=cursor, limit=limit + 1)
+async def list_tenants(conn: Conn, cursor: UuidCursor = None, limit: LimitQuery = 50) -> Page[Tenant]:
+    """List the caller's tenants, oldest first."""
+    found = await tenants.list(conn, after=cursor, limit=limit + 1)
     return page(found, limit, lambda tenant: tenant.id)
 
 
 @routes.get("/tenants/{tenant_id}/members")
 async def list_members(
-    held: Held, tenant_id: TenantId, cursor: UuidCursor = None, limit: LimitQuery = 50
+    conn: Conn, tenant_id: TenantId, cursor: UuidCursor = None, limit: LimitQuery = 50
 ) -> Page[Member]:
-    """Who is in a tenant. A key is a member, too."""
-    found = await tenants.members(held, tenant_id=tenant_id, after=cursor, limit=limit + 1)
+    """List the members of a tenant: users and API keys."""
+    found = await tenants.members(conn, tenant_id=tenant_id, after=cursor, limit=limit + 1)
     return page(found, limit, lambda member: member.user_id)
 
 
 @routes.put("/tenants/{tenant_id}/members/{user_id}", status_code=204)
-async def set_member(held: Held, tenant_id: TenantId, user_id: UUID, member: MemberRequest) -> Response:
-    """Give a user a role in a tenant."""
-    await tenants.set_member(held, tenant_id=tenant_id, user_id=user_id, role=member.role)
+async def set_member(conn: Conn, tenant_id: TenantId, user_id: UUID, member: MemberRequest) -> Response:
+    """Set a user's role in a tenant."""
+    await tenants.set_member(conn, tenant_id=tenant_id, user_id=user_id, role=member.role)
     return Response(status_code=204)
 
 
 @routes.delete("/tenants/{tenant_id}/members/{user_id}", status_code=204)
-async def remove_member(held: Held, tenant_id: TenantId, user_id: UUID) -> Response:
+async def remove_member(conn: Conn, tenant_id: TenantId, user_id: UUID) -> Response:
     """Remove a user from a tenant."""
-    await tenants.set_member(held, tenant_id=tenant_id, user_id=user_id, role=None)
+    await tenants.set_member(conn, tenant_id=tenant_id, user_id=user_id, role=None)
     return Response(status_code=204)
 
 
 @secret_routes.post("/keys", status_code=201)
-async def create_key(held: Held, key: KeyRequest) -> NewKey:
-    """Make an API key. Its secret is in this answer and nowhere else, also not in a repeated one."""
-    return await keys.create(held, **key.model_dump())
+async def create_key(conn: Conn, key: KeyRequest) -> NewKey:
+    """Create an API key. The response shows its secret once; a replayed response does not."""
+    return await keys.create(conn, **key.model_dump())
 
 
 @routes.get("/keys")
-async def list_keys(held: Held, tenant_id: TenantQuery = None) -> list[ApiKey]:
-    """A tenant's keys; for the service without a tenant those of workers and services."""
-    return await keys.list(held, tenant_id=tenant_id)
+async def list_keys(conn: Conn, tenant_id: TenantQuery = None) -> list[ApiKey]:
+    """List a tenant's keys. Without `tenant_id`, a service credential lists keys of workers and services."""
+    return await keys.list(conn, tenant_id=tenant_id)
 
 
 @routes.delete("/keys/{key_id}", status_code=204)
-async def revoke_key(held: Held, key_id: UUID) -> Response:
-    """End a key at once."""
-    await keys.revoke(held, key_id=key_id)
+async def revoke_key(conn: Conn, key_id: UUID) -> Response:
+    """Revoke an API key immediately."""
+    await keys.revoke(conn, key_id=key_id)
     return Response(status_code=204)

@@ -1,7 +1,7 @@
-"""JWTs as Supabase issues them: signed with the project's secret, or with a key from its JWKS.
+"""Verification of JWTs as Supabase issues them: signed with the project's secret or a key from its JWKS.
 
-The algorithm belongs to the key, not to the token: the secret is for HS256 only, and a key from the JWKS for
-what its type says. What a token says about where its key is to be found (`jku`, `x5u`, `jwk`) is not read.
+The key determines the algorithm, not the token: the secret is for HS256 only, a JWKS key for the algorithm of
+its type. Headers of a token that point to a key (`jku`, `x5u`, `jwk`) are ignored.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from penstock.errors import PenstockError, Unauthenticated, Unavailable
 from penstock.settings import Settings
 
 LEEWAY_SECONDS = 30
-"""By how much clocks may differ."""
+"""Allowed clock skew."""
 
 FRESH_SECONDS = 600
-"""How long fetched keys are used before they are looked up again."""
+"""How long fetched keys are used before they are fetched again."""
 
 FLOOR_SECONDS = 30
-"""The least time between two look-ups, so that tokens with made-up key ids cause no more of them."""
+"""Minimum time between two fetches, so that tokens with made-up key ids cause no extra ones."""
 
 STALE_SECONDS = 3600
-"""How long keys are still used when they cannot be looked up any more."""
+"""How long fetched keys stay valid if they cannot be fetched again."""
 
 _MOST_BYTES = 1 << 20
 
@@ -48,7 +48,7 @@ class Tokens:
         self._keys = Keys(settings.jwks_url) if settings.jwks_url else None
 
     async def verify(self, token: str) -> dict[str, Any]:
-        """The claims of a token, if all of it holds. Raises Unauthenticated otherwise."""
+        """Verify a token and return its claims. Raises Unauthenticated if it is invalid."""
         try:
             _check_keys(token)
             header = jwt.get_unverified_header(token)
@@ -58,7 +58,7 @@ class Tokens:
             elif algorithm in ("ES256", "RS256") and self._keys is not None:
                 claims = await self._verify_by_keys(token, algorithm, header.get("kid"))
             else:
-                raise Unauthenticated("the token is not signed in a way that is accepted here")
+                raise Unauthenticated("the token's signing algorithm is not accepted")
         except (jwt.PyJWTError, ValueError, RecursionError, OverflowError) as error:
             raise Unauthenticated(_reason(error)) from error
         return claims
@@ -66,14 +66,14 @@ class Tokens:
     async def _verify_by_keys(self, token: str, algorithm: str, kid: object) -> dict[str, Any]:
         assert self._keys is not None
         if not isinstance(kid, str) or len(kid) > 200:
-            raise Unauthenticated("the token does not say which key it was signed with")
+            raise Unauthenticated("the token has no valid key id (kid)")
         key = await self._keys.get(kid)
         if key is None or key.algorithm_name != algorithm:
-            raise Unauthenticated("the token is signed with a key that is not known here")
+            raise Unauthenticated("the token is signed with an unknown key")
         claims = self._read(token, key.key, algorithm)
         if claims["role"] == "service_role":
-            # These keys sign users' tokens. The service has the secret, or API keys.
-            raise Unauthenticated("this token cannot make its bearer the service")
+            # JWKS keys sign users' tokens only. Services use the secret or API keys.
+            raise Unauthenticated("a token signed with a JWKS key cannot have the role service_role")
         return claims
 
     def _read(self, token: str, key: Any, algorithm: str) -> dict[str, Any]:
@@ -82,45 +82,45 @@ class Tokens:
             key,
             algorithms=[algorithm],
             leeway=LEEWAY_SECONDS,
-            # Who it is from and for depends on the role, which is only known now: see below.
+            # Issuer and audience depend on the role and are checked below.
             options={"require": ["exp", "role"], "verify_aud": False, "verify_iss": False},
         )
         for name in ("exp", "nbf", "iat"):
             if name in claims and not _is_moment(claims[name]):
-                raise Unauthenticated("the token's times are none")
+                raise Unauthenticated(f"the token's {name} is not a valid time")
         match claims["role"]:
             case "authenticated":
                 self._check_user(claims)
             case "anon" | "service_role":
                 self._check_key(claims)
             case _:
-                raise Unauthenticated("the token's role is none that is known here")
+                raise Unauthenticated("the token's role is unknown")
         return claims
 
     def _check_user(self, claims: dict[str, Any]) -> None:
         if self._issuer and claims.get("iss") != self._issuer:
-            raise Unauthenticated("the token is from another issuer")
+            raise Unauthenticated("the token has another issuer (iss)")
         if not _is_for(claims.get("aud"), self._audience):
-            raise Unauthenticated("the token is for another audience")
+            raise Unauthenticated("the token has another audience (aud)")
         if not isinstance(claims.get("sub"), str):
-            raise Unauthenticated("the token names no user")
-        # One way to write it: others that mean the same user might be somebody else's name elsewhere.
+            raise Unauthenticated("the token's subject (sub) is not a user id")
+        # Accept only the canonical form: other spellings of the id could mean another user elsewhere.
         if str(UUID(claims["sub"])) != claims["sub"].lower():
-            raise Unauthenticated("the token names no user")
+            raise Unauthenticated("the token's subject (sub) is not a user id")
         claims["sub"] = claims["sub"].lower()
 
     def _check_key(self, claims: dict[str, Any]) -> None:
-        """The project's own keys are tokens of ten years without a user or an audience, from `supabase`."""
+        """Check a project key: a long-lived token from the issuer `supabase`, without user or audience."""
         if self._issuer and claims.get("iss") not in (self._issuer, "supabase"):
-            raise Unauthenticated("the token is from another issuer")
+            raise Unauthenticated("the token has another issuer (iss)")
         if "aud" in claims and not _is_for(claims["aud"], self._audience):
-            raise Unauthenticated("the token is for another audience")
-        # Nobody acts as the service and as a user at once.
+            raise Unauthenticated("the token has another audience (aud)")
+        # A service credential never acts as a user.
         claims.pop("sub", None)
 
 
 class Keys:
-    """The public keys at an address, by their ids."""
+    """The public keys of a JWKS URL, by key id."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -130,14 +130,14 @@ class Keys:
         self._fetching = asyncio.Lock()
 
     async def get(self, kid: str) -> jwt.PyJWK | None:
-        """The key of this id; None if there is none. Raises Unavailable when that cannot be found out."""
+        """The key with this id, or None. Raises Unavailable if the keys cannot be fetched."""
         if kid in self._keys and self._age() < FRESH_SECONDS:
             return self._keys[kid]
         async with self._fetching:
             if time.monotonic() - self._tried_at > FLOOR_SECONDS:
                 await self._fetch()
         if self._age() > STALE_SECONDS:
-            raise Unavailable("the keys that tokens are signed with cannot be fetched now")
+            raise Unavailable("the keys that verify tokens (JWKS) cannot be fetched")
         return self._keys.get(kid)
 
     def _age(self) -> float:
@@ -154,13 +154,13 @@ class Keys:
 
 
 def _download(url: str) -> bytes:
-    # The scheme is checked where the setting is read.
-    with urllib.request.build_opener(_Stay).open(url, timeout=5) as response:
+    # The settings check the URL's scheme.
+    with urllib.request.build_opener(_NoRedirects).open(url, timeout=5) as response:
         return response.read(_MOST_BYTES)
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
-    """Keys come from the address that was configured, and from no other."""
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Accept keys from the configured URL only."""
 
     def redirect_request(
         self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str
@@ -169,7 +169,7 @@ class _Stay(urllib.request.HTTPRedirectHandler):
 
 
 def _usable(document: Any) -> Iterator[tuple[str, jwt.PyJWK]]:
-    """The keys that sign. A secret in a public document is none, so symmetric keys do not count."""
+    """The signature keys of a JWKS. Skips symmetric keys, which cannot be secret in a public document."""
     if not isinstance(document, dict):
         raise ValueError("not a key set")
     for entry in cast("dict[str, Any]", document).get("keys") or ():
@@ -191,13 +191,13 @@ def _usable(document: Any) -> Iterator[tuple[str, jwt.PyJWK]]:
 
 
 def _check_keys(token: str) -> None:
-    """Raise ValueError for a token that says something twice: which of them counts depends on the reader."""
+    """Raise ValueError for a token with duplicate JSON keys, which parsers read differently."""
     for part in token.split(".")[:2]:
         jiter.from_json(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)), catch_duplicate_keys=True)
 
 
 def _is_moment(value: object) -> bool:
-    """Whether this is a number of seconds between 1970 and the year 10000."""
+    """Whether this is a Unix time before the year 10000."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 253_402_300_800
 
 
@@ -212,6 +212,6 @@ def _reason(error: Exception) -> str:
         case jwt.ImmatureSignatureError():
             return "the token is not valid yet"
         case jwt.InvalidSignatureError():
-            return "the token's signature is not valid"
+            return "the token's signature is invalid"
         case _:
-            return "the token is not valid"
+            return "the token is invalid"

@@ -1,1 +1,1 @@
-"""Applications built on Penstock's public names only. `penstock init --app NAME` copies one to start from."""
+"""Example apps that use only Penstock's public API. `penstock init --app NAME` copies one as a start."""

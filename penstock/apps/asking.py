@@ -1,7 +1,7 @@
-"""What the apps share: a model is asked, over the OpenAI client or over Anthropic's, and says what that took.
+"""Calls to language models through the OpenAI or Anthropic client, shared by the apps.
 
-Retries and limits are the database's. Keys are where the clients look for them: `OPENAI_API_KEY`,
-`ANTHROPIC_API_KEY`; what runs on this machine is shown none.
+The database handles retries and rate limits. Keys come from `OPENAI_API_KEY` and `ANTHROPIC_API_KEY`; servers
+on this machine get no key.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from urllib.parse import urlsplit
 from penstock import Context, Fail, Retry
 
 if TYPE_CHECKING:
-    # Loaded when a model is asked for the first time: it takes longer than all the rest of an app.
+    # Imported on the first call, because the import is slow.
     import openai
 
 SIMULATOR_URL = "http://127.0.0.1:8090/v1"
-"""Where `penstock simulate --port 8090` is."""
+"""The URL of `penstock simulate --port 8090`."""
 
 SECONDS = 110.0
 _LONGEST = 200_000  # characters
 
 
-class Answer(NamedTuple):
-    """What a model wrote, and what that took."""
+class Completion(NamedTuple):
+    """The text of a model, and the tokens used."""
 
     text: str
     input_tokens: int
@@ -35,61 +35,61 @@ class Answer(NamedTuple):
 
 
 def tokens(text: str) -> int:
-    """What a text takes at most when it is sent: to set aside, before anybody has counted."""
+    """An upper estimate of a text's tokens, for reservations."""
     return len(text.encode()) // 2
 
 
 async def ask(
-    ctx: Context, prompt: str, *, provider: str, manner: str, most_tokens: int, url: str | None
-) -> Answer:
-    """Ask `name/model`, at its own address or at `url`; what it used is reported for the task's provider."""
+    ctx: Context, prompt: str, *, provider: str, system_prompt: str, most_tokens: int, url: str | None
+) -> Completion:
+    """Call `name/model` at its default URL or at `url`. Reports the usage for the task's provider."""
     name, _, model = provider.partition("/")
     call = _ask_anthropic if name == "anthropic" else _ask_openai
-    answer = await call(ctx, model, manner, prompt, most_tokens, url)
+    answer = await call(ctx, model, system_prompt, prompt, most_tokens, url)
     if ctx.provider is not None:
         await ctx.ausage(input_tokens=answer.input_tokens, output_tokens=answer.output_tokens)
     if not answer.text.strip():
-        raise Retry("the model wrote nothing", code="empty_text")
+        raise Retry("the model returned an empty text", code="empty_text")
     if len(answer.text) > _LONGEST:
-        raise Fail(f"the model wrote more than {_LONGEST:,} characters", code="text_too_long")
+        raise Fail(f"the model returned more than {_LONGEST:,} characters", code="text_too_long")
     return answer
 
 
 async def _ask_openai(
-    ctx: Context, model: str, manner: str, prompt: str, most: int, url: str | None
-) -> Answer:
+    ctx: Context, model: str, system_prompt: str, prompt: str, most: int, url: str | None
+) -> Completion:
     import openai
 
     async with openai_client(url) as client:
         try:
             response = await client.chat.completions.with_raw_response.create(
                 model=model,
-                # Others know the old name, OpenAI's newer models insist on the new one.
+                # OpenAI's newer models require the new name; other servers know only the old one.
                 max_tokens=most if url else openai.omit,
                 max_completion_tokens=openai.omit if url else most,
-                messages=[{"role": "system", "content": manner}, {"role": "user", "content": prompt}],
+                messages=[{"role": "system", "content": system_prompt}, {"role": "user", "content": prompt}],
             )
         except openai.APIStatusError as error:
-            raise refusal(error) from error
+            raise provider_error(error) from error
         await ctx.aheard(response)
         completion = response.parse()
     used = completion.usage
-    return Answer(
+    return Completion(
         completion.choices[0].message.content or "" if completion.choices else "",
-        # Where nothing is said of it, at least as much as can be.
-        used.prompt_tokens if used else tokens(manner + prompt),
+        # Without usage in the response, assume the upper estimate.
+        used.prompt_tokens if used else tokens(system_prompt + prompt),
         used.completion_tokens if used else most,
     )
 
 
 async def _ask_anthropic(
-    ctx: Context, model: str, manner: str, prompt: str, most: int, url: str | None
-) -> Answer:
+    ctx: Context, model: str, system_prompt: str, prompt: str, most: int, url: str | None
+) -> Completion:
     try:
         import anthropic
     except ImportError:
         raise Fail(
-            "this model needs the package anthropic: pip install anthropic", code="no_client"
+            "the package anthropic is not installed: pip install anthropic", code="no_client"
         ) from None
 
     key = _key(url, "ANTHROPIC_API_KEY")
@@ -101,19 +101,19 @@ async def _ask_anthropic(
             response = await client.messages.with_raw_response.create(
                 model=model,
                 max_tokens=most,
-                system=manner,
+                system=system_prompt,
                 messages=[{"role": "user", "content": prompt}],
             )
         except anthropic.APIStatusError as error:
-            raise refusal(error) from error
+            raise provider_error(error) from error
         await ctx.aheard(response)
         message = await response.parse()
     text = "".join(block.text for block in message.content if block.type == "text")
-    return Answer(text, message.usage.input_tokens, message.usage.output_tokens)
+    return Completion(text, message.usage.input_tokens, message.usage.output_tokens)
 
 
 def openai_client(url: str | None) -> openai.AsyncOpenAI:
-    """A client that leaves retries to the database."""
+    """An OpenAI client without retries, which the database does."""
     import openai
 
     key = _key(url, "OPENAI_API_KEY")
@@ -122,7 +122,7 @@ def openai_client(url: str | None) -> openai.AsyncOpenAI:
 
 
 def is_here(url: str | None) -> bool:
-    """Whether an address is on this machine: then no proxy stands between, whatever the environment names."""
+    """Whether the URL is on this machine, so that no proxy is used."""
     host = urlsplit(url or "").hostname or ""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -131,15 +131,15 @@ def is_here(url: str | None) -> bool:
 
 
 def _key(url: str | None, variable: str) -> str:
-    """The provider's key. What is on this machine is shown none, and what has an address may need none."""
+    """The provider's key. Servers on this machine get none; servers with a `url` may not need one."""
     key = None if is_here(url) else os.environ.get(variable)
     if not key and not url:
-        raise Fail(f"{variable} is not set", code="no_key")
+        raise Fail(f"environment variable {variable} is not set", code="no_key")
     return key or "none"
 
 
-def refusal(error: Any) -> Exception:
-    """What another try cannot change fails for good; the worker understands the rest as it is."""
+def provider_error(error: Any) -> Exception:
+    """Turn client errors, which a retry cannot fix, into Fail. The worker handles other errors itself."""
     if error.status_code in (400, 401, 403, 404, 413, 422):
         return Fail(str(error)[:1000], code="provider_refused")
     return error
@@ -147,5 +147,5 @@ def refusal(error: Any) -> Exception:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    # Made once: reading all certificates takes longer than many a call.
+    # Created once, because loading the certificates is slow.
     return ssl.create_default_context()

@@ -35,11 +35,11 @@ from penstock.cli.options import (
     NoColorOption,
     OutputOption,
     YesOption,
-    choose,
-    choosing,
-    forget_reader,
+    discard_output,
+    set_options,
+    using_options,
 )
-from penstock.cli.output import complain
+from penstock.cli.output import print_error
 from penstock.errors import EXIT_INTERRUPTED, EXIT_OK, Invalid, PenstockError, from_database
 
 app = typer.Typer(
@@ -55,18 +55,18 @@ dev.add_to(app)
 init.add_to(app)
 serve.add_to(app)
 simulate.add_to(app)
-app.add_typer(jobs.group, name="jobs", rich_help_panel="Look and act")
-app.add_typer(bulk.group, name="bulk", rich_help_panel="Look and act")
-app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Look and act")
-app.add_typer(schedules.group, name="schedules", rich_help_panel="Look and act")
-app.add_typer(artifacts.group, name="artifacts", rich_help_panel="Look and act")
-operate.add_to(app, "Look and act")
-app.add_typer(keys.group, name="keys", rich_help_panel="Look and act")
-app.add_typer(limits.group, name="limits", rich_help_panel="Limits and money")
-app.add_typer(usage.group, name="usage", rich_help_panel="Limits and money")
-app.add_typer(usage.plans_group, name="plans", rich_help_panel="Limits and money")
-app.add_typer(costs.group, name="costs", rich_help_panel="Limits and money")
-app.add_typer(costs.prices_group, name="prices", rich_help_panel="Limits and money")
+app.add_typer(jobs.group, name="jobs", rich_help_panel="Operate")
+app.add_typer(bulk.group, name="bulk", rich_help_panel="Operate")
+app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Operate")
+app.add_typer(schedules.group, name="schedules", rich_help_panel="Operate")
+app.add_typer(artifacts.group, name="artifacts", rich_help_panel="Operate")
+operate.add_to(app, "Operate")
+app.add_typer(keys.group, name="keys", rich_help_panel="Operate")
+app.add_typer(limits.group, name="limits", rich_help_panel="Providers, usage and costs")
+app.add_typer(usage.group, name="usage", rich_help_panel="Providers, usage and costs")
+app.add_typer(usage.plans_group, name="plans", rich_help_panel="Providers, usage and costs")
+app.add_typer(costs.group, name="costs", rich_help_panel="Providers, usage and costs")
+app.add_typer(costs.prices_group, name="prices", rich_help_panel="Providers, usage and costs")
 
 
 def _version(wanted: bool) -> None:
@@ -76,40 +76,40 @@ def _version(wanted: bool) -> None:
 
 
 @app.callback()
-def everywhere(
+def global_options(
     database: DatabaseOption = None,
     output: OutputOption = None,
     no_color: NoColorOption = False,
     yes: YesOption = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """A multi-tenant job platform on plain PostgreSQL."""
-    choose(database, output, no_color, yes)
+    set_options(database, output, no_color, yes)
 
 
 def main() -> None:
-    """The program `penstock`."""
-    code = answer(sys.argv[1:])
+    """Entry point of the `penstock` program."""
+    code = execute(sys.argv[1:])
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        forget_reader()
+        discard_output()
     sys.exit(code)
 
 
-def answer(arguments: Sequence[str]) -> int:
-    """Do what the arguments say; returns the exit code."""
+def execute(arguments: Sequence[str]) -> int:
+    """Run a command line and return its exit code."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # A terminal that cannot show a character gets a question mark, and never a traceback.
+            # Print a question mark for characters that the terminal cannot encode, instead of failing.
             stream.reconfigure(errors="replace")
-    # The pool says on its own what we say better.
+    # The command reports connection errors itself; the pool's log lines would repeat them.
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
     is_json = _asks_for_json(arguments)
     try:
-        with choosing():
+        with using_options():
             result: Any = typer.main.get_command(app).main(
                 args=list(arguments), prog_name="penstock", standalone_mode=False
             )
@@ -119,11 +119,11 @@ def answer(arguments: Sequence[str]) -> int:
     except typer.Abort as error:
         return EXIT_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1
     except PenstockError as error:
-        complain(error, is_json=is_json)
+        print_error(error, is_json=is_json)
         return error.exit_code
     except psycopg.Error as error:
-        meaning = from_database(error) or PenstockError(f"PostgreSQL says: {error}")
-        complain(meaning, is_json=is_json)
+        meaning = from_database(error) or PenstockError(f"PostgreSQL error: {error}")
+        print_error(meaning, is_json=is_json)
         return meaning.exit_code
     except Exception as error:
         if not hasattr(error, "format_message"):
@@ -133,14 +133,14 @@ def answer(arguments: Sequence[str]) -> int:
 
 def _refuse_usage(error: Any, is_json: bool) -> int:
     if is_json:
-        complain(Invalid(error.format_message(), code="usage"), is_json=True)
+        print_error(Invalid(error.format_message(), code="usage"), is_json=True)
     else:
         error.show()
     return int(error.exit_code)
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:
-    """Whether errors go to a program, also when the arguments cannot be understood."""
+    """Whether errors are printed as JSON. Works on arguments that do not parse."""
     joined = "\0".join(arguments)
     return any(
         f"{option}{value}" in joined

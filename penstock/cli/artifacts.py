@@ -1,4 +1,4 @@
-"""`penstock artifacts`: files of jobs, and what is left over in storage."""
+"""`penstock artifacts`: the files of jobs, and cleaning up storage."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from penstock.cli.options import command
 from penstock.cli.output import Column
 from penstock.settings import settings
 
-group = typer.Typer(help="Files of jobs.", no_args_is_help=True)
+group = typer.Typer(help="List and check files that jobs stored.", no_args_is_help=True)
 
 _COLUMNS = [
     Column("NAME", lambda artifact: artifact.name),
     Column("TYPE", lambda artifact: artifact.content_type),
     Column("BYTES", lambda artifact: str(artifact.bytes), is_right=True),
-    Column("STORED", lambda artifact: output.age(artifact.stored_at)),
+    Column("AGE", lambda artifact: output.age(artifact.stored_at)),
     Column("PATH", lambda artifact: artifact.path, is_wide=True, style="dim"),
 ]
 
@@ -27,16 +27,16 @@ _COLUMNS = [
 @command(group, "ls")
 async def ls(
     pool: db.Pool,
-    job: Annotated[UUID, typer.Argument(show_default=False, help="The job's id.")],
-    limit: Annotated[int, typer.Option(help="How many at most.")] = 100,
+    job: Annotated[UUID, typer.Argument(show_default=False, help="Job id.")],
+    limit: Annotated[int, typer.Option(help="Maximum number of files.")] = 100,
 ) -> None:
-    """List a job's files, oldest first."""
+    """List the files of a job, oldest first."""
     output.rows(await artifacts.list(pool, job_id=job, limit=limit), _COLUMNS, empty="No files.")
 
 
 @command(group, "sweep")
 async def sweep(pool: db.Pool) -> None:
-    """Remove what is deleted or given up, and files without a record. Reads the list of all files."""
+    """Delete files of deleted records, abandoned uploads and files without a record. Lists all of storage."""
     swept = await artifacts.sweep(pool, storage.of(settings()))
     output.document(
         swept._asdict(),
@@ -49,7 +49,7 @@ async def sweep(pool: db.Pool) -> None:
 
 @command(group, "check")
 async def check(pool: db.Pool) -> int:
-    """List files that are not in storage, or not of their size. Exit code 1 if there are any."""
+    """List files that are missing from storage or have the wrong size. Exits with 1 if there are any."""
     found = [each async for each in artifacts.missing(pool, storage.of(settings()))]
-    output.rows(found, _COLUMNS, empty="All files are there.")
+    output.rows(found, _COLUMNS, empty="All files are present.")
     return 1 if found else 0

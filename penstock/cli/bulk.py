@@ -1,4 +1,4 @@
-"""`penstock bulk`: jobs from sheets and files. Check, forecast, run, watch, confirm, export, undo."""
+"""`penstock bulk`: jobs from spreadsheets and files. Check, forecast, run, watch, confirm, export, undo."""
 
 from __future__ import annotations
 
@@ -24,12 +24,20 @@ from penstock.cli.jobs import (
     FilterArgument,
     IdArgument,
     LimitOption,
-    forecast_facts,
+    forecast_fields,
     phases_of,
     summary_of,
     when,
 )
-from penstock.cli.options import Output, TenantOption, amount_of, chosen, command, pairs_of, tenant_id_of
+from penstock.cli.options import (
+    Output,
+    TenantOption,
+    amount_of,
+    command,
+    current_options,
+    pairs_of,
+    tenant_id_of,
+)
 from penstock.cli.output import Column
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, NotFound
 from penstock.sheets import GoogleSheet
@@ -38,52 +46,61 @@ from penstock.types import Bulk, BulkResult, Cause, RowState
 if TYPE_CHECKING:
     from penstock.bulk_type import BulkType
 
-group = typer.Typer(help="Jobs from sheets and files: one task or graph per row.", no_args_is_help=True)
+group = typer.Typer(help="Run one job over the rows of a spreadsheet or file.", no_args_is_help=True)
 
 _APP_OPTION = typer.Option(
     "--app",
     metavar="MODULE:APP",
     envvar="PENSTOCK_APP",
     show_default=False,
-    help="The app that has the type.",
+    help="App that defines the bulk type.",
 )
 AppOption = Annotated[str, _APP_OPTION]
 MaybeAppOption = Annotated[str | None, _APP_OPTION]
-TypeArgument = Annotated[
-    str, typer.Argument(metavar="TYPE", show_default=False, help="The type of bulk job.")
-]
+TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", show_default=False, help="Bulk job type.")]
 FileArgument = Annotated[
     str,
     typer.Argument(
-        metavar="FILE", show_default=False, help="CSV, TSV, XLSX or JSONL; or the address of a Google Sheet."
+        metavar="FILE", show_default=False, help="CSV, TSV, XLSX or JSONL file, or the URL of a Google Sheet."
     ),
 ]
-FormatOption = Annotated[str | None, typer.Option("--format", help="csv, tsv, xlsx or jsonl.")]
-EncodingOption = Annotated[str | None, typer.Option(help="Of the file. Default: by its mark, or UTF-8.")]
-DelimiterOption = Annotated[str | None, typer.Option(help="Between cells. Default: found out.")]
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="File format: csv, tsv, xlsx or jsonl (default: from the file name)."),
+]
+EncodingOption = Annotated[
+    str | None, typer.Option(help="Text encoding (default: from the BOM, otherwise UTF-8).")
+]
+DelimiterOption = Annotated[str | None, typer.Option(help="Delimiter (default: detected).")]
 SheetOption = Annotated[
     str | None,
-    typer.Option(help="Of an XLSX file; of a Google Sheet also a range, Ideas!A1:F. Default: the first."),
+    typer.Option(
+        help="Sheet name; for a Google Sheet also a range, such as Ideas!A1:F (default: first sheet)."
+    ),
 ]
 NoHeaderOption = Annotated[
-    bool, typer.Option("--no-header", help="The first row is like the others: column_1, column_2, …")
+    bool,
+    typer.Option("--no-header", help="Treat the first row as data; columns are named column_1, column_2, …"),
 ]
 RenameOption = Annotated[
-    list[str] | None, typer.Option("--rename", metavar="COLUMN=NAME", help="Another name for a column.")
+    list[str] | None, typer.Option("--rename", metavar="COLUMN=NAME", help="Rename a column. Repeatable.")
 ]
 ParamOption = Annotated[
-    list[str] | None, typer.Option("--param", metavar="NAME=VALUE", help="For the type's function.")
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the bulk type. Repeatable."),
 ]
-BudgetOption = Annotated[str | None, typer.Option(metavar="AMOUNT", help="It pauses before it costs more.")]
+BudgetOption = Annotated[
+    str | None, typer.Option(metavar="AMOUNT", help="Pause before the job costs more than this.")
+]
 StatesOption = Annotated[
     str | None,
-    typer.Option("--state", metavar="A,B", help="Only rows in these states, such as failed,refused."),
+    typer.Option("--state", metavar="A,B", help="Only rows in these states, for example failed,refused."),
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class _Table:
-    """How a file is opened, or which Google Sheet it is."""
+class _Input:
+    """The file or Google Sheet to read, and how to parse it."""
 
     file: str
     format: str | None
@@ -95,7 +112,7 @@ class _Table:
 
     @contextmanager
     def source(self) -> Generator[sources.Source | GoogleSheet]:
-        """The Google Sheet of this address, or else the file, opened."""
+        """Open the file, or refer to the Google Sheet if `file` is a URL."""
         if self.file.startswith("https://"):
             yield GoogleSheet(self.file, self.sheet, pairs_of(self.rename or []))
             return
@@ -104,7 +121,7 @@ class _Table:
 
     @contextmanager
     def opened(self) -> Generator[sources.Source]:
-        """The file."""
+        """Open the file."""
         with sources.open(
             Path(self.file),
             format=self.format,
@@ -118,12 +135,12 @@ class _Table:
 
 
 def _type(app: str, name: str) -> BulkType[Any]:
-    # Not at the top: most commands work where the app's own packages are missing.
+    # Imported here so that other commands work without the app's own packages.
     from penstock.app import load
 
     found = load(app).bulks.get(name)
     if found is None:
-        raise NotFound(f"{app} has no bulk type {name!r}.", code="unknown_bulk_type")
+        raise NotFound(f"app {app} has no bulk type {name!r}", code="unknown_bulk_type")
     return found
 
 
@@ -142,8 +159,8 @@ def check(
     no_header: NoHeaderOption = False,
     rename: RenameOption = None,
 ) -> int:
-    """List every row that would be refused: line, column, reason. Exit code 1 if there are any."""
-    table = _Table(file, format, encoding, delimiter, sheet, no_header, rename)
+    """List the rows that would be refused, with line, column and reason. Exits with 1 if there are any."""
+    table = _Input(file, format, encoding, delimiter, sheet, no_header, rename)
     with table.source() as source:
         found = _type(app, type).check(source)
     columns = [
@@ -152,9 +169,9 @@ def check(
         Column("CODE", lambda problem: problem.code),
         Column("REASON", lambda problem: problem.message, is_wide=True),
     ]
-    output.rows(found.problems, columns, empty="No row would be refused.")
+    output.rows(found.problems, columns, empty="No problems found.")
     bad = found.rows - found.good
-    output.note(f"{output.counted(found.rows, 'row')}: {found.good:,} good, {bad:,} bad.", "dim")
+    output.note(f"{output.counted(found.rows, 'row')}: {found.good:,} valid, {bad:,} invalid.", "dim")
     return 1 if bad else 0
 
 
@@ -174,19 +191,19 @@ async def forecast(
     tenant: TenantOption = None,
     budget: BudgetOption = None,
 ) -> None:
-    """Tell what a job of this file would cost, use and take. Starts nothing."""
-    table = _Table(file, format, encoding, delimiter, sheet, no_header, rename)
+    """Estimate cost, usage and duration of a job for this file. Does not start it."""
+    table = _Input(file, format, encoding, delimiter, sheet, no_header, rename)
     with table.source() as source:
         chosen_type = _type(app, type)
         tasks, times = chosen_type.sample(await chosen_type.fetched(source), pairs_of(param or []))
     options: dict[str, Any] = {"budget": None if budget is None else amount_of(budget)}
     options["tenant_id"] = await _tenant(pool, tenant, app)
     found = await jobs.forecast(pool, type=type, tasks=tasks, times=times, **options)
-    output.document(found, lambda: output.facts(forecast_facts(found)))
+    output.document(found, lambda: output.fields(forecast_fields(found)))
 
 
 async def _tenant(pool: db.Pool, name: str | None, app: str | None) -> UUID:
-    """Whose job it is: the app's tenant, if none is named. The app's kinds are declared by the way."""
+    """The job's tenant (default: the app's, otherwise "default"). Also declares the app's task kinds."""
     if app is not None:
         from penstock.app import load
 
@@ -216,31 +233,39 @@ async def run(
     tenant: TenantOption = None,
     budget: BudgetOption = None,
     stop_after: Annotated[
-        str | None, typer.Option(metavar="N|P%", help="Pause after so many failures, or such a part.")
+        str | None, typer.Option(metavar="N|P%", help="Pause after N failures or P % of the rows.")
     ] = None,
     on_limit: Annotated[
-        str | None, typer.Option(help="What a used-up quota does: hold, refuse or pause.")
+        str | None, typer.Option(help="When a quota is used up: hold, refuse or pause.")
     ] = None,
     preview: Annotated[
-        bool, typer.Option("--preview", help="The first batch only, until it is confirmed.")
+        bool,
+        typer.Option("--preview", help="Run the first rows only, then wait for `penstock bulk confirm`."),
     ] = False,
     skip_done: Annotated[
-        bool, typer.Option("--skip-done", help="Leave out what succeeded before, by key, from this file.")
+        bool,
+        typer.Option(
+            "--skip-done", help="Skip rows of this file that an earlier job completed (matched by key)."
+        ),
     ] = False,
     key: Annotated[
-        str | None, typer.Option(metavar="A,B", help="The columns that name a row. Default: the type's.")
+        str | None,
+        typer.Option(metavar="A,B", help="Columns that identify a row (default: the bulk type's)."),
     ] = None,
-    priority: Annotated[int | None, typer.Option(help="0 to 10, lower first.")] = None,
-    idempotency_key: Annotated[str | None, typer.Option(help="The same key gives the same job.")] = None,
+    priority: Annotated[int | None, typer.Option(help="0 to 10; lower runs first.")] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option(help="Start the job once per key; later calls return the same job.")
+    ] = None,
     is_watched: Annotated[
-        bool, typer.Option("--watch/--no-watch", help="Watch it until it ends, or only print its id.")
+        bool, typer.Option("--watch/--no-watch", help="Watch the job until it ends, or only print its id.")
     ] = True,
 ) -> int:
-    """Start a job of the rows of a file. The worker checks them: only the file is needed here.
+    """Start a bulk job from a file or Google Sheet.
 
-    With an app it belongs to the app's tenant, and no worker has to have run before.
+    A worker validates the rows, so --app is optional. With --app, the job belongs to the app's tenant and can
+    be started before any worker has run.
     """
-    table = _Table(file, format, encoding, delimiter, sheet, no_header, rename)
+    table = _Input(file, format, encoding, delimiter, sheet, no_header, rename)
     options: dict[str, Any] = {
         "tenant_id": await _tenant(pool, tenant, app),
         "budget": None if budget is None else amount_of(budget),
@@ -273,7 +298,10 @@ async def add(
     pool: db.Pool,
     job_id: IdArgument,
     file: Annotated[
-        Path | None, typer.Argument(metavar="FILE", show_default=False, help="Without it: its Google Sheet.")
+        Path | None,
+        typer.Argument(
+            metavar="FILE", show_default=False, help="File to read (default: the job's Google Sheet)."
+        ),
     ] = None,
     format: FormatOption = None,
     encoding: EncodingOption = None,
@@ -282,17 +310,19 @@ async def add(
     no_header: NoHeaderOption = False,
     rename: RenameOption = None,
 ) -> None:
-    """Read its source again into a job that has not ended: new rows are added, refused ones taken again."""
+    """Read the source again and add new and corrected rows to a job that has not ended."""
     if file is None:
         await bulks.read_again(pool, job_id=job_id)
-        output.document({"id": str(job_id)}, lambda: output.note("A worker reads the sheet again."))
+        output.document({"id": str(job_id)}, lambda: output.note("A worker will read the sheet again."))
         return
-    table = _Table(str(file), format, encoding, delimiter, sheet, no_header, rename)
+    table = _Input(str(file), format, encoding, delimiter, sheet, no_header, rename)
     with table.opened() as source:
         added = await bulks.add_rows(pool, job_id=job_id, rows=bulks.numbered(source))
-    text = f"{output.counted(added.added, 'row')} added, {added.known:,} known, {added.refused:,} refused."
+    text = (
+        f"{output.counted(added.added, 'row')} added, {added.known:,} unchanged, {added.refused:,} refused."
+    )
     if added.moved:
-        text += f" {added.moved:,} have another key than before: new rows belong at the end."
+        text += f" {output.counted(added.moved, 'row')} changed key: add new rows at the end of the file."
     output.document(added, lambda: output.note(text))
 
 
@@ -319,14 +349,14 @@ async def ls(
         Column(
             "SOURCE", lambda bulk: str(bulk.source.get("name") or bulk.source.get("id") or ""), is_spare=True
         ),
-        Column("WHY", lambda bulk: bulk.status_reason or "", is_wide=True, style="dim"),
+        Column("REASON", lambda bulk: bulk.status_reason or "", is_wide=True, style="dim"),
     ]
-    output.rows(found, columns, empty="No bulk jobs." if not filter else "No bulk jobs match.")
+    output.rows(found, columns, empty="No bulk jobs." if not filter else "No matching bulk jobs.")
 
 
 @command(group, "show")
 async def show(pool: db.Pool, job_id: IdArgument) -> None:
-    """Show a bulk job: its rows by state, what waits for what, what went wrong and why."""
+    """Show a bulk job: rows by state, what they wait for, failures and their causes."""
     bulk = await bulks.get(pool, job_id=job_id)
     states = await bulks.counts(pool, job_id=job_id)
     output.document({**output.plain(bulk), "states": states}, lambda: _show(bulk, states))
@@ -334,41 +364,48 @@ async def show(pool: db.Pool, job_id: IdArgument) -> None:
 
 def _show(bulk: Bulk, states: dict[str, int]) -> None:
     job, source = bulk.job, bulk.source
-    facts: list[tuple[str, str | Text]] = [
+    fields: list[tuple[str, str | Text]] = [
         ("job", str(job.id)),
         ("type", job.type),
-        ("status", output.look(job.status) if output.is_terminal() else job.status),
-        ("why", job.status_reason or ""),
+        ("status", output.status_text(job.status) if output.is_terminal() else job.status),
+        ("reason", job.status_reason or ""),
         ("source", " ".join(str(source[name]) for name in ("type", "name", "id") if source.get(name))),
         ("rows", f"{bulk.rows.total:,}"),
         ("states", ", ".join(f"{count:,} {state}" for state, count in states.items())),
         (
             "confirm",
-            f"{bulk.to_confirm:,} tasks wait: penstock bulk confirm {job.id}" if bulk.to_confirm else "",
+            f"{output.counted(bulk.to_confirm, 'task')} waiting: penstock bulk confirm {job.id}"
+            if bulk.to_confirm
+            else "",
         ),
         ("cost", _money(bulk)),
-        ("applied", f"{bulk.applied:,} values, {bulk.undone:,} undone" if bulk.applied else ""),
+        (
+            "applied",
+            f"{output.counted(bulk.applied, 'value')}, {bulk.undone:,} undone" if bulk.applied else "",
+        ),
         ("created", f"{when(job.created_at)} by {job.created_by}"),
         ("ended", when(job.finished_at)),
     ]
-    output.facts(facts)
-    for line in _causes(bulk):
+    output.fields(fields)
+    for line in _cause_lines(bulk):
         output.note(line)
 
 
-def _causes(bulk: Bulk) -> list[str]:
-    """What waits and what went wrong, each cause in a line."""
+def _cause_lines(bulk: Bulk) -> list[str]:
+    """One line per cause of waiting, failed tasks and refused rows."""
     lines = [
         f"waiting  {output.counted(wait.tasks, 'task')}: {wait.reason}"
         for wait in bulk.waits
         if wait.waits_for != "confirm"
     ]
-    lines += [_cause("failed", cause, "task") for cause in bulk.failures[:10]]
-    lines += [_cause("refused", cause, "row") for cause in bulk.problems[:10] if cause.code != "done_before"]
+    lines += [_cause_line("failed", cause, "task") for cause in bulk.failures[:10]]
+    lines += [
+        _cause_line("refused", cause, "row") for cause in bulk.problems[:10] if cause.code != "done_before"
+    ]
     return [output.clean(line) for line in lines]
 
 
-def _cause(word: str, cause: Cause, noun: str) -> str:
+def _cause_line(word: str, cause: Cause, noun: str) -> str:
     kind = f"{cause.kind}: " if cause.kind else ""
     return f"{word}  {output.counted(cause.count, noun)}: {kind}{cause.code}: {(cause.message or '')[:200]}"
 
@@ -385,9 +422,9 @@ async def rows(
     job_id: IdArgument,
     state: StatesOption = None,
     limit: LimitOption = 50,
-    after: Annotated[int, typer.Option(metavar="ROW", help="Only rows after this number.")] = -1,
+    after: Annotated[int, typer.Option(metavar="ROW", help="Only rows after this row number.")] = -1,
 ) -> None:
-    """List the rows of a job with their states, results and errors."""
+    """List the rows of a job with state, result and error."""
     await bulks.get(pool, job_id=job_id)
     found = await bulks.rows(pool, job_id=job_id, states=_states(state), after=after, limit=limit)
     columns = [
@@ -415,7 +452,7 @@ def _states(text: str | None) -> list[RowState] | None:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in known:
-            raise Invalid(f"a row is never {word!r}", hint=f"It is {', '.join(known)}.")
+            raise Invalid(f"unknown row state {word!r}", hint=f"Row states are {', '.join(known)}.")
     return [state for state in known if state in words]
 
 
@@ -426,11 +463,12 @@ def _states(text: str | None) -> list[RowState] | None:
 async def watch(
     pool: db.Pool,
     job_id: IdArgument,
-    interval: Annotated[float, typer.Option(min=0.05, help="Look every so many seconds.")] = 0.5,
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between updates.")] = 0.5,
 ) -> int:
-    """Watch a bulk job until it ends, or its preview waits to be confirmed.
+    """Watch a bulk job until it ends or its preview waits for confirmation.
 
-    Exit code 0 if it completed, 8 if rows of it were refused or failed, 3 if it failed or was canceled.
+    Exits with 0 if the job completed, 8 if it completed with failed or refused rows, 3 if it failed or was
+    canceled.
     """
     return await _watch(pool, job_id, interval)
 
@@ -441,75 +479,77 @@ async def _watch(pool: db.Pool, job_id: UUID, interval: float) -> int:
         live = output.is_terminal() and Live(console=output.console(), auto_refresh=False)
         if live:
             stack.enter_context(live)
-        pace = _Pace()
-        async for bulk, why in _changes(pool, job_id, interval):
+        throughput = _Throughput()
+        async for bulk, reason in _changes(pool, job_id, interval):
             last = bulk
-            pace.see(bulk)
+            throughput.see(bulk)
             if live:
-                live.update(_picture(bulk, pace, why), refresh=True)
-            elif chosen().output is Output.jsonl:
+                live.update(_live_view(bulk, throughput, reason), refresh=True)
+            elif current_options().output is Output.jsonl:
                 output.document(bulk, lambda: None)
-            elif chosen().output is Output.text:
+            elif current_options().output is Output.text:
                 print(
-                    f"{bulk.job.progress.percent:3d}%  {bulk.job.status}  {_line(bulk, pace, why)}",
+                    f"{bulk.job.progress.percent:3d}%  {bulk.job.status}  {_line(bulk, throughput, reason)}",
                     flush=True,
                 )
     assert last is not None
-    return await _ended(pool, last)
+    return await _report_end(pool, last)
 
 
-async def _ended(pool: db.Pool, bulk: Bulk) -> int:
+async def _report_end(pool: db.Pool, bulk: Bulk) -> int:
     states = await bulks.counts(pool, job_id=bulk.job.id)
-    if chosen().output in (Output.json, Output.csv):
+    if current_options().output in (Output.json, Output.csv):
         output.document({**output.plain(bulk), "states": states}, lambda: None)
     output.note(", ".join(f"{count:,} {state}" for state, count in states.items()) or "No rows.")
     if not bulk.job.is_ended:
         output.note(
-            f"Look at it with `penstock bulk rows {bulk.job.id}`, then: penstock bulk confirm {bulk.job.id}"
+            f"Preview ready. Review it: penstock bulk rows {bulk.job.id}\n"
+            f"Run the remaining rows: penstock bulk confirm {bulk.job.id}"
         )
         return 0
     if bulk.job.status != "completed":
-        for line in _causes(bulk):
+        for line in _cause_lines(bulk):
             output.note(line)
-        why = f": {bulk.job.status_reason}" if bulk.job.status_reason else ""
+        reason = f": {bulk.job.status_reason}" if bulk.job.status_reason else ""
         raise JobFailed(
-            f"The job {'was canceled' if bulk.job.status == 'canceled' else 'failed'}{why}",
-            hint=f"penstock bulk export {bulk.job.id} failures.csv --state failed,refused",
+            f"The job {'was canceled' if bulk.job.status == 'canceled' else 'failed'}{reason}",
+            hint="Export the failed rows: "
+            f"penstock bulk export {bulk.job.id} failures.csv --state failed,refused",
         )
     return EXIT_PARTLY_DONE if states.get("failed") or states.get("refused") else 0
 
 
 async def _changes(pool: db.Pool, job_id: UUID, interval: float) -> AsyncIterator[tuple[Bulk, str]]:
-    """The job whenever it has changed, and why nothing of it runs; until it ends, or waits for a person."""
+    """Yield the job and why none of its tasks run, on every change, until it ends or needs confirmation."""
     last: tuple[Bulk, str] | None = None
-    looked_at = 0.0
-    why = ""
+    checked_at = 0.0
+    reason = ""
     while True:
         bulk = await bulks.get(pool, job_id=job_id)
         progress = bulk.job.progress
         if progress.running or bulk.job.is_ended or bulk.job.status == "paused":
-            why = ""
-        elif time.monotonic() - looked_at > 5:
-            looked_at = time.monotonic()
-            why = await _why(pool, job_id)
-        if last != (bulk, why):
-            last = (bulk, why)
+            reason = ""
+        elif time.monotonic() - checked_at > 5:
+            checked_at = time.monotonic()
+            reason = await _wait_reason(pool, job_id)
+        if last != (bulk, reason):
+            last = (bulk, reason)
             yield last
-        # All that is left waits to be confirmed.
+        # All remaining tasks wait for confirmation.
         if bulk.job.is_ended or (bulk.to_confirm and progress.total - progress.done == bulk.to_confirm):
             return
         await asyncio.sleep(interval)
 
 
-async def _why(pool: db.Pool, job_id: UUID) -> str:
+async def _wait_reason(pool: db.Pool, job_id: UUID) -> str:
     waiting = await jobs.tasks(pool, job_id=job_id, status="queued", limit=1)
     if not waiting:
         return ""
     return (await jobs.explain(pool, job_id=job_id, task_id=waiting[0].id)).text
 
 
-class _Pace:
-    """How many tasks end in a second, of late."""
+class _Throughput:
+    """Tasks finished per second over the last seconds."""
 
     SECONDS = 10
 
@@ -527,22 +567,22 @@ class _Pace:
         return (after - before) / (last - first) if last - first > 0.5 and after > before else None
 
 
-def _line(bulk: Bulk, pace: _Pace, why: str) -> str:
+def _line(bulk: Bulk, throughput: _Throughput, reason: str) -> str:
     parts = [summary_of(bulk.job)]
-    if pace.rate is not None:
-        parts.append(f"{pace.rate:,.1f}/s")
+    if throughput.rate is not None:
+        parts.append(f"{throughput.rate:,.1f}/s")
     if money := _money(bulk):
         parts.append(money)
     if bulk.rows.refused:
         parts.append(f"{output.counted(bulk.rows.refused, 'row')} refused")
-    parts += [f"{wait.tasks:,} wait: {wait.reason}" for wait in bulk.waits]
-    return output.clean(" · ".join(part for part in (*parts, why) if part))
+    parts += [f"{wait.tasks:,} waiting: {wait.reason}" for wait in bulk.waits]
+    return output.clean(" · ".join(part for part in (*parts, reason) if part))
 
 
-def _picture(bulk: Bulk, pace: _Pace, why: str) -> Group:
+def _live_view(bulk: Bulk, throughput: _Throughput, reason: str) -> Group:
     job = bulk.job
     head = Text.assemble(
-        (output.clean(job.type), "bold"), "  ", (str(job.id), "dim"), "  ", output.look(job.status)
+        (output.clean(job.type), "bold"), "  ", (str(job.id), "dim"), "  ", output.status_text(job.status)
     )
     lines: list[Any] = [head, phases_of(job)]
     if bulk.budget is not None:
@@ -552,12 +592,13 @@ def _picture(bulk: Bulk, pace: _Pace, why: str) -> Group:
         lines.append(grid)
     lines.append(
         Text.assemble(
-            (f"{job.progress.percent:3d}%  ", "bold"), Text(_line(bulk, pace, why), overflow="ellipsis")
+            (f"{job.progress.percent:3d}%  ", "bold"),
+            Text(_line(bulk, throughput, reason), overflow="ellipsis"),
         )
     )
     if job.status == "paused":
-        lines.append(Text(f"Go on with: penstock jobs resume {job.id}", style="dim"))
-    lines += [Text(line, style="red", overflow="ellipsis", no_wrap=True) for line in _causes(bulk)]
+        lines.append(Text(f"Resume it: penstock jobs resume {job.id}", style="dim"))
+    lines += [Text(line, style="red", overflow="ellipsis", no_wrap=True) for line in _cause_lines(bulk)]
     return Group(*lines)
 
 
@@ -566,9 +607,9 @@ def _picture(bulk: Bulk, pace: _Pace, why: str) -> Group:
 
 @command(group, "confirm")
 async def confirm(pool: db.Pool, job_id: IdArgument) -> None:
-    """Let a job go on whose preview you have seen: its results are applied, and the other rows loaded."""
+    """Confirm a preview: apply its results and run the remaining rows."""
     count = await jobs.confirm(pool, job_id=job_id)
-    text = f"{output.counted(count, 'task')} let go." if count else "It was confirmed before."
+    text = f"Released {output.counted(count, 'task')}." if count else "The job is already confirmed."
     output.document({"id": str(job_id), "tasks": count}, lambda: output.note(text))
 
 
@@ -576,14 +617,14 @@ async def confirm(pool: db.Pool, job_id: IdArgument) -> None:
 async def retry(
     pool: db.Pool,
     job_id: IdArgument,
-    code: Annotated[str | None, typer.Option(help="Only what failed with this error code.")] = None,
-    kind: Annotated[str | None, typer.Option(help="Only failed tasks of this kind.")] = None,
+    code: Annotated[str | None, typer.Option(help="Only tasks that failed with this error code.")] = None,
+    kind: Annotated[str | None, typer.Option(help="Only tasks of this kind.")] = None,
 ) -> None:
-    """Run failed tasks of a job again, and what was canceled because of them."""
+    """Retry the failed tasks of a job, and the tasks canceled because of them."""
     wanted = {"job_id": job_id, "error_code": code, "kind": kind}
     filter = {name: value for name, value in wanted.items() if value is not None}
     count = await dead_letters.replay(pool, filter=filter)
-    text = f"{output.counted(count, 'task')} queued again."
+    text = f"Requeued {output.counted(count, 'task')}."
     output.document({"id": str(job_id), "tasks": count}, lambda: output.note(text))
 
 
@@ -591,16 +632,19 @@ async def retry(
 async def undo(
     pool: db.Pool,
     job_id: IdArgument,
-    row: Annotated[list[int] | None, typer.Option("--row", help="Only of this row.")] = None,
-    name: Annotated[list[str] | None, typer.Option("--name", help="Only values of this name.")] = None,
+    row: Annotated[list[int] | None, typer.Option("--row", help="Only this row. Repeatable.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Option("--name", help="Only values with this name. Repeatable.")
+    ] = None,
 ) -> None:
-    """Undo what a job applied: of all rows or some, every value or some. Runs as a job of its own."""
+    """Undo the values a job applied: all of them, or only some rows or names. Starts a new job."""
     if not row and not name:
         bulk = await bulks.get(pool, job_id=job_id)
-        output.confirm(f"This is to undo {output.counted(bulk.applied - bulk.undone, 'value')}. Continue?")
+        output.confirm(f"Undo {output.counted(bulk.applied - bulk.undone, 'value')}?")
     undo_id = await bulks.undo(pool, job_id=job_id, rows=row or None, names=name or None)
     output.document(
-        {"id": str(undo_id)}, lambda: output.note(f"Started {undo_id}: penstock jobs watch {undo_id}")
+        {"id": str(undo_id)},
+        lambda: output.note(f"Started {undo_id}. Watch it: penstock jobs watch {undo_id}"),
     )
 
 
@@ -609,12 +653,15 @@ async def export(
     pool: db.Pool,
     job_id: IdArgument,
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Its ending says how: .csv, .jsonl or .xlsx; -: to stdout.")
+        Path, typer.Argument(metavar="FILE", help="File to write: .csv, .jsonl or .xlsx; - for stdout.")
     ] = Path("-"),
-    format: Annotated[str | None, typer.Option("--format", help="csv, jsonl or xlsx.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="File format: csv, jsonl or xlsx (default: from the file name)."),
+    ] = None,
     state: StatesOption = None,
 ) -> None:
-    """Write the rows with their original columns, their states, results, errors and costs into a file."""
+    """Export the rows to a file: original columns, state, result, error and cost."""
     chosen_format = format or (file.suffix.removeprefix(".").lower() if file.suffix else "csv")
     if str(file) == "-":
         await bulks.export(
@@ -625,5 +672,6 @@ async def export(
     with file.open("wb") as out:
         count = await bulks.export(pool, job_id=job_id, format=chosen_format, out=out, states=_states(state))
     output.document(
-        {"file": str(file), "rows": count}, lambda: output.note(f"{output.counted(count, 'row')} in {file}.")
+        {"file": str(file), "rows": count},
+        lambda: output.note(f"Wrote {output.counted(count, 'row')} to {file}."),
     )

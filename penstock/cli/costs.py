@@ -1,4 +1,4 @@
-"""`penstock costs` and `penstock prices`: what was spent, and what things cost."""
+"""`penstock costs` and `penstock prices`: the cost ledger and the price list."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from penstock.cli.options import (
     WithDefault,
     amount_of,
     amount_or_none,
-    chosen,
     command,
+    current_options,
     day_of,
     moment_of,
     tenant_id_of,
@@ -28,17 +28,20 @@ from penstock.cli.options import (
 from penstock.cli.output import Column
 from penstock.types import CostSum, Price
 
-group = typer.Typer(help="What was spent.", cls=WithDefault)
-prices_group = typer.Typer(help="What providers cost.", cls=WithDefault)
+group = typer.Typer(help="Show and correct costs.\n\nDefault command: ls.", cls=WithDefault)
+prices_group = typer.Typer(
+    help="Manage provider prices and exchange rates.\n\nDefault command: ls.", cls=WithDefault
+)
 
 _DAYS = timedelta(days=30)
 FromOption = Annotated[
-    str | None, typer.Option("--from", metavar="TIME", help="From this day or time (UTC) on; now.")
+    str | None,
+    typer.Option("--from", metavar="TIME", help="Valid from this date or time, UTC (default: now)."),
 ]
 
 
-class By(StrEnum):
-    """What costs are summed by."""
+class GroupBy(StrEnum):
+    """Field to sum costs by."""
 
     day = "day"
     provider = "provider"
@@ -53,14 +56,14 @@ class By(StrEnum):
 @command(group, "ls")
 async def ls(
     pool: db.Pool,
-    by: Annotated[By, typer.Option(help="What to sum by.")] = By.day,
+    by: Annotated[GroupBy, typer.Option(help="Sum by this field.")] = GroupBy.day,
     since: Annotated[
-        str | None, typer.Option(metavar="DAY", help="From this day (UTC) on; 30 days ago.")
+        str | None, typer.Option(metavar="DAY", help="First day, UTC (default: 30 days ago).")
     ] = None,
-    until: Annotated[str | None, typer.Option(metavar="DAY", help="Until this day (UTC), included.")] = None,
+    until: Annotated[str | None, typer.Option(metavar="DAY", help="Last day, UTC.")] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Show what was spent, in the base currency, by day, provider, type, job or tenant."""
+    """Show costs in the base currency by day, provider, type, job or tenant."""
     found = await costs.sums(
         pool,
         by=by.value,
@@ -69,15 +72,15 @@ async def ls(
         tenant_id=await tenant_id_of(pool, tenant) if tenant else None,
     )
     currency = await costs.base_currency(pool)
-    names = await tenants.names(pool, ids=[UUID(line.key) for line in found] if by is By.tenant else [])
-    if found and chosen().output is Output.text:
+    names = await tenants.names(pool, ids=[UUID(line.key) for line in found] if by is GroupBy.tenant else [])
+    if found and current_options().output is Output.text:
         found = [*found, _total(found)]
     columns = [
         Column(by.upper(), lambda line: _name(line, by, names)),
         Column("COST", lambda line: output.money(line.amount, currency), is_right=True),
-        Column("LINES", lambda line: f"{line.lines:,}", is_right=True),
+        Column("ENTRIES", lambda line: f"{line.lines:,}", is_right=True),
     ]
-    output.rows(found, columns, empty="Nothing was spent.")
+    output.rows(found, columns, empty="No costs.")
 
 
 def _total(found: list[CostSum]) -> CostSum:
@@ -89,8 +92,8 @@ def _total(found: list[CostSum]) -> CostSum:
     )
 
 
-def _name(line: CostSum, by: By, names: dict[UUID, str]) -> str:
-    if by is By.tenant and line.key != "total":
+def _name(line: CostSum, by: GroupBy, names: dict[UUID, str]) -> str:
+    if by is GroupBy.tenant and line.key != "total":
         return names.get(UUID(line.key), line.key)
     return line.key or "(none)"
 
@@ -99,11 +102,13 @@ def _name(line: CostSum, by: By, names: dict[UUID, str]) -> str:
 async def lines(
     pool: db.Pool,
     tenant: TenantOption = None,
-    job: Annotated[UUID | None, typer.Option(metavar="ID", help="Only of this job.")] = None,
+    job: Annotated[UUID | None, typer.Option(metavar="ID", help="Only entries of this job.")] = None,
     limit: LimitOption = 50,
-    before: Annotated[int | None, typer.Option(metavar="ID", help="Only lines older than this one.")] = None,
+    before: Annotated[
+        int | None, typer.Option(metavar="ID", help="Only entries older than this one.")
+    ] = None,
 ) -> None:
-    """List lines of the ledger, newest first."""
+    """List ledger entries, newest first."""
     tenant_id = await tenant_id_of(pool, tenant) if tenant else None
     found = await costs.entries(pool, tenant_id=tenant_id, job_id=job, before=before, limit=limit)
     columns = [
@@ -115,14 +120,14 @@ async def lines(
         Column("COST", lambda line: output.money(line.amount, line.currency), is_right=True),
         Column("JOB", lambda line: str(line.job_id or ""), is_spare=True, style="dim"),
         Column(
-            "WHY",
+            "REASON",
             lambda line: (f"corrects {line.corrects}: " if line.corrects else "") + (line.reason or ""),
             is_wide=True,
             style="dim",
         ),
     ]
-    output.rows(found, columns, empty="No lines.")
-    if len(found) == limit and chosen().output is Output.text:
+    output.rows(found, columns, empty="No ledger entries.")
+    if len(found) == limit and current_options().output is Output.text:
         output.note(f"{limit} shown. Older ones: --before {found[-1].id}", "dim")
 
 
@@ -130,21 +135,25 @@ def _units(count: Decimal | None, meter: str | None) -> str:
     return "" if count is None else f"{count:,f} {meter or ''}".strip()
 
 
-# A negative amount looks like an option to the parser.
+# The parser would read a negative amount as an option.
 @command(group, "correct", context_settings={"ignore_unknown_options": True})
 async def correct(
     pool: db.Pool,
-    line_id: Annotated[int, typer.Argument(metavar="ID", show_default=False, help="A line of the ledger.")],
+    line_id: Annotated[
+        int, typer.Argument(metavar="ID", show_default=False, help="Ledger entry to correct.")
+    ],
     amount: Annotated[
         str,
         typer.Argument(
-            metavar="AMOUNT", show_default=False, help="What to add, in its currency; -0.50 takes away."
+            metavar="AMOUNT",
+            show_default=False,
+            help="Amount to add in the entry's currency; negative to subtract.",
         ),
     ],
-    reason: Annotated[str, typer.Option(help="Kept with the correction, for whoever asks why.")],
-    key: Annotated[str | None, typer.Option(help="The same key counts once.")] = None,
+    reason: Annotated[str, typer.Option(help="Reason, stored with the correction.")],
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key is applied once.")] = None,
 ) -> None:
-    """Correct a line of the ledger with another one. Prints its id."""
+    """Correct a ledger entry by adding another one. Prints the new entry's id."""
     entry_id = await costs.correct(pool, entry_id=line_id, amount=amount_of(amount), reason=reason, key=key)
     output.document({"id": entry_id}, lambda: print(entry_id))
 
@@ -155,10 +164,10 @@ async def correct(
 @command(prices_group, "ls")
 async def prices_ls(
     pool: db.Pool,
-    provider: Annotated[str | None, typer.Option(help="Only of this provider.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Also those of other times.")] = False,
+    provider: Annotated[str | None, typer.Option(help="Only prices of this provider.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Include past and future prices.")] = False,
 ) -> None:
-    """List the prices that hold now."""
+    """List current prices."""
     found = await costs.prices(pool, provider=provider, is_every=every)
     names = await tenants.names(pool, ids=(p.tenant_id for p in found if p.tenant_id is not None))
     columns = [
@@ -167,7 +176,7 @@ async def prices_ls(
         Column("VARIANT", lambda price: price.variant, is_spare=True, style="dim"),
         Column("PRICE", _price, is_right=True),
         Column("TYPE", lambda price: price.cost_type, is_spare=True, style="dim"),
-        Column("FROM", lambda price: f"{price.valid_from.astimezone(UTC):%Y-%m-%d %H:%M}"),
+        Column("VALID FROM", lambda price: f"{price.valid_from.astimezone(UTC):%Y-%m-%d %H:%M}"),
         Column(
             "TENANT",
             lambda price: "" if price.tenant_id is None else names.get(price.tenant_id, str(price.tenant_id)),
@@ -183,7 +192,7 @@ def _price(price: Price) -> str:
 
 
 def _per(amount: Decimal, currency: str) -> str:
-    """A price that can be read: for so many units that it is a cent at least."""
+    """A readable price: per 1, 1,000 or 1,000,000 units, so that it is at least a cent."""
     for per in (1, 1000, 1_000_000):
         if not amount or amount * per >= Decimal("0.01"):
             break
@@ -194,17 +203,19 @@ def _per(amount: Decimal, currency: str) -> str:
 @command(prices_group, "set")
 async def prices_set(
     pool: db.Pool,
-    provider: Annotated[str, typer.Argument(show_default=False)],
-    meter: Annotated[str, typer.Argument(show_default=False)],
-    amount: Annotated[str, typer.Argument(metavar="AMOUNT|none", show_default=False)],
-    per: Annotated[int, typer.Option(help="For so many units: 1, 1000, 1000000.")] = 1,
-    currency: Annotated[str | None, typer.Option(help="The base currency.")] = None,
+    provider: Annotated[str, typer.Argument(show_default=False, help="Provider name.")],
+    meter: Annotated[str, typer.Argument(show_default=False, help="Meter, for example input_tokens.")],
+    amount: Annotated[str, typer.Argument(metavar="AMOUNT|none", show_default=False, help="Price.")],
+    per: Annotated[int, typer.Option(help="Number of units the amount is for: 1, 1000 or 1000000.")] = 1,
+    currency: Annotated[str | None, typer.Option(help="Currency (default: the base currency).")] = None,
     valid_from: FromOption = None,
-    variant: Annotated[str | None, typer.Option(help="As in batch; standard.")] = None,
-    type: Annotated[str | None, typer.Option(help="The type of cost; inference.")] = None,
+    variant: Annotated[
+        str | None, typer.Option(help="Price variant, such as batch (default: standard).")
+    ] = None,
+    type: Annotated[str | None, typer.Option(help="Cost type (default: inference).")] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Set what a meter costs at a provider from now or a date on; none ends it. Prints its id."""
+    """Set the price of a meter at a provider. AMOUNT none ends the price. Prints the new price's id."""
     price_id = await costs.set_price(
         pool,
         provider=provider,
@@ -224,12 +235,12 @@ async def prices_set(
 async def prices_compare(
     pool: db.Pool, meter: Annotated[str | None, typer.Argument(help="Only this meter.")] = None
 ) -> None:
-    """Compare what a unit costs at each provider now, the cheapest first."""
+    """Compare current prices per meter across providers, cheapest first."""
     currency = await costs.base_currency(pool)
     columns = [
         Column("METER", lambda rate: rate.meter),
         Column("VARIANT", lambda rate: rate.variant, is_spare=True, style="dim"),
-        Column("PLACE", lambda rate: str(rate.place), is_right=True),
+        Column("RANK", lambda rate: str(rate.place), is_right=True),
         Column("PROVIDER", lambda rate: rate.provider),
         Column("PRICE", lambda rate: _per(rate.base_amount, currency), is_right=True),
     ]
@@ -238,11 +249,11 @@ async def prices_compare(
 
 @command(prices_group, "rates")
 async def prices_rates(pool: db.Pool) -> None:
-    """List exchange rates: what a unit of a currency is worth in the base currency."""
+    """List exchange rates to the base currency."""
     columns = [
         Column("CURRENCY", lambda rate: rate.currency),
         Column("RATE", lambda rate: output.decimal(rate.rate), is_right=True),
-        Column("FROM", lambda rate: f"{rate.valid_from.astimezone(UTC):%Y-%m-%d %H:%M}"),
+        Column("VALID FROM", lambda rate: f"{rate.valid_from.astimezone(UTC):%Y-%m-%d %H:%M}"),
     ]
     output.rows(await costs.exchange_rates(pool), columns, empty="No exchange rates.")
 
@@ -250,11 +261,11 @@ async def prices_rates(pool: db.Pool) -> None:
 @command(prices_group, "rate")
 async def prices_rate(
     pool: db.Pool,
-    currency: Annotated[str, typer.Argument(show_default=False)],
-    rate: Annotated[str, typer.Argument(show_default=False)],
+    currency: Annotated[str, typer.Argument(show_default=False, help="Currency, for example EUR.")],
+    rate: Annotated[str, typer.Argument(show_default=False, help="Value in the base currency.")],
     valid_from: FromOption = None,
 ) -> None:
-    """Set what one unit of a currency is worth in the base currency, from now or a date on."""
+    """Set an exchange rate: the value of one unit of the currency in the base currency."""
     value = amount_of(rate, "RATE")
     await costs.set_exchange_rate(
         pool, currency=currency, rate=value, valid_from=moment_of(valid_from, "--from")

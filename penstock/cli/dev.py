@@ -1,4 +1,4 @@
-"""`penstock dev`: a database, the API with a login for you, and a worker, until Ctrl-C."""
+"""`penstock dev`: run a database, the API with a development login, and a worker, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import typer
 import penstock
 from penstock import db, embedded, keys, migrate, tenants
 from penstock.cli import output
-from penstock.cli.options import Options, choosing, chosen, command, dsn
+from penstock.cli.options import Options, command, current_options, dsn, using_options
 from penstock.cli.run import ConcurrencyOption, log_to_stderr
 from penstock.errors import PenstockError
 from penstock.settings import Settings, settings
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from penstock.worker import Worker
 
 KEY = "penstock dev"
-"""What the developer's keys are called."""
+"""The name of the developer's API keys."""
 KEY_LIFE = timedelta(days=1)
 
 
@@ -43,36 +43,42 @@ def add_to(app: typer.Typer) -> None:
 
 
 def dev(
-    path: Annotated[str | None, typer.Argument(metavar="MODULE:APP", help="Such as mysite.jobs:app.")] = None,
-    host: Annotated[str, typer.Option(help="An address that only this machine reaches.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 8080,
+    path: Annotated[
+        str | None, typer.Argument(metavar="MODULE:APP", help="App to run, for example mysite.jobs:app.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Loopback address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free port.")
+    ] = 8080,
     concurrency: ConcurrencyOption = 10,
 ) -> int:
-    """Start all that development needs: a database, the API with a login for you, a worker for your app.
+    """Run a database, the API with a development login, and a worker for your app.
 
-    Only this machine can use it. Without an app there is no worker. Ctrl-C ends it all.
+    Listens on this machine only. Without an app, runs no worker. Press Ctrl-C to stop.
     """
-    # Not at the top: no other command needs a web server and a worker.
+    # Imported here because no other command needs both a web server and a worker.
     from penstock import server
     from penstock.app import load
 
     app = load(path) if path else None
     with server.bind(host, port) as listening:
-        given = chosen().database or settings().database_url
+        given = current_options().database or settings().database_url
         if given and (place := db.place(given)):
             output.confirm(
-                f"This database is on {place}. It is to be migrated, and whoever is on this machine may get "
-                "to what is in it. Continue?"
+                f"The database is on {place}. Migrate it, and give every user of this machine access to its "
+                "data?"
             )
         address = dsn(make=True)
         applied = app.migrate(address) if app else migrate.migrate(address)
         ours = replace(settings(), database_url=address, environment="development")
         found = server.with_development_login(ours)
         output.note(f"penstock {penstock.__version__}, development", "bold")
-        output.note(f"  Database  {'as given' if given else f'embedded PostgreSQL in {settings().home}'}")
+        database = "from --database or DATABASE_URL" if given else f"embedded PostgreSQL in {settings().home}"
+        output.note(f"  Database  {database}")
         if not given:
             output.note(f"            psql {embedded.of(settings().home).dsn(embedded.DATABASE)!r}", "dim")
-        output.note(f"  Schema    {f'{len(applied)} migrations applied' if applied else 'up to date'}")
+        schema = f"{output.counted(len(applied), 'migration')} applied" if applied else "up to date"
+        output.note(f"  Schema    {schema}")
         log_to_stderr(logging.INFO)
         return asyncio.run(_develop(found, listening, path, app, concurrency))
 
@@ -88,14 +94,15 @@ async def _develop(
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     async with (
         db.pool(address, name="penstock dev", max_size=1, wait_seconds=5) as pool,
-        _key(pool, app) as key,
+        _temporary_key(pool, app) as key,
     ):
         developer = Development(key.id, f"penstock_dev_{port}")
-        api = _start(_serve, chosen(), found, listening, path, developer)
+        api = _start(_serve, current_options(), found, listening, path, developer)
         listening.close()
         login = f"{url}/dev/login?token={developer.token}"
         output.document(
-            {"url": url, "login": login, "key": key.secret}, lambda: _tell(url, login, key.secret or "")
+            {"url": url, "login": login, "key": key.secret},
+            lambda: _print_addresses(url, login, key.secret or ""),
         )
         sys.stdout.flush()
         worker = Worker(app, dsn=address, concurrency=concurrency) if app else None
@@ -103,13 +110,13 @@ async def _develop(
         if app:
             await app.aclose()
     if worker and not worker.is_clean:
-        # Python would wait for a thread that never ends.
+        # A handler's thread still runs, and a normal exit would wait for it forever.
         logging.shutdown()
         os._exit(code)
     return code
 
 
-def _tell(url: str, login: str, secret: str) -> None:
+def _print_addresses(url: str, login: str, secret: str) -> None:
     output.note(f"  API       {url}")
     output.note(f"  Dashboard {login}")
     output.note(f"  Shell     export PENSTOCK_URL={url} PENSTOCK_KEY={secret}")
@@ -117,8 +124,8 @@ def _tell(url: str, login: str, secret: str) -> None:
 
 
 @asynccontextmanager
-async def _key(pool: db.Pool, app: App | None) -> AsyncGenerator[NewKey]:
-    """A key of an owner of the app's tenant, which ends with us; and a day later if we could not end it."""
+async def _temporary_key(pool: db.Pool, app: App | None) -> AsyncGenerator[NewKey]:
+    """An owner's key for the app's tenant. Revoked on exit, and expires after a day in any case."""
     tenant = app.tenant if app else "default"
     tenant_id = await tenants.ensure(pool, name=tenant) if isinstance(tenant, str) else tenant
     now = datetime.now(UTC)
@@ -133,14 +140,14 @@ async def _key(pool: db.Pool, app: App | None) -> AsyncGenerator[NewKey]:
             await keys.revoke(pool, key_id=key.id)
 
 
-# Two processes that live and die together: the API, and this one with the worker
+# Two processes that start and stop together: the API, and this one with the worker
 
 
 def _start(target: Callable[..., None], *arguments: object) -> BaseProcess:
     process = multiprocessing.get_context("spawn").Process(
         target=target, args=arguments, name="penstock api", daemon=True
     )
-    # It starts deaf to Ctrl-C, which a terminal sends to both: we tell it.
+    # A terminal sends Ctrl-C to both processes. The API ignores it, because this process stops it.
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.start()
@@ -155,48 +162,48 @@ def _serve(
     from penstock import server
     from penstock.app import load
 
-    with choosing(output=options.output, no_color=options.no_color):
+    with using_options(output=options.output, no_color=options.no_color):
         log_to_stderr(logging.INFO)
         server.run_beside(found, listening, developer=developer, app=load(path) if path else None)
 
 
 async def _until_one_ends(api: BaseProcess, worker: Worker | None, path: str | None) -> int:
-    """Work and serve until Ctrl-C, or until one of the two breaks down, which ends the other."""
+    """Work and serve until Ctrl-C, or until the worker or the API fails, which stops the other."""
     loop = asyncio.get_running_loop()
     stopping, api_ended = asyncio.Event(), asyncio.Event()
 
     def stop() -> None:
         if not stopping.is_set():
-            output.note("Stopping: what runs may end first. Ctrl-C again does not wait for it.")
+            output.note("Stopping after the running tasks. Press Ctrl-C again to stop now.")
         stopping.set()
         if worker:
             worker.stop()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    # The last line says that it runs: from here on it can be stopped in good order.
-    output.note(f"  Worker    {path or 'none: name your app, as in `penstock dev mysite.jobs:app`'}")
+    # Printed last: from here on a signal stops everything cleanly.
+    output.note(f"  Worker    {path or 'none. To run one, name your app: penstock dev mysite.jobs:app'}")
     loop.add_reader(api.sentinel, lambda: loop.remove_reader(api.sentinel) and api_ended.set())
     working = asyncio.create_task(worker.run() if worker else stopping.wait())
     serving = asyncio.create_task(api_ended.wait())
     await asyncio.wait((working, serving), return_when=asyncio.FIRST_COMPLETED)
     is_asked = stopping.is_set()
     if not is_asked:
-        what = f"The API ended by itself ({_how(api)})" if serving.done() else "The worker broke down"
-        output.note(f"{what}: everything ends.", "bold red")
+        what = f"The API stopped unexpectedly ({_exit_cause(api)})" if serving.done() else "The worker failed"
+        output.note(f"{what}. Stopping.", "bold red")
         stop()
     await asyncio.wait((working,))
     api.terminate()
     await asyncio.wait((serving,), timeout=10)
     api.kill()
     await serving
-    # Whatever broke the worker is told as any command's error is.
+    # Raises the worker's error, which is then printed like any command's error.
     working.result()
-    output.note("The API and the worker have ended." if worker else "The API has ended.")
+    output.note("Stopped the API and the worker." if worker else "Stopped the API.")
     return 0 if is_asked else 1
 
 
-def _how(process: BaseProcess) -> str:
+def _exit_cause(process: BaseProcess) -> str:
     process.join()
     code = process.exitcode or 0
     return f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

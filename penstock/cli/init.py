@@ -1,4 +1,4 @@
-"""`penstock init`: a copy of one of Penstock's applications, to start one's own from."""
+"""`penstock init`: copy an example app as a starting point."""
 
 from __future__ import annotations
 
@@ -27,26 +27,28 @@ def add_to(app: typer.Typer) -> None:
 
 
 def init(
-    app: Annotated[str, typer.Option(metavar="NAME", show_default=False, help="Which one: such as reading.")],
+    app: Annotated[
+        str, typer.Option(metavar="NAME", show_default=False, help="Example app to copy, such as reading.")
+    ],
     folder: Annotated[
         Path | None,
-        typer.Argument(show_default=False, help="Where to; its name is the package's. Default: NAME"),
+        typer.Argument(
+            show_default=False, help="New folder; its name becomes the package name (default: NAME)."
+        ),
     ] = None,
 ) -> int:
-    """Copy one of Penstock's applications into a folder of yours, as a starting point."""
+    """Copy an example app into a new folder, as a starting point."""
     known = sorted(found.name for found in pkgutil.iter_modules(apps.__path__) if found.ispkg)
     if app not in known:
-        raise Invalid(
-            f"There is no application {app!r}.", code="unknown_app", hint=f"There are: {', '.join(known)}."
-        )
+        raise Invalid(f"unknown app {app!r}", code="unknown_app", hint=f"Available apps: {', '.join(known)}.")
     target = folder or Path(app)
     _check(target)
     _copy(Path(apps.__path__[0]) / app, target, f"{apps.__name__}.{app}")
     files = sum(path.is_file() for path in target.rglob("*"))
-    output.note(f"{app} is in {target}, in {output.counted(files, 'file')}. They are yours to change.")
-    output.note(f"What to run, from {target.absolute().parent}:")
+    output.note(f"Copied {app} to {target} ({output.counted(files, 'file')}).")
+    output.note(f"Run it from {target.absolute().parent}:")
     module = f"{target.name}.app" if (target / "app.py").exists() else target.name
-    output.note(f"  penstock dev {module}:app    a database, the API and a worker, until Ctrl-C")
+    output.note(f"  penstock dev {module}:app    starts a database, the API and a worker")
     if (main := target / "__main__.py").exists():
         output.note("")
         output.note(ast.get_docstring(ast.parse(main.read_text())) or "")
@@ -57,22 +59,22 @@ def _check(target: Path) -> None:
     name = target.name
     if not name.isidentifier() or keyword.iskeyword(name):
         raise Invalid(
-            f"A package cannot be called {name!r}.", code="usage", hint="Letters, digits and underscores."
+            f"invalid package name {name!r}", code="usage", hint="Use letters, digits and underscores."
         )
     if not target.absolute().parent.is_dir():
-        raise Invalid(f"There is no folder {target.absolute().parent}.", code="usage")
+        raise Invalid(f"folder {target.absolute().parent} does not exist", code="usage")
     if target.exists() or target.is_symlink():
-        raise Conflict(f"{target} is there already, and stays as it is.", code="exists")
+        raise Conflict(f"{target} already exists", code="exists", hint="Choose another folder.")
     if find_spec(name) is not None:
         raise Conflict(
-            f"A module called {name!r} is installed, and would hide yours.",
+            f"an installed module is named {name!r} and would shadow yours",
             code="exists",
-            hint="Choose another name for the folder.",
+            hint="Choose another folder name.",
         )
 
 
 def _copy(source: Path, target: Path, package: str) -> None:
-    """Copy a package, with its own name in place of the old one. It is there whole, or not at all."""
+    """Copy a package under a new name. The target appears complete or not at all."""
     with tempfile.TemporaryDirectory(dir=target.absolute().parent, prefix=".penstock-init-") as beside:
         made = Path(beside) / target.name
         shutil.copytree(source, made, ignore=shutil.ignore_patterns("__pycache__", "*.pyc"))

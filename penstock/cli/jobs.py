@@ -1,4 +1,4 @@
-"""`penstock jobs`: look at jobs, watch them, and act on one or on all that match a filter."""
+"""`penstock jobs`: list and watch jobs; pause, resume, cancel or retry one or all that match a filter."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from rich.text import Text
 
 from penstock import costs, db, filters, jobs, tenants
 from penstock.cli import output
-from penstock.cli.options import Output, TenantOption, amount_or_none, chosen, command, tenant_id_of
+from penstock.cli.options import Output, TenantOption, amount_or_none, command, current_options, tenant_id_of
 from penstock.cli.output import Column
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
 from penstock.types import Forecast, Job, Task, TaskStatus
 
 Id = TypeVar("Id")
 
-group = typer.Typer(
-    help="Look at jobs, watch them, pause, resume, cancel or retry them.", no_args_is_help=True
-)
+group = typer.Typer(help="List, watch, pause, resume, cancel and retry jobs.", no_args_is_help=True)
 
-FILTER_HELP = "Which: status:failed type:publish tenant:acme age:1d; a minus before a term excludes."
+FILTER_HELP = "Filter, for example: status:failed type:publish tenant:acme age:1d. -TERM excludes."
 FilterArgument = Annotated[list[str] | None, typer.Argument(metavar="FILTER", help=FILTER_HELP)]
-LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="At most so many lines.")]
+LimitOption = Annotated[int, typer.Option("-n", "--limit", min=1, max=1000, help="Maximum number of lines.")]
 WhichArgument = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="ID|FILTER", show_default=False, help="Ids, or a filter as in ls, which asks first."
+        metavar="ID|FILTER",
+        show_default=False,
+        help="Ids, or a filter as in ls. A filter asks for confirmation.",
     ),
 ]
-AllOption = Annotated[bool, typer.Option("--all", help="All there are. Asks first.")]
-IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False)]
-ReasonOption = Annotated[str | None, typer.Option(help="Kept with the job, for whoever asks why.")]
+AllOption = Annotated[bool, typer.Option("--all", help="All of them. Asks for confirmation.")]
+IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False, help="Job id.")]
+ReasonOption = Annotated[str | None, typer.Option(help="Reason, stored with the job.")]
 
 
 # ls
@@ -58,8 +58,8 @@ async def ls(
     """List jobs, newest first."""
     found = await jobs.list(pool, filter=" ".join(filter or []), before=before, limit=limit)
     names = await tenants.names(pool, ids=(job.tenant_id for job in found))
-    output.rows(found, _columns(names), empty="No jobs." if not filter else "No jobs match.")
-    if len(found) == limit and chosen().output is Output.text:
+    output.rows(found, _columns(names), empty="No jobs." if not filter else "No matching jobs.")
+    if len(found) == limit and current_options().output is Output.text:
         output.note(f"{limit} shown. Older ones: --before {found[-1].id}", "dim")
 
 
@@ -74,11 +74,11 @@ def _columns(names: dict[UUID, str]) -> list[Column]:
             "TASKS", lambda job: f"{job.progress.done}/{job.progress.total}", is_right=True, is_spare=True
         ),
         Column("AGE", lambda job: output.age(job.created_at), is_right=True),
-        Column("WHY", _why, is_wide=True, style="dim"),
+        Column("REASON", _reason, is_wide=True, style="dim"),
     ]
 
 
-def _why(job: Job) -> str:
+def _reason(job: Job) -> str:
     if job.status_reason:
         return job.status_reason
     if job.status == "queued" and job.run_at:
@@ -93,7 +93,7 @@ def _why(job: Job) -> str:
 async def show(
     pool: db.Pool,
     job_id: IdArgument,
-    status: Annotated[str | None, typer.Option(help="Only tasks in this state.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only tasks with this status.")] = None,
     limit: LimitOption = 20,
 ) -> None:
     """Show a job, its phases and its first tasks."""
@@ -118,12 +118,12 @@ def _task_status(text: str | None) -> TaskStatus | None:
         if text == status:
             return status
     if text is not None:
-        raise Invalid(f"a task is never {text!r}", hint=f"It is {', '.join(known)}.")
+        raise Invalid(f"unknown task status {text!r}", hint=f"Task statuses are {', '.join(known)}.")
     return None
 
 
 def _show(job: Job, tenant: str, tasks: list[Task]) -> None:
-    output.facts(_facts(job, tenant))
+    output.fields(_job_fields(job, tenant))
     print()
     if output.is_terminal():
         output.console().print(phases_of(job))
@@ -133,16 +133,16 @@ def _show(job: Job, tenant: str, tasks: list[Task]) -> None:
         print()
         output.rows(tasks, _TASK_COLUMNS, empty="")
     if len(tasks) < job.progress.total:
-        output.note(f"{len(tasks)} of {job.progress.total:,} tasks shown: see --limit and --status", "dim")
+        output.note(f"{len(tasks)} of {job.progress.total:,} tasks shown. See --limit and --status.", "dim")
 
 
-def _facts(job: Job, tenant: str) -> list[tuple[str, str | Text]]:
+def _job_fields(job: Job, tenant: str) -> list[tuple[str, str | Text]]:
     return [
         ("job", str(job.id)),
         ("type", job.type),
         ("tenant", tenant),
-        ("status", output.look(job.status) if output.is_terminal() else job.status),
-        ("why", job.status_reason or ""),
+        ("status", output.status_text(job.status) if output.is_terminal() else job.status),
+        ("reason", job.status_reason or ""),
         ("params", json.dumps(job.params, ensure_ascii=False) if job.params else ""),
         ("created", f"{when(job.created_at)} by {job.created_by}"),
         ("starts", when(job.run_at)),
@@ -152,7 +152,7 @@ def _facts(job: Job, tenant: str) -> list[tuple[str, str | Text]]:
 
 
 def when(moment: Any) -> str:
-    """A moment, and how far away it is."""
+    """A time, and how long ago or how soon it is."""
     if moment is None:
         return ""
     distance = output.age(moment)
@@ -170,17 +170,17 @@ _TASK_COLUMNS = [
     Column("KIND", lambda task: task.kind),
     Column("KEY", lambda task: task.key or "", is_spare=True, style="dim"),
     Column("STATUS", lambda task: task.status, is_status=True),
-    Column("TRY", lambda task: str(task.attempt), is_right=True),
-    Column("WHY", lambda task: _task_why(task), is_wide=True, style="dim"),
+    Column("ATTEMPT", lambda task: str(task.attempt), is_right=True),
+    Column("DETAILS", lambda task: _task_details(task), is_wide=True, style="dim"),
 ]
 
 
-def _task_why(task: Task) -> str:
+def _task_details(task: Task) -> str:
     if task.error_code:
         return f"{task.error_code}: {task.error_message or ''}"
     if task.waiting_for:
         until = f", {output.age(task.waiting_until)}" if task.waiting_until else ""
-        return f"waits for {task.waiting_for}{until}"
+        return f"waiting for {task.waiting_for}{until}"
     return task.message or ""
 
 
@@ -191,24 +191,23 @@ def _task_why(task: Task) -> str:
 async def watch(
     pool: db.Pool,
     job_id: IdArgument,
-    interval: Annotated[float, typer.Option(min=0.05, help="Look every so many seconds.")] = 0.5,
-    patience: Annotated[
-        str | None, typer.Option("--timeout", metavar="DURATION", help="Give up after, for example, 10m.")
+    interval: Annotated[float, typer.Option(min=0.05, help="Seconds between updates.")] = 0.5,
+    give_up_after: Annotated[
+        str | None,
+        typer.Option("--timeout", metavar="DURATION", help="Stop watching after this time, such as 10m."),
     ] = None,
 ) -> None:
-    """Watch a job until it ends. Exit code 0 if it completed, 3 if it failed or was canceled."""
+    """Watch a job until it ends. Exits with 0 if it completed, 3 if it failed or was canceled."""
     try:
-        async with asyncio.timeout(None if patience is None else filters.seconds(patience)):
+        async with asyncio.timeout(None if give_up_after is None else filters.seconds(give_up_after)):
             job = await _follow(jobs.watch(pool, job_id=job_id, interval=interval))
     except TimeoutError:
-        raise TimedOut(f"The job has not ended within {patience}.") from None
+        raise TimedOut(f"the job did not end within {give_up_after}") from None
     except ValueError as error:
-        raise Invalid(f"--timeout takes {error}") from None
+        raise Invalid(f"--timeout must be {error}") from None
     if job.status != "completed":
-        why = f": {job.status_reason}" if job.status_reason else ""
-        raise JobFailed(
-            f"The job was {job.status}{why}" if job.status == "canceled" else f"The job failed{why}"
-        )
+        reason = f": {job.status_reason}" if job.status_reason else ""
+        raise JobFailed(f"The job {'was canceled' if job.status == 'canceled' else 'failed'}{reason}")
 
 
 async def _follow(changes: AsyncIterator[Job]) -> Job:
@@ -220,26 +219,26 @@ async def _follow(changes: AsyncIterator[Job]) -> Job:
         async for job in changes:
             last = job
             if live:
-                live.update(_picture(job), refresh=True)
+                live.update(_live_view(job), refresh=True)
             else:
-                _tell(job)
+                _print_change(job)
     assert last is not None
-    if chosen().output in (Output.json, Output.csv):
+    if current_options().output in (Output.json, Output.csv):
         output.document(last, lambda: None)
     return last
 
 
-def _tell(job: Job) -> None:
-    """A line for each change, where there is no terminal. With `-o json` only the end is told."""
-    if chosen().output is Output.jsonl:
+def _print_change(job: Job) -> None:
+    """Print a line for each change, where there is no terminal. `-o json` prints only the final state."""
+    if current_options().output is Output.jsonl:
         output.document(job, lambda: None)
-    elif chosen().output is Output.text:
+    elif current_options().output is Output.text:
         print(f"{job.progress.percent:3d}%  {job.status}  {output.clean(summary_of(job))}", flush=True)
 
 
-def _picture(job: Job) -> Group:
+def _live_view(job: Job) -> Group:
     head = Text.assemble(
-        (output.clean(job.type), "bold"), "  ", (str(job.id), "dim"), "  ", output.look(job.status)
+        (output.clean(job.type), "bold"), "  ", (str(job.id), "dim"), "  ", output.status_text(job.status)
     )
     line = Table.grid(padding=(0, 2))
     line.add_row(
@@ -250,7 +249,7 @@ def _picture(job: Job) -> Group:
 
 
 def phases_of(job: Job) -> Table:
-    """Its phases as bars."""
+    """A progress bar for each phase."""
     grid = Table.grid(padding=(0, 2))
     for phase in job.progress.phases:
         if phase.total:
@@ -263,9 +262,10 @@ def phases_of(job: Job) -> Table:
 
 
 def summary_of(job: Job) -> str:
-    """How far it is, in a line."""
+    """The job's progress on one line."""
     progress = job.progress
-    parts = [progress.phase, f"{progress.done:,}/{progress.total:,}"]
+    parts = [] if job.is_ended else [progress.phase]  # "completed" already says "complete"
+    parts.append(f"{progress.done:,}/{progress.total:,}")
     if progress.failed:
         parts.append(f"{progress.failed:,} failed")
     if progress.running:
@@ -286,26 +286,28 @@ async def forecast(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="FILE|ID", show_default=False, help="A job to start, as JSON; or one that runs."
+            metavar="FILE|ID",
+            show_default=False,
+            help="JSON file of a job to start, or the id of a running job.",
         ),
     ],
     tenant: TenantOption = None,
 ) -> None:
-    """Tell what a job will cost, use and take, before it starts or while it runs. Starts nothing."""
+    """Estimate cost, usage and duration of a job, before it starts or while it runs. Does not start it."""
     try:
         job_id = UUID(what)
     except ValueError:
-        document = _job_of(what)
+        document = _read_job_file(what)
         if tenant is not None:
             document["tenant_id"] = await tenant_id_of(pool, tenant)
         found = await jobs.forecast(pool, **document)
     else:
         found = await jobs.forecast_rest(pool, job_id=job_id)
-    output.document(found, lambda: output.facts(forecast_facts(found)))
+    output.document(found, lambda: output.fields(forecast_fields(found)))
 
 
-def _job_of(file: str) -> dict[str, Any]:
-    """The arguments of `jobs.start` that a file holds: type, tasks, options."""
+def _read_job_file(file: str) -> dict[str, Any]:
+    """Read the arguments of `jobs.start` from a file: type, tasks, options."""
     try:
         document = json.loads(Path(file).read_text(encoding="utf-8"))
         options: dict[str, Any] = document.get("options") or {}
@@ -315,30 +317,30 @@ def _job_of(file: str) -> dict[str, Any]:
         return {"type": document["type"], "tasks": document["tasks"], **known}
     except (OSError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
         raise Invalid(
-            f"{file} is neither a job's id nor a file with a job: {error!r}",
+            f"{file} is neither a job id nor a job file: {error!r}",
             code="usage",
-            hint='Such a file is {"type": "…", "tasks": […], "options": {…}}.',
+            hint='A job file is JSON of the form {"type": "…", "tasks": […], "options": {…}}.',
         ) from error
 
 
-def forecast_facts(found: Forecast) -> list[tuple[str, str | Text]]:
-    """What a forecast says."""
+def forecast_fields(found: Forecast) -> list[tuple[str, str | Text]]:
+    """The names and values of a forecast, for printing."""
     cost, finish = found.cost, found.finish
     lines: list[tuple[str, str | Text]] = [
         ("tasks", f"{found.tasks:,}"),
         ("uses", ", ".join(f"{amount:,f} {meter}" for meter, amount in found.units.items())),
-        ("costs", f"{output.money(cost.low)} to {output.money(cost.high, cost.currency)}"),
+        ("cost", f"{output.money(cost.low)} to {output.money(cost.high, cost.currency)}"),
         ("expected", output.money(cost.expected, cost.currency)),
         ("no price", ", ".join(sorted({*cost.unpriced}))),
     ]
     if found.budget is not None:
-        fits = "is enough" if found.budget.fits else "may not be enough: it would pause"
+        fits = "is enough" if found.budget.fits else "may not be enough: the job would pause"
         lines.append(("budget", f"{output.money(found.budget.amount, cost.currency)} {fits}"))
     for line in found.quota:
         fits = "fits" if line.fits else "does not fit"
         lines.append(("quota", f"{line.needs:,f} of {line.left:,f} {line.meter} left: {fits}"))
     if finish.seconds is None:
-        lines.append(("ends", f"not known: {finish.reason}"))
+        lines.append(("ends", f"unknown: {finish.reason}"))
     else:
         until = f"{output.duration(finish.low)} to {output.duration(finish.high)}"
         lines.append(("ends", f"in about {output.duration(finish.seconds)} ({until}), {when(finish.at)}"))
@@ -353,18 +355,19 @@ async def why(
     task_id: Annotated[int | None, typer.Argument(metavar="TASK", help="Only this task.")] = None,
     limit: LimitOption = 20,
 ) -> None:
-    """Tell why a job's tasks are not running: what each waits for, about how long, its place in line."""
+    """Explain why a job's tasks are not running: what each waits for, how long, and its queue position."""
     await jobs.get(pool, job_id=job_id)
-    meant = [task_id] if task_id is not None else await _waiting(pool, job_id, limit)
+    selected = [task_id] if task_id is not None else await _waiting(pool, job_id, limit)
     found = [
-        {"task_id": id, **output.plain(await jobs.explain(pool, job_id=job_id, task_id=id))} for id in meant
+        {"task_id": id, **output.plain(await jobs.explain(pool, job_id=job_id, task_id=id))}
+        for id in selected
     ]
     columns = [
         Column("TASK", lambda line: str(line["task_id"]), is_right=True),
         Column("STATUS", lambda line: line["status"], is_status=True),
-        Column("WHY", lambda line: line["text"], is_wide=True),
+        Column("REASON", lambda line: line["text"], is_wide=True),
     ]
-    output.rows(found, columns, empty="No task of it waits.")
+    output.rows(found, columns, empty="No task is waiting.")
 
 
 async def _waiting(pool: db.Pool, job_id: UUID, limit: int) -> list[int]:
@@ -378,13 +381,13 @@ async def _waiting(pool: db.Pool, job_id: UUID, limit: int) -> list[int]:
 async def budget(
     pool: db.Pool,
     job_id: IdArgument,
-    amount: Annotated[str, typer.Argument(metavar="AMOUNT|none", show_default=False)],
+    amount: Annotated[str, typer.Argument(metavar="AMOUNT|none", show_default=False, help="New budget.")],
 ) -> None:
-    """Set what a job may cost, in the base currency; none: anything. One that paused for it goes on."""
+    """Set or remove (none) a job's budget in the base currency. Resumes a job that paused for its budget."""
     await costs.set_budget(pool, job_id=job_id, amount=amount_or_none(amount))
     found = await costs.of_job(pool, job_id=job_id)
-    limit = "no budget" if found.budget is None else f"a budget of {output.money(found.budget)}"
-    text = f"{limit}; {output.money(found.cost)} spent, {output.money(found.held)} set aside"
+    limit = "none" if found.budget is None else output.money(found.budget)
+    text = f"Budget: {limit}, {output.money(found.cost)} spent, {output.money(found.held)} reserved."
     output.document(found, lambda: output.note(text))
 
 
@@ -398,14 +401,16 @@ async def pause(
     everything: AllOption = False,
     reason: ReasonOption = None,
 ) -> None:
-    """Claim nothing of these jobs from now on; what runs ends normally."""
-    await _act(pool, "pause", which, everything, lambda id: jobs.pause(pool, job_id=id, reason=reason))
+    """Pause jobs: start no more of their tasks. Running tasks finish."""
+    await _apply_to_each(
+        pool, "pause", which, everything, lambda id: jobs.pause(pool, job_id=id, reason=reason)
+    )
 
 
 @command(group, "resume")
 async def resume(pool: db.Pool, which: WhichArgument = None, everything: AllOption = False) -> None:
-    """Take paused jobs up again."""
-    await _act(pool, "resume", which, everything, lambda id: jobs.resume(pool, job_id=id))
+    """Resume paused jobs."""
+    await _apply_to_each(pool, "resume", which, everything, lambda id: jobs.resume(pool, job_id=id))
 
 
 @command(group, "cancel")
@@ -415,38 +420,40 @@ async def cancel(
     everything: AllOption = False,
     reason: ReasonOption = None,
 ) -> None:
-    """End these jobs now; running handlers are told to stop."""
-    await _act(pool, "cancel", which, everything, lambda id: jobs.cancel(pool, job_id=id, reason=reason))
+    """Cancel jobs. Running handlers are told to stop."""
+    await _apply_to_each(
+        pool, "cancel", which, everything, lambda id: jobs.cancel(pool, job_id=id, reason=reason)
+    )
 
 
 @command(group, "retry")
 async def retry(pool: db.Pool, which: WhichArgument = None, everything: AllOption = False) -> None:
-    """Run the failed tasks of these jobs again, and what was canceled because of them."""
+    """Retry the failed tasks of jobs, and the tasks canceled because of them."""
 
     async def act(job_id: UUID) -> str:
-        return f"{output.counted(await jobs.retry(pool, job_id=job_id), 'task')} queued again"
+        return f"{output.counted(await jobs.retry(pool, job_id=job_id), 'task')} requeued"
 
-    await _act(pool, "retry", which, everything, act)
+    await _apply_to_each(pool, "retry", which, everything, act)
 
 
-async def _act(
+async def _apply_to_each(
     pool: db.Pool,
     verb: str,
     which: list[str] | None,
     everything: bool,
     act: Callable[[UUID], Awaitable[str]],
 ) -> None:
-    """Do something to each of the jobs meant; exit code 8 if it could not be done to all of several."""
-    meant = await _meant(pool, verb, which, everything)
+    """Apply an action to the selected jobs. Exits with 8 if it failed for some of several jobs."""
+    selected = await _selected(pool, verb, which, everything)
     done: list[dict[str, Any]] = []
     refused: list[PenstockError] = []
-    for job_id in meant:
+    for job_id in selected:
         try:
             done.append({"id": str(job_id), "result": await act(job_id)})
         except Unavailable:
             raise
         except PenstockError as error:
-            if len(meant) == 1:
+            if len(selected) == 1:
                 raise
             refused.append(error)
             done.append({"id": str(job_id), "result": error.message, "code": error.code})
@@ -454,13 +461,13 @@ async def _act(
         Column("ID", lambda line: line["id"]),
         Column("RESULT", lambda line: line["result"], is_wide=True),
     ]
-    output.rows(done, columns, empty="No jobs match.")
+    output.rows(done, columns, empty="No matching jobs.")
     if refused:
-        output.note(f"{len(meant) - len(refused)} of {output.counted(len(meant), 'job')} done.")
+        output.note(f"{len(selected) - len(refused)} of {output.counted(len(selected), 'job')} done.")
         raise typer.Exit(EXIT_PARTLY_DONE)
 
 
-async def _meant(pool: db.Pool, verb: str, which: list[str] | None, everything: bool) -> list[UUID]:
+async def _selected(pool: db.Pool, verb: str, which: list[str] | None, everything: bool) -> list[UUID]:
     ids, filter = ids_or_filter(which, everything, UUID)
     if ids:
         return ids
@@ -469,28 +476,28 @@ async def _meant(pool: db.Pool, verb: str, which: list[str] | None, everything: 
         types = Counter(output.clean(job.type) for job in found)
         what = ", ".join(f"{count:,} {name}" for name, count in types.most_common(3))
         more = ", …" if len(types) > 3 else ""
-        output.confirm(f"This is to {verb} {output.counted(len(found), 'job')} ({what}{more}). Continue?")
+        output.confirm(f"{verb.capitalize()} {output.counted(len(found), 'job')} ({what}{more})?")
     return [job.id for job in found]
 
 
 def ids_or_filter(
     which: list[str] | None, everything: bool, read: Callable[[str], Id]
 ) -> tuple[list[Id], str]:
-    """What is meant: some by their ids, what matches a filter, or all; but never all by mistake."""
+    """Parse the selection: ids, a filter, or all. An empty selection is an error, never "all"."""
     words = [word for word in which or [] if word.strip()]
     terms = [word for word in words if ":" in word]
     if bool(words) == everything or (terms and len(terms) < len(words)):
         raise Invalid(
-            "Say which: ids, or a filter, or --all.",
+            "expected ids, a filter or --all",
             code="usage",
-            hint="A filter is as in ls, such as: status:failed age:1d",
+            hint="Filters are the same as for ls, for example: status:failed age:1d",
         )
     if terms:
         return [], " ".join(terms)
     try:
         return [read(word) for word in words], ""
     except ValueError:
-        raise Invalid(f"{', '.join(words)}: this is neither an id nor a filter.", code="usage") from None
+        raise Invalid(f"neither an id nor a filter: {', '.join(words)}", code="usage") from None
 
 
 async def _matching(pool: db.Pool, filter: str) -> AsyncIterator[Job]:

@@ -1,4 +1,4 @@
-"""`penstock keys`: what programs show to the HTTP API."""
+"""`penstock keys`: API keys."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from penstock.cli.output import Column
 from penstock.errors import Invalid
 from penstock.types import ApiKey
 
-group = typer.Typer(help="Keys for programs that use the HTTP API.", no_args_is_help=True)
+group = typer.Typer(help="Manage API keys.", no_args_is_help=True)
 
 
 class KeyRole(StrEnum):
-    """What a key may do: as a member of a tenant, or without one."""
+    """Role of a key: a member's role in a tenant, or worker or service for all tenants."""
 
     owner = "owner"
     admin = "admin"
@@ -31,7 +31,7 @@ class KeyRole(StrEnum):
 
 @command(group, "ls")
 async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
-    """List a tenant's keys; without a tenant those of workers and services."""
+    """List a tenant's keys; without --tenant, the keys of workers and services."""
     found = await keys.list(pool, tenant_id=await tenant_id_of(pool, tenant) if tenant else None)
     columns = [
         Column("ID", lambda key: str(key.id), is_wide=True, style="dim"),
@@ -39,8 +39,8 @@ async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
         Column("KEY", lambda key: f"{key.prefix}…"),
         Column("ROLE", lambda key: key.role or "none"),
         Column("STATE", _state),
-        Column("USED", lambda key: output.age(key.last_used_at) if key.last_used_at else "never"),
-        Column("BY", lambda key: key.created_by, is_spare=True, style="dim"),
+        Column("LAST USED", lambda key: output.age(key.last_used_at) if key.last_used_at else "never"),
+        Column("CREATED BY", lambda key: key.created_by, is_spare=True, style="dim"),
     ]
     output.rows(found, columns, empty="No keys.")
 
@@ -48,18 +48,21 @@ async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
 def _state(key: ApiKey) -> str:
     if key.revoked_at:
         return "revoked"
-    return f"until {key.expires_at:%Y-%m-%d}" if key.expires_at else "active"
+    return f"expires {key.expires_at:%Y-%m-%d}" if key.expires_at else "active"
 
 
 @command(group, "create")
 async def create(
     pool: db.Pool,
-    name: Annotated[str, typer.Argument(show_default=False, help="What it is for.")],
-    role: Annotated[KeyRole, typer.Option(help="A member's role, or worker or service without a tenant.")],
+    name: Annotated[str, typer.Argument(show_default=False, help="What the key is for.")],
+    role: Annotated[KeyRole, typer.Option(help="A member's role, with --tenant; or worker or service.")],
     tenant: TenantOption = None,
-    expires: Annotated[str | None, typer.Option(metavar="TIME", help="Such as 2027-01-31.")] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Expiry date or time, such as 2027-01-31 (default: never)."),
+    ] = None,
 ) -> None:
-    """Make a key and print it. It is shown this once, and kept nowhere."""
+    """Create a key and print it. The key is shown once and cannot be recovered."""
     made = await keys.create(
         pool,
         name=name,
@@ -74,13 +77,13 @@ async def create(
 @command(group, "revoke")
 async def revoke(
     pool: db.Pool,
-    key: Annotated[str, typer.Argument(metavar="ID", show_default=False)],
+    key: Annotated[str, typer.Argument(metavar="ID", show_default=False, help="Key id.")],
 ) -> None:
-    """End a key at once. Asks first."""
+    """Revoke a key immediately. Asks for confirmation."""
     try:
         key_id = UUID(key)
     except ValueError:
-        raise Invalid(f"{key!r} is not the id of a key", code="usage", hint="penstock keys ls") from None
-    output.confirm(f"This is to end the key {key_id}. Continue?")
+        raise Invalid(f"invalid key id {key!r}", code="usage", hint="See `penstock keys ls`.") from None
+    output.confirm(f"Revoke key {key_id}?")
     await keys.revoke(pool, key_id=key_id)
     output.document({"id": key_id}, lambda: output.note("Revoked."))

@@ -1,4 +1,4 @@
-"""`penstock limits`: what providers allow, what of it is in use, and what they answered."""
+"""`penstock limits`: providers, their limits, current usage and events."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from penstock.cli.options import (
     Output,
     TenantOption,
     WithDefault,
-    chosen,
     command,
+    current_options,
     pairs_of,
     tenant_id_of,
 )
@@ -24,16 +24,19 @@ from penstock.cli.output import Column
 from penstock.errors import NotFound
 from penstock.types import Provider
 
-group = typer.Typer(help="Providers: their limits, and what of them is in use.", cls=WithDefault)
+group = typer.Typer(
+    help="Manage providers, their rate limits and their state.\n\nDefault command: ls.", cls=WithDefault
+)
 
 NameArgument = Annotated[
-    str, typer.Argument(metavar="NAME", show_default=False, help="As in openai/gpt-4o-mini.")
+    str,
+    typer.Argument(metavar="NAME", show_default=False, help="Provider name, for example openai/gpt-4o-mini."),
 ]
 
 
 @command(group, "ls")
 async def ls(pool: db.Pool) -> None:
-    """List providers with what is used of each limit in the present minute and hour, and what waits."""
+    """List providers with usage of each limit in the current minute and hour, and waiting tasks."""
     found = await providers.list(pool)
     names = await tenants.names(pool, ids=(p.tenant_id for p in found if p.tenant_id is not None))
     columns = [
@@ -46,9 +49,9 @@ async def ls(pool: db.Pool) -> None:
         Column("WAITING", lambda provider: f"{provider.waiting:,}", is_right=True),
         _window("REQUESTS/HOUR", "requests_hour", "requests_per_hour", is_spare=True),
         _window("TOKENS/HOUR", "tokens_hour", "tokens_per_hour", is_spare=True),
-        Column("WHY", _why, is_wide=True, style="dim"),
+        Column("REASON", _reason, is_wide=True, style="dim"),
     ]
-    output.rows(found, columns, empty="No providers. Declare one: penstock limits set openai/gpt-4o-mini")
+    output.rows(found, columns, empty="No providers. Add one: penstock limits set openai/gpt-4o-mini")
 
 
 def _tenant(provider: Provider, names: dict[UUID, str]) -> str:
@@ -66,12 +69,12 @@ def _window(title: str, used: str, limit: str, *, is_spare: bool = False) -> Col
     return Column(title, text, is_right=True, is_spare=is_spare, share=share)
 
 
-def _why(provider: Provider) -> str:
+def _reason(provider: Provider) -> str:
     parts = [provider.reason or ""]
     if provider.opens_at is not None:
         parts.append(f"opens {output.age(provider.opens_at)}")
     if provider.pace < 1:
-        parts.append(f"at {provider.pace:.0%} of its pace")
+        parts.append(f"slowed to {provider.pace:.0%}")
     return ", ".join(part for part in parts if part)
 
 
@@ -81,11 +84,13 @@ async def set(
     name: NameArgument,
     values: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="As in requests_per_minute=500; none: no limit."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Settings, for example requests_per_minute=500; none removes a limit."
+        ),
     ] = None,
     tenant: TenantOption = None,
 ) -> None:
-    """Make a provider endpoint, or change it, for all or for one tenant. Takes effect at once."""
+    """Add or change a provider, for all tenants or for one. Takes effect immediately."""
     tenant_id = await tenant_id_of(pool, tenant) if tenant else None
     chosen: Any = {key: _value(key, text) for key, text in pairs_of(values or []).items()}
     await providers.set(pool, name=name, tenant_id=tenant_id, **chosen)
@@ -94,7 +99,7 @@ async def set(
 
 
 def _value(key: str, text: str) -> Any:
-    """What a value means; whether it is right is for the database to say."""
+    """Parse a value. The database validates it."""
     if text == "none":
         return None
     if key == "features":
@@ -107,10 +112,10 @@ def _value(key: str, text: str) -> Any:
 
 @command(group, "open")
 async def open(pool: db.Pool, name: NameArgument, tenant: TenantOption = None) -> None:
-    """Open what a provider's answer closed, after its account was topped up or the trouble is over."""
+    """Reopen a provider that its errors closed, for example after topping up its account."""
     tenant_id = await tenant_id_of(pool, tenant) if tenant else None
     await providers.open(pool, name=name, tenant_id=tenant_id)
-    output.document({"name": name}, lambda: output.note("Opened."))
+    output.document({"name": name}, lambda: output.note(f"Opened {name}."))
 
 
 @command(group, "events")
@@ -121,17 +126,17 @@ async def events(
     limit: LimitOption = 50,
     before: Annotated[int | None, typer.Option(metavar="ID", help="Only events older than this one.")] = None,
 ) -> None:
-    """List what a provider refused and who changed it, newest first."""
+    """List a provider's errors and changes, newest first."""
     tenant_id = await tenant_id_of(pool, tenant) if tenant else None
     found = await providers.events(pool, name=name, tenant_id=tenant_id, before=before, limit=limit)
     if not found and tenant_id not in [p.tenant_id for p in await providers.list(pool, name=name)]:
-        raise NotFound(f"There is no provider {name!r}.", code="unknown_provider")
+        raise NotFound(f"provider {name!r} not found", code="unknown_provider")
     columns = [
         Column("ID", lambda event: str(event.id), is_right=True),
         Column("AGE", lambda event: output.age(event.at), is_right=True),
         Column("EVENT", lambda event: event.event),
         Column("DETAILS", lambda event: json.dumps(event.details, ensure_ascii=False), is_wide=True),
     ]
-    output.rows(found, columns, empty="Nothing has happened.")
-    if len(found) == limit and chosen().output is Output.text:
+    output.rows(found, columns, empty="No events.")
+    if len(found) == limit and current_options().output is Output.text:
         output.note(f"{limit} shown. Older ones: --before {found[-1].id}", "dim")

@@ -1,4 +1,4 @@
-"""`penstock workers`, `tenants` and `backlog`: who is there, and what waits."""
+"""`penstock workers`, `tenants` and `backlog`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import typer
 from penstock import db, tenants, workers
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
-from penstock.cli.options import Output, chosen, command
+from penstock.cli.options import Output, command, current_options
 from penstock.cli.output import Column
 
-workers_group = typer.Typer(help="The processes that run tasks.", no_args_is_help=True)
-tenants_group = typer.Typer(help="The tenants of this installation.", no_args_is_help=True)
+workers_group = typer.Typer(help="List workers, the processes that run tasks.", no_args_is_help=True)
+tenants_group = typer.Typer(help="List and create tenants.", no_args_is_help=True)
 
 
 def add_to(app: typer.Typer, panel: str) -> None:
@@ -28,16 +28,16 @@ def add_to(app: typer.Typer, panel: str) -> None:
 @command(workers_group, "ls")
 async def workers_ls(
     pool: db.Pool,
-    every: Annotated[bool, typer.Option("--all", help="Also those that have stopped.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Include stopped workers.")] = False,
 ) -> None:
-    """List workers: those that live, and those that went without a word."""
+    """List workers that are running or not responding."""
     found = [worker for worker in await workers.list(pool) if every or worker.state != "stopped"]
     columns = [
         Column("ID", lambda worker: worker.id),
         Column("STATE", lambda worker: worker.state, is_status=True),
         Column("BUSY", lambda worker: f"{worker.running}/{worker.concurrency}", is_right=True),
-        Column("UP", lambda worker: output.age(worker.started_at), is_right=True, is_spare=True),
-        Column("HEARD", lambda worker: f"{output.age(worker.beat_at)} ago", is_right=True),
+        Column("UPTIME", lambda worker: output.age(worker.started_at), is_right=True, is_spare=True),
+        Column("LAST SEEN", lambda worker: f"{output.age(worker.beat_at)} ago", is_right=True),
         Column("VERSION", lambda worker: worker.version, is_spare=True, style="dim"),
         Column("KINDS", lambda worker: ", ".join(worker.kinds), is_wide=True, style="dim"),
     ]
@@ -49,7 +49,7 @@ async def tenants_ls(
     pool: db.Pool,
     limit: LimitOption = 50,
     after: Annotated[
-        UUID | None, typer.Option(metavar="ID", help="Only tenants made after this one.")
+        UUID | None, typer.Option(metavar="ID", help="Only tenants created after this one.")
     ] = None,
 ) -> None:
     """List tenants, oldest first."""
@@ -61,35 +61,35 @@ async def tenants_ls(
         Column("PERSONAL", lambda tenant: "yes" if tenant.is_personal else "", style="dim"),
         Column("AGE", lambda tenant: output.age(tenant.created_at), is_right=True),
     ]
-    output.rows(found, columns, empty="No tenants. Make one: penstock tenants create NAME")
-    if len(found) == limit and chosen().output is Output.text:
+    output.rows(found, columns, empty="No tenants. Create one: penstock tenants create NAME")
+    if len(found) == limit and current_options().output is Output.text:
         output.note(f"{limit} shown. More: --after {found[-1].id}", "dim")
 
 
 @command(tenants_group, "create")
 async def tenants_create(
     pool: db.Pool,
-    name: Annotated[str, typer.Argument(show_default=False)],
-    weight: Annotated[float, typer.Option(help="Its share of every lane, relative to the others'.")] = 1,
+    name: Annotated[str, typer.Argument(show_default=False, help="Tenant name.")],
+    weight: Annotated[float, typer.Option(help="Share of capacity relative to other tenants.")] = 1,
 ) -> None:
-    """Make a tenant. Prints its id."""
+    """Create a tenant. Prints its id."""
     tenant_id = await tenants.create(pool, name=name, weight=weight)
     output.document({"id": tenant_id}, lambda: print(tenant_id))
 
 
 async def backlog(pool: db.Pool) -> None:
-    """Show what waits and what runs, per lane, and how many live workers each has."""
+    """Show waiting and running tasks, and live workers, by kind and provider."""
     found = await workers.backlog(pool)
     alive = [worker for worker in await workers.list(pool) if worker.is_alive]
-    hands = Counter(kind for worker in alive for kind in worker.kinds)
-    if chosen().output is Output.text:
+    workers_of_kind = Counter(kind for worker in alive for kind in worker.kinds)
+    if current_options().output is Output.text:
         found = [lane for lane in found if lane.waiting or lane.running]
     columns = [
         Column("KIND", lambda lane: lane.kind),
         Column("PROVIDER", lambda lane: lane.provider or "", style="dim"),
         Column("WAITING", lambda lane: f"{lane.waiting:,}", is_right=True),
         Column("RUNNING", lambda lane: f"{lane.running:,}", is_right=True),
-        Column("OLDEST", lambda lane: output.duration(lane.oldest_seconds), is_right=True),
-        Column("WORKERS", lambda lane: str(hands[lane.kind] or "none"), is_right=True),
+        Column("LONGEST WAIT", lambda lane: output.duration(lane.oldest_seconds), is_right=True),
+        Column("WORKERS", lambda lane: str(workers_of_kind[lane.kind] or "none"), is_right=True),
     ]
-    output.rows(found, columns, empty="Nothing waits and nothing runs.")
+    output.rows(found, columns, empty="No waiting or running tasks.")

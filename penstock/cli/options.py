@@ -1,4 +1,4 @@
-"""What every command can be told, before or after its name: where the database is, and how to answer."""
+"""Options that every command accepts, before or after its name: database, output format, colors, --yes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from penstock.settings import settings
 
 
 class Output(StrEnum):
-    """How data is printed."""
+    """Output format of data."""
 
     text = "text"
     json = "json"
@@ -36,7 +36,7 @@ class Output(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options that are the same for every command."""
+    """Values of the global options."""
 
     database: str | None = None
     output: Output = Output.text
@@ -45,54 +45,56 @@ class Options:
 
 
 _DEFAULT = Options()
-_chosen: ContextVar[Options] = ContextVar("penstock_options", default=_DEFAULT)
+_current: ContextVar[Options] = ContextVar("penstock_options", default=_DEFAULT)
 
-_PANEL = "Options of every command"
+_PANEL = "Global options"
 DatabaseOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        help="The database. Default: DATABASE_URL, else the embedded PostgreSQL in .penstock",
+        help="PostgreSQL connection URL. Default: DATABASE_URL, otherwise the embedded server in .penstock.",
         rich_help_panel=_PANEL,
     ),
 ]
 OutputOption = Annotated[
     Output | None,
-    typer.Option("-o", "--output", help="How to print data. Default: text", rich_help_panel=_PANEL),
+    typer.Option("-o", "--output", help="Output format. Default: text.", rich_help_panel=_PANEL),
 ]
-NoColorOption = Annotated[
-    bool, typer.Option("--no-color", help="Print without colours.", rich_help_panel=_PANEL)
+NoColorOption = Annotated[bool, typer.Option("--no-color", help="Disable colors.", rich_help_panel=_PANEL)]
+YesOption = Annotated[
+    bool, typer.Option("--yes", "-y", help="Skip confirmation prompts.", rich_help_panel=_PANEL)
 ]
-YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.", rich_help_panel=_PANEL)]
-TenantOption = Annotated[str | None, typer.Option(help="A tenant, by name or id.")]
-TenantArgument = Annotated[str, typer.Argument(metavar="TENANT", show_default=False, help="Its name or id.")]
+TenantOption = Annotated[str | None, typer.Option(help="Tenant name or id.")]
+TenantArgument = Annotated[
+    str, typer.Argument(metavar="TENANT", show_default=False, help="Tenant name or id.")
+]
 SHARED = {"database": DatabaseOption, "output": OutputOption, "no_color": NoColorOption, "yes": YesOption}
 
 
-def chosen() -> Options:
-    """What the running command was told."""
-    return _chosen.get()
+def current_options() -> Options:
+    """The global options of the running command."""
+    return _current.get()
 
 
 @contextmanager
-def choosing(
+def using_options(
     database: str | None = None, output: Output | None = None, no_color: bool = False, yes: bool = False
 ) -> Generator[None]:
-    """Add to what was told, for a while."""
-    token = _chosen.set(_merged(database, output, no_color, yes))
+    """Apply these global options within the block, on top of the current ones."""
+    token = _current.set(_merged(database, output, no_color, yes))
     try:
         yield
     finally:
-        _chosen.reset(token)
+        _current.reset(token)
 
 
-def choose(database: str | None, output: Output | None, no_color: bool, yes: bool) -> None:
-    """Add to what was told, for good."""
-    _chosen.set(_merged(database, output, no_color, yes))
+def set_options(database: str | None, output: Output | None, no_color: bool, yes: bool) -> None:
+    """Apply these global options to the rest of the command, on top of the current ones."""
+    _current.set(_merged(database, output, no_color, yes))
 
 
 def _merged(database: str | None, output: Output | None, no_color: bool, yes: bool) -> Options:
-    base = chosen()
+    base = current_options()
     return replace(
         base,
         database=database or base.database,
@@ -103,7 +105,7 @@ def _merged(database: str | None, output: Output | None, no_color: bool, yes: bo
 
 
 class WithDefault(TyperGroup):
-    """A group that does its first command when none is named: `penstock limits` is `penstock limits ls`."""
+    """A group whose first command is the default: `penstock limits` runs `penstock limits ls`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args or (args[0] not in self.commands and args[0] not in ("-h", "--help")):
@@ -114,9 +116,9 @@ class WithDefault(TyperGroup):
 def command(
     group: typer.Typer, name: str, **extra: Any
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a function a command of a group, with the options of every command.
+    """Register a function as a command of a group and add the global options.
 
-    An async function whose first parameter is `pool` gets the database's connections.
+    An async function whose first parameter is `pool` receives a connection pool.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -134,10 +136,10 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(**values: Any) -> Any:
         shared = {name: values.pop(name) for name in SHARED}
         try:
-            with choosing(**shared):
+            with using_options(**shared):
                 return asyncio.run(_with_pool(function, values)) if needs_pool else function(**values)
         except BrokenPipeError:
-            forget_reader()
+            discard_output()
 
     own = [p.replace(annotation=hints[n], kind=p.KEYWORD_ONLY) for n, p in parameters.items()]
     added = [
@@ -155,65 +157,67 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-# Reading arguments
+# Parsing arguments
 
 
 async def tenant_id_of(pool: db.Pool, text: str) -> UUID:
-    """The tenant of this name or id."""
+    """The id of the tenant with this name or id."""
     found = await tenants.find(pool, name=text)
     if not found:
-        raise NotFound(f"There is no tenant {text!r}.", code="unknown_tenant")
+        raise NotFound(f"tenant {text!r} not found", code="unknown_tenant", hint="See `penstock tenants ls`.")
     if len(found) > 1:
-        raise Conflict(f"{len(found)} tenants are called {text!r}.", hint="Give the id instead.")
+        raise Conflict(f"{len(found)} tenants are named {text!r}", hint="Use the tenant's id instead.")
     return found[0].id
 
 
 def amount_of(text: str, name: str = "AMOUNT") -> Decimal:
-    """An amount, with every digit that was written."""
+    """Parse a decimal number without losing digits."""
     try:
         amount = Decimal(text)
     except InvalidOperation:
         amount = Decimal("NaN")
     if not amount.is_finite():
-        raise Invalid(f"{name} is not a decimal number: {text!r}", code="usage")
+        raise Invalid(f"{name} must be a decimal number (got {text!r})", code="usage")
     return amount
 
 
 def amount_or_none(text: str) -> Decimal | None:
-    """An amount, or the word none."""
+    """Parse a decimal number; "none" means None."""
     return None if text == "none" else amount_of(text)
 
 
 def day_of(text: str | None, name: str) -> date | None:
-    """A day such as 2026-03-31."""
+    """Parse a date such as 2026-03-31."""
     try:
         return None if text is None else date.fromisoformat(text)
     except ValueError:
-        raise Invalid(f"{name} is not a day such as 2026-03-31: {text!r}", code="usage") from None
+        raise Invalid(f"{name} must be a date such as 2026-03-31 (got {text!r})", code="usage") from None
 
 
 def moment_of(text: str | None, name: str) -> datetime | None:
-    """A day or a time; in UTC, unless it has a zone."""
+    """Parse a date or time; UTC unless it has a time zone."""
     try:
         moment = None if text is None else datetime.fromisoformat(text)
     except ValueError:
-        raise Invalid(f"{name} is not a time such as 2026-03-31T12:00Z: {text!r}", code="usage") from None
+        raise Invalid(
+            f"{name} must be a time such as 2026-03-31T12:00Z (got {text!r})", code="usage"
+        ) from None
     return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
 
 
 def pairs_of(words: list[str]) -> dict[str, str]:
-    """Arguments of the form key=value."""
+    """Parse arguments of the form key=value."""
     pairs = dict[str, str]()
     for word in words:
         name, mark, value = word.partition("=")
         if not (name and mark):
-            raise Invalid(f"{word!r} is not of the form key=value", code="usage")
+            raise Invalid(f"expected KEY=VALUE (got {word!r})", code="usage")
         pairs[name] = value
     return pairs
 
 
-def forget_reader() -> None:
-    """Whoever read our output has seen enough, which is no error: the rest goes nowhere."""
+def discard_output() -> None:
+    """Discard further output: the reader closed the pipe, as `head` does."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -225,24 +229,24 @@ async def _with_pool(function: Callable[..., Any], values: dict[str, Any]) -> An
 
 
 def _reach(address: str) -> None:
-    # The pool would try for half a minute, and then not say why.
+    # The pool would retry for 30 seconds and then not report the cause.
     try:
         db.connect(address, name="penstock cli", wait_seconds=0).close()
     except psycopg.ProgrammingError as error:
         raise Invalid(
-            f"This is not the address of a database: {error}".strip(),
-            hint="Write postgresql://user:password@host/database.",
+            f"invalid database URL: {error}".strip(),
+            hint="Use the form postgresql://user:password@host/database.",
         ) from error
 
 
 def dsn(*, make: bool = False) -> str:
-    """Where the database is. `make` starts an embedded one even where there was none before."""
-    if given := chosen().database or settings().database_url:
+    """The database URL. `make` creates an embedded database if there is none."""
+    if given := current_options().database or settings().database_url:
         return given
     if not make and not embedded.of(settings().home).folder.exists():
         raise NotMigrated(
-            f"There is no database: DATABASE_URL is not set, and {settings().home} holds none.",
+            f"no database: DATABASE_URL is not set and {settings().home} contains no embedded database",
             code="no_database",
-            hint="Set DATABASE_URL, or make an embedded one with `penstock migrate`.",
+            hint="Set DATABASE_URL, or create an embedded database with `penstock migrate`.",
         )
     return embedded.dsn(settings().home)

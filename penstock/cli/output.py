@@ -1,10 +1,9 @@
-"""How the command line answers: data on stdout, messages on stderr.
+"""What the command line prints: data on stdout, messages on stderr.
 
-On a terminal data is a table with colours; elsewhere a plain one, of the same columns. With `-o json` it is
-one document (a list is `[]` when empty), with `-o jsonl` a document per line; an error is then a problem
-document on stderr. With `-o csv` it is a table of all fields for a spreadsheet. Decimals are texts in JSON,
-so that they keep their digits. What comes from the database is never taken for markup, and its control
-characters are not printed.
+On a terminal, data is a table with colors; in a file or pipe, a plain table with the same columns. `-o json`
+prints one document (an empty list is `[]`), `-o jsonl` one document per line; errors are then problem
+documents (RFC 9457) on stderr. `-o csv` prints all fields, for a spreadsheet. Decimals are strings in JSON,
+which keeps all digits. Text from the database is never read as markup; its control characters are removed.
 """
 
 from __future__ import annotations
@@ -24,12 +23,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.options import Output, chosen
+from penstock.cli.options import Output, current_options
 from penstock.errors import Invalid, NotMigrated, PenstockError, to_problem
-from penstock.words import clean, duration
-from penstock.words import money as money
+from penstock.formatting import clean, duration
+from penstock.formatting import counted as counted
+from penstock.formatting import money as money
 
-_WIDE = 12  # so much of a column that may be cut is shown at least
+_MIN_WIDTH = 12  # of a column that may be truncated
 _LOOKS = {
     "ok": ("✓", "green"),
     "warn": ("!", "yellow"),
@@ -58,38 +58,40 @@ _LOOKS = {
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its title, what it shows of a row, and how it looks on a terminal."""
+    """A column of a table: its title, its text for a row, and its style on a terminal."""
 
     title: str
     text: Callable[[Any], str]
     is_right: bool = False
     is_status: bool = False
     is_wide: bool = False
-    """It takes what room there is, and is cut where there is none. Other columns are always whole."""
+    """Truncated where the terminal is too narrow. Other columns are always printed in full."""
     is_spare: bool = False
-    """It is left out of a terminal that is too narrow."""
+    """Omitted where the terminal is too narrow."""
     share: Callable[[Any], float | None] | None = None
-    """How full a bar before the text is, on a terminal; None: no bar."""
+    """On a terminal, the filled fraction of a bar before the text; None for no bar."""
     style: str = ""
 
 
 def is_terminal() -> bool:
-    """Whether data goes to a terminal, for a person."""
-    return sys.stdout.isatty() and chosen().output is Output.text
+    """Whether data is printed as text on a terminal."""
+    return sys.stdout.isatty() and current_options().output is Output.text
 
 
 def console(*, stderr: bool = False) -> Console:
-    """A console on one of the two streams, as they are now."""
-    return Console(stderr=stderr, no_color=chosen().no_color or None, highlight=False, soft_wrap=stderr)
+    """A console on stdout or stderr."""
+    return Console(
+        stderr=stderr, no_color=current_options().no_color or None, highlight=False, soft_wrap=stderr
+    )
 
 
 def note(message: str, style: str = "") -> None:
-    """A message for a person."""
+    """Print a message to stderr."""
     console(stderr=True).print(Text(message, style=style))
 
 
-def facts(found: Iterable[tuple[str, str | Text]]) -> None:
-    """Print names and values, one below the other; what has no value is left out."""
+def fields(found: Iterable[tuple[str, str | Text]]) -> None:
+    """Print one name and value per line. Names without a value are omitted."""
     known = [(name, value) for name, value in found if value]
     width = max(len(name) for name, _ in known)
     for name, value in known:
@@ -103,7 +105,7 @@ def facts(found: Iterable[tuple[str, str | Text]]) -> None:
 
 def rows(found: Sequence[Any], columns: Sequence[Column], *, empty: str) -> None:
     """Print a list."""
-    match chosen().output:
+    match current_options().output:
         case Output.json:
             print(json.dumps([plain(row) for row in found], indent=2, ensure_ascii=False))
         case Output.jsonl:
@@ -121,8 +123,8 @@ def rows(found: Sequence[Any], columns: Sequence[Column], *, empty: str) -> None
 
 
 def document(value: Any, show: Callable[[], None]) -> None:
-    """Print one thing: as JSON, or as `show` does it for a person."""
-    match chosen().output:
+    """Print one object: as JSON or CSV, or as text by calling `show`."""
+    match current_options().output:
         case Output.json:
             print(json.dumps(plain(value), indent=2, ensure_ascii=False))
         case Output.jsonl:
@@ -134,8 +136,8 @@ def document(value: Any, show: Callable[[], None]) -> None:
 
 
 def _csv(found: Sequence[Any]) -> None:
-    """All fields of each row; what is a list or an object in itself stands there as JSON."""
-    # Not at the top: no other output needs the formats of files.
+    """Print all fields of each row. Lists and objects become JSON."""
+    # Imported here because no other output format needs the file writers.
     from penstock.sources.writers import cell
 
     lines: list[dict[str, Any]] = [row if isinstance(row, dict) else {"value": row} for row in found]
@@ -146,7 +148,7 @@ def _csv(found: Sequence[Any]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value of this package as JSON has it."""
+    """The value as plain JSON types."""
     return json.loads(json.dumps(value, default=_default))
 
 
@@ -161,14 +163,14 @@ def _default(value: Any) -> Any:
         return decimal(value)
     if isinstance(value, UUID):
         return str(value)
-    raise TypeError(f"{value!r} has no form in JSON")
+    raise TypeError(f"{type(value).__name__} is not JSON serializable")
 
 
 # Tables
 
 
 def table(found: Iterable[Any], columns: Sequence[Column]) -> Table:
-    """A table for a terminal, as wide as that is: first spare columns are left out, then bars."""
+    """A table that fits the terminal: drops spare columns first, then bars."""
     given = list(found)
     lines = [[_cell(row, column) for column in columns] for row in given]
     kept, is_fitting = _fitting(lines, columns)
@@ -178,7 +180,7 @@ def table(found: Iterable[Any], columns: Sequence[Column]) -> Table:
         kept, _ = _fitting(lines, columns)
     result = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
     for i in kept:
-        # Where there is too little room, rich takes it from the columns that may wrap.
+        # rich shrinks the columns that may wrap.
         may_shrink = columns[i].is_wide
         result.add_column(
             columns[i].title, justify="right" if columns[i].is_right else "left", no_wrap=not may_shrink
@@ -189,9 +191,9 @@ def table(found: Iterable[Any], columns: Sequence[Column]) -> Table:
 
 
 def _fitting(lines: Sequence[Sequence[Text]], columns: Sequence[Column]) -> tuple[list[int], bool]:
-    """Which columns there is room for, and whether that is enough."""
+    """The indexes of the columns to show, and whether they fit."""
     widths = [
-        _WIDE if column.is_wide else max(len(column.title), *(line[i].cell_len for line in lines))
+        _MIN_WIDTH if column.is_wide else max(len(column.title), *(line[i].cell_len for line in lines))
         for i, column in enumerate(columns)
     ]
     kept = list(range(len(columns)))
@@ -203,7 +205,7 @@ def _fitting(lines: Sequence[Sequence[Text]], columns: Sequence[Column]) -> tupl
 
 def _cell(row: Any, column: Column) -> Text:
     text = clean(column.text(row))
-    cell = look(text) if column.is_status else Text(text, style=column.style)
+    cell = status_text(text) if column.is_status else Text(text, style=column.style)
     if column.share is not None and (share := column.share(row)) is not None:
         style = "red" if share >= 1 else "yellow" if share >= 0.8 else "green"
         cell = Text.assemble(bar(share, 8, style), " ", cell)
@@ -211,14 +213,14 @@ def _cell(row: Any, column: Column) -> Text:
     return cell
 
 
-def look(status: str) -> Text:
-    """A state as an icon, a word and a colour: none of them is left alone with the message."""
+def status_text(status: str) -> Text:
+    """A status as icon, text and color, so that no meaning depends on color alone."""
     icon, style = _LOOKS.get(status, ("·", ""))
     return Text(f"{icon} {status}", style=style)
 
 
 def plain_table(found: Iterable[Any], columns: Sequence[Column]) -> str:
-    """A table for a file or a pipe: nothing is cut."""
+    """A table for a file or a pipe. Nothing is truncated."""
     lines = [[column.title for column in columns]]
     lines += [[clean(column.text(row)) or "-" for column in columns] for row in found]
     widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
@@ -231,61 +233,56 @@ def plain_table(found: Iterable[Any], columns: Sequence[Column]) -> str:
     )
 
 
-# Words for people
+# Formatting
 
 
 def age(moment: datetime | None) -> str:
-    """How long ago, or how soon."""
+    """Time since the moment, or until it: "3m", "in 3m"."""
     if moment is None:
         return ""
     seconds = (datetime.now(UTC) - moment).total_seconds()
     return duration(seconds) if seconds >= 0 else f"in {duration(-seconds)}"
 
 
-def counted(count: int, noun: str) -> str:
-    """A number of things."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def decimal(amount: Decimal) -> str:
-    """An amount with every digit it has, and none that says nothing."""
+    """An amount with all significant digits and no trailing zeros."""
     text = format(amount, "f")
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def share(used: Decimal | int, limit: Decimal | int | None) -> float | None:
-    """Which part of a limit is used; None where there is none."""
+    """The used fraction of a limit; None if there is no limit."""
     if limit is None:
         return None
     return float(used / limit) if limit else 1.0
 
 
 def bar(fraction: float, width: int = 20, style: str = "green") -> Text:
-    """A bar, so far filled."""
+    """A progress bar."""
     filled = int(max(0.0, min(1.0, fraction)) * width)
     return Text("█" * filled, style=style) + Text("░" * (width - filled), style="dim")
 
 
-# Asking and failing
+# Confirmations and errors
 
 
 def confirm(question: str) -> None:
-    """Ask before something that is hard to undo; without anybody to ask, --yes must have been given."""
-    if chosen().yes:
+    """Ask before an action that is hard to undo. Without a terminal, require --yes."""
+    if current_options().yes:
         return
     if not sys.stdin.isatty():
         raise Invalid(
-            f"{question} There is no terminal to ask on.",
+            f"{question} Confirmation needs a terminal.",
             code="confirmation_missing",
-            hint="Add --yes if this is what you want.",
+            hint="Add --yes to proceed without asking.",
         )
     if not typer.confirm(question, err=True):
         note("Nothing was changed.")
         raise typer.Exit(1)
 
 
-def complain(error: PenstockError, *, is_json: bool) -> None:
-    """Print an error: for a person, or as a problem document (RFC 9457)."""
+def print_error(error: PenstockError, *, is_json: bool) -> None:
+    """Print an error as text or as a problem document (RFC 9457)."""
     hint = error.hint or ("Run `penstock migrate`." if isinstance(error, NotMigrated) else None)
     if is_json:
         problem = to_problem(error)

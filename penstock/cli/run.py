@@ -1,4 +1,4 @@
-"""`penstock demo`, `worker`, `migrate` and `doctor`: what sets it up and keeps it going."""
+"""`penstock demo`, `worker`, `migrate` and `doctor`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from penstock import db, embedded, migrate
 from penstock.cli import output
-from penstock.cli.options import Output, chosen, command, dsn
+from penstock.cli.options import Output, command, current_options, dsn
 from penstock.cli.output import Column
 from penstock.errors import Invalid, NotMigrated
 from penstock.settings import settings
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
     from penstock.doctor import Check
 
 AppArgument = Annotated[
-    str, typer.Argument(metavar="MODULE:APP", show_default=False, help="Such as mysite.jobs:app.")
+    str,
+    typer.Argument(metavar="MODULE:APP", show_default=False, help="App to run, for example mysite.jobs:app."),
 ]
-ConcurrencyOption = Annotated[
-    int, typer.Option(min=1, help="How many handlers run at once, in each process.")
-]
+ConcurrencyOption = Annotated[int, typer.Option(min=1, help="Tasks to run at once in each process.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -43,17 +42,17 @@ def add_to(app: typer.Typer) -> None:
 
 
 def demo() -> int:
-    """Make a small book on an embedded database and watch it grow: texts, PDFs, MP3s. Needs nothing else.
+    """Run a sample app on an embedded database: it makes a small book as text, PDF and MP3.
 
-    DATABASE_URL is not used, so that a real database stays clean; --database is.
+    Ignores DATABASE_URL, so that it cannot write to a real database. Use --database to set_options one.
     """
     began = time.monotonic()
     try:
         from penstock import demo
     except ImportError as error:
-        raise Invalid(f"The demo needs more than Penstock alone: {error}") from error
+        raise Invalid(f"the demo needs a package that is not installed: {error}") from error
 
-    address = chosen().database or embedded.dsn(settings().home)
+    address = current_options().database or embedded.dsn(settings().home)
     migrate.migrate(address)
     log_to_stderr(logging.WARNING)
     found = replace(settings(), database_url=address)
@@ -62,20 +61,26 @@ def demo() -> int:
 
 def worker(
     path: AppArgument,
-    processes: Annotated[int, typer.Option(min=1, help="How many processes to run.")] = 1,
+    processes: Annotated[int, typer.Option(min=1, help="Number of processes.")] = 1,
     concurrency: ConcurrencyOption = 10,
     kinds: Annotated[
-        str | None, typer.Option(metavar="A,B", help="Only these kinds of task. Default: all the app has.")
+        str | None, typer.Option(metavar="A,B", help="Task kinds to run (default: all of the app's).")
     ] = None,
     lease: Annotated[
-        int, typer.Option(min=1, help="Seconds until the tasks of a dead worker run elsewhere.")
+        int,
+        typer.Option(
+            min=1, help="Lease in seconds: how soon another worker takes over the tasks of a dead one."
+        ),
     ] = 10,
     grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that running tasks have to end when the worker is stopped.")
+        float, typer.Option(min=0, help="Seconds that running tasks get to finish when the worker stops.")
     ] = 25,
-    drain: Annotated[bool, typer.Option("--drain", help="End when nothing is left to do.")] = False,
+    drain: Annotated[bool, typer.Option("--drain", help="Exit when no tasks are left.")] = False,
 ) -> int:
-    """Run the tasks of an app until stopped. SIGTERM and Ctrl-C let what runs end first."""
+    """Run the tasks of an app until stopped.
+
+    SIGTERM and Ctrl-C wait for running tasks.
+    """
     return _work(
         path,
         dsn(),
@@ -89,7 +94,7 @@ def worker(
 
 
 def _work(path: str, address: str, **how: Any) -> int:
-    # Not at the top: migrate and doctor must work where the app's own packages are missing.
+    # Imported here so that migrate and doctor work without the app's own packages.
     from penstock.app import load
     from penstock.worker import run
 
@@ -98,10 +103,10 @@ def _work(path: str, address: str, **how: Any) -> int:
 
 
 def log_to_stderr(level: int) -> None:
-    """Log for people, with colours on a terminal; as JSON lines with `-o json` or `-o jsonl`."""
+    """Log to stderr: as text, with colors on a terminal, or as JSON lines with `-o json` or `-o jsonl`."""
     import structlog
 
-    # Through logging: its handlers survive a stream that was closed, and a worker must.
+    # Through logging, whose handlers survive a closed stream: a worker must keep running.
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -109,14 +114,14 @@ def log_to_stderr(level: int) -> None:
     ours.handlers = [logging.StreamHandler(sys.stderr)]
     ours.setLevel(level)
     ours.propagate = False
-    is_colored = sys.stderr.isatty() and not chosen().no_color
+    is_colored = sys.stderr.isatty() and not current_options().no_color
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.dev.ConsoleRenderer(colors=is_colored)
-            if chosen().output is Output.text
+            if current_options().output is Output.text
             else structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -127,30 +132,34 @@ def log_to_stderr(level: int) -> None:
 def migrate_command(
     path: Annotated[
         str | None,
-        typer.Argument(
-            metavar="MODULE:APP", show_default=False, help="Also the SQL that this app brings, if it does."
-        ),
+        typer.Argument(metavar="MODULE:APP", show_default=False, help="Also run the migrations of this app."),
     ] = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL for psql instead of running it.")] = False,
     check: Annotated[
         bool,
         typer.Option(
-            "--check", help="Name every difference to the declared schema; exit code 1 if there is one."
+            "--check", help="List differences from the expected schema. Exits with 1 if there are any."
         ),
     ] = False,
     contract: Annotated[
-        bool, typer.Option("--contract", help="Also run what only fits once no older version runs any more.")
+        bool,
+        typer.Option(
+            "--contract", help="Also run contract migrations. Requires that no older version is running."
+        ),
     ] = False,
     rollback_to: Annotated[
         int | None,
         typer.Option(
             min=0,
             metavar="N",
-            help="Undo the migrations after number N; 0 removes all. With an app, its own. Asks first.",
+            help="Undo migrations after number N, or those of the app; 0 undoes all. Asks for confirmation.",
         ),
     ] = None,
 ) -> int:
-    """Bring the database to this version's schema. Safe to repeat, and from several machines at once."""
+    """Migrate the database to this version's schema.
+
+    Safe to repeat and to run from several machines at once.
+    """
     app = _loaded(path)
     own = app.own if app else None
     if sql:
@@ -161,8 +170,8 @@ def migrate_command(
     if check:
         return _check(dsn(), own)
     if rollback_to is not None:
-        whose = f"every migration of schema {own.schema}" if own else "every migration"
-        output.confirm(f"This is to undo {whose} after number {rollback_to}, with the data in it. Continue?")
+        which = f"all migrations of schema {own.schema}" if own else "all migrations"
+        output.confirm(f"Undo {which} after number {rollback_to} and delete their data?")
         done = (
             migrate.rollback(dsn(), rollback_to, folder=own.folder, schema=own.schema)
             if own
@@ -173,13 +182,13 @@ def migrate_command(
     output.rows(
         done,
         [Column("MIGRATION", str)],
-        empty="No migration to run; functions, views and grants are this version's.",
+        empty="The schema is up to date.",
     )
     return 0
 
 
 def _loaded(path: str | None) -> App | None:
-    # Not at the top: migrate must work where the app's own packages are missing.
+    # Imported here so that migrate works without the app's own packages.
     from penstock.app import load
 
     return load(path) if path else None
@@ -189,7 +198,7 @@ def _migrate(address: str, contract: bool, app: App | None) -> list[str]:
     try:
         return app.migrate(address, contract) if app else migrate.migrate(address, contract)
     except NotMigrated as error:
-        error.hint = error.hint or "What failed was undone. The schema's owner may run it again."
+        error.hint = error.hint or "The failed migration was rolled back. Run it again as the schema's owner."
         raise
 
 
@@ -198,21 +207,25 @@ def _check(address: str, own: migrate.Own | None) -> int:
         found = migrate.check(connection)
         if own:
             found += migrate.check(connection, folder=own.folder, schema=own.schema)
-    output.rows(found, [Column("DIFFERENCE", str)], empty="The schema is as declared.")
+    output.rows(found, [Column("DIFFERENCE", str)], empty="The schema matches this version.")
     return 1 if found else 0
 
 
 def doctor() -> int:
-    """Check the database, its settings, the schema, workers and backlog. Exit code 1 if a check fails."""
+    """Check the database, its settings, the schema, workers and backlog.
+
+    Exits with 1 if a check fails.
+    """
     from penstock import doctor
 
     checks = asyncio.run(doctor.examine(dsn()))
     states = [check.state for check in checks]
-    if chosen().output is Output.text:
+    if current_options().output is Output.text:
         for check in checks:
             _print_check(check)
         output.note(
-            f"{states.count('fail')} failed, {states.count('warn')} to look at, {states.count('ok')} well."
+            f"{states.count('fail')} failed, {output.counted(states.count('warn'), 'warning')}, "
+            f"{output.counted(states.count('ok'), 'check')} passed."
         )
     else:
         output.rows(checks, [], empty="")
@@ -222,7 +235,7 @@ def doctor() -> int:
 def _print_check(check: Check) -> None:
     state = Text(f"{check.state:<4}")
     if output.is_terminal():
-        state = output.look(check.state)
+        state = output.status_text(check.state)
         state.pad_right(6 - len(state))
     line = Text.assemble(state, "  ", (f"{check.name:<14}", "bold"), output.clean(check.finding))
     if check.action:

@@ -1,4 +1,4 @@
-"""`penstock schedules`: jobs that start by the clock."""
+"""`penstock schedules`: recurring jobs."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from penstock.cli import output
 from penstock.cli.jobs import LimitOption
 from penstock.cli.options import (
     TenantOption,
-    chosen,
     command,
+    current_options,
     tenant_id_of,
 )
 from penstock.cli.output import Column, Output
 from penstock.errors import Conflict, Invalid, NotFound
 
-group = typer.Typer(help="Jobs that start by the clock.", no_args_is_help=True)
+group = typer.Typer(help="Manage recurring jobs.", no_args_is_help=True)
 
 
 class Missed(StrEnum):
-    """What to do about ticks that nobody was there for."""
+    """What to do about runs missed during an outage."""
 
     skip = "skip"
     once = "once"
@@ -39,7 +39,7 @@ async def ls(
     tenant: TenantOption = None,
     limit: LimitOption = 50,
     after: Annotated[
-        UUID | None, typer.Option(metavar="ID", help="Only schedules made after this one.")
+        UUID | None, typer.Option(metavar="ID", help="Only schedules created after this one.")
     ] = None,
 ) -> None:
     """List schedules, oldest first."""
@@ -51,34 +51,44 @@ async def ls(
         Column("TENANT", lambda schedule: names.get(schedule.tenant_id, str(schedule.tenant_id))),
         Column("JOB TYPE", lambda schedule: schedule.job_type),
         Column("CRON", lambda schedule: schedule.cron),
-        Column("ZONE", lambda schedule: schedule.timezone, is_spare=True, style="dim"),
+        Column("TIME ZONE", lambda schedule: schedule.timezone, is_spare=True, style="dim"),
         Column("MISSED", lambda schedule: schedule.missed, is_spare=True, style="dim"),
         Column("NEXT", lambda schedule: output.age(schedule.next_run_at) if schedule.is_enabled else "off"),
         Column("LAST JOB", lambda schedule: str(schedule.last_job_id or ""), is_wide=True, style="dim"),
     ]
     output.rows(found, columns, empty="No schedules.")
-    if len(found) == limit and chosen().output is Output.text:
+    if len(found) == limit and current_options().output is Output.text:
         output.note(f"{limit} shown. More: --after {found[-1].id}", "dim")
 
 
 @command(group, "set")
 async def set(
     pool: db.Pool,
-    name: Annotated[str, typer.Argument(show_default=False)],
+    name: Annotated[str, typer.Argument(show_default=False, help="Schedule name.")],
     cron: Annotated[
-        str, typer.Option(help="When: minute, hour, day, month, weekday; such as '0 9 * * 1-5'.")
+        str, typer.Option(help="Cron expression: minute hour day month weekday, such as '0 9 * * 1-5'.")
     ],
-    type: Annotated[str, typer.Option(help="The type of the jobs it starts.")],
+    type: Annotated[str, typer.Option(help="Type of the jobs to start.")],
     tenant: TenantOption = None,
-    timezone: Annotated[str, typer.Option(help="The time zone the expression is read in.")] = "UTC",
-    params: Annotated[str, typer.Option(metavar="JSON", help="The jobs' params; @file reads a file.")] = "{}",
+    timezone: Annotated[str, typer.Option(help="Time zone of the cron expression.")] = "UTC",
+    params: Annotated[
+        str, typer.Option(metavar="JSON", help="Params of the jobs; @FILE reads a file.")
+    ] = "{}",
     tasks: Annotated[
-        str | None, typer.Option(metavar="JSON", help="The jobs' tasks, unless the job type has its own.")
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Tasks of the jobs, if the job type does not define them; @FILE reads a file.",
+        ),
     ] = None,
-    missed: Annotated[Missed, typer.Option(help="What to do about ticks missed in an outage.")] = Missed.once,
-    disabled: Annotated[bool, typer.Option("--disabled", help="Keep it, but do not start jobs.")] = False,
+    missed: Annotated[
+        Missed, typer.Option(help="Runs missed during an outage: skip them, or start one job or all of them.")
+    ] = Missed.once,
+    disabled: Annotated[
+        bool, typer.Option("--disabled", help="Save the schedule but start no jobs.")
+    ] = False,
 ) -> None:
-    """Make a schedule, or change the tenant's schedule of this name. Prints its id."""
+    """Create or change the tenant's schedule with this name. Prints its id."""
     schedule_id = await schedules.set(
         pool,
         name=name,
@@ -97,19 +107,17 @@ async def set(
 @command(group, "rm")
 async def rm(
     pool: db.Pool,
-    name: Annotated[str, typer.Argument(metavar="NAME|ID", show_default=False)],
+    name: Annotated[str, typer.Argument(metavar="NAME|ID", show_default=False, help="Schedule name or id.")],
     tenant: TenantOption = None,
 ) -> None:
-    """Remove a schedule. The jobs it started stay. Asks first."""
+    """Remove a schedule. Keeps the jobs it started. Asks for confirmation."""
     tenant_id = await tenant_id_of(pool, tenant) if tenant else None
     found = await schedules.find(pool, name=name, tenant_id=tenant_id)
     if not found:
-        raise NotFound(f"There is no schedule {name!r}.", code="unknown_schedule")
+        raise NotFound(f"schedule {name!r} not found", code="unknown_schedule")
     if len(found) > 1:
-        raise Conflict(f"Several tenants have a schedule {name!r}.", hint="Say which with --tenant.")
-    output.confirm(
-        f"This is to remove the schedule {output.clean(found[0].name)} ({found[0].cron}). Continue?"
-    )
+        raise Conflict(f"several tenants have a schedule {name!r}", hint="Choose one with --tenant.")
+    output.confirm(f"Remove schedule {output.clean(found[0].name)} ({found[0].cron})?")
     await schedules.remove(pool, schedule_id=found[0].id)
     output.document({"id": found[0].id}, lambda: output.note("Removed."))
 
@@ -119,7 +127,7 @@ def _json(text: str, option: str, shape: type[Any]) -> Any:
         source = Path(text[1:]).read_text(encoding="utf-8") if text.startswith("@") else text
         value = cast("object", json.loads(source))
     except (OSError, ValueError) as error:
-        raise Invalid(f"{option} is not JSON: {error}", code="usage") from error
+        raise Invalid(f"{option} must be valid JSON: {error}", code="usage") from error
     if not isinstance(value, shape):
-        raise Invalid(f"{option} is not a JSON {'object' if shape is dict else 'array'}", code="usage")
+        raise Invalid(f"{option} must be a JSON {'object' if shape is dict else 'array'}", code="usage")
     return value

@@ -10,7 +10,7 @@ import typer
 
 from penstock import embedded, migrate
 from penstock.cli import output
-from penstock.cli.options import chosen, command
+from penstock.cli.options import command, current_options
 from penstock.cli.run import log_to_stderr
 from penstock.settings import settings
 
@@ -24,28 +24,31 @@ def serve(
     path: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODULE:APP", show_default=False, help="Lets clients start its jobs by type and params."
+            metavar="MODULE:APP", show_default=False, help="App whose job types clients may start."
         ),
     ] = None,
-    host: Annotated[str, typer.Option(help="An address of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free port.")
+    ] = 8080,
     root_path: Annotated[
-        str, typer.Option(metavar="PATH", help="Below which a proxy serves this, such as /penstock.")
+        str,
+        typer.Option(metavar="PATH", help="Path prefix that a proxy serves this under, such as /penstock."),
     ] = "",
     read_only: Annotated[
-        bool, typer.Option("--read-only", help="The dashboard only shows. The API is not concerned.")
+        bool, typer.Option("--read-only", help="Disable changes in the dashboard. Does not affect the API.")
     ] = False,
 ) -> int:
     """Serve the HTTP API and the dashboard until stopped.
 
-    Users' requests run on the login of PENSTOCK_API_URL, which can become nothing but a user. On the embedded
-    database it is made, and the schema brought up to date.
+    Users' requests connect as the restricted login of PENSTOCK_API_URL. With the embedded database, creates
+    that login and migrates the schema.
     """
-    # Not at the top: no other command needs a web server.
+    # Imported here because few commands need a web server.
     from penstock import server
     from penstock.app import load
 
-    found = replace(settings(), database_url=chosen().database or settings().database_url)
+    found = replace(settings(), database_url=current_options().database or settings().database_url)
     server.check_address(found, host)
     is_embedded = found.database_url is None
     if is_embedded:
@@ -54,8 +57,8 @@ def serve(
         found = replace(found, database_url=address)
     log_to_stderr(logging.INFO)
     ready = server.with_logins(found, is_embedded=is_embedded)
-    output.note(f"The dashboard is at http://{host}:{port}{root_path}/dashboard/")
-    output.note(f"The API answers at http://{host}:{port}; its description is at /api/openapi.json")
+    output.note(f"Dashboard  http://{host}:{port}{root_path}/dashboard/")
+    output.note(f"API        http://{host}:{port}{root_path}/api (OpenAPI: /api/openapi.json)")
     if read_only:
         ready = replace(ready, read_only=True)
     server.run(ready, host=host, port=port, app=load(path) if path else None, root_path=root_path)

@@ -1,4 +1,4 @@
-"""`penstock simulate`: a provider to test against."""
+"""`penstock simulate`: simulated providers for tests."""
 
 from __future__ import annotations
 
@@ -22,40 +22,53 @@ def add_to(app: typer.Typer) -> None:
 
 
 def simulate(
-    host: Annotated[str, typer.Option(help="An address of this machine.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 is any that is free.")] = 0,
-    speed: Annotated[float, typer.Option(help="How many times as fast as the wall its clock runs.")] = 1,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 picks a free port.")] = 0,
+    speed: Annotated[float, typer.Option(help="Clock speed relative to real time.")] = 1,
     limits: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default=False, help="Limits by model, as JSON.")
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="JSON file with limits by model.")
     ] = None,
-    rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute, for each model.")] = None,
-    tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute, for each model.")] = None,
-    concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests in flight, for each model.")
-    ] = None,
-    latency: Annotated[
-        str, typer.Option(metavar="FROM..TO", help="Seconds that each request takes.")
-    ] = "0.2..0.8",
-    seed: Annotated[int, typer.Option(help="Answers, latency and faults depend on it.")] = 0,
+    rpm: Annotated[int | None, typer.Option(min=1, help="Requests per minute, per model.")] = None,
+    tpm: Annotated[int | None, typer.Option(min=1, help="Tokens per minute, per model.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Concurrent requests, per model.")] = None,
+    latency: Annotated[str, typer.Option(metavar="FROM..TO", help="Response time in seconds.")] = "0.2..0.8",
+    seed: Annotated[int, typer.Option(help="Random seed of answers, latency and faults.")] = 0,
     faults: Annotated[
-        str, typer.Option(metavar="FAULT=SHARE,…", help="Such as 429=0.01,500=0.01,529=0.005,timeout=0.002")
+        str,
+        typer.Option(
+            metavar="FAULT=SHARE,…",
+            help="Share of requests that fail, such as 429=0.01,500=0.01,529=0.005,timeout=0.002",
+        ),
     ] = "",
     quota_exhausted_after: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="No key can pay for more requests than these.")
+        int | None,
+        typer.Option(min=0, metavar="N", help="Report an exhausted quota after N requests per key."),
     ] = None,
     sheet: Annotated[
         list[Path] | None,
-        typer.Option(metavar="FILE", show_default=False, help="A CSV file as a spreadsheet with its name."),
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="CSV file to serve as a spreadsheet named after it. Repeatable.",
+        ),
     ] = None,
     sheets_faults: Annotated[
-        str, typer.Option(metavar="FAULT=SHARE,…", help="Of the Sheets server: 429=0.1,500=0.01,timeout=0.01")
+        str,
+        typer.Option(
+            metavar="FAULT=SHARE,…",
+            help="Share of Sheets requests that fail, such as 429=0.1,500=0.01,timeout=0.01",
+        ),
     ] = "",
     credentials: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Write a service account for Sheets there."),
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Write a service account for the Sheets simulator to this file.",
+        ),
     ] = None,
 ) -> int:
-    """Simulate OpenAI, Anthropic and Google Sheets on this machine, with their limits, until stopped."""
+    """Simulate OpenAI, Anthropic and Google Sheets, with their rate limits, until stopped."""
     how = {
         "host": host,
         "port": port,
@@ -76,11 +89,11 @@ def _limits(path: Path | None, rpm: int | None, tpm: int | None, concurrency: in
     if path is None:
         return {"default": given}
     if any(given.values()):
-        raise Invalid("--limits says all limits: --rpm, --tpm and --concurrency do not go with it.")
+        raise Invalid("--limits cannot be combined with --rpm, --tpm or --concurrency")
     try:
         return json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise Invalid(f"The limits in {path} cannot be read: {error}") from error
+        raise Invalid(f"cannot read limits from {path}: {error}") from error
 
 
 def _latency(text: str) -> tuple[float, float]:
@@ -88,7 +101,7 @@ def _latency(text: str) -> tuple[float, float]:
     try:
         return float(low), float(high or low)
     except ValueError as error:
-        raise Invalid(f"{text!r} is no latency.", hint="Write 0.5, or 0.2..0.8.") from error
+        raise Invalid(f"invalid latency {text!r}", hint="Use a form such as 0.5 or 0.2..0.8.") from error
 
 
 def _faults(text: str) -> dict[str, float]:
@@ -98,7 +111,9 @@ def _faults(text: str) -> dict[str, float]:
             for name, _, share in (fault.partition("=") for fault in text.split(",") if fault.strip())
         }
     except ValueError as error:
-        raise Invalid(f"{text!r} are no faults.", hint="Write 429=0.01,timeout=0.002.") from error
+        raise Invalid(
+            f"invalid faults {text!r}", hint="Use a form such as 429=0.01,timeout=0.002."
+        ) from error
 
 
 def _lines(path: Path) -> list[str]:
@@ -106,7 +121,7 @@ def _lines(path: Path) -> list[str]:
         with path.open(encoding="utf-8-sig", newline="") as file:
             return list(file)
     except (OSError, ValueError) as error:
-        raise Invalid(f"The sheet in {path} cannot be read: {error}") from error
+        raise Invalid(f"cannot read sheet {path}: {error}") from error
 
 
 def _keep(path: Path, account: dict[str, Any]) -> None:
@@ -114,11 +129,11 @@ def _keep(path: Path, account: dict[str, Any]) -> None:
         path.touch(mode=0o600)
         path.write_text(json.dumps(account))
     except OSError as error:
-        raise Invalid(f"The service account cannot be written to {path}: {error}") from error
+        raise Invalid(f"cannot write the service account to {path}: {error}") from error
 
 
 async def _serve(how: dict[str, Any], sheets: list[Path], credentials: Path | None) -> None:
-    # Not at the top: no other command needs a web server.
+    # Imported here because few commands need a web server.
     from penstock import simulator
 
     stopping = asyncio.Event()
@@ -136,7 +151,7 @@ async def _serve(how: dict[str, Any], sheets: list[Path], credentials: Path | No
             "control_url": running.control_url,
         }
         output.document(urls, lambda: print(_line(urls)))
-        sys.stdout.flush()  # whoever reads it from a pipe waits for it
+        sys.stdout.flush()  # a program that reads the URLs from a pipe waits for them
         await stopping.wait()
 
 

@@ -1,4 +1,4 @@
-"""`penstock usage` and `penstock plans`: what tenants may use, and what they have used."""
+"""`penstock usage` and `penstock plans`: usage, quotas and subscription plans of tenants."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from penstock.cli.options import (
     WithDefault,
     amount_of,
     amount_or_none,
-    chosen,
     command,
+    current_options,
     day_of,
     pairs_of,
     tenant_id_of,
@@ -27,18 +27,20 @@ from penstock.cli.output import Column
 from penstock.errors import Invalid
 from penstock.types import Plan, PlanValues, UsageStatus
 
-group = typer.Typer(help="What tenants have used, and may use.", cls=WithDefault)
-plans_group = typer.Typer(help="What tenants may pay for.", cls=WithDefault)
+group = typer.Typer(help="Show usage and manage quotas.\n\nDefault command: show.", cls=WithDefault)
+plans_group = typer.Typer(help="Manage subscription plans.\n\nDefault command: ls.", cls=WithDefault)
 
-MeterArgument = Annotated[str, typer.Argument(metavar="METER", show_default=False, help="As in tokens.")]
-AmountArgument = Annotated[str, typer.Argument(metavar="AMOUNT", show_default=False)]
-SinceOption = Annotated[str | None, typer.Option(metavar="DAY", help="From this day (UTC) on.")]
-UntilOption = Annotated[str | None, typer.Option(metavar="DAY", help="Until this day (UTC), included.")]
-ReasonOption = Annotated[str | None, typer.Option(help="Kept in the audit log, for whoever asks why.")]
+MeterArgument = Annotated[
+    str, typer.Argument(metavar="METER", show_default=False, help="Meter, for example tokens.")
+]
+AmountArgument = Annotated[str, typer.Argument(metavar="AMOUNT", show_default=False, help="Amount to add.")]
+SinceOption = Annotated[str | None, typer.Option(metavar="DAY", help="First day, UTC.")]
+UntilOption = Annotated[str | None, typer.Option(metavar="DAY", help="Last day, UTC.")]
+ReasonOption = Annotated[str | None, typer.Option(help="Reason, stored in the audit log.")]
 
 
 class Period(StrEnum):
-    """How long a meter counts before it begins again."""
+    """Period after which a meter resets."""
 
     day = "day"
     month = "month"
@@ -46,7 +48,7 @@ class Period(StrEnum):
 
 
 class Mode(StrEnum):
-    """What happens over a limit."""
+    """What happens when a limit is exceeded."""
 
     observe = "observe"
     enforce = "enforce"
@@ -59,12 +61,12 @@ class Mode(StrEnum):
 async def show(
     pool: db.Pool,
     tenant: Annotated[
-        str | None, typer.Argument(metavar="TENANT", help="Its name or id, where there are several.")
+        str | None, typer.Argument(metavar="TENANT", help="Tenant name or id (default: the only tenant).")
     ] = None,
 ) -> None:
-    """Show a tenant's plan, and what of each meter it has used, set aside and left."""
+    """Show a tenant's plan, and what it has used, reserved and left of each meter."""
     status = await usage.status(pool, tenant_id=await _tenant_id(pool, tenant))
-    if chosen().output is Output.csv:
+    if current_options().output is Output.csv:
         output.rows(status.usage, [], empty="")
         return
     names = await tenants.names(pool, ids=[status.tenant_id])
@@ -76,15 +78,15 @@ async def _tenant_id(pool: db.Pool, text: str | None) -> UUID:
         return await tenant_id_of(pool, text)
     found = await tenants.list(pool, limit=2)
     if len(found) != 1:
-        raise Invalid("Say which tenant.", code="tenant_missing", hint="See: penstock tenants ls")
+        raise Invalid("TENANT is required", code="tenant_missing", hint="See `penstock tenants ls`.")
     return found[0].id
 
 
 def _show(status: UsageStatus, tenant: str) -> None:
-    output.facts(
+    output.fields(
         [
             ("tenant", f"{tenant} ({status.tenant_id})"),
-            ("plan", status.plan or "none: no limits of a plan"),
+            ("plan", status.plan or "none"),
             ("features", ", ".join(status.features)),
         ]
     )
@@ -92,7 +94,7 @@ def _show(status: UsageStatus, tenant: str) -> None:
         print()
         output.rows(status.usage, _METER_COLUMNS, empty="")
     else:
-        output.note("Nothing is limited, and nothing was used.")
+        output.note("No limits and no usage.")
 
 
 _METER_COLUMNS = [
@@ -103,7 +105,7 @@ _METER_COLUMNS = [
         is_right=True,
         share=lambda line: output.share(line.used + line.held, line.limit),
     ),
-    Column("SET ASIDE", lambda line: f"{line.held:,f}", is_right=True),
+    Column("RESERVED", lambda line: f"{line.held:,f}", is_right=True),
     Column("LIMIT", lambda line: "∞" if line.limit is None else f"{line.limit:,f}", is_right=True),
     Column("LEFT", lambda line: "∞" if line.left is None else f"{line.left:,f}", is_right=True),
     Column("RESETS", lambda line: output.age(line.resets_at), is_right=True),
@@ -115,7 +117,7 @@ _METER_COLUMNS = [
 async def days(
     pool: db.Pool, tenant: TenantArgument, since: SinceOption = None, until: UntilOption = None
 ) -> None:
-    """List what a tenant used per day, action and meter."""
+    """List a tenant's usage per day, action and meter."""
     found = await usage.days(
         pool,
         tenant_id=await tenant_id_of(pool, tenant),
@@ -128,7 +130,7 @@ async def days(
         Column("METER", lambda line: line.meter),
         Column("AMOUNT", lambda line: f"{line.amount:,f}", is_right=True),
     ]
-    output.rows(found, columns, empty="Nothing was used.")
+    output.rows(found, columns, empty="No usage.")
 
 
 @command(group, "limit")
@@ -136,15 +138,15 @@ async def limit(
     pool: db.Pool,
     tenant: TenantArgument,
     meter: MeterArgument,
-    amount: Annotated[str, typer.Argument(metavar="AMOUNT|none|plan", show_default=False)],
+    amount: Annotated[str, typer.Argument(metavar="AMOUNT|none|plan", show_default=False, help="New limit.")],
 ) -> None:
-    """Give a tenant a limit of its own; none: it has none; plan: its plan's holds again."""
+    """Set a tenant's own limit. AMOUNT none removes the limit, plan restores the plan's limit."""
     tenant_id = await tenant_id_of(pool, tenant)
     if amount == "plan":
         await usage.remove_limit(pool, tenant_id=tenant_id, meter=meter)
     else:
         await usage.set_limit(pool, tenant_id=tenant_id, meter=meter, amount=amount_or_none(amount))
-    await _tell(pool, tenant_id, meter)
+    await _print_limit(pool, tenant_id, meter)
 
 
 @command(group, "allow")
@@ -153,12 +155,16 @@ async def allow(
     tenant: TenantArgument,
     meter: MeterArgument,
     amount: AmountArgument,
-    until: Annotated[str | None, typer.Option(metavar="DAY", help="Until this day (UTC), included.")] = None,
-    purchase: Annotated[bool, typer.Option("--purchase", help="It was bought, and needs no end.")] = False,
+    until: Annotated[
+        str | None, typer.Option(metavar="DAY", help="Last day, UTC. Required without --purchase.")
+    ] = None,
+    purchase: Annotated[
+        bool, typer.Option("--purchase", help="The tenant bought it; it need not expire.")
+    ] = False,
     reason: ReasonOption = None,
-    key: Annotated[str | None, typer.Option(help="The same key counts once.")] = None,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key is applied once.")] = None,
 ) -> None:
-    """Let a tenant use more than its limit: until a day, or because it bought that."""
+    """Raise a tenant's limit until a day, or permanently for a purchase."""
     tenant_id = await tenant_id_of(pool, tenant)
     await usage.add_allowance(
         pool,
@@ -170,11 +176,11 @@ async def allow(
         reason=reason,
         key=key,
     )
-    await _tell(pool, tenant_id, meter)
+    await _print_limit(pool, tenant_id, meter)
 
 
-async def _tell(pool: db.Pool, tenant_id: UUID, meter: str) -> None:
-    """What holds now."""
+async def _print_limit(pool: db.Pool, tenant_id: UUID, meter: str) -> None:
+    """Print the limit in effect."""
     found = [line for line in await usage.limits(pool, tenant_id=tenant_id) if line.meter == meter]
     amount = found[0].amount if found else None
     text = f"{meter}: " + ("no limit" if amount is None else f"{amount:,f}")
@@ -185,18 +191,18 @@ async def _tell(pool: db.Pool, tenant_id: UUID, meter: str) -> None:
 async def reset(
     pool: db.Pool, tenant: TenantArgument, meter: MeterArgument, reason: ReasonOption = None
 ) -> None:
-    """Count a tenant's meter from nothing again. Asks first."""
+    """Reset a tenant's usage of a meter to zero. Asks for confirmation."""
     tenant_id = await tenant_id_of(pool, tenant)
-    output.confirm(
-        f"This is to reset what {output.clean(tenant)} has used of {output.clean(meter)}. Continue?"
-    )
+    output.confirm(f"Reset usage of {output.clean(meter)} by {output.clean(tenant)} to zero?")
     used = await usage.reset(pool, tenant_id=tenant_id, meter=meter, reason=reason)
-    output.document({"meter": meter, "used": used}, lambda: output.note(f"{used:,f} {meter} had been used."))
+    output.document(
+        {"meter": meter, "used": used}, lambda: output.note(f"Reset from {used:,f} {meter} to 0.")
+    )
 
 
 @command(group, "meters")
 async def meters(pool: db.Pool) -> None:
-    """List what is counted."""
+    """List meters."""
     columns = [
         Column("NAME", lambda meter: meter.name),
         Column("PERIOD", lambda meter: meter.period),
@@ -209,14 +215,16 @@ async def meters(pool: db.Pool) -> None:
 @command(group, "meter")
 async def meter(
     pool: db.Pool,
-    name: Annotated[str, typer.Argument(show_default=False)],
-    period: Annotated[Period | None, typer.Option(help="How long it counts; month for a new one.")] = None,
-    mode: Annotated[
-        Mode | None, typer.Option(help="Over a limit: only record it, or hold work back.")
+    name: Annotated[str, typer.Argument(show_default=False, help="Meter name.")],
+    period: Annotated[
+        Period | None, typer.Option(help="Reset period (default for a new meter: month).")
     ] = None,
-    comment: Annotated[str | None, typer.Option(help="A word for people.")] = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="Over a limit: observe only records it, enforce holds tasks back.")
+    ] = None,
+    comment: Annotated[str | None, typer.Option(help="Description.")] = None,
 ) -> None:
-    """Make a meter, or change it."""
+    """Create or change a meter."""
     await usage.set_meter(pool, name=name, period=period, mode=mode, comment=comment)
     [found] = [m for m in await usage.meters(pool) if m.name == name]
     output.document(found, lambda: output.note(f"{found.name}: per {found.period}, {found.mode}"))
@@ -247,21 +255,27 @@ def _limits(plan: Plan) -> str:
 @command(plans_group, "set")
 async def plans_set(
     pool: db.Pool,
-    name: Annotated[str, typer.Argument(show_default=False)],
+    name: Annotated[str, typer.Argument(show_default=False, help="Plan name.")],
     limits: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METER=AMOUNT", help="As in tokens=500000; none: no limit."),
+        typer.Argument(
+            metavar="METER=AMOUNT", help="Limits, for example tokens=500000; none removes a limit."
+        ),
     ] = None,
-    title: Annotated[str | None, typer.Option(help="What people call it.")] = None,
-    price: Annotated[str | None, typer.Option(metavar="AMOUNT", help="What it costs a month.")] = None,
-    currency: Annotated[str | None, typer.Option(help="Of the price; USD for a new one.")] = None,
-    weight: Annotated[float | None, typer.Option(help="Its tenants' share of every lane.")] = None,
-    features: Annotated[str | None, typer.Option(metavar="A,B", help="What it includes.")] = None,
+    title: Annotated[str | None, typer.Option(help="Display name.")] = None,
+    price: Annotated[str | None, typer.Option(metavar="AMOUNT", help="Price per month.")] = None,
+    currency: Annotated[
+        str | None, typer.Option(help="Currency of the price (default for a new plan: USD).")
+    ] = None,
+    weight: Annotated[
+        float | None, typer.Option(help="Share of capacity that its tenants get, relative to others.")
+    ] = None,
+    features: Annotated[str | None, typer.Option(metavar="A,B", help="Included features.")] = None,
     active: Annotated[
-        bool | None, typer.Option("--active/--inactive", help="Whether tenants can be put on it.")
+        bool | None, typer.Option("--active/--inactive", help="Whether tenants can be assigned to it.")
     ] = None,
 ) -> None:
-    """Make a plan, or change it. Limits that are not named stay. Its tenants have the new ones at once."""
+    """Create or change a plan. Keeps limits that are not given. Applies to its tenants immediately."""
     named = {key: amount_or_none(text) for key, text in pairs_of(limits or []).items()}
     given: dict[str, Any] = {
         "title": title,
@@ -280,7 +294,7 @@ async def plans_set(
 
 
 async def _merged(pool: db.Pool, name: str, named: dict[str, Decimal | None]) -> dict[str, Decimal | None]:
-    """The plan's limits with those that were named: the database takes them as a whole."""
+    """The plan's limits updated with the given ones, because the database replaces them as a whole."""
     old = [plan.limits for plan in await usage.plans(pool) if plan.name == name]
     return {**(old[0] if old else {}), **named}
 
@@ -289,12 +303,13 @@ async def _merged(pool: db.Pool, name: str, named: dict[str, Decimal | None]) ->
 async def plans_assign(
     pool: db.Pool,
     tenant: TenantArgument,
-    plan: Annotated[str, typer.Argument(metavar="PLAN|none", show_default=False)],
+    plan: Annotated[str, typer.Argument(metavar="PLAN|none", show_default=False, help="Plan name.")],
 ) -> None:
-    """Put a tenant on a plan; none: it has no limits. What it has used in the period stays used."""
+    """Assign a tenant to a plan; none removes its plan. Usage in the current period is kept."""
     tenant_id = await tenant_id_of(pool, tenant)
     chosen_plan = None if plan == "none" else plan
     await usage.set_tenant_plan(pool, tenant_id=tenant_id, plan=chosen_plan)
     output.document(
-        {"tenant_id": tenant_id, "plan": chosen_plan}, lambda: output.note(f"On the plan {plan}.")
+        {"tenant_id": tenant_id, "plan": chosen_plan},
+        lambda: output.note(f"Assigned to plan {plan}." if chosen_plan else "Removed from its plan."),
     )

@@ -1,4 +1,4 @@
-"""The client over HTTP: `Client` blocks, `AsyncClient` is awaited; what they do is written once."""
+"""The HTTP client: `Client` blocks, `AsyncClient` is awaited. Both share one implementation."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.client.money import Costs, Usage
 from penstock.client.operations import Providers, Workers
 from penstock.client.schedules import Schedules
 from penstock.client.tenants import Keys, Members, Tenants
-from penstock.client.transport import IO, Awaiting, Blocking, Noun, call, run
+from penstock.client.transport import IO, Awaiting, Blocking, Resource, call, run
 from penstock.errors import Invalid
 from penstock.settings import settings
 from penstock.types import Me
@@ -22,7 +22,7 @@ from penstock.types import Me
 __all__ = ["AsyncClient", "Client", "StartedJob"]
 
 
-class _Nouns(Noun[IO]):
+class _Resources(Resource[IO]):
     def __init__(
         self,
         io: IO,
@@ -37,8 +37,8 @@ class _Nouns(Noun[IO]):
         address = base_url or settings().url
         if address is None:
             raise Invalid(
-                "nothing says where the API is",
-                hint="Client('https://jobs.example.org'), or set PENSTOCK_URL.",
+                "base_url is missing",
+                hint="Pass it, as in Client('https://jobs.example.org'), or set PENSTOCK_URL.",
                 details={"field": "base_url"},
             )
         core = Core(
@@ -70,18 +70,17 @@ class _Nouns(Noun[IO]):
 
     @call
     async def me(self) -> Me:
-        """Who is asking, and in which tenants they are; of the service no tenants are listed."""
+        """The caller and its tenants. A service credential lists no tenants."""
         return await self._core.get(Me, "/api/me")
 
 
-class Client(_Nouns[Blocking]):
-    """Asks a Penstock API. May be used by several threads; `with Client() as client:` closes it.
+class Client(_Resources[Blocking]):
+    """A client of the Penstock API. Thread-safe. Close it with `close()` or use `with Client() as client:`.
 
-    `base_url` and `key` are taken from PENSTOCK_URL and PENSTOCK_KEY where they are not given. `tenant` is
-    whose things are meant where a call does not say. `timeout`: seconds to wait for the server at each step.
-    `retries`: how often a request is sent again, with the same idempotency key, when its answer is lost or
-    the server is busy. `max_bytes`: the largest answer that is read into memory. `allow_http`: send the key
-    over a network as plain text.
+    `base_url` and `key`: default to PENSTOCK_URL and PENSTOCK_KEY. `tenant`: default tenant of all calls.
+    `timeout`: seconds to wait for the server at each step. `retries`: how often to repeat a request, with the
+    same idempotency key, when the response is lost or the server is busy. `max_bytes`: the largest response
+    to read into memory. `allow_http`: allow sending the key unencrypted over a network.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Client(_Nouns[Blocking]):
         self.close()
 
 
-class AsyncClient(_Nouns[Awaiting]):
+class AsyncClient(_Resources[Awaiting]):
     """`Client` for async code: the same methods, awaited; lists are async iterators. For one event loop."""
 
     def __init__(

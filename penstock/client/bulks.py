@@ -1,4 +1,4 @@
-"""Bulk jobs: rows or a file in, states and results out."""
+"""Bulk jobs: start from rows or a file, read states and results."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from typing import Any, BinaryIO, TypeAlias, TypedDict, Unpack, cast
 from uuid import UUID
 
 from penstock.client import watching
-from penstock.client.answers import Answer, read
-from penstock.client.artifacts import Source, chunks_of, opened
+from penstock.client.artifacts import FileSource, chunks_of, opened
 from penstock.client.core import identifier, path
 from penstock.client.jobs import StartedJob
-from penstock.client.transport import IO, Noun, call, listing
+from penstock.client.responses import ServerResponse, read
+from penstock.client.transport import IO, Resource, call, listing
 from penstock.types import (
     Bulk,
     BulkOptions,
@@ -34,7 +34,7 @@ _SECONDS = 300.0
 
 
 class TableOptions(TypedDict, total=False):
-    """How a file is read. What is not said is found out."""
+    """How to parse a file. Omitted options are detected."""
 
     name: str | None
     format: str | None
@@ -45,11 +45,11 @@ class TableOptions(TypedDict, total=False):
 
 
 class UploadOptions(TableOptions, BulkOptions, total=False):
-    """How a file is read, and its job started."""
+    """How to parse a file, and the options of its job."""
 
 
-class Bulks(Noun[IO]):
-    """Jobs whose tasks are made from rows. What else a job can do is in `jobs`."""
+class Bulks(Resource[IO]):
+    """Jobs over rows of a file or sheet. Pause, resume, cancel and wait are in `jobs`."""
 
     # Starting
 
@@ -63,9 +63,9 @@ class Bulks(Noun[IO]):
         source: Mapping[str, Any] | None = None,
         **options: Unpack[BulkOptions],
     ) -> StartedJob[IO]:
-        """Make a bulk job of rows, which are numbered from 1. `source` says where they are from.
+        """Start a bulk job from rows, which are numbered from 1. `source` describes where they come from.
 
-        Without rows a worker reads them: `source={"type": "google-sheets", "id": …, "range": …}`.
+        Without rows, a worker reads them from `source={"type": "google-sheets", "id": …, "range": …}`.
         """
         key = options.pop("idempotency_key", None)
         body = {
@@ -75,19 +75,19 @@ class Bulks(Noun[IO]):
             "source": dict(source or {}),
             **self._chosen(options),
         }
-        answer = await self._core.ask("POST", "/api/bulks/start", body=body, key=key)
+        answer = await self._core.request("POST", "/api/bulks/start", body=body, key=key)
         return StartedJob(self._core, answer.field(UUID, "id"))
 
     @call
     async def upload(
         self,
         type: str,
-        file: Source,
+        file: FileSource,
         *,
         params: Mapping[str, Any] | None = None,
         **options: Unpack[UploadOptions],
     ) -> StartedJob[IO]:
-        """Make a bulk job of the rows of a file: CSV, TSV, XLSX or JSONL."""
+        """Start a bulk job from a file: CSV, TSV, XLSX or JSONL."""
         key = options.pop("idempotency_key", None)
         query = {
             "type": type,
@@ -98,20 +98,20 @@ class Bulks(Noun[IO]):
         return StartedJob(self._core, answer.field(UUID, "id"))
 
     @call
-    async def check(self, type: str, file: Source, **table: Unpack[TableOptions]) -> SourceCheck:
-        """The rows of a file that would be refused: line, column and reason of the first thousand."""
+    async def check(self, type: str, file: FileSource, **table: Unpack[TableOptions]) -> SourceCheck:
+        """Check a file: line, column and reason of the first 1000 rows that would be refused."""
         return read(SourceCheck, (await self._send("/api/bulks/check", file, {"type": type, **table})).json())
 
     @call
     async def forecast(
         self,
         type: str,
-        file: Source,
+        file: FileSource,
         *,
         params: Mapping[str, Any] | None = None,
         **options: Unpack[UploadOptions],
     ) -> Forecast:
-        """What a job of this file would cost, use and take. Starts nothing."""
+        """Forecast cost, usage and duration of a job for this file, without starting it."""
         query = {
             "type": type,
             "params": json.dumps(dict(params)) if params else None,
@@ -121,36 +121,36 @@ class Bulks(Noun[IO]):
 
     @call
     async def add_rows(self, job_id: Id, rows: Mapping[int, Mapping[str, Any]]) -> RowsAdded:
-        """Add rows by their numbers to a bulk job that has not ended. Those it has already are left out."""
+        """Add rows by number to a bulk job that has not ended. Known rows are skipped."""
         lines = [{"number": number, "data": dict(data)} for number, data in rows.items()]
-        answer = await self._core.ask("POST", _path("/api/bulks/{}/rows", job_id), body={"rows": lines})
+        answer = await self._core.request("POST", _path("/api/bulks/{}/rows", job_id), body={"rows": lines})
         return read(RowsAdded, answer.json())
 
     @call
-    async def add_file(self, job_id: Id, file: Source, **table: Unpack[TableOptions]) -> RowsAdded:
-        """Read a file again into a bulk job that has not ended: new rows are added."""
+    async def add_file(self, job_id: Id, file: FileSource, **table: Unpack[TableOptions]) -> RowsAdded:
+        """Add new rows of a file to a bulk job that has not ended."""
         answer = await self._send(_path("/api/bulks/{}/upload", job_id), file, cast("dict[str, Any]", table))
         return read(RowsAdded, answer.json())
 
     @call
     async def read_again(self, job_id: Id) -> None:
-        """Let a worker read the Google Sheet of a bulk job that has not ended once more."""
-        await self._core.ask("POST", _path("/api/bulks/{}/read", job_id))
+        """Have a worker read the job's Google Sheet again. The job must not have ended."""
+        await self._core.request("POST", _path("/api/bulks/{}/read", job_id))
 
-    # Looking
+    # Reading
 
     @listing
     def list(
         self, filter: str = "", *, tenant_id: Id | None = None, limit: int | None = None
     ) -> AsyncGenerator[BulkSummary]:
-        """Bulk jobs, newest first. `filter`: `status:running type:ideas`."""
+        """Iterate over bulk jobs, newest first. Example filter: `status:running type:ideas`."""
         query = {"filter": filter or None, "tenant_id": self._core.tenant_or_none(tenant_id)}
         return self._core.pages(partial(read, BulkSummary), "/api/bulks", query, limit)
 
     @call
     async def get(self, job_id: Id) -> Bulk:
-        """A bulk job: its progress, its rows, what waits for what, and what went wrong."""
-        document = (await self._core.ask("GET", _path("/api/bulks/{}", job_id))).json()
+        """A bulk job: progress, rows, wait reasons, refused rows and failures."""
+        document = (await self._core.request("GET", _path("/api/bulks/{}", job_id))).json()
         found = read(dict[str, Any], document)
         return read(Bulk, {**found, "job": watching.job_of(found.get("job"))})
 
@@ -158,7 +158,7 @@ class Bulks(Noun[IO]):
     def rows(
         self, job_id: Id, *, states: Sequence[RowState] | None = None, limit: int | None = None
     ) -> AsyncGenerator[BulkResult]:
-        """Rows in the order of their numbers, with their results and errors."""
+        """Iterate over rows by number, with their results and errors."""
         query = {"state": None if states is None else builtins.list(states)}
         return self._core.pages(partial(read, BulkResult), _path("/api/bulks/{}/rows", job_id), query, limit)
 
@@ -171,7 +171,7 @@ class Bulks(Noun[IO]):
         format: str | None = None,
         states: Sequence[RowState] | None = None,
     ) -> Path:
-        """Write the rows with their results into a file, whose ending says how: .csv, .jsonl or .xlsx."""
+        """Export the rows with their results to a file: .csv, .jsonl or .xlsx."""
         target = Path(to)
         query = {
             "format": format or target.suffix.removeprefix(".") or "csv",
@@ -195,22 +195,22 @@ class Bulks(Noun[IO]):
     async def undo(
         self, job_id: Id, *, rows: Sequence[int] | None = None, names: Sequence[str] | None = None
     ) -> StartedJob[IO]:
-        """Start a job that undoes what was applied: of all rows or some, every value or some."""
+        """Start a job that undoes applied values: all of them, or only some rows or names."""
         wanted = {"rows": rows, "names": names}
         body = {name: builtins.list(some) for name, some in wanted.items() if some is not None}
-        answer = await self._core.ask("POST", _path("/api/bulks/{}/undo", job_id), body=body)
+        answer = await self._core.request("POST", _path("/api/bulks/{}/undo", job_id), body=body)
         return StartedJob(self._core, answer.field(UUID, "id"))
 
     async def _send(
-        self, where: str, file: Source, query: Mapping[str, Any], key: str | None = None
-    ) -> Answer:
+        self, url_path: str, file: FileSource, query: Mapping[str, Any], key: str | None = None
+    ) -> ServerResponse:
         core = self._core
         name = Path(file).name if isinstance(file, str | os.PathLike) else None
         content, size = await core.io.work(opened, file)
         try:
-            return await core.ask(
+            return await core.request(
                 "POST",
-                where,
+                url_path,
                 query={"name": name, **query},
                 file=lambda: core.io.body(chunks_of(core, content, size)),
                 key=key,

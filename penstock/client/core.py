@@ -1,4 +1,4 @@
-"""Requests and answers: address, credential, idempotency key, retries, limits, errors, pages, events."""
+"""Requests and responses: URL, credentials, idempotency keys, retries, limits, errors, pages, events."""
 
 from __future__ import annotations
 
@@ -15,9 +15,17 @@ from uuid import UUID
 import httpx
 from pydantic_core import PydanticSerializationError, to_json
 
-from penstock.client.answers import MOST_BYTES_OF_EVENT, Answer, Event, parsed, read, refusal, unreadable
+from penstock.client.responses import (
+    MOST_BYTES_OF_EVENT,
+    Event,
+    ServerResponse,
+    error_of,
+    invalid_response,
+    parsed,
+    read,
+)
+from penstock.client.retries import Retries
 from penstock.client.transport import IO
-from penstock.client.tries import Tries
 from penstock.errors import Invalid, TooLarge, Unavailable
 from penstock.settings import is_loopback
 from penstock.types import Me
@@ -27,12 +35,12 @@ Query = Mapping[str, Any]
 
 PAGE = 100
 _VERSION = version("penstock")
-# The API tells every 15 seconds that it is still there.
+# The API sends a keep-alive comment every 15 seconds.
 STREAM_SECONDS = 20.0
 
 
 class Secret:
-    """A credential that is not printed."""
+    """A credential that repr() does not reveal."""
 
     __slots__ = ("_value",)
 
@@ -43,12 +51,12 @@ class Secret:
         return "<secret>"
 
     def reveal(self) -> str:
-        """For the one header it is for."""
+        """The value, for the Authorization header."""
         return self._value
 
 
 class Core(Generic[IO]):
-    """What all nouns of a client share."""
+    """State and methods that all resources of a client share."""
 
     def __init__(
         self,
@@ -63,23 +71,23 @@ class Core(Generic[IO]):
         allow_http: bool,
     ) -> None:
         self.io = io
-        self.base_url = _address(base_url)
+        self.base_url = _checked_url(base_url)
         self.timeout = timeout
         self.max_bytes = max_bytes
         self._key = _secret(key)
         self._tenant = None if tenant is None else identifier(tenant, "tenant")
         self._own_tenant: UUID | None = None
         self._retries = retries
-        if self._key is not None and _is_open(self.base_url) and not allow_http:
+        if self._key is not None and _is_unencrypted(self.base_url) and not allow_http:
             raise Invalid(
-                f"the key would be sent to {self.base_url} as plain text",
+                f"the key would be sent unencrypted to {self.base_url}",
                 code="insecure_url",
-                hint="Use https; or allow_http=True, on a network that is yours alone.",
+                hint="Use https, or pass allow_http=True on a private network.",
             )
 
-    # Asking
+    # Requests
 
-    async def ask(
+    async def request(
         self,
         method: str,
         path: str,
@@ -89,16 +97,15 @@ class Core(Generic[IO]):
         file: Callable[[], Any] | None = None,
         key: str | None = None,
         tag: str | None = None,
-        good: int = 200,
+        also_accept: int = 200,
         seconds: float | None = None,
         until: float | None = None,
-    ) -> Answer:
-        """The answer to a request. A lost one is asked for again with the same key: nothing is done twice.
+    ) -> ServerResponse:
+        """Send a request and return its response. Retries a lost response with the same idempotency key.
 
-        `file`: makes what is sent in place of a document, from its beginning each time. `tag`: the ETag of
-        what is known already. `good`: a status that is no refusal, beside those below 300 and 304.
-        `seconds`: how long to wait, if not `timeout`. `until`: when nobody waits any more, by the monotonic
-        clock.
+        `file`: returns the content to send instead of JSON; called for each try. `tag`: the ETag of the known
+        version. `also_accept`: another status to accept, besides those below 300 and 304. `seconds`: timeout
+        of this request. `until`: deadline on the monotonic clock.
         """
         headers = {"Accept": "application/json"}
         content = None
@@ -112,64 +119,64 @@ class Core(Generic[IO]):
         if tag is not None:
             headers["If-None-Match"] = tag
         url = self.base_url + path + _query(query)
-        tries = Tries(self._retries, until)
+        retries = Retries(self._retries, until)
         while True:
             sent = content if file is None else file()
-            request = self._request(method, url, headers, sent, tries.seconds(seconds or self.timeout))
+            request = self._request(method, url, headers, sent, retries.seconds(seconds or self.timeout))
             try:
                 answer = await self.receive(request, self.max_bytes)
-                if answer.status < 300 or answer.status in (304, good):
+                if answer.status < 300 or answer.status in (304, also_accept):
                     return answer
-                error = refusal(answer)
+                error = error_of(answer)
             except Unavailable as lost:
                 error = lost
             if key is not None and isinstance(error, Unavailable):
-                # For whoever wants to try later what may have been done.
+                # Lets the caller repeat the request later, because the server may have processed it.
                 error.details["idempotency_key"] = key
-            await self.io.sleep(tries.pause(error))
+            await self.io.sleep(retries.pause(error))
 
     async def get(self, kind: type[T], path: str, query: Query | None = None) -> T:
-        """A GET's answer as a value of this type."""
-        return read(kind, (await self.ask("GET", path, query=query)).json())
+        """GET a value of this type."""
+        return read(kind, (await self.request("GET", path, query=query)).json())
 
     async def pages(
-        self, line: Callable[[Any], T], path: str, query: Query, limit: int | None
+        self, convert: Callable[[Any], T], path: str, query: Query, limit: int | None
     ) -> AsyncGenerator[T]:
-        """The lines of a list, page by page as they are needed; at most `limit`."""
+        """Yield the items of a list, fetching pages as needed; at most `limit` items."""
         left, cursor = limit, None
         while left is None or left > 0:
             size = PAGE if left is None else min(PAGE, left)
-            answer = await self.ask("GET", path, query={**query, "limit": size, "cursor": cursor})
+            answer = await self.request("GET", path, query={**query, "limit": size, "cursor": cursor})
             page = read(_Page, answer.json())
             for item in page.items:
-                yield line(item)
+                yield convert(item)
             left = None if left is None else left - len(page.items)
             cursor = page.next
             if cursor is None or not page.items:
                 return
 
     async def tenant(self, chosen: UUID | str | None) -> UUID:
-        """The tenant that a call is about where one is needed: the caller's own, if there is just one."""
+        """The tenant of a call that requires one. Default: the client's, or the caller's only tenant."""
         if (found := self.tenant_or_none(chosen) or self._own_tenant) is not None:
             return found
         own = (await self.get(Me, "/api/me")).tenants
         if len(own) != 1:
             raise Invalid(
-                "it is not said for which tenant",
+                f"tenant_id is missing: you belong to {len(own)} tenants",
                 code="tenant_missing",
-                hint="Client(…, tenant=…), or tenant_id in the call.",
+                hint="Pass tenant_id to the call, or tenant to the client.",
                 details={"field": "tenant_id"},
             )
         self._own_tenant = own[0].id
         return self._own_tenant
 
     def tenant_or_none(self, chosen: UUID | str | None) -> UUID | None:
-        """The tenant that a call is about, if that is said."""
+        """The tenant of a call, or the client's; None if neither is set."""
         return self._tenant if chosen is None else identifier(chosen, "tenant_id")
 
     async def save(self, path: str, query: Query, file: BinaryIO) -> None:
-        """Write a GET's answer into a file, which is empty. What breaks off is asked for again."""
-        tries = self.tries()
+        """Download into an empty file. Starts again if the connection breaks."""
+        retries = self.retries()
         while True:
             headers = {"Accept": "*/*"}
             request = self._request("GET", self.base_url + path + _query(query), headers, None, self.timeout)
@@ -181,12 +188,12 @@ class Core(Generic[IO]):
                             async for chunk in chunks:
                                 await self.io.work(file.write, chunk)
                         return
-                    error = refusal(await self.whole(response, self.max_bytes))
+                    error = error_of(await self.whole(response, self.max_bytes))
                 finally:
                     await self.io.close(response)
             except Unavailable as lost:
                 error = lost
-            await self.io.sleep(tries.pause(error))
+            await self.io.sleep(retries.pause(error))
             await self.io.work(file.seek, 0)
             await self.io.work(file.truncate)
 
@@ -195,7 +202,7 @@ class Core(Generic[IO]):
     async def events(
         self, path: str, query: Query | None, last_id: str | None
     ) -> AsyncGenerator[Event | None]:
-        """A stream's events until it breaks; None for a word that it is still there."""
+        """Yield the events of a stream until it breaks; None for a keep-alive."""
         headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
         if last_id is not None:
             headers["Last-Event-ID"] = last_id
@@ -203,9 +210,9 @@ class Core(Generic[IO]):
         response = await self.open(self._request("GET", url, headers, None, STREAM_SECONDS))
         try:
             if response.status_code != 200:
-                raise refusal(await self.whole(response, self.max_bytes))
+                raise error_of(await self.whole(response, self.max_bytes))
             if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise Unavailable("the server does not stream events here")
+                raise Unavailable("the response is not an event stream")
             async with aclosing(self._lines(response)) as lines:
                 async for event in parsed(lines):
                     yield event
@@ -219,25 +226,28 @@ class Core(Generic[IO]):
             for line in whole:
                 yield line.decode("utf-8", "replace").removesuffix("\r")
             if len(rest) > MOST_BYTES_OF_EVENT:
-                raise TooLarge("the server sent an event that has no end", code="answer_too_large")
+                raise TooLarge(
+                    f"the server sent an event larger than {MOST_BYTES_OF_EVENT} bytes",
+                    code="answer_too_large",
+                )
 
-    # Sending
+    # Transport
 
     async def open(self, request: httpx.Request) -> httpx.Response:
-        """The answer's head. Raises Unavailable when none comes."""
+        """Send a request and read the response's headers. Raises Unavailable if there is no response."""
         try:
             response = await self.io.send(request)
         except (httpx.UnsupportedProtocol, httpx.LocalProtocolError) as error:
-            raise Invalid(f"the request cannot be sent: {error}") from None
+            raise Invalid(f"cannot send the request: {error}") from None
         except httpx.TransportError as error:
             raise _lost(error) from error
         if response.headers.get("content-encoding", "identity") != "identity":
             await self.io.close(response)
-            raise unreadable("it is compressed, which was not asked for")
+            raise invalid_response("it is compressed although the client did not accept that")
         return response
 
     async def chunks(self, response: httpx.Response) -> AsyncGenerator[bytes]:
-        """The answer's body as it comes. Raises Unavailable when it breaks off."""
+        """Stream the response's body. Raises Unavailable if the connection breaks."""
         try:
             async with aclosing(self.io.chunks(response)) as chunks:
                 async for chunk in chunks:
@@ -245,31 +255,31 @@ class Core(Generic[IO]):
         except httpx.TransportError as error:
             raise _lost(error) from error
 
-    async def receive(self, request: httpx.Request, most: int) -> Answer:
-        """A whole answer of at most so many bytes."""
+    async def receive(self, request: httpx.Request, most: int) -> ServerResponse:
+        """Send a request and read the whole response, of at most `most` bytes."""
         response = await self.open(request)
         try:
             return await self.whole(response, most)
         finally:
             await self.io.close(response)
 
-    async def whole(self, response: httpx.Response, most: int) -> Answer:
-        """The rest of an answer."""
+    async def whole(self, response: httpx.Response, most: int) -> ServerResponse:
+        """Read the rest of a response, of at most `most` bytes."""
         body = bytearray()
         async with aclosing(self.chunks(response)) as chunks:
             async for chunk in chunks:
                 body += chunk
                 if len(body) > most:
                     raise TooLarge(
-                        f"the server's answer is larger than {most} bytes",
+                        f"the response is larger than {most} bytes",
                         code="answer_too_large",
-                        hint="Ask for less at once, or make the client with a larger max_bytes.",
+                        hint="Request less at once, or create the client with a larger max_bytes.",
                     )
-        return Answer(response.status_code, response.headers, bytes(body))
+        return ServerResponse(response.status_code, response.headers, bytes(body))
 
-    def tries(self) -> Tries:
-        """For one thing to do."""
-        return Tries(self._retries)
+    def retries(self) -> Retries:
+        """A retry counter for one operation."""
+        return Retries(self._retries)
 
     def _request(
         self, method: str, url: str, headers: dict[str, str], content: Any, seconds: float
@@ -281,17 +291,17 @@ class Core(Generic[IO]):
     def signed_request(
         self, method: str, url: str, headers: Mapping[str, str] | None = None, content: Any = None
     ) -> httpx.Request:
-        """A request to a signed URL. It needs no other credential, and gets none."""
+        """A request to a signed URL, without the client's key."""
         address = urlsplit(url)
         if address.scheme not in ("https", "http") or not address.hostname:
-            raise unreadable("the file's address is none")
+            raise invalid_response("the file's URL is invalid")
         if address.scheme == "http" and self.base_url.startswith("https:"):
             raise Invalid(
-                "the file's address is not encrypted, though the API's is",
+                "the file's URL uses http although the API uses https",
                 code="insecure_url",
-                hint="Does the server know its own address? See --proxy-headers of uvicorn.",
+                hint="Check that the server knows its public URL; see --proxy-headers of uvicorn.",
             )
-        # As it was signed, byte by byte; and apart from the address, which httpx writes into the log.
+        # Sends the signed URL unchanged, and keeps the signature out of the URL that httpx logs.
         target = f"{address.path}?{address.query}" if address.query else address.path
         request = _plain_request(
             method, f"{address.scheme}://{address.netloc}{address.path}", headers, content, self.timeout
@@ -308,30 +318,30 @@ class _Page:
 
 def _lost(error: httpx.TransportError) -> Unavailable:
     what = str(error) or type(error).__name__
-    return Unavailable(f"the server does not answer: {what}", hint="What was sent may have been done.")
+    return Unavailable(f"no response from the server: {what}", hint="It may have processed the request.")
 
 
-# Writing
+# Encoding
 
 
 def path(template: str, *parts: UUID | str | int) -> str:
-    """A path with these parts in it; nothing in them leads elsewhere."""
-    # Also dots are written so that no part is taken for `..`.
+    """Format a path. The parts are escaped, so that they cannot change the path."""
+    # Escapes dots too, so that no part becomes `..`.
     return template.format(*(quote(str(part), safe="").replace(".", "%2E") for part in parts))
 
 
 def identifier(value: UUID | str, name: str) -> UUID:
-    """An id."""
+    """Parse an id."""
     try:
         return value if isinstance(value, UUID) else UUID(value)
     except (ValueError, AttributeError, TypeError):
-        raise Invalid(f"{name} is not a UUID", details={"field": name}) from None
+        raise Invalid(f"{name} must be a UUID (got {value!r})", details={"field": name}) from None
 
 
 def _idempotency_key(key: str | None) -> str:
     if key is not None and not re.fullmatch(r"[\x20-\x7e]{1,255}", key):
         raise Invalid(
-            "an idempotency key has 1 to 255 plain characters",
+            "idempotency_key must have 1 to 255 printable ASCII characters",
             code="invalid_key",
             details={"field": "idempotency_key"},
         )
@@ -342,7 +352,7 @@ def _json(body: Any) -> bytes:
     try:
         return to_json(body, inf_nan_mode="constants")
     except (PydanticSerializationError, ValueError) as error:
-        raise Invalid(f"this cannot be sent as JSON: {error}") from None
+        raise Invalid(f"the arguments cannot be encoded as JSON: {error}") from None
 
 
 def _query(query: Query | None) -> str:
@@ -362,7 +372,7 @@ def _plain_request(
         url,
         headers={
             "User-Agent": f"penstock/{_VERSION}",
-            # So that what is counted is what comes, and a part of a file is a part of the file.
+            # Keeps sizes and ranges those of the uncompressed file.
             "Accept-Encoding": "identity",
             **(headers or {}),
         },
@@ -371,18 +381,19 @@ def _plain_request(
     )
 
 
-def _address(text: str) -> str:
+def _checked_url(text: str) -> str:
     address = urlsplit(text.strip())
     is_plain = not (address.username or address.password or address.query or address.fragment)
     if address.scheme not in ("https", "http") or not address.hostname or not is_plain:
-        # Not the text itself: somebody may have put a password into it.
+        # Without the value, which may contain a password.
         raise Invalid(
-            "base_url is not an address such as https://jobs.example.org", details={"field": "base_url"}
+            "base_url must be a URL such as https://jobs.example.org, without user, query or fragment",
+            details={"field": "base_url"},
         )
     return f"{address.scheme}://{address.netloc}{address.path.rstrip('/')}"
 
 
-def _is_open(base_url: str) -> bool:
+def _is_unencrypted(base_url: str) -> bool:
     address = urlsplit(base_url)
     return address.scheme == "http" and not is_loopback(address.hostname or "")
 
@@ -392,5 +403,5 @@ def _secret(key: str | None) -> Secret | None:
     if not text:
         return None
     if not re.fullmatch(r"[\x21-\x7e]+", text):
-        raise Invalid("the key holds what no key holds: a space, a break, a letter outside of ASCII")
+        raise Invalid("the key contains invalid characters: only printable ASCII without spaces is allowed")
     return Secret(text)

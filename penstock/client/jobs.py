@@ -1,4 +1,4 @@
-"""Jobs: forecast, start, look, watch, wait, pause, resume, cancel, retry."""
+"""Jobs: forecast, start, read, watch, wait, pause, resume, cancel, retry."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any, TypeAlias, Unpack
 from uuid import UUID
 
 from penstock.client import artifacts, progress, watching
-from penstock.client.answers import read
 from penstock.client.core import Core, identifier, path
-from penstock.client.transport import IO, Noun, call, listing
+from penstock.client.responses import read
+from penstock.client.transport import IO, Resource, call, listing
 from penstock.errors import JobFailed, NotFound, TimedOut
+from penstock.formatting import seconds
 from penstock.types import (
     OUTPUT,
     Attempt,
@@ -31,14 +32,13 @@ from penstock.types import (
     failure,
     referred,
 )
-from penstock.words import seconds
 
 Id: TypeAlias = UUID | str
 TaskSpec: TypeAlias = Mapping[str, Any]
 
 
-class StartedJob(Noun[IO]):
-    """A job that was started."""
+class StartedJob(Resource[IO]):
+    """A handle to a started job."""
 
     def __init__(self, core: Core[IO], id: UUID) -> None:
         super().__init__(core)
@@ -49,34 +49,34 @@ class StartedJob(Noun[IO]):
 
     @call
     async def get(self) -> Job:
-        """The job as it is now."""
+        """The job's current state."""
         return await _get(self._core, self.id)
 
     @listing
     def watch(self) -> AsyncGenerator[Job]:
-        """The job now, and again whenever it has changed, until it has ended."""
+        """Yield the job now and whenever it changes, until it ends."""
         return _watch(self._core, self.id)
 
     @call
     async def wait(self, timeout: float | str | None = None, *, progress: bool = False) -> Job:  # noqa: ASYNC109
-        """Wait until the job has ended. Raises JobFailed if it did not complete, TimedOut.
+        """Wait until the job ends. Raises JobFailed if it did not complete, TimedOut after `timeout`.
 
-        With `progress`, how far it is is shown on stderr meanwhile, if that is a terminal.
+        With `progress`, shows the job's progress on stderr, if that is a terminal.
         """
         return await _wait(self._core, self.id, timeout, progress)
 
     @call
     async def outputs(self) -> dict[str, Any]:
-        """What its tasks returned, by their keys (by their ids where they have none), in order."""
+        """The outputs of the job's tasks in order, by task key, or by id where a task has no key."""
         return await _outputs(self._core, self.id)
 
     @call
     async def forecast(self) -> Forecast:
-        """What is left of the job will cost, use and take."""
+        """Forecast cost, usage and duration of the job's remaining tasks."""
         return await self._core.get(Forecast, path("/api/jobs/{}/forecast", self.id))
 
 
-class Jobs(Noun[IO]):
+class Jobs(Resource[IO]):
     """Jobs, with their tasks."""
 
     # Starting
@@ -89,14 +89,14 @@ class Jobs(Noun[IO]):
         tasks: Iterable[TaskSpec] | None = None,
         **options: Unpack[JobOptions],
     ) -> StartedJob[IO]:
-        """Make a job and its tasks. Without tasks they are those that the server's app draws for this type.
+        """Start a job. Default for `tasks`: those that the server's app defines for this type.
 
-        The same `idempotency_key` gives the same job. Without one each call makes one job, also when its
-        answer is lost on the way and it has to be asked for again.
+        The same `idempotency_key` returns the same job. Without one, each call starts exactly one job, even
+        if the response is lost and the request is retried.
         """
         key = options.pop("idempotency_key", None)
         body = self._body(type, params, tasks, options)
-        answer = await self._core.ask("POST", "/api/jobs/start", body=body, key=key)
+        answer = await self._core.request("POST", "/api/jobs/start", body=body, key=key)
         return StartedJob(self._core, answer.field(UUID, "id"))
 
     @call
@@ -107,26 +107,26 @@ class Jobs(Noun[IO]):
         tasks: Iterable[TaskSpec] | None = None,
         **options: Unpack[JobOptions],
     ) -> Forecast:
-        """What `start` with the same arguments would cost, use and take. Starts nothing."""
+        """Forecast cost, usage and duration of a job with these arguments, without starting it."""
         options.pop("idempotency_key", None)
         body = self._body(type, params, tasks, options)
-        return read(Forecast, (await self._core.ask("POST", "/api/jobs/forecast", body=body)).json())
+        return read(Forecast, (await self._core.request("POST", "/api/jobs/forecast", body=body)).json())
 
     @call
     async def add_tasks(self, job_id: Id, tasks: Iterable[TaskSpec]) -> builtins.list[int]:
         """Add tasks to a job that has not ended. Returns their ids."""
-        answer = await self._core.ask(
+        answer = await self._core.request(
             "POST", _path("/api/jobs/{}/tasks", job_id), body={"tasks": builtins.list(tasks)}
         )
         return answer.field(builtins.list[int], "ids")
 
-    # Looking
+    # Reading
 
     @listing
     def list(
         self, filter: str = "", *, tenant_id: Id | None = None, limit: int | None = None
     ) -> AsyncGenerator[Job]:
-        """Jobs, newest first; pages are fetched as they are needed. `filter`: `status:failed age:<1d`."""
+        """Iterate over jobs, newest first, loading pages as needed. `filter`: such as `status:failed`."""
         query = {"filter": filter or None, "tenant_id": self._core.tenant_or_none(tenant_id)}
         return self._core.pages(watching.job_of, "/api/jobs", query, limit)
 
@@ -144,49 +144,49 @@ class Jobs(Noun[IO]):
         kind: str | None = None,
         limit: int | None = None,
     ) -> AsyncGenerator[Task]:
-        """A job's tasks in the order they were made."""
+        """Iterate over a job's tasks in the order of creation."""
         return _tasks(self._core, identifier(job_id, "job_id"), status, kind, limit)
 
     @call
     async def task(self, job_id: Id, task_id: int) -> Task:
-        """One task, with its input and output."""
+        """A task with its input and output."""
         return await self._core.get(Task, _path("/api/jobs/{}/tasks/{}", job_id, int(task_id)))
 
     @call
     async def explain(self, job_id: Id, task_id: int) -> Explanation:
-        """Why a task is not running: what it waits for, about how long, and its place in line."""
+        """Explain why a task is not running: what it waits for, how long, and its queue position."""
         return await self._core.get(Explanation, _path("/api/jobs/{}/tasks/{}/why", job_id, int(task_id)))
 
     @listing
     def attempts(
         self, job_id: Id, *, task_id: int | None = None, limit: int | None = None
     ) -> AsyncGenerator[Attempt]:
-        """The attempts at its tasks, or at one of them, that did not succeed."""
-        where = _path("/api/jobs/{}/attempts", job_id)
-        return self._core.pages(partial(read, Attempt), where, {"task_id": task_id}, limit)
+        """Iterate over the failed attempts of a job's tasks, or of one task."""
+        url_path = _path("/api/jobs/{}/attempts", job_id)
+        return self._core.pages(partial(read, Attempt), url_path, {"task_id": task_id}, limit)
 
     @call
     async def outputs(self, job_id: Id) -> dict[str, Any]:
-        """What its tasks returned, by their keys (by their ids where they have none), in order."""
+        """The outputs of the job's tasks in order, by task key, or by id where a task has no key."""
         return await _outputs(self._core, identifier(job_id, "job_id"))
 
     @listing
     def artifacts(
         self, job_id: Id, *, expires_in: float | None = None, limit: int | None = None
     ) -> AsyncGenerator[LinkedArtifact]:
-        """A job's files, oldest first, each with a URL that is valid for `expires_in` seconds (an hour)."""
+        """Iterate over a job's files, oldest first. `expires_in`: lifetime of URLs in seconds (an hour)."""
         return artifacts.of_job(self._core, identifier(job_id, "job_id"), expires_in, limit)
 
     @call
     async def forecast_rest(self, job_id: Id) -> Forecast:
-        """What is left of a job will cost, use and take."""
+        """Forecast cost, usage and duration of a job's remaining tasks."""
         return await self._core.get(Forecast, _path("/api/jobs/{}/forecast", job_id))
 
     # Waiting
 
     @listing
     def watch(self, job_id: Id) -> AsyncGenerator[Job]:
-        """The job now, and again whenever it has changed, until it has ended."""
+        """Yield the job now and whenever it changes, until it ends."""
         return _watch(self._core, identifier(job_id, "job_id"))
 
     @call
@@ -197,15 +197,15 @@ class Jobs(Noun[IO]):
         *,
         progress: bool = False,
     ) -> Job:
-        """Wait until a job has ended. Raises JobFailed if it did not complete, TimedOut.
+        """Wait until a job ends. Raises JobFailed if it did not complete, TimedOut after `timeout`.
 
-        With `progress`, how far it is is shown on stderr meanwhile, if that is a terminal.
+        With `progress`, shows the job's progress on stderr, if that is a terminal.
         """
         return await _wait(self._core, identifier(job_id, "job_id"), timeout, progress)
 
     @listing
     async def changes(self, *, tenant_id: Id | None = None) -> AsyncGenerator[JobChange]:
-        """What becomes of a tenant's jobs, as it happens. Ends only with the credential."""
+        """Yield changes of a tenant's jobs as they happen. Ends only when the credential expires."""
         tenant = await self._core.tenant(tenant_id)
         async with aclosing(watching.of_tenant(self._core, tenant)) as changes:
             async for change in changes:
@@ -215,33 +215,33 @@ class Jobs(Noun[IO]):
 
     @call
     async def pause(self, job_id: Id, reason: str | None = None) -> JobStatus:
-        """Start nothing more of the job; what runs ends normally."""
+        """Pause a job: start no more of its tasks. Running tasks finish."""
         return await self._act(job_id, "pause", {"reason": reason})
 
     @call
     async def resume(self, job_id: Id) -> JobStatus:
-        """Take a paused job up again."""
+        """Resume a paused job."""
         return await self._act(job_id, "resume", None)
 
     @call
     async def cancel(self, job_id: Id, reason: str | None = None) -> JobStatus:
-        """End the job now."""
+        """Cancel a job. Running handlers are told to stop."""
         return await self._act(job_id, "cancel", {"reason": reason})
 
     @call
     async def retry(self, job_id: Id) -> int:
-        """Run its failed tasks again, and what was canceled because of them. Returns how many had failed."""
-        answer = await self._core.ask("POST", _path("/api/jobs/{}/retry", job_id))
+        """Retry failed tasks, and the tasks canceled because of them. Returns the number of failed tasks."""
+        answer = await self._core.request("POST", _path("/api/jobs/{}/retry", job_id))
         return answer.field(int, "count")
 
     @call
     async def confirm(self, job_id: Id) -> int:
-        """Let the tasks run that wait for a confirmation. Returns how many they are."""
-        answer = await self._core.ask("POST", _path("/api/jobs/{}/confirm", job_id))
+        """Release the tasks that wait for confirmation. Returns their number."""
+        answer = await self._core.request("POST", _path("/api/jobs/{}/confirm", job_id))
         return answer.field(int, "count")
 
     async def _act(self, job_id: Id, verb: str, body: Any) -> JobStatus:
-        answer = await self._core.ask("POST", _path("/api/jobs/{}/" + verb, job_id), body=body)
+        answer = await self._core.request("POST", _path("/api/jobs/{}/" + verb, job_id), body=body)
         status: Any = answer.field(str, "status")
         return status
 
@@ -263,16 +263,16 @@ class Jobs(Noun[IO]):
         return {"type": type, "params": dict(params or {}), **chosen}
 
 
-# What a job and the noun share
+# Shared by Jobs and StartedJob
 
 
 async def _get(core: Core[IO], job_id: UUID) -> Job:
-    return watching.job_of((await core.ask("GET", path("/api/jobs/{}", job_id))).json())
+    return watching.job_of((await core.request("GET", path("/api/jobs/{}", job_id))).json())
 
 
 async def _watch(core: Core[IO], job_id: UUID) -> AsyncGenerator[Job]:
     last: Job | None = None
-    async with aclosing(watching.looks(core, job_id, None, at_each_change=True)) as jobs:
+    async with aclosing(watching.states(core, job_id, None, at_each_change=True)) as jobs:
         async for job in jobs:
             if job != last:
                 yield job
@@ -281,19 +281,19 @@ async def _watch(core: Core[IO], job_id: UUID) -> AsyncGenerator[Job]:
 
 async def _wait(core: Core[IO], job_id: UUID, timeout: float | str | None, shown: bool) -> Job:  # noqa: ASYNC109
     until = watching.deadline(timeout)
-    picture = progress.on_terminal() if shown else None
+    display = progress.on_terminal() if shown else None
     last: Job | None = None
     try:
-        with picture or nullcontext():
-            looks = watching.looks(core, job_id, until, at_each_change=picture is not None)
-            async with aclosing(looks) as jobs:
+        with display or nullcontext():
+            states = watching.states(core, job_id, until, at_each_change=display is not None)
+            async with aclosing(states) as jobs:
                 async for last in jobs:
-                    if picture is not None:
-                        await picture.show(core, last)
+                    if display is not None:
+                        await display.show(core, last)
     except TimedOut as error:
         if timeout is None:
             raise
-        raise TimedOut(f"job {job_id} has not ended within {seconds(timeout):g} s") from error
+        raise TimedOut(f"job {job_id} did not end within {seconds(timeout):g} s") from error
     assert last is not None
     if last.status != "completed":
         raise await _failure(core, last)
@@ -315,9 +315,9 @@ async def _outputs(core: Core[IO], job_id: UUID) -> dict[str, Any]:
 
 
 async def _read_back(core: Core[IO], job_id: UUID, artifact_id: UUID, output: Any) -> Any:
-    """An output that is in a file of the same job. What only looks like one stays what it is."""
+    """Load an output that is stored in a file of the same job. Any other value is returned unchanged."""
     try:
-        file = await artifacts.look(core, artifact_id)
+        file = await artifacts.get_linked(core, artifact_id)
     except NotFound:
         return output
     if file.job_id != job_id or file.name != OUTPUT:

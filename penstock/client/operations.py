@@ -1,4 +1,4 @@
-"""Providers and workers, for the service."""
+"""Providers and workers, for service credentials."""
 
 from __future__ import annotations
 
@@ -8,44 +8,46 @@ from functools import partial
 from typing import Any, Unpack
 from uuid import UUID
 
-from penstock.client.answers import read
 from penstock.client.core import identifier
-from penstock.client.transport import IO, Noun, call, listing
+from penstock.client.responses import read
+from penstock.client.transport import IO, Resource, call, listing
 from penstock.types import Lane, Provider, ProviderEvent, ProviderValues, Worker
 
 Id = UUID | str
 
 
-class Providers(Noun[IO]):
-    """Provider endpoints. `tenant_id` names a tenant's own endpoint; left out, it is the one for all."""
+class Providers(Resource[IO]):
+    """Providers. `tenant_id` selects a tenant's own provider. Default: the provider for all tenants."""
 
     @call
     async def list(self) -> builtins.list[Provider]:
-        """Provider endpoints, their limits, and what of them is in use."""
+        """All providers with their limits and current usage."""
         return await self._core.get(builtins.list[Provider], "/api/providers")
 
     @call
     async def set(self, name: str, *, tenant_id: Id | None = None, **values: Unpack[ProviderValues]) -> int:
-        """Make or change a provider's endpoint; what is left out stays. Returns its id."""
-        answer = await self._core.ask("PUT", "/api/providers", query=_of(name, tenant_id), body=dict(values))
+        """Add or change a provider. Omitted values stay unchanged. Returns its id."""
+        answer = await self._core.request(
+            "PUT", "/api/providers", query=_of(name, tenant_id), body=dict(values)
+        )
         return answer.field(int, "id")
 
     @call
     async def open(self, name: str, *, tenant_id: Id | None = None) -> None:
-        """Open what a provider's answer closed."""
-        await self._core.ask("POST", "/api/providers/open", query=_of(name, tenant_id))
+        """Reopen a provider that its errors closed."""
+        await self._core.request("POST", "/api/providers/open", query=_of(name, tenant_id))
 
     @listing
     def events(
         self, name: str, *, tenant_id: Id | None = None, limit: int | None = None
     ) -> AsyncGenerator[ProviderEvent]:
-        """What a provider refused and who changed it, newest first."""
+        """Iterate over a provider's errors and changes, newest first."""
         query = _of(name, tenant_id)
         return self._core.pages(partial(read, ProviderEvent), "/api/providers/events", query, limit)
 
 
-class Workers(Noun[IO]):
-    """Processes that run tasks, and what waits for them."""
+class Workers(Resource[IO]):
+    """Workers and the backlog."""
 
     @call
     async def list(self) -> builtins.list[Worker]:
@@ -54,7 +56,7 @@ class Workers(Noun[IO]):
 
     @call
     async def backlog(self) -> builtins.list[Lane]:
-        """Per lane: what waits, what runs, and how long its next task has waited."""
+        """Waiting and running tasks and the longest wait, per kind and provider."""
         return await self._core.get(builtins.list[Lane], "/api/backlog")
 
 

@@ -1,4 +1,4 @@
-"""How far a job is, drawn on a terminal: phases, what is left, cost and budget, and why it waits."""
+"""A job's progress on a terminal: phases, remaining time, cost and budget, and why it waits."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.client.answers import read
 from penstock.client.core import Core, path
+from penstock.client.responses import read
 from penstock.client.transport import IO
 from penstock.errors import PenstockError
+from penstock.formatting import clean, counted, duration, money
 from penstock.types import Explanation, Job, JobCost, Phase, Task
-from penstock.words import clean, duration, money
 
 _WIDTH = 30
 _MOST_PHASES = 12
@@ -30,28 +30,28 @@ _LOOKS = {
     "failed": ("✗", "bold red"),
     "canceled": ("⊘", "dim"),
 }
-# Cost and reason are asked for apart, and not at each change.
-_ASK_SECONDS = 2.0
+# Cost and wait reason need requests of their own, so they are not fetched at each change.
+_FETCH_SECONDS = 2.0
 
 
-def on_terminal() -> Picture | None:
-    """A picture on stderr, so that stdout is left to the program; None if that is not a terminal."""
+def on_terminal() -> ProgressDisplay | None:
+    """A progress display on stderr, which leaves stdout to the program; None if stderr is not a terminal."""
     console = Console(file=sys.stderr)
-    return Picture(console) if console.is_terminal else None
+    return ProgressDisplay(console) if console.is_terminal else None
 
 
-class Picture:
-    """A job, drawn anew whenever it changes. What is left counts down by itself."""
+class ProgressDisplay:
+    """A display of a job that is redrawn when it changes. The remaining time counts down in between."""
 
     def __init__(self, console: Console) -> None:
-        # What the program prints is its own: its streams are not replaced.
+        # Do not redirect what the program itself prints.
         self._live = Live(
             self, console=console, refresh_per_second=2, redirect_stdout=False, redirect_stderr=False
         )
         self._job: Job | None = None
         self._cost: JobCost | None = None
-        self._why = ""
-        self._looked_at = self._asked_at = 0.0
+        self._reason = ""
+        self._updated_at = self._fetched_at = 0.0
 
     def __enter__(self) -> Self:
         self._live.start()
@@ -61,15 +61,15 @@ class Picture:
         self._live.stop()
 
     async def show(self, core: Core[IO], job: Job) -> None:
-        """Draw the job as it is now."""
+        """Show the job's current state."""
         now = time.monotonic()
-        self._job, self._looked_at = job, now
-        if job.is_ended or now - self._asked_at > _ASK_SECONDS:
-            self._asked_at = now
-            # It is for looking only: the wait does not fail with it.
+        self._job, self._updated_at = job, now
+        if job.is_ended or now - self._fetched_at > _FETCH_SECONDS:
+            self._fetched_at = now
+            # Display only: an error must not end the wait.
             with suppress(PenstockError):
                 self._cost = await core.get(JobCost, path("/api/jobs/{}/costs", job.id))
-                self._why = await _why(core, job)
+                self._reason = await _reason(core, job)
         self._live.refresh()
 
     def __rich__(self) -> RenderableType:
@@ -80,31 +80,31 @@ class Picture:
         head = Text.assemble(
             (clean(job.type), "bold"), "  ", (str(job.id), "dim"), "  ", (f"{icon} {job.status}", style)
         )
-        line = Text("  ".join([f"{job.progress.percent:3d} %", *self._facts(job)]))
+        line = Text("  ".join([f"{job.progress.percent:3d}%", *self._summary(job)]))
         parts: list[RenderableType] = [head, _phases(job.progress.phases), line]
-        if self._why:
-            parts.append(Text(self._why, style="dim", overflow="ellipsis", no_wrap=True))
+        if self._reason:
+            parts.append(Text(self._reason, style="dim", overflow="ellipsis", no_wrap=True))
         return Group(*parts)
 
-    def _facts(self, job: Job) -> list[str]:
+    def _summary(self, job: Job) -> list[str]:
         progress = job.progress
-        facts = [f"{progress.done:,}/{progress.total:,} tasks"]
+        parts = [f"{progress.done:,}/{counted(progress.total, 'task')}"]
         if progress.failed:
-            facts.append(f"{progress.failed:,} failed")
+            parts.append(f"{progress.failed:,} failed")
         if progress.eta_seconds is not None and not job.is_ended:
-            left = max(progress.eta_seconds - (time.monotonic() - self._looked_at), 0)
-            facts.append(f"about {duration(left)} left")
+            left = max(progress.eta_seconds - (time.monotonic() - self._updated_at), 0)
+            parts.append(f"about {duration(left)} left")
         if self._cost is not None and self._cost.budget is not None:
-            facts.append(f"{money(self._cost.cost)} of {money(self._cost.budget)} spent")
+            parts.append(f"{money(self._cost.cost)} of {money(self._cost.budget)} spent")
         elif self._cost is not None and self._cost.cost:
-            facts.append(f"{money(self._cost.cost)} spent")
+            parts.append(f"{money(self._cost.cost)} spent")
         if progress.message and not job.is_ended:
-            facts.append(clean(progress.message))
-        return facts
+            parts.append(clean(progress.message))
+        return parts
 
 
 def _phases(phases: tuple[Phase, ...]) -> Table:
-    """A bar for each; of many those that are not done."""
+    """A bar for each phase; if there are many, only for unfinished ones."""
     grid = Table.grid(padding=(0, 2))
     shown = [phase for phase in phases if phase.total]
     if len(shown) > _MOST_PHASES:
@@ -117,14 +117,14 @@ def _phases(phases: tuple[Phase, ...]) -> Table:
     return grid
 
 
-async def _why(core: Core[IO], job: Job) -> str:
-    """Why nothing more of it runs, in a sentence. Empty if nothing waits, or only its turn."""
+async def _reason(core: Core[IO], job: Job) -> str:
+    """Why no more of the job's tasks run. Empty if none are queued, or they only wait for a free worker."""
     if job.status in ("paused", "failed", "canceled"):
         return clean(job.status_reason or "")
     if job.is_ended:
         return ""
-    where = path("/api/jobs/{}/tasks", job.id)
-    async with aclosing(core.pages(partial(read, Task), where, {"status": "queued"}, 1)) as waiting:
+    url_path = path("/api/jobs/{}/tasks", job.id)
+    async with aclosing(core.pages(partial(read, Task), url_path, {"status": "queued"}, 1)) as waiting:
         async for task in waiting:
             why = await core.get(Explanation, path("/api/jobs/{}/tasks/{}/why", job.id, task.id))
             if why.status == "queued" and (why.waits_for != "worker" or not job.progress.running):

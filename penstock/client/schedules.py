@@ -1,4 +1,4 @@
-"""Schedules: jobs that start by the clock."""
+"""Schedules: recurring jobs."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from penstock.client.answers import read
 from penstock.client.core import identifier, path
-from penstock.client.transport import IO, Noun, call, listing
+from penstock.client.responses import read
+from penstock.client.transport import IO, Resource, call, listing
 from penstock.types import Missed, Schedule
 
 
-class Schedules(Noun[IO]):
-    """Jobs that start by the clock."""
+class Schedules(Resource[IO]):
+    """Recurring jobs."""
 
     @listing
     def list(
         self, *, tenant_id: UUID | str | None = None, limit: int | None = None
     ) -> AsyncGenerator[Schedule]:
-        """Schedules, oldest first; pages are fetched as they are needed."""
+        """Iterate over schedules, oldest first, fetching pages as needed."""
         query = {"tenant_id": self._core.tenant_or_none(tenant_id)}
         return self._core.pages(partial(read, Schedule), "/api/schedules", query, limit)
 
@@ -39,7 +39,7 @@ class Schedules(Noun[IO]):
         is_enabled: bool = True,
         tenant_id: UUID | str | None = None,
     ) -> UUID:
-        """Make the tenant's schedule of this name, or change it. Returns its id."""
+        """Create or change the tenant's schedule with this name. Returns its id."""
         body = {
             "cron": cron,
             "timezone": timezone,
@@ -51,11 +51,11 @@ class Schedules(Noun[IO]):
             "is_enabled": is_enabled,
             "tenant_id": self._core.tenant_or_none(tenant_id),
         }
-        answer = await self._core.ask("PUT", "/api/schedules", query={"name": name}, body=body)
+        answer = await self._core.request("PUT", "/api/schedules", query={"name": name}, body=body)
         return answer.field(UUID, "id")
 
     @call
     async def remove(self, schedule_id: UUID | str) -> None:
-        """Remove a schedule. The jobs it started stay."""
-        where = path("/api/schedules/{}", identifier(schedule_id, "schedule_id"))
-        await self._core.ask("DELETE", where)
+        """Remove a schedule. Keeps the jobs it started."""
+        url_path = path("/api/schedules/{}", identifier(schedule_id, "schedule_id"))
+        await self._core.request("DELETE", url_path)

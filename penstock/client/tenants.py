@@ -9,55 +9,55 @@ from datetime import datetime
 from functools import partial
 from uuid import UUID
 
-from penstock.client.answers import read
 from penstock.client.core import identifier, path
-from penstock.client.transport import IO, Noun, call, listing
+from penstock.client.responses import read
+from penstock.client.transport import IO, Resource, call, listing
 from penstock.types import ApiKey, KeyRole, Member, NewKey, Role, Tenant
 
 Id = UUID | str
 
 
-class Tenants(Noun[IO]):
+class Tenants(Resource[IO]):
     """The caller's tenants."""
 
     @listing
     def list(self, *, limit: int | None = None) -> AsyncGenerator[Tenant]:
-        """The caller's tenants, oldest first."""
+        """Iterate over the caller's tenants, oldest first."""
         return self._core.pages(partial(read, Tenant), "/api/tenants", {}, limit)
 
 
-class Members(Noun[IO]):
-    """Who is in a tenant. A key is a member, too."""
+class Members(Resource[IO]):
+    """Members of a tenant: users and API keys."""
 
     @listing
     async def list(self, *, tenant_id: Id | None = None, limit: int | None = None) -> AsyncGenerator[Member]:
-        """Who is in a tenant."""
-        where = path("/api/tenants/{}/members", await self._core.tenant(tenant_id))
-        async with aclosing(self._core.pages(partial(read, Member), where, {}, limit)) as lines:
+        """Iterate over the members of a tenant."""
+        url_path = path("/api/tenants/{}/members", await self._core.tenant(tenant_id))
+        async with aclosing(self._core.pages(partial(read, Member), url_path, {}, limit)) as lines:
             async for member in lines:
                 yield member
 
     @call
     async def set(self, user_id: Id, role: Role, *, tenant_id: Id | None = None) -> None:
-        """Give a user a role in a tenant."""
+        """Set a user's role in a tenant."""
         tenant = await self._core.tenant(tenant_id)
-        where = path("/api/tenants/{}/members/{}", tenant, identifier(user_id, "user_id"))
-        await self._core.ask("PUT", where, body={"role": role})
+        url_path = path("/api/tenants/{}/members/{}", tenant, identifier(user_id, "user_id"))
+        await self._core.request("PUT", url_path, body={"role": role})
 
     @call
     async def remove(self, user_id: Id, *, tenant_id: Id | None = None) -> None:
         """Remove a user from a tenant."""
         tenant = await self._core.tenant(tenant_id)
-        where = path("/api/tenants/{}/members/{}", tenant, identifier(user_id, "user_id"))
-        await self._core.ask("DELETE", where)
+        url_path = path("/api/tenants/{}/members/{}", tenant, identifier(user_id, "user_id"))
+        await self._core.request("DELETE", url_path)
 
 
-class Keys(Noun[IO]):
+class Keys(Resource[IO]):
     """API keys."""
 
     @call
     async def list(self, *, tenant_id: Id | None = None) -> builtins.list[ApiKey]:
-        """A tenant's keys; for the service without a tenant those of workers and services."""
+        """A tenant's keys. Without a tenant, a service credential gets the keys of workers and services."""
         query = {"tenant_id": self._core.tenant_or_none(tenant_id)}
         return await self._core.get(builtins.list[ApiKey], "/api/keys", query)
 
@@ -65,12 +65,11 @@ class Keys(Noun[IO]):
     async def create(
         self, name: str, role: KeyRole, *, expires_at: datetime | None = None, tenant_id: Id | None = None
     ) -> NewKey:
-        """Make an API key. Its secret is in this answer and nowhere else.
+        """Create an API key. Its secret is returned once and cannot be recovered.
 
-        If the answer is lost on the way, the key is there and its secret is not: `secret` is None then.
-        Revoke that key, and make another.
+        If the response was lost and the request retried, `secret` is None: revoke that key, create another.
         """
-        # Those of workers and services are in no tenant.
+        # Keys of workers and services belong to no tenant.
         is_of_tenant = role not in ("worker", "service") or tenant_id is not None
         body = {
             "name": name,
@@ -78,9 +77,9 @@ class Keys(Noun[IO]):
             "expires_at": expires_at,
             "tenant_id": self._core.tenant_or_none(tenant_id) if is_of_tenant else None,
         }
-        return read(NewKey, (await self._core.ask("POST", "/api/keys", body=body)).json())
+        return read(NewKey, (await self._core.request("POST", "/api/keys", body=body)).json())
 
     @call
     async def revoke(self, key_id: Id) -> None:
-        """End a key at once."""
-        await self._core.ask("DELETE", path("/api/keys/{}", identifier(key_id, "key_id")))
+        """Revoke a key immediately."""
+        await self._core.request("DELETE", path("/api/keys/{}", identifier(key_id, "key_id")))

@@ -1,7 +1,7 @@
-"""The two ways to wait, and methods that are written once for both.
+"""Blocking and async I/O, and decorators for methods that are written once for both.
 
-Everything above this module is `async`. `Awaiting` really waits in the event loop. `Blocking` does the same
-with blocking calls, so that a coroutine on it never suspends: it runs to its end in one step, without a loop.
+Everything above this module is `async`. `Awaiting` uses the event loop. `Blocking` makes blocking calls, so
+that a coroutine on it never suspends and runs to its end in one step, without a loop.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# A way to this machine does not lead over a proxy: it would see what is not encrypted.
+# Requests to this machine bypass proxies, which would see unencrypted keys.
 _LOCAL: dict[str, None] = {"all://localhost": None, "all://127.0.0.1": None, "all://[::1]": None}
 
 
 class Blocking:
-    """Waits where it stands."""
+    """Blocking I/O."""
 
     def __init__(self) -> None:
         self._http = httpx.Client(follow_redirects=False, mounts=_LOCAL)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """The answer, of which only the head has been read."""
+        """Send a request and read the response's headers."""
         return self._http.send(request, stream=True)
 
     async def chunks(self, response: httpx.Response) -> AsyncGenerator[bytes]:
-        """The answer's body as it comes."""
+        """Stream the response's body."""
         for chunk in response.iter_raw():
             yield chunk
 
     async def close(self, response: httpx.Response) -> None:
-        """Read no more of it."""
+        """Close the response."""
         response.close()
 
     async def sleep(self, seconds: float) -> None:
         """Wait."""
-        time.sleep(seconds)  # noqa: ASYNC251 nobody else is waiting here
+        time.sleep(seconds)  # noqa: ASYNC251 this class blocks by design
 
     async def work(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something with a file."""
+        """Run a blocking function, such as a file operation."""
         return function(*args, **kwargs)
 
     def body(self, chunks: AsyncGenerator[bytes]) -> Iterator[bytes]:
-        """What is sent, as httpx takes it."""
+        """A request body for httpx."""
         return iterate(chunks)
 
     async def end(self) -> None:
@@ -61,22 +61,22 @@ class Blocking:
 
 
 class Awaiting:
-    """Waits in the event loop."""
+    """I/O in the event loop."""
 
     def __init__(self) -> None:
         self._http = httpx.AsyncClient(follow_redirects=False, mounts=_LOCAL)
 
     async def send(self, request: httpx.Request) -> httpx.Response:
-        """The answer, of which only the head has been read."""
+        """Send a request and read the response's headers."""
         return await self._http.send(request, stream=True)
 
     async def chunks(self, response: httpx.Response) -> AsyncGenerator[bytes]:
-        """The answer's body as it comes."""
+        """Stream the response's body."""
         async for chunk in response.aiter_raw():
             yield chunk
 
     async def close(self, response: httpx.Response) -> None:
-        """Read no more of it."""
+        """Close the response."""
         await response.aclose()
 
     async def sleep(self, seconds: float) -> None:
@@ -84,11 +84,11 @@ class Awaiting:
         await asyncio.sleep(seconds)
 
     async def work(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Do something with a file."""
+        """Run a blocking function, such as a file operation."""
         return await asyncio.to_thread(function, *args, **kwargs)
 
     def body(self, chunks: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
-        """What is sent, as httpx takes it."""
+        """A request body for httpx."""
         return chunks
 
     async def end(self) -> None:
@@ -99,31 +99,31 @@ class Awaiting:
 IO = TypeVar("IO", Blocking, Awaiting)
 
 
-class Noun(Generic[IO]):
-    """What a client can be asked about."""
+class Resource(Generic[IO]):
+    """A group of methods of a client, such as `client.jobs`."""
 
     def __init__(self, core: Core[IO]) -> None:
         self._core = core
 
 
 class call(Generic[P, T]):
-    """Makes a coroutine a method that blocks on a `Client`, and is awaited on an `AsyncClient`."""
+    """Turns a coroutine function into a method: blocking on a `Client`, awaited on an `AsyncClient`."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]) -> None:
         self._function = function
         self.__doc__ = function.__doc__
 
     @overload
-    def __get__(self, noun: None, owner: Any) -> Self: ...
+    def __get__(self, resource: None, owner: Any) -> Self: ...
     @overload
-    def __get__(self, noun: Noun[Blocking], owner: Any) -> Callable[P, T]: ...
+    def __get__(self, resource: Resource[Blocking], owner: Any) -> Callable[P, T]: ...
     @overload
-    def __get__(self, noun: Noun[Awaiting], owner: Any) -> Callable[P, Coroutine[Any, Any, T]]: ...
-    def __get__(self, noun: Noun[Any] | None, owner: Any) -> Any:
-        if noun is None:
+    def __get__(self, resource: Resource[Awaiting], owner: Any) -> Callable[P, Coroutine[Any, Any, T]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: Any) -> Any:
+        if resource is None:
             return self
-        bound = cast("Callable[..., Coroutine[Any, Any, T]]", self._function.__get__(noun))
-        if isinstance(noun._core.io, Awaiting):  # pyright: ignore[reportPrivateUsage]
+        bound = cast("Callable[..., Coroutine[Any, Any, T]]", self._function.__get__(resource))
+        if isinstance(resource._core.io, Awaiting):  # pyright: ignore[reportPrivateUsage]
             return bound
 
         @wraps(bound)
@@ -134,23 +134,23 @@ class call(Generic[P, T]):
 
 
 class listing(Generic[P, T]):
-    """Makes an async generator a method that gives an iterator, async on an `AsyncClient`."""
+    """Turns an async generator function into a method that returns an iterator; async on an `AsyncClient`."""
 
     def __init__(self, function: Callable[Concatenate[Any, P], AsyncGenerator[T]]) -> None:
         self._function = function
         self.__doc__ = function.__doc__
 
     @overload
-    def __get__(self, noun: None, owner: Any) -> Self: ...
+    def __get__(self, resource: None, owner: Any) -> Self: ...
     @overload
-    def __get__(self, noun: Noun[Blocking], owner: Any) -> Callable[P, Iterator[T]]: ...
+    def __get__(self, resource: Resource[Blocking], owner: Any) -> Callable[P, Iterator[T]]: ...
     @overload
-    def __get__(self, noun: Noun[Awaiting], owner: Any) -> Callable[P, AsyncIterator[T]]: ...
-    def __get__(self, noun: Noun[Any] | None, owner: Any) -> Any:
-        if noun is None:
+    def __get__(self, resource: Resource[Awaiting], owner: Any) -> Callable[P, AsyncIterator[T]]: ...
+    def __get__(self, resource: Resource[Any] | None, owner: Any) -> Any:
+        if resource is None:
             return self
-        bound = cast("Callable[..., AsyncGenerator[T]]", self._function.__get__(noun))
-        if isinstance(noun._core.io, Awaiting):  # pyright: ignore[reportPrivateUsage]
+        bound = cast("Callable[..., AsyncGenerator[T]]", self._function.__get__(resource))
+        if isinstance(resource._core.io, Awaiting):  # pyright: ignore[reportPrivateUsage]
             return bound
 
         @wraps(bound)
@@ -167,7 +167,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     except StopIteration as done:
         return done.value
     work.close()
-    raise AssertionError("what blocks does not suspend")
+    raise AssertionError("a blocking coroutine must not suspend")
 
 
 def iterate(steps: AsyncGenerator[T]) -> Generator[T]:

@@ -1,4 +1,4 @@
-"""Watching jobs: by a stream of events, taken up again where it broke, and by looking where none comes."""
+"""Watching jobs: through an event stream that is resumed when it breaks, or by polling if none works."""
 
 from __future__ import annotations
 
@@ -9,55 +9,55 @@ from contextlib import aclosing
 from typing import Any, cast
 from uuid import UUID
 
-from penstock.client.answers import Event, read
 from penstock.client.core import Core, path
+from penstock.client.responses import Event, read
 from penstock.client.transport import IO
 from penstock.errors import Limited, TimedOut, Unavailable
+from penstock.formatting import seconds
 from penstock.types import ENDED, Job, JobChange
-from penstock.words import seconds
 
-# So long the server asks for, at most: not all come back at once.
-_BACK_SECONDS = 2.0
-# After so many streams in which nothing was heard it is looked instead, or given up.
-_SILENT, _MOST_SILENT = 2, 5
-_LOOKS = 30
-"""How often it is looked before a stream is tried again."""
-_FIRST_LOOK, _SLOWEST_LOOK = 0.2, 2.0
+# Maximum random delay before reconnecting, so that clients do not all reconnect at once.
+_RECONNECT_SECONDS = 2.0
+# Number of silent streams after which the client polls, or gives up if it cannot poll.
+_SILENT_STREAMS, _MAX_SILENT_STREAMS = 2, 5
+_POLLS = 30
+"""Number of polls before a stream is tried again."""
+_FIRST_POLL, _SLOWEST_POLL = 0.2, 2.0
 _MOST_REMEMBERED = 1000
 _PATIENCE_SECONDS = 60.0
-# A stream says something at least so often; who has less time looks instead.
+# Interval of keep-alives. With less time left, the client polls instead of streaming.
 _NEAR_SECONDS = 20.0
 
 
 def deadline(timeout: float | str | None) -> float | None:
-    """When to give up, by the monotonic clock."""
+    """The deadline on the monotonic clock."""
     return None if timeout is None else time.monotonic() + seconds(timeout)
 
 
-async def looks(
+async def states(
     core: Core[IO], job_id: UUID, until: float | None, *, at_each_change: bool
 ) -> AsyncGenerator[Job]:
-    """The job now, and again when it may have changed, until it has ended. Raises TimedOut.
+    """Yield the job now and whenever it may have changed, until it ends. Raises TimedOut.
 
-    Without `at_each_change` the stream is believed that it has not ended, and nothing is asked meanwhile.
+    Without `at_each_change`, reads the job only when the stream reports its end.
     """
-    where = path("/api/jobs/{}", job_id)
-    answer = await core.ask("GET", where, until=until)
+    url_path = path("/api/jobs/{}", job_id)
+    answer = await core.request("GET", url_path, until=until)
     job, tag = job_of(answer.json()), answer.headers.get("etag")
     yield job
     if job.is_ended:
         return
     heard_at = time.monotonic()
-    async with aclosing(_signals(core, f"{where}/events", None, until)) as signals:
+    async with aclosing(_signals(core, f"{url_path}/events", None, until)) as signals:
         async for event in signals:
             if event is not None:
                 heard_at = time.monotonic()
                 if not at_each_change and _change(event).status not in ENDED:
                     continue
             try:
-                answer = await core.ask("GET", where, tag=tag, until=until)
+                answer = await core.request("GET", url_path, tag=tag, until=until)
             except Unavailable:
-                # A server that is restarted is waited for.
+                # Wait for a server that is restarting.
                 if time.monotonic() - heard_at > _PATIENCE_SECONDS:
                     raise
                 continue
@@ -70,14 +70,14 @@ async def looks(
 
 
 async def of_tenant(core: Core[IO], tenant_id: UUID) -> AsyncGenerator[JobChange]:
-    """Changes of a tenant's jobs."""
+    """Yield changes of a tenant's jobs."""
     last: dict[UUID, JobChange] = {}
     query = {"tenant_id": tenant_id}
-    async with aclosing(_signals(core, "/api/events", query, None, may_look=False)) as signals:
+    async with aclosing(_signals(core, "/api/events", query, None, may_poll=False)) as signals:
         async for event in signals:
             if event is None:
                 continue
-            # After a break the server tells all again.
+            # After a reconnect the server reports all jobs again.
             change = _change(event)
             if last.get(change.id) != change:
                 last[change.id] = change
@@ -87,17 +87,17 @@ async def of_tenant(core: Core[IO], tenant_id: UUID) -> AsyncGenerator[JobChange
 
 
 async def _signals(
-    core: Core[IO], where: str, query: dict[str, Any] | None, until: float | None, *, may_look: bool = True
+    core: Core[IO], url_path: str, query: dict[str, Any] | None, until: float | None, *, may_poll: bool = True
 ) -> AsyncGenerator[Event | None]:
-    """An event for each change; None where something may have been missed, and it is to be looked.
+    """Yield an event for each change; None when the caller should poll, because events may have been missed.
 
-    Goes on for ever: whoever listens knows when it is over. A stream that breaks is opened again after the
-    last event that was heard. Where streams stay silent, as behind a proxy that collects, it is looked.
+    Never ends by itself: the caller stops it. Reopens a broken stream after the last received event. Polls
+    where streams stay silent, as behind a proxy that buffers them.
     """
     last_id: str | None = None
     silent = 0
     while True:
-        if may_look and (silent >= _SILENT or _is_near(until)):
+        if may_poll and (silent >= _SILENT_STREAMS or _is_deadline_near(until)):
             async with aclosing(_ticks(core, until)) as ticks:
                 async for _ in ticks:
                     yield None
@@ -105,45 +105,45 @@ async def _signals(
             continue
         is_silent, pause = True, 0.0
         try:
-            async with aclosing(core.events(where, query, last_id)) as events:
+            async with aclosing(core.events(url_path, query, last_id)) as events:
                 async for event in events:
                     is_silent = False
                     if event is None or event.name == "progress":
                         last_id = last_id if event is None else event.id
                         yield event
-                    if _is_near(until):
+                    if _is_deadline_near(until):
                         break
         except (Unavailable, Limited) as error:
-            if is_silent and not may_look and silent >= _MOST_SILENT:
+            if is_silent and not may_poll and silent >= _MAX_SILENT_STREAMS:
                 raise
             pause = error.retry_after or 0
         silent = silent + 1 if is_silent else 0
-        if may_look and _is_near(until):
+        if may_poll and _is_deadline_near(until):
             continue
-        await core.io.sleep(pause + random.uniform(0, _BACK_SECONDS))
+        await core.io.sleep(pause + random.uniform(0, _RECONNECT_SECONDS))
         yield None
 
 
 async def _ticks(core: Core[IO], until: float | None) -> AsyncGenerator[None]:
-    """Moments to look. Raises TimedOut when there is no more time."""
-    pause = _FIRST_LOOK
-    for _ in range(_LOOKS):
+    """Yield at each time to poll. Raises TimedOut at the deadline."""
+    pause = _FIRST_POLL
+    for _ in range(_POLLS):
         left = None if until is None else until - time.monotonic()
         if left is not None and left <= 0:
-            raise TimedOut("the job has not ended in time")
+            raise TimedOut("the job did not end in time")
         chosen = pause * random.uniform(0.5, 1)
         await core.io.sleep(chosen if left is None else min(chosen, left))
         yield
-        pause = min(pause * 1.5, _SLOWEST_LOOK)
+        pause = min(pause * 1.5, _SLOWEST_POLL)
 
 
-def _is_near(until: float | None) -> bool:
+def _is_deadline_near(until: float | None) -> bool:
     return until is not None and until - time.monotonic() < _NEAR_SECONDS
 
 
 def job_of(document: Any) -> Job:
-    """The job that an answer tells of."""
-    return read(Job, _with_our_names(document))
+    """Convert a job's document to a Job."""
+    return read(Job, _with_python_names(document))
 
 
 def _change(event: Event) -> JobChange:
@@ -151,13 +151,15 @@ def _change(event: Event) -> JobChange:
         case {"progress": {"message": reason}}:
             told = cast("dict[str, Any]", event.data)
             progress = {**told["progress"], "message": None}
-            return read(JobChange, _with_our_names({**told, "progress": progress, "status_reason": reason}))
+            return read(
+                JobChange, _with_python_names({**told, "progress": progress, "status_reason": reason})
+            )
         case _:
             return read(JobChange, event.data)
 
 
-def _with_our_names(document: Any) -> Any:
-    """A job's document with the names that Python and SQL have for how far it is."""
+def _with_python_names(document: Any) -> Any:
+    """Rename the API's camel-case progress fields to those of Python and SQL."""
     match document:
         case {"progress": {"docsComplete": complete, "docsTotal": total}}:
             told = cast("dict[str, Any]", document)

@@ -1,14 +1,14 @@
-"""Google Sheets, through its API v4: what a sheet holds, and cells written to it.
+"""Reads and writes Google Sheets through its API v4.
 
     sheets = Sheets("service-account.json")
     async for number, cells in sheets.rows("https://docs.google.com/spreadsheets/d/…", "Ideas!A1:F"):
         ...
     await sheets.write(spreadsheet, blocks("Ideas", left=7, rows={2: ["done", "https://…"]}))
 
-Values are written RAW, so that no text becomes a formula, and to ranges that are said, so that a write that
-is repeated is the same write. Nothing is tried again here: what Google refuses is raised, with its status and
-headers, and whoever keeps the budgets waits. A token is sent to Google only (or to the address that was
-configured), and is in no message.
+Values are written RAW, so that no text becomes a formula, and to explicit ranges, so that writes are
+idempotent. This package does not retry: it raises Google's errors with status and headers, and the caller,
+which knows the rate limits, backs off. Tokens are sent only to Google (or the configured URL) and never
+appear in messages.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.sheets.source import COLUMNS, GoogleSheet, spreadsheet_id
 if TYPE_CHECKING:
     from penstock.sheets.client import Sheets, Spreadsheet, Tab
 
-# Imported when first asked for: every app can have sheets, and few do.
+# Imported on first use, because few apps use sheets.
 _OF_CLIENT = ("Sheets", "Spreadsheet", "Tab")
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""Who asks Google: a service account, or a user who consented, and their tokens. No message has a secret."""
+"""Google accounts and their tokens: service accounts and authorized users. No message contains a secret."""
 
 # pyright: reportUnknownMemberType=false
 # (google-auth is typed in part)
@@ -31,7 +31,7 @@ _SECONDS = 30
 
 
 class Account:
-    """An account's credentials. Addresses in them are not used: they may be somebody else's."""
+    """Credentials of an account. URLs in them are ignored, because they could point to another server."""
 
     def __init__(self, credentials: str | Path | Mapping[str, Any], token_url: str) -> None:
         self._url = safe_url(token_url)
@@ -40,19 +40,23 @@ class Account:
         try:
             self._credentials, self.name, own = _made(info, self._url)
         except (ValueError, KeyError, TypeError, google_errors.GoogleAuthError):
-            # Without the cause, which may quote the file.
-            raise Invalid("these are not credentials for Google", code="invalid_credentials") from None
+            # Without the cause, which may contain parts of the file.
+            raise Invalid(
+                "invalid Google credentials",
+                code="invalid_credentials",
+                hint="Use the JSON file of a service account or an authorized user.",
+            ) from None
         self.id = hashlib.sha256(own.encode()).hexdigest()[:12]
-        """Which account this is, in a form that tells nothing about it."""
+        """An anonymous id of the account."""
         self.can_renew = own != self._credentials.token
 
     @property
     def is_ready(self) -> bool:
-        """Whether there is a token that is valid for a while."""
+        """Whether there is a valid token."""
         return not self.can_renew or bool(self._credentials.valid)
 
     def token(self, stale: str | None = None) -> str:
-        """A token that is valid for a while, and not the one that turned out stale. May ask for a new one."""
+        """A valid token other than `stale`. Requests a new one if needed."""
         with self._lock:
             if self.can_renew and (not self._credentials.valid or self._credentials.token == stale):
                 try:
@@ -63,20 +67,18 @@ class Account:
 
     def _denied(self, error: google_errors.GoogleAuthError) -> PenstockError:
         if isinstance(error, google_errors.TransportError) or getattr(error, "retryable", False):
-            return Unavailable("Google gives no token now", code="sheets_unavailable")
+            return Unavailable("Google's token endpoint is unavailable", code="sheets_unavailable")
         answer: Any = error.args[1] if len(error.args) > 1 else None
         said = ""
         if isinstance(answer, dict):
             found = cast("dict[str, Any]", answer)
             said = f": {found.get('error')}, {found.get('error_description')}"[:300]
         whose = self.name or "this user"
-        return Unauthenticated(
-            f"Google does not accept the credentials of {whose}{said}", code="sheets_login"
-        )
+        return Unauthenticated(f"Google rejected the credentials of {whose}{said}", code="sheets_login")
 
 
 class _Transport(transport.Request):
-    """google-auth's way to the token endpoint, and to nothing else."""
+    """The transport for google-auth. Allows requests to the token endpoint only."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -91,18 +93,18 @@ class _Transport(transport.Request):
         **_: Any,
     ) -> transport.Response:
         if url != self._url:
-            raise google_errors.TransportError(f"{urlsplit(url).netloc} is not asked")
+            raise google_errors.TransportError(f"requests to {urlsplit(url).netloc} are not allowed")
         try:
             with httpx.Client(verify=tls(), timeout=timeout or _SECONDS, follow_redirects=False) as client:
                 found = client.request(method, url, content=body, headers=dict(headers or {}))
         except httpx.HTTPError as error:
             raise google_errors.TransportError(type(error).__name__) from None
-        return cast("transport.Response", _Answer(found.status_code, dict(found.headers), found.content))
+        return cast("transport.Response", _Response(found.status_code, dict(found.headers), found.content))
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """An answer, as google-auth knows them."""
+class _Response:
+    """A response for google-auth."""
 
     status: int
     headers: dict[str, str]
@@ -113,16 +115,16 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         found: Any = json.loads(path.read_text())
     except OSError as error:
-        raise Invalid(f"{path} cannot be read: {error.strerror}", code="invalid_credentials") from None
+        raise Invalid(f"cannot read {path}: {error.strerror}", code="invalid_credentials") from None
     except ValueError:
         found = None
     if not isinstance(found, dict):
-        raise Invalid(f"{path} is not a file of credentials", code="invalid_credentials")
+        raise Invalid(f"{path} is not a credentials file", code="invalid_credentials")
     return cast("dict[str, Any]", found)
 
 
 def _made(info: Mapping[str, Any], token_url: str) -> tuple[Any, str | None, str]:
-    """Credentials, the account's name if it has one, and what no other account has."""
+    """The credentials, the account's name if it has one, and a value that identifies the account."""
     match info.get("type", "token" if "token" in info else None):
         case "service_account":
             known = {**info, "token_uri": token_url}
@@ -146,7 +148,7 @@ def _made(info: Mapping[str, Any], token_url: str) -> tuple[Any, str | None, str
 
 
 def safe_url(url: str) -> str:
-    """An address to which a token may be sent: encrypted, or on this machine."""
+    """Check that a token may be sent to this URL: https, or on this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:
@@ -155,11 +157,11 @@ def safe_url(url: str) -> str:
         is_here = False
     is_safe = parts.scheme == "https" or (parts.scheme == "http" and is_here)
     if not host or parts.username or parts.query or not is_safe:
-        raise Invalid(f"{url!r} is not an address to send a token to", hint="It begins with https://.")
+        raise Invalid(f"unsafe URL for a token: {url!r}", hint="Use https, without user and query.")
     return url.rstrip("/")
 
 
 @lru_cache(maxsize=1)
 def tls() -> ssl.SSLContext:
-    """Whom to trust. Made once: that takes longer than a call."""
+    """The TLS context. Created once, because loading the certificates is slow."""
     return ssl.create_default_context()

@@ -1,4 +1,4 @@
-"""The API v4 over HTTP: each method is one request, and each refusal an error that says what to do."""
+"""The Google Sheets API v4 over HTTP: one request per method, errors with a hint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from penstock.sources.a1 import Range, parse
 
 BASE_URL = "https://sheets.googleapis.com"
 LONGEST_SECONDS = 180.0
-"""Google gives up on a request after so long."""
+"""Google's own timeout of a request."""
 
 _LARGEST_ANSWER = 64 << 20
 _FIELDS = "spreadsheetId,properties.title,sheets.properties(sheetId,title,sheetType,gridProperties)"
@@ -55,23 +55,23 @@ class Spreadsheet:
     tabs: tuple[Tab, ...]
 
     def tab(self, title: str | None = None, gid: int | None = None) -> Tab:
-        """The sheet of this title or id; the first, if neither is said."""
+        """The sheet with this title or id. Default: the first."""
         for tab in self.tabs:
             if (title is None or tab.title == title) and (gid is None or tab.id == gid):
                 return tab
         raise Invalid(
-            f"there is no sheet {gid if title is None else title!r} in {self.title!r}",
+            f"unknown sheet {gid if title is None else title!r} in {self.title!r}",
             code="unknown_sheet",
-            hint=f"There are: {', '.join(tab.title for tab in self.tabs)}.",
+            hint=f"Sheets: {', '.join(tab.title for tab in self.tabs)}.",
         )
 
     def area(self, range: str | None = None, gid: int | None = None) -> Range:
-        """A range with all its ends, within the sheet's size; a whole sheet, if none is said."""
+        """A range with all bounds, within the sheet's size. Default: the whole sheet."""
         wanted = parse(range) if range else Range()
         tab = self.tab(wanted.sheet, gid if wanted.sheet is None else None)
         top, left = wanted.top or 1, wanted.left or 1
         if top > tab.rows or left > tab.columns:
-            raise Invalid(f"{range} is outside of the sheet {tab.title!r}", code="invalid_range")
+            raise Invalid(f"range {range} is outside sheet {tab.title!r}", code="invalid_range")
         bottom, right = (
             min(wanted.bottom or tab.rows, tab.rows),
             min(wanted.right or tab.columns, tab.columns),
@@ -80,10 +80,10 @@ class Spreadsheet:
 
 
 class Sheets:
-    """A way to Google Sheets for one account.
+    """A client of Google Sheets for one account.
 
-    `credentials` are the path or the contents of a service account's file or of a user's (`authorized_user`),
-    or `{"token": "ya29.…"}`.
+    `credentials`: the path or content of a credentials file (service account or `authorized_user`), or
+    `{"token": "ya29.…"}`.
     """
 
     def __init__(
@@ -101,25 +101,25 @@ class Sheets:
 
     @property
     def account(self) -> str | None:
-        """The e-mail address of a service account, with which sheets are shared."""
+        """The email address of a service account. Users share sheets with it."""
         return self._account.name
 
     @property
     def id(self) -> str:
-        """Which account this is, in a form that tells nothing about it."""
+        """An anonymous id of the account."""
         return self._account.id
 
     async def describe(self, spreadsheet: str) -> Spreadsheet:
-        """What a spreadsheet is called, and its sheets. A read."""
+        """The title and sheets of a spreadsheet. One read request."""
         found = await self._call("GET", _path(spreadsheet), params=[("fields", _FIELDS)])
         tabs = [_tab(sheet.get("properties", {})) for sheet in found.get("sheets", [])]
         title = str(found.get("properties", {}).get("title", ""))
         return Spreadsheet(str(found.get("spreadsheetId")), title, tuple(tab for tab in tabs if tab))
 
     async def get(self, spreadsheet: str, ranges: Sequence[Range]) -> list[list[list[Any]]]:
-        """The values of each range, row by row; dates as they are shown. A read.
+        """The values of each range, row by row, with formatted dates. One read request.
 
-        Empty cells at the end of a row, and empty rows at the end, are not there.
+        Google omits empty cells at the end of a row, and empty rows at the end.
         """
         params = [("ranges", str(area)) for area in ranges]
         params += [("valueRenderOption", "UNFORMATTED_VALUE"), ("dateTimeRenderOption", "FORMATTED_STRING")]
@@ -127,23 +127,23 @@ class Sheets:
         return [part.get("values", []) for part in found.get("valueRanges", [])]
 
     async def write(self, spreadsheet: str, blocks: Sequence[Block]) -> int:
-        """Write all of the blocks, in order, or none; the number of cells. A write."""
+        """Write all blocks or none. Returns the number of cells. One write request."""
         if not blocks:
             return 0
         body = request(blocks)
         if len(body) > LARGEST_REQUEST:
-            raise TooLarge(f"the request has {len(body):,} bytes, and Google takes {LARGEST_REQUEST:,}")
+            raise TooLarge(f"request is limited to {LARGEST_REQUEST:,} bytes (got {len(body):,})")
         found = await self._call("POST", f"{_path(spreadsheet)}/values:batchUpdate", body=body)
         return int(found.get("totalUpdatedCells", 0))
 
     async def add_columns(self, spreadsheet: str, tab: Tab, number: int) -> None:
-        """Make a sheet wider. A write. (Repeated it makes it wider still: look first.)"""
+        """Add columns to a sheet. One write request. Not idempotent: check the width first."""
         change = {"appendDimension": {"sheetId": tab.id, "dimension": "COLUMNS", "length": number}}
         body = json.dumps({"requests": [change]}).encode()
         await self._call("POST", f"{_path(spreadsheet)}:batchUpdate", body=body)
 
     async def rows(self, spreadsheet: str, range: str | None = None) -> AsyncIterator[tuple[int, list[Any]]]:
-        """Number and cells of all rows of a range, in as few reads as Google's sizes allow."""
+        """Yield number and cells of all rows of a range, in as few requests as possible."""
         id, gid = spreadsheet_id(spreadsheet)
         part = Part((await self.describe(id)).area(range, gid))
         while (area := part.next) is not None:
@@ -158,13 +158,13 @@ class Sheets:
         token = await self._token()
         status, headers, content = await self._exchange(method, path, params, body, token)
         if status == 401 and self._account.can_renew:
-            # It was valid a moment ago: taken back, or a clock is wrong.
+            # The token was revoked, or a clock is wrong: try once with a new one.
             token = await self._token(stale=token)
             status, headers, content = await self._exchange(method, path, params, body, token)
         answer = _document(content)
         if status == 200:
             return answer
-        raise self._refusal(status, headers, answer)
+        raise self._error_of(status, headers, answer)
 
     async def _token(self, stale: str | None = None) -> str:
         if stale is None and self._account.is_ready:
@@ -180,7 +180,7 @@ class Sheets:
         timeout = httpx.Timeout(30, read=LONGEST_SECONDS + 10)
         url = f"{self._base_url}{path}"
         try:
-            # A client for each call: calls are few, and nothing is left open in any event loop.
+            # A client per call: calls are rare, and this leaves no connection open in any event loop.
             async with (
                 httpx.AsyncClient(verify=tls(), timeout=timeout, follow_redirects=False) as client,
                 client.stream(method, url, params=list(params), content=body, headers=headers) as response,
@@ -189,24 +189,24 @@ class Sheets:
                 async for block in response.aiter_bytes():
                     content += block
                     if len(content) > _LARGEST_ANSWER:
-                        raise TooLarge("Google's answer is too large", hint="Read a smaller range.")
+                        raise TooLarge("Google's response is too large", hint="Read a smaller range.")
                 return response.status_code, dict(response.headers), bytes(content)
         except httpx.TimeoutException:
-            raise TimedOut("Google Sheets has not answered in time", code="sheets_timeout") from None
+            raise TimedOut("Google Sheets did not respond in time", code="sheets_timeout") from None
         except httpx.HTTPError as error:
-            # Without the cause, which holds the request and with it the token.
+            # Without the cause, whose request contains the token.
             words = f"Google Sheets cannot be reached: {type(error).__name__}"
             raise Unavailable(words, code="sheets_unavailable") from None
 
-    def _refusal(self, status: int, headers: Mapping[str, str], answer: dict[str, Any]) -> PenstockError:
-        """What an answer means that is not what was asked for."""
+    def _error_of(self, status: int, headers: Mapping[str, str], answer: dict[str, Any]) -> PenstockError:
+        """The error for a response other than 200."""
         found = answer.get("error")
         problem = cast("dict[str, Any]", found) if isinstance(found, dict) else {}
         said = f"Google Sheets: {str(problem.get('message') or f'status {status}')[:300]}"
         details: list[Any] = [*(problem.get("errors") or []), *(problem.get("details") or [])]
         if status == 429 or (status == 403 and any(detail.get("reason") in _LIMITED for detail in details)):
-            # A quota may also answer 403; whoever keeps the budgets knows 429.
-            return _answered(429, headers, Limited(said, code="sheets_limited"))
+            # Google also uses 403 for quotas; report them as 429, which the worker understands.
+            return _with_response(429, headers, Limited(said, code="sheets_limited"))
         share = f"Share it with {self.account}." if self.account else "Ask its owner to share it."
         match status:
             case 400:
@@ -216,30 +216,30 @@ class Sheets:
             case 403:
                 return Forbidden(said, code="sheet_forbidden", hint=share)
             case 404:
-                words = "there is no such spreadsheet, or it is not shared"
+                words = "the spreadsheet does not exist or is not shared with this account"
                 return NotFound(words, code="sheet_missing", hint=share)
             case 413:
                 return TooLarge(said)
             case 408 | 504:
                 return TimedOut(said, code="sheets_timeout")
             case _ if 300 <= status < 400:
-                words = "Google Sheets names another address, and is not followed there"
+                words = f"Google Sheets redirected the request ({status})"
                 return Unavailable(words, code="sheets_unavailable")
             case _:
-                return _answered(status, headers, Unavailable(said, code="sheets_unavailable"))
+                return _with_response(status, headers, Unavailable(said, code="sheets_unavailable"))
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Status and headers of an answer, without the request and its token."""
+class ResponseHead:
+    """Status and headers of a response, without the request and its token."""
 
     status_code: int
     headers: dict[str, str]
 
 
-def _answered(status: int, headers: Mapping[str, str], error: PenstockError) -> PenstockError:
-    # As clients of HTTP have it: the worker reads a provider's signals there.
-    cast("Any", error).response = Answer(status, dict(headers))
+def _with_response(status: int, headers: Mapping[str, str], error: PenstockError) -> PenstockError:
+    # Like errors of HTTP clients, so that the worker reads the provider's rate-limit headers.
+    cast("Any", error).response = ResponseHead(status, dict(headers))
     return error
 
 

@@ -1,4 +1,4 @@
-"""A sheet as the source of a bulk job."""
+"""A Google Sheet as the source of a bulk job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.errors import Invalid
 from penstock.sources.a1 import parse
 
 COLUMNS = ("status", "output", "cost", "error")
-"""What is written back to each row."""
+"""Columns written back to each row."""
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _URL_ID = re.compile(r"/spreadsheets/(?:u/\d+/)?d/([A-Za-z0-9_-]+)")
@@ -19,7 +19,7 @@ _GID = re.compile(r"[#&?]gid=(\d+)")
 
 
 def spreadsheet_id(text: str) -> tuple[str, int | None]:
-    """The id of a spreadsheet from its address or id, and the sheet that the address shows, if it says so."""
+    """The id of a spreadsheet from its URL or id, and the sheet id in the URL, if any."""
     found = _URL_ID.search(text)
     if found and found[1] != "e":
         gid = _GID.search(text)
@@ -27,20 +27,19 @@ def spreadsheet_id(text: str) -> tuple[str, int | None]:
     if found is None and _ID.fullmatch(text):
         return text, None
     raise Invalid(
-        f"{text[:200]!r} is not a spreadsheet",
+        f"invalid spreadsheet {text[:200]!r}",
         code="invalid_spreadsheet",
-        hint="Copy its address from the browser: https://docs.google.com/spreadsheets/d/… (and not the one "
-        "under which it is published).",
+        hint="Copy the URL from the browser: https://docs.google.com/spreadsheets/d/… (not a published URL).",
     )
 
 
 @dataclass(frozen=True)
 class GoogleSheet:
-    """A sheet whose rows are the rows of a bulk job, and to which is written back what became of them.
+    """A sheet whose rows become a bulk job, and which receives their results.
 
-    `spreadsheet` is its address or id; `range` a part of it, `Ideas!A1:F`, whose first row has the names.
-    `rename` gives columns other names. `write` says what the columns are called that are written: found by
-    their names, or added at the right; `False` writes nothing.
+    `spreadsheet`: its URL or id. `range`: a part of it, such as `Ideas!A1:F`, whose first row has the column
+    names. `rename`: new names of columns. `write`: names of the columns to write, which are found by name or
+    added at the right; `False` writes nothing.
     """
 
     spreadsheet: str
@@ -50,7 +49,7 @@ class GoogleSheet:
 
     @property
     def description(self) -> dict[str, Any]:
-        """What is kept of it."""
+        """The description stored with the job."""
         id, gid = spreadsheet_id(self.spreadsheet)
         if self.range is not None:
             parse(self.range)
@@ -59,14 +58,12 @@ class GoogleSheet:
 
     @property
     def written(self) -> dict[str, str]:
-        """The name of each column that is written."""
+        """The names of the columns to write."""
         if self.write is False:
             return {}
         chosen = dict(self.write) if isinstance(self.write, Mapping) else {}
         names = {column: column for column in COLUMNS} | chosen
         if len(names) > len(COLUMNS) or len(set(names.values())) < len(names) or "" in names.values():
-            hint = f"There are: {', '.join(COLUMNS)}."
-            raise Invalid(
-                "write has a column that there is not, or one name twice", code="unknown_column", hint=hint
-            )
+            hint = f"Columns: {', '.join(COLUMNS)}. Names must be unique."
+            raise Invalid("write has an unknown column or a duplicate name", code="unknown_column", hint=hint)
         return names

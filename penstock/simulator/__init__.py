@@ -1,12 +1,12 @@
-"""A provider to test against: it speaks enough of the OpenAI, Anthropic and Google Sheets APIs for their
-clients, keeps limits as they do, and records who exceeds them.
+"""Simulated providers for tests: enough of the OpenAI, Anthropic and Google Sheets APIs for their clients,
+with the same rate limits, and statistics of violations.
 
     async with simulator.serve(limits=Limits(rpm=60, tpm=10_000)) as sim:
         client = openai.AsyncOpenAI(base_url=sim.openai_url, api_key="any")
         ...
         assert sim.stats()["violation_count"] == 0
 
-In a process of its own: `penstock simulate`.
+To run it in its own process: `penstock simulate`.
 """
 
 from __future__ import annotations

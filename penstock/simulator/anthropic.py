@@ -1,4 +1,4 @@
-"""The Anthropic API: messages, and the counting of their tokens."""
+"""The Anthropic API: messages and token counting."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from penstock.simulator import content
-from penstock.simulator.limits import Account, Refusal
-from penstock.simulator.provider import MOST_TOKENS, Ask, Endpoint, Problem, Provider, Reply, bearer, document
+from penstock.simulator.limits import Account, Rejection
+from penstock.simulator.provider import (
+    MOST_TOKENS,
+    Endpoint,
+    Problem,
+    Provider,
+    ProviderRequest,
+    Reply,
+    bearer,
+    document,
+)
 
 _LIMIT_NAMES = {
     "rpm": "requests per minute",
@@ -29,23 +38,23 @@ def moment(seconds: float) -> str:
 # Endpoints
 
 
-def count_tokens(ask: Ask) -> Reply:
-    """The tokens of a prompt; nothing is made, and no limit counts it."""
-    model, messages = ask.model(), ask.messages("messages")
-    used = content.tokens(_prompt(ask, messages))
+def count_tokens(request: ProviderRequest) -> Reply:
+    """Count the tokens of a prompt. Not rate limited."""
+    model, messages = request.model(), request.messages("messages")
+    used = content.tokens(_prompt(request, messages))
     return Reply(model, used, 0, 0, [document({"input_tokens": used})])
 
 
-def _messages(ask: Ask) -> Reply:
-    model, messages = ask.model(), ask.messages("messages")
-    most = ask.count("max_tokens", MOST_TOKENS)
+def _messages(request: ProviderRequest) -> Reply:
+    model, messages = request.model(), request.messages("messages")
+    most = request.count("max_tokens", MOST_TOKENS)
     if most is None:
         raise Problem("invalid", "max_tokens: Field required", param="max_tokens")
-    prompt = _prompt(ask, messages)
-    text, is_cut = content.answer(prompt, ask.seed, most)
+    prompt = _prompt(request, messages)
+    text, is_cut = content.answer(prompt, request.seed, most)
     used, made = content.tokens(prompt), content.tokens(text)
     message: dict[str, Any] = {
-        "id": f"msg_{ask.number:08d}",
+        "id": f"msg_{request.number:08d}",
         "type": "message",
         "role": "assistant",
         "model": model,
@@ -60,12 +69,12 @@ def _messages(ask: Ask) -> Reply:
             "service_tier": "standard",
         },
     }
-    is_stream = ask.flag("stream")
+    is_stream = request.flag("stream")
     return Reply(model, used, made, most, _events(message) if is_stream else [document(message)], is_stream)
 
 
-def _prompt(ask: Ask, messages: list[dict[str, Any]]) -> str:
-    return "\n".join(content.texts([ask.fields.get("system"), messages]))
+def _prompt(request: ProviderRequest, messages: list[dict[str, Any]]) -> str:
+    return "\n".join(content.texts([request.fields.get("system"), messages]))
 
 
 def _events(message: dict[str, Any]) -> list[bytes]:
@@ -117,7 +126,7 @@ class Anthropic(Provider):
     def limit_headers(self, account: Account, now: float) -> dict[str, str]:
         found: dict[str, str] = {}
         get = account.buckets.get
-        # Tokens of both kinds together have their own limit, or else the sum of the two.
+        # The limit of all tokens is its own limit, or the sum of input and output limits.
         both = [bucket for bucket in (get("itpm"), get("otpm")) if bucket]
         for what, buckets in (
             ("requests", [bucket for bucket in (get("rpm"),) if bucket]),
@@ -143,14 +152,14 @@ class Anthropic(Provider):
         return {"data": data, "has_more": False, "first_id": first, "last_id": last}
 
     def error(self, problem: Problem, request_id: str) -> tuple[int, dict[str, Any]]:
-        status, kind, message = _said(problem)
+        status, kind, message = _error_fields(problem)
         error: dict[str, Any] = {"type": kind, "message": message}
         if problem.reason == "quota":
             error["details"] = {"error_code": "enforced_spend_limit_reached"}
         return status, {"type": "error", "error": error, "request_id": request_id}
 
 
-def _said(problem: Problem) -> tuple[int, str, str]:
+def _error_fields(problem: Problem) -> tuple[int, str, str]:
     """Status, type and message of an error."""
     match problem.reason:
         case "invalid":
@@ -166,7 +175,7 @@ def _said(problem: Problem) -> tuple[int, str, str]:
         case "too_large":
             return 413, "request_too_large", problem.message
         case "rate":
-            return 429, "rate_limit_error", _refused(problem.refusal)
+            return 429, "rate_limit_error", _rate_message(problem.rejection)
         case "quota":
             return 429, "rate_limit_error", "You have reached your specified API usage limits."
         case "error":
@@ -175,13 +184,13 @@ def _said(problem: Problem) -> tuple[int, str, str]:
             return 529, "overloaded_error", "Overloaded"
 
 
-def _refused(refusal: Refusal | None) -> str:
-    if refusal is None:
+def _rate_message(rejection: Rejection | None) -> str:
+    if rejection is None:
         return "This request would exceed your organization's rate limit. Please try again later."
-    if refusal.limit == "concurrency":
+    if rejection.limit == "concurrency":
         return "Number of concurrent connections has exceeded your rate limit. Please try again later."
     return (
-        f"This request would exceed your organization's rate limit of {refusal.allowed:,} "
-        f"{_LIMIT_NAMES[refusal.limit]}. You can see the response headers for current usage. Please reduce "
+        f"This request would exceed your organization's rate limit of {rejection.allowed:,} "
+        f"{_LIMIT_NAMES[rejection.limit]}. You can see the response headers for current usage. Please reduce "
         "the prompt length or the maximum tokens requested, or try again later."
     )

@@ -1,4 +1,4 @@
-"""What a simulator is told: limits, faults, latency, quota. All of it may be changed while it runs."""
+"""Configuration of a simulator: limits, faults, latency, quota. It can change while the simulator runs."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ PROVIDERS: tuple[Provider, ...] = (OpenAI(), Anthropic())
 Fault = Literal["429", "500", "529", "timeout"]
 
 FAULTS: dict[Fault, Reason] = {"429": "rate", "500": "error", "529": "overloaded", "timeout": "error"}
-"""Which answer each fault has; `timeout` has it only when nobody waits any more."""
+"""The response of each fault. `timeout` responds only after clients have given up."""
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Seconds = Annotated[float, Field(ge=0, le=3600)]
 
 
 class Config(BaseModel):
-    """How a simulator behaves."""
+    """The behavior of a simulator."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     limits: dict[str, Limits] = {}
-    """By `provider/model`, `provider` or `default`: the first of these that is there holds, for each key."""
+    """Limits per key, by `provider/model`, `provider` or `default`; the most specific entry applies."""
     faults: dict[Fault, _Share] = {}
-    """The share of requests that are admitted, and then fail like this."""
+    """The share of admitted requests that fail with each fault."""
     latency: tuple[_Seconds, _Seconds] = (0, 0)
-    """Each request takes between so many and so many seconds."""
+    """Minimum and maximum seconds of a request."""
     quota_exhausted: bool = False
-    """No key has any money left."""
+    """Whether the quota of all keys is exhausted."""
     quota_exhausted_after: int | None = Field(default=None, ge=0)
-    """So many requests each key can pay for, with each provider."""
+    """Requests per key and provider after which the quota is exhausted."""
     sheets: SheetsConfig = SheetsConfig()
-    """Of the Sheets server, which has limits, faults and latency of its own."""
+    """Configuration of the Sheets server, which has its own limits, faults and latency."""
 
     @field_validator("limits", mode="before")
     @classmethod
@@ -56,7 +56,7 @@ class Config(BaseModel):
             provider, slash, model = name.partition("/")
             if name != "default" and (provider not in names or (slash and not model)):
                 raise ValueError(
-                    f"{name!r} is not default, a provider ({', '.join(sorted(names))}) or provider/model"
+                    f"{name!r} must be default, a provider ({', '.join(sorted(names))}) or provider/model"
                 )
         return value
 
@@ -64,34 +64,34 @@ class Config(BaseModel):
     @classmethod
     def _at_most_all(cls, value: dict[Fault, float]) -> dict[Fault, float]:
         if sum(value.values()) > 1:
-            raise ValueError("the shares are more than 1 together")
+            raise ValueError("the shares add up to more than 1")
         return value
 
     @field_validator("latency")
     @classmethod
     def _in_order(cls, value: tuple[float, float]) -> tuple[float, float]:
         if value[0] > value[1]:
-            raise ValueError("the first number is the smaller one")
+            raise ValueError("the first number must not be larger than the second")
         return value
 
     def limits_of(self, provider: str, model: str) -> Limits:
-        """What holds for a model."""
+        """The limits of a model."""
         for name in (f"{provider}/{model}", provider, "default"):
             if name in self.limits:
                 return self.limits[name]
         return Limits()
 
     def models_of(self, provider: str) -> list[str]:
-        """The models that are named here."""
+        """The models that the limits name."""
         return [name.partition("/")[2] for name in self.limits if name.startswith(f"{provider}/")]
 
 
 def read(values: Mapping[str, Any]) -> Config:
-    """A config from plain values."""
+    """Parse a configuration."""
     try:
         return Config.model_validate(dict(values))
     except ValidationError as error:
         found = "; ".join(
             f"{'.'.join(map(str, each['loc'])) or 'config'}: {each['msg']}" for each in error.errors()
         )
-        raise Invalid(f"The simulator cannot be told this. {found}") from error
+        raise Invalid(f"invalid simulator configuration: {found}") from error

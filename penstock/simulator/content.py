@@ -1,4 +1,4 @@
-"""What the simulator answers with: text, vectors, pictures and sounds that depend on prompt and seed only."""
+"""Content of responses: text, vectors, pictures and sounds that depend only on prompt and seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, cast
 from penstock.simulator import prose
 
 LONGEST_ANSWER = 256
-"""Tokens of the longest answer that nobody asked to be longer or shorter."""
+"""Maximum tokens of an answer if the prompt asks for no length."""
 
 _SHORTEST_ANSWER = 16
 _TOKEN = 4  # characters
@@ -25,12 +25,12 @@ _SPOKEN_CHARACTERS = 15  # in a second
 
 
 def tokens(text: str) -> int:
-    """How many tokens a text is: a quarter of its characters."""
+    """The number of tokens of a text: a quarter of its characters."""
     return -(-len(text) // _TOKEN)
 
 
 def texts(value: Any) -> Iterator[str]:
-    """The texts in a message's content, whatever its shape."""
+    """All texts in a message's content of any shape."""
     rest: list[Any] = [value]
     while rest:
         item = rest.pop()
@@ -44,7 +44,7 @@ def texts(value: Any) -> Iterator[str]:
 
 
 def answer(prompt: str, seed: int, most_tokens: int | None) -> tuple[str, bool]:
-    """The text for a prompt, and whether it had to be cut to so many tokens."""
+    """The answer to a prompt, and whether it was truncated to `most_tokens`."""
     chance = random.Random(_bytes(prompt, seed))
     asked = prose.wanted_characters(prompt)
     most = asked or chance.randint(_SHORTEST_ANSWER, LONGEST_ANSWER) * _TOKEN
@@ -55,13 +55,13 @@ def answer(prompt: str, seed: int, most_tokens: int | None) -> tuple[str, bool]:
 
 
 def pieces(text: str) -> list[str]:
-    """A text as it comes in a stream."""
+    """Split a text into the pieces of a stream."""
     size = max(_TOKEN, -(-len(text) // _PIECES))
     return [text[start : start + size] for start in range(0, len(text), size)]
 
 
 def vector(text: str, seed: int, dimensions: int) -> bytes:
-    """An embedding of length one, as little-endian floats: each bit of a hash is the sign of a dimension."""
+    """An embedding of length 1 as little-endian floats. Bits of a hash are the signs of the dimensions."""
     bits = hashlib.shake_128(_bytes(text, seed)).digest(-(-dimensions // 8))
     signs = _signs(dimensions)
     return b"".join([signs[byte] for byte in bits])[: dimensions * 4]
@@ -76,7 +76,7 @@ def _signs(dimensions: int) -> list[bytes]:
 
 
 def picture(prompt: str, seed: int, number: int) -> bytes:
-    """A small PNG in one colour."""
+    """A small PNG in one color."""
     colour = hashlib.shake_128(_bytes(prompt, seed) + bytes([number])).digest(3)
     rows = (b"\0" + colour * _PICTURE_PIXELS) * _PICTURE_PIXELS
     header = struct.pack(">2I5B", _PICTURE_PIXELS, _PICTURE_PIXELS, 8, 2, 0, 0, 0)
@@ -89,7 +89,7 @@ def picture(prompt: str, seed: int, number: int) -> bytes:
 
 
 def sound(text: str, seed: int) -> bytes:
-    """A WAV with a soft tone, as long as the text takes to say."""
+    """A WAV with a soft tone, as long as speaking the text takes."""
     pitch = 150 + hashlib.shake_128(_bytes(text, seed)).digest(1)[0]
     period = round(_SOUND_RATE / pitch)
     wave = struct.pack(
@@ -111,5 +111,5 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def _bytes(text: str, seed: int) -> bytes:
-    # JSON can spell halves of characters that UTF-8 cannot.
+    # JSON can contain lone surrogates, which UTF-8 cannot.
     return f"{seed}\n{text}".encode("utf-8", "surrogatepass")

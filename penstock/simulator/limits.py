@@ -1,6 +1,6 @@
-"""What a provider counts: buckets that refill, requests in flight, and the most that any window ever held.
+"""Rate limits of providers: token buckets, requests in flight, and the maximum of any time window.
 
-All times are seconds of the simulator's own clock and are passed in, so that nothing here waits.
+All times are seconds of the simulator's clock and are passed as arguments, so that nothing here waits.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pydantic import BaseModel, ConfigDict, Field
 _Limit = Annotated[int, Field(ge=1, le=10**12, strict=True)] | None
 
 MINUTE, HOUR = 60.0, 3600.0
-# A caller that waits exactly as long as it was told must not fail by a rounding error.
+# A caller that waits exactly for Retry-After must not fail because of rounding.
 _CLOSE_ENOUGH = 1e-6
 
 
 class Limits(BaseModel):
-    """What one key may use of one model. Nothing is limited that has no number."""
+    """Limits of one key for one model. None is unlimited."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -41,7 +41,7 @@ class Limits(BaseModel):
 
 
 class Amount(NamedTuple):
-    """What a request uses, in all that is counted."""
+    """The usage of a request in all units."""
 
     requests: int
     tokens: int
@@ -50,11 +50,11 @@ class Amount(NamedTuple):
 
     @classmethod
     def of(cls, input_tokens: int, output_tokens: int) -> Amount:
-        """One request with so many tokens."""
+        """One request with these tokens."""
         return cls(1, input_tokens + output_tokens, input_tokens, output_tokens)
 
 
-# The limits that refill: which number of an amount each counts, and per how many seconds.
+# Limits with a bucket: the index in Amount, and the period in seconds.
 _REFILLING: dict[str, tuple[int, float]] = {
     "rpm": (0, MINUTE),
     "tpm": (1, MINUTE),
@@ -66,7 +66,7 @@ _REFILLING: dict[str, tuple[int, float]] = {
 
 
 class Bucket:
-    """A limit that refills continuously, up to itself."""
+    """A token bucket that refills continuously."""
 
     __slots__ = ("at", "level", "limit", "seconds", "which")
 
@@ -78,13 +78,13 @@ class Bucket:
         self.at = now
 
     def refill(self, now: float) -> None:
-        """Add what has come since the last time."""
+        """Refill for the time since the last call."""
         passed = max(0.0, now - self.at)
         self.level = min(self.limit, self.level + passed * self.limit / self.seconds)
         self.at = max(self.at, now)
 
     def wait(self, amount: float) -> float:
-        """Seconds until so much is there: none if it is, infinitely many if it never will be."""
+        """Seconds until the amount is available: 0 if it is, infinite if it exceeds the limit."""
         if amount > self.limit:
             return math.inf
         missing = amount - self.level
@@ -92,37 +92,37 @@ class Bucket:
 
     @property
     def remaining(self) -> int:
-        """What is there, in whole units."""
+        """The available amount in whole units."""
         return max(0, math.floor(self.level + _CLOSE_ENOUGH))
 
     @property
     def seconds_to_full(self) -> float:
-        """Seconds until it is full again, if nothing is taken."""
+        """Seconds until the bucket is full, if nothing is taken."""
         return max(0.0, (self.limit - self.level) * self.seconds / self.limit)
 
 
 @dataclass(slots=True, eq=False)
 class Admission:
-    """A request that was let in, and what it is counted as: the most it can use, in the end what it did."""
+    """An admitted request and its counted usage: first the maximum, after its end the actual usage."""
 
     at: float
     amount: Amount
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A request that was not let in, and by which limit."""
+class Rejection:
+    """A rejected request and the limit it exceeded."""
 
     limit: str
     allowed: int
     remaining: int
     requested: int
     wait: float
-    """Seconds until it would be let in; infinite if it never will be."""
+    """Seconds until it would be admitted; infinite if never."""
 
 
 class Window:
-    """The most requests and tokens that were admitted within any stretch of so many seconds."""
+    """The maximum requests and tokens admitted within any period of `seconds`."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -132,14 +132,14 @@ class Window:
         self.max_tokens = 0
 
     def add(self, admission: Admission) -> None:
-        """Count one that has just been admitted."""
+        """Count an admitted request."""
         self._forget(admission.at)
         self.admissions.append(admission)
         self.tokens += admission.amount.tokens
         self._look()
 
     def correct(self, admission: Admission, tokens: int, now: float) -> None:
-        """Count one with so many tokens more, or fewer, than before."""
+        """Correct the tokens of a counted request by a difference."""
         self._forget(now)
         if admission.at > now - self.seconds:
             self.tokens += tokens
@@ -155,7 +155,7 @@ class Window:
 
 
 class AccountStats(TypedDict):
-    """What one key has used of one model."""
+    """Usage of one model by one key."""
 
     provider: str
     model: str
@@ -176,7 +176,7 @@ class AccountStats(TypedDict):
 
 
 class Account:
-    """One key's use of one model of one provider."""
+    """Limits and usage of one model by one key."""
 
     def __init__(self, provider: str, model: str, key: str, limits: Limits, now: float) -> None:
         self.provider, self.model, self.key = provider, model, key
@@ -191,7 +191,7 @@ class Account:
         self.violations: Counter[str] = Counter()
 
     def change(self, limits: Limits, now: float) -> None:
-        """Other limits from now on. What is left of the old ones stays, as far as it fits."""
+        """Set new limits. Buckets keep their level, up to the new limit."""
         self.limits = limits
         old, self.buckets = self.buckets, {}
         for name, (which, seconds) in _REFILLING.items():
@@ -201,11 +201,11 @@ class Account:
                     old[name].refill(now)
                     bucket.level = min(bucket.level, old[name].level)
 
-    def admit(self, amount: Amount, now: float) -> Admission | Refusal:
-        """Let a request in, or say which limit it would exceed for longest."""
-        if refusal := self._refusal(amount, now):
-            self.violations[refusal.limit] += 1
-            return refusal
+    def admit(self, amount: Amount, now: float) -> Admission | Rejection:
+        """Admit a request, or return the limit with the longest wait."""
+        if rejection := self._rejection(amount, now):
+            self.violations[rejection.limit] += 1
+            return rejection
         for bucket in self.buckets.values():
             bucket.level -= amount[bucket.which]
         self.in_flight += 1
@@ -218,22 +218,22 @@ class Account:
         self.last = now
         return admission
 
-    def _refusal(self, amount: Amount, now: float) -> Refusal | None:
+    def _rejection(self, amount: Amount, now: float) -> Rejection | None:
         self.refill(now)
-        worst: Refusal | None = None
+        worst: Rejection | None = None
         for name, bucket in self.buckets.items():
             requested = amount[bucket.which]
             wait = bucket.wait(requested)
             if wait > (worst.wait if worst else 0):
-                worst = Refusal(name, bucket.limit, bucket.remaining, requested, wait)
+                worst = Rejection(name, bucket.limit, bucket.remaining, requested, wait)
         most = self.limits.concurrency
         if worst is None and most is not None and self.in_flight >= most:
-            # Nobody knows when one of them ends; a second is a fair guess.
-            return Refusal("concurrency", most, 0, 1, 1.0)
+            # The end of running requests is unknown, so guess a second.
+            return Rejection("concurrency", most, 0, 1, 1.0)
         return worst
 
     def settle(self, admission: Admission, used: Amount, now: float) -> None:
-        """The request has ended, and has used this."""
+        """Count the actual usage of a request that has ended."""
         self.refill(now)
         counted = admission.amount
         more = Amount(*(a - b for a, b in zip(used, counted, strict=True)))
@@ -247,7 +247,7 @@ class Account:
         self.last = max(self.last, now)
 
     def refill(self, now: float) -> None:
-        """Bring all buckets up to date."""
+        """Refill all buckets."""
         for bucket in self.buckets.values():
             bucket.refill(now)
 
@@ -255,8 +255,8 @@ class Account:
         self.total = Amount(*(a + b for a, b in zip(self.total, amount, strict=True)))
 
     def stats(self, now: float, seconds: float | None = None) -> AccountStats:
-        """All numbers; `used` is of the last so many seconds, or of the time from the first request to the
-        last one's end."""
+        """All statistics. `used` covers the last `seconds`, or the time from the first request to the end of
+        the last one."""
         return {
             "provider": self.provider,
             "model": self.model,
@@ -285,7 +285,8 @@ class Account:
             amount = Amount(*(sum(numbers) for numbers in zip(*recent, strict=True))) if recent else (0,) * 4
             period = seconds
         return {
-            # A full bucket may be used at once: in less than its own time more than all would be no news.
+            # A full bucket may be used at once, so a period shorter than the bucket's would show more than
+            # 100 %.
             name: round(amount[bucket.which] * bucket.seconds / bucket.limit / max(period, bucket.seconds), 4)
             for name, bucket in self.buckets.items()
         }

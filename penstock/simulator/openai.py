@@ -9,13 +9,13 @@ from struct import unpack
 from typing import Any, ClassVar, cast
 
 from penstock.simulator import content
-from penstock.simulator.limits import Account, Refusal
+from penstock.simulator.limits import Account, Rejection
 from penstock.simulator.provider import (
     MOST_TOKENS,
-    Ask,
     Endpoint,
     Problem,
     Provider,
+    ProviderRequest,
     Reply,
     bearer,
     document,
@@ -52,20 +52,20 @@ def duration(seconds: float) -> str:
 # Endpoints
 
 
-def _chat(ask: Ask) -> Reply:
-    model, messages = ask.model(), ask.messages("messages")
-    if ask.count("n") not in (None, 1):
+def _chat(request: ProviderRequest) -> Reply:
+    model, messages = request.model(), request.messages("messages")
+    if request.count("n") not in (None, 1):
         raise Problem("invalid", "Unsupported value: 'n' must be 1 here.", param="n")
-    most = ask.count("max_completion_tokens", MOST_TOKENS) or ask.count("max_tokens", MOST_TOKENS)
+    most = request.count("max_completion_tokens", MOST_TOKENS) or request.count("max_tokens", MOST_TOKENS)
     prompt = "\n".join(content.texts(messages))
-    text, is_cut = content.answer(prompt, ask.seed, most)
+    text, is_cut = content.answer(prompt, request.seed, most)
     used, made = content.tokens(prompt), content.tokens(text)
     usage = {"prompt_tokens": used, "completion_tokens": made, "total_tokens": used + made}
-    head = {"id": f"chatcmpl-{ask.number:08d}", "created": int(ask.now), "model": model}
+    head = {"id": f"chatcmpl-{request.number:08d}", "created": int(request.now), "model": model}
     finish = "length" if is_cut else "stop"
-    is_stream = ask.flag("stream")
+    is_stream = request.flag("stream")
     if is_stream:
-        options = ask.fields.get("stream_options")
+        options = request.fields.get("stream_options")
         with_usage = (
             isinstance(options, dict) and cast("dict[str, Any]", options).get("include_usage") is True
         )
@@ -91,30 +91,30 @@ def _chunks(head: dict[str, Any], text: str, finish: str, usage: dict[str, int] 
     return [b"data: " + document(chunk) + b"\n\n" for chunk in chunks] + [b"data: [DONE]\n\n"]
 
 
-def _responses(ask: Ask) -> Reply:
-    model = ask.model()
-    given = ask.fields.get("input")
+def _responses(request: ProviderRequest) -> Reply:
+    model = request.model()
+    given = request.fields.get("input")
     if not isinstance(given, str) or not given:
-        given = ask.messages("input")
-    if ask.flag("stream"):
+        given = request.messages("input")
+    if request.flag("stream"):
         raise Problem("invalid", "Unsupported value: 'stream' must be false here.", param="stream")
-    most = ask.count("max_output_tokens", MOST_TOKENS)
-    instructions = ask.fields.get("instructions")
+    most = request.count("max_output_tokens", MOST_TOKENS)
+    instructions = request.fields.get("instructions")
     prompt = "\n".join(content.texts([instructions, given]))
-    text, is_cut = content.answer(prompt, ask.seed, most)
+    text, is_cut = content.answer(prompt, request.seed, most)
     used, made = content.tokens(prompt), content.tokens(text)
     status = "incomplete" if is_cut else "completed"
     output: dict[str, Any] = {
-        "id": f"msg_{ask.number:08d}",
+        "id": f"msg_{request.number:08d}",
         "type": "message",
         "role": "assistant",
         "status": status,
         "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
     }
     reply: dict[str, Any] = {
-        "id": f"resp_{ask.number:08d}",
+        "id": f"resp_{request.number:08d}",
         "object": "response",
-        "created_at": int(ask.now),
+        "created_at": int(request.now),
         "status": status,
         "error": None,
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
@@ -139,15 +139,15 @@ def _responses(ask: Ask) -> Reply:
     return Reply(model, used, made, most or max(made, content.LONGEST_ANSWER), [document(reply)])
 
 
-def _embeddings(ask: Ask) -> Reply:
-    model = ask.model()
-    dimensions = ask.count("dimensions", _MOST_DIMENSIONS) or (3072 if "large" in model else 1536)
-    is_base64 = ask.fields.get("encoding_format") == "base64"
+def _embeddings(request: ProviderRequest) -> Reply:
+    model = request.model()
+    dimensions = request.count("dimensions", _MOST_DIMENSIONS) or (3072 if "large" in model else 1536)
+    is_base64 = request.fields.get("encoding_format") == "base64"
     used, data = 0, list[dict[str, Any]]()
-    for number, text in enumerate(_inputs(ask.fields.get("input"))):
-        # A text may come as tokens, which are numbers.
+    for number, text in enumerate(_inputs(request.fields.get("input"))):
+        # The input may be tokens instead of text.
         used += content.tokens(text) if isinstance(text, str) else len(text)
-        floats = content.vector(text if isinstance(text, str) else repr(text), ask.seed, dimensions)
+        floats = content.vector(text if isinstance(text, str) else repr(text), request.seed, dimensions)
         embedding = b64encode(floats).decode() if is_base64 else unpack(f"<{dimensions}f", floats)
         data.append({"object": "embedding", "index": number, "embedding": embedding})
     usage = {"prompt_tokens": used, "total_tokens": used}
@@ -177,12 +177,13 @@ def _are_tokens(value: Any) -> bool:
     return bool(items) and all(type(item) is int for item in items)
 
 
-def _images(ask: Ask) -> Reply:
-    model, prompt = ask.model(), ask.text("prompt")
-    count = ask.count("n", _MOST_IMAGES) or 1
+def _images(request: ProviderRequest) -> Reply:
+    model, prompt = request.model(), request.text("prompt")
+    count = request.count("n", _MOST_IMAGES) or 1
     used, made = content.tokens(prompt), count * _IMAGE_TOKENS
     data = [
-        {"b64_json": b64encode(content.picture(prompt, ask.seed, number)).decode()} for number in range(count)
+        {"b64_json": b64encode(content.picture(prompt, request.seed, number)).decode()}
+        for number in range(count)
     ]
     usage = {
         "input_tokens": used,
@@ -190,23 +191,23 @@ def _images(ask: Ask) -> Reply:
         "output_tokens": made,
         "total_tokens": used + made,
     }
-    reply = {"created": int(ask.now), "data": data, "output_format": "png", "usage": usage}
+    reply = {"created": int(request.now), "data": data, "output_format": "png", "usage": usage}
     return Reply(model, used, made, made, [document(reply)])
 
 
-def _speech(ask: Ask) -> Reply:
-    model, text = ask.model(), ask.text("input")
-    ask.text("voice")
+def _speech(request: ProviderRequest) -> Reply:
+    model, text = request.model(), request.text("input")
+    request.text("voice")
     if len(text) > _MOST_SPOKEN:
         raise Problem(
             "invalid", f"Invalid 'input': expected at most {_MOST_SPOKEN} characters.", param="input"
         )
-    if ask.fields.get("response_format") != "wav":
+    if request.fields.get("response_format") != "wav":
         raise Problem(
             "invalid", "Unsupported value: 'response_format' must be wav here.", param="response_format"
         )
     used = content.tokens(text)
-    return Reply(model, used, 0, 0, [content.sound(text, ask.seed)], media_type="audio/wav")
+    return Reply(model, used, 0, 0, [content.sound(text, request.seed)], media_type="audio/wav")
 
 
 # Keys, limits, errors
@@ -253,12 +254,12 @@ class OpenAI(Provider):
         return {"object": "list", "data": data}
 
     def error(self, problem: Problem, request_id: str) -> tuple[int, dict[str, Any]]:
-        status, kind, name, message = _said(problem)
+        status, kind, name, message = _error_fields(problem)
         error = {"message": message, "type": kind, "param": problem.param, "code": name}
         return status, {"error": error}
 
 
-def _said(problem: Problem) -> tuple[int, str, str | None, str]:
+def _error_fields(problem: Problem) -> tuple[int, str, str | None, str]:
     """Status, type, code and message of an error."""
     match problem.reason:
         case "invalid":
@@ -275,7 +276,7 @@ def _said(problem: Problem) -> tuple[int, str, str | None, str]:
         case "too_large":
             return 413, "invalid_request_error", None, problem.message
         case "rate":
-            return 429, *_refused(problem.model, problem.refusal)
+            return 429, *_rate_error(problem.model, problem.rejection)
         case "quota":
             message = "You exceeded your current quota, please check your plan and billing details."
             return 429, "insufficient_quota", "insufficient_quota", message
@@ -287,22 +288,23 @@ def _said(problem: Problem) -> tuple[int, str, str | None, str]:
             return 503, "server_error", None, message
 
 
-def _refused(model: str, refusal: Refusal | None) -> tuple[str, str, str]:
-    where = f"for {model} in organization org-simulator"
-    if refusal is None:
-        message = f"Rate limit reached {where}. Please try again in 1s. {_LEARN_MORE}"
+def _rate_error(model: str, rejection: Rejection | None) -> tuple[str, str, str]:
+    scope = f"for {model} in organization org-simulator"
+    if rejection is None:
+        message = f"Rate limit reached {scope}. Please try again in 1s. {_LEARN_MORE}"
         return "requests", "rate_limit_exceeded", message
-    name = _LIMIT_NAMES[refusal.limit]
+    name = _LIMIT_NAMES[rejection.limit]
     kind = "tokens" if "tokens" in name else "requests"
-    if math.isinf(refusal.wait):
+    if math.isinf(rejection.wait):
         message = (
-            f"Request too large {where} on {name}: Limit {refusal.allowed}, Requested {refusal.requested}. "
+            f"Request too large {scope} on {name}: Limit {rejection.allowed}, "
+            f"Requested {rejection.requested}. "
             f"The input or output tokens must be reduced in order to run successfully. {_LEARN_MORE}"
         )
     else:
         message = (
-            f"Rate limit reached {where} on {name}: Limit {refusal.allowed}, "
-            f"Used {refusal.allowed - refusal.remaining}, Requested {refusal.requested}. "
-            f"Please try again in {duration(refusal.wait)}. {_LEARN_MORE}"
+            f"Rate limit reached {scope} on {name}: Limit {rejection.allowed}, "
+            f"Used {rejection.allowed - rejection.remaining}, Requested {rejection.requested}. "
+            f"Please try again in {duration(rejection.wait)}. {_LEARN_MORE}"
         )
     return kind, "rate_limit_exceeded", message

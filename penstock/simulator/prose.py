@@ -1,7 +1,7 @@
-"""Prose for the simulator's answers: about the topic a prompt names, as long as was asked for.
+"""Text for the simulator's answers, about the topic and in the length that a prompt asks for.
 
-`prose.txt` has a piece for each of some topics, and one that fits any: a line is a sentence, an empty line
-ends a paragraph, `##` begins a section.
+`prose.txt` has an article for some topics and one for any other: one sentence per line, an empty line ends a
+paragraph, `##` begins a section.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ _ANYTHING = "anything"
 _QUOTED = re.compile(r"[\"“]([^\"“”\n]{1,200})[\"”]")
 _ABOUT = re.compile(r"\babout (?:an? |the )?([\w' -]{1,200})", re.IGNORECASE)
 _WORDS = re.compile(r"\b(\d{1,5}) words\b")
-_WORD_CHARACTERS = 5.6  # with the blank after it
-_SHORT = 200  # characters: an answer of that size is rather cut than left half empty
+_WORD_CHARACTERS = 5.6  # with the space after it
+_SHORT = 200  # characters: shorter answers are truncated instead of left half empty
 
 
 class _Paragraph(NamedTuple):
@@ -43,15 +43,16 @@ def _pieces() -> dict[str, tuple[_Paragraph, ...]]:
 
 
 def wanted_characters(prompt: str) -> int | None:
-    """How long an answer shall be, where the prompt says so: "in about 300 words"."""
+    """The length that the prompt asks for, as in "in about 300 words", if any."""
     found = _WORDS.findall(prompt)
     return round(int(found[-1]) * _WORD_CHARACTERS) if found else None
 
 
 def compose(prompt: str, most: int, chance: random.Random, *, is_long: bool) -> str:
-    """A text of at most so many characters about what the prompt names: last in quotes, or after "about".
+    """A text of at most `most` characters about the prompt's topic: its last quoted text, or the text after
+    "about".
 
-    A long one has paragraphs, and sections if the prompt shows with `##` that it knows them.
+    A long text has paragraphs, and sections if the prompt contains `##`.
     """
     topic = _topic(prompt)
     known = _known(topic)
@@ -70,7 +71,7 @@ def compose(prompt: str, most: int, chance: random.Random, *, is_long: bool) -> 
 
 def _topic(prompt: str) -> str | None:
     found = _QUOTED.findall(prompt) or _ABOUT.findall(prompt)
-    # A word of its own: what is asked for "in about 300 words" is no topic.
+    # Skip numbers: "about 300 words" is a length, not a topic.
     topics = [topic.strip() for topic in found if topic.strip() and not topic.strip()[0].isdigit()]
     return topics[-1] if topics else None
 
@@ -88,7 +89,7 @@ def _size(paragraphs: tuple[_Paragraph, ...]) -> int:
 
 
 def _filled(sentences: list[str], most: int, topic: str) -> str:
-    """One paragraph, as full as it gets."""
+    """One paragraph that fills the length."""
     text, number = "", 0
     while True:
         sentence = sentences[number % len(sentences)].replace("{topic}", topic)
@@ -100,7 +101,7 @@ def _filled(sentences: list[str], most: int, topic: str) -> str:
 
 
 def _article(paragraphs: list[_Paragraph], most: int, topic: str, *, has_sections: bool) -> str:
-    """Paragraphs in order, each shortened so that the last one still fits; or again from the beginning."""
+    """Paragraphs in order, each shortened so that all fit, repeated if there is room."""
     whole = _size(tuple(paragraphs))
     share = min(1.0, most / whole)
     parts: list[str] = []

@@ -1,4 +1,4 @@
-"""What the simulated providers have in common: requests that are checked, replies, and reasons to refuse."""
+"""Shared parts of the simulated providers: validated requests, replies and errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, cast
 
-from penstock.simulator.limits import Account, Refusal
+from penstock.simulator.limits import Account, Rejection
 
 Reason = Literal[
     "invalid",
@@ -24,13 +24,13 @@ Reason = Literal[
 ]
 
 MOST_TOKENS = 1_000_000
-"""No model writes more in one answer."""
+"""Maximum output tokens of any model."""
 
 _LONGEST_MODEL = 200
 
 
 class Problem(Exception):
-    """A request that gets an error for an answer."""
+    """An error response."""
 
     def __init__(
         self,
@@ -39,19 +39,19 @@ class Problem(Exception):
         *,
         param: str | None = None,
         model: str = "",
-        refusal: Refusal | None = None,
+        rejection: Rejection | None = None,
     ) -> None:
         super().__init__(message)
         self.reason: Reason = reason
         self.message = message
         self.param = param
         self.model = model
-        self.refusal = refusal
+        self.rejection = rejection
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A request: its fields, and what the answer needs besides."""
+class ProviderRequest:
+    """A parsed request, with seed, number and time for the answer."""
 
     fields: dict[str, Any]
     seed: int
@@ -67,7 +67,7 @@ class Ask:
         return model
 
     def text(self, name: str) -> str:
-        """A field that must be a text."""
+        """A required text field."""
         value = self.fields.get(name)
         if not isinstance(value, str) or not value:
             raise invalid(name, "a string", value)
@@ -106,38 +106,38 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a request is answered with, and what it is counted as."""
+    """The response of a request and its usage."""
 
     model: str
     input_tokens: int
     output_tokens: int
     most_output_tokens: int
-    """What is counted before the answer is known."""
+    """Output tokens to count before the answer is known."""
     parts: list[bytes]
     """One document, or the events of a stream."""
     is_stream: bool = False
     media_type: str = "application/json"
 
 
-Endpoint = Callable[[Ask], Reply]
+Endpoint = Callable[[ProviderRequest], Reply]
 
 
 class Provider(ABC):
-    """How a provider's API differs from the others'."""
+    """The API of a provider."""
 
     name: ClassVar[str]
     models: ClassVar[tuple[str, ...]]
-    """Those that are listed."""
+    """The listed models."""
     prefixes: ClassVar[tuple[str, ...]]
-    """A model whose name starts like this exists: names come faster than releases of this package."""
+    """Prefixes of accepted model names, so that new models work without an update."""
     request_id: ClassVar[str]
-    """The header that names a request."""
+    """The response header with the request id."""
     endpoints: ClassVar[Mapping[str, Endpoint]]
-    """Path → what answers a POST there, and counts."""
+    """Handlers of rate-limited POST requests by path."""
 
     @abstractmethod
     def key(self, headers: Mapping[str, str]) -> str:
-        """The key of a request, which must have one."""
+        """The key of a request. Raises Problem if it is missing."""
 
     @abstractmethod
     def error(self, problem: Problem, request_id: str) -> tuple[int, dict[str, Any]]:
@@ -145,7 +145,7 @@ class Provider(ABC):
 
     @abstractmethod
     def limit_headers(self, account: Account, now: float) -> dict[str, str]:
-        """How a response tells what is left."""
+        """The rate-limit headers of a response."""
 
     @abstractmethod
     def listing(self, models: list[str]) -> dict[str, Any]:
@@ -153,18 +153,18 @@ class Provider(ABC):
 
 
 def invalid(name: str, expected: str, value: object) -> Problem:
-    """A field that is missing or of the wrong kind."""
+    """An error for a missing field or a wrong type."""
     if value is None:
         return Problem("invalid", f"Missing required parameter: '{name}'.", param=name)
     return Problem("invalid", f"Invalid type for '{name}': expected {expected}.", param=name)
 
 
 def document(value: object) -> bytes:
-    """JSON as it is sent."""
+    """Encode as compact JSON."""
     return json.dumps(value, separators=(",", ":")).encode()
 
 
 def bearer(headers: Mapping[str, str]) -> str:
-    """The key in the header `authorization`, if there is one."""
+    """The bearer token in the header `authorization`, if any."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     return key.strip() if scheme.lower() == "bearer" else ""

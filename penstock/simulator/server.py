@@ -22,17 +22,17 @@ from penstock.simulator import tokens
 from penstock.simulator.anthropic import count_tokens
 from penstock.simulator.config import FAULTS, PROVIDERS, Fault, read
 from penstock.simulator.limits import HOUR, Account, Amount, Limits
-from penstock.simulator.provider import Ask, Problem, Provider, Reply, document
+from penstock.simulator.provider import Problem, Provider, ProviderRequest, Reply, document
 from penstock.simulator.sheets import API, SheetsConfig
 from penstock.simulator.simulator import Clock, Simulator, Slot
 
 MOST_BYTES = 32 * 1024 * 1024
-"""The largest body that is read; larger ones get status 413."""
+"""Maximum size of a body; larger ones get status 413."""
 
 _OPENAI, _ANTHROPIC = PROVIDERS
 _POSTS = {path: provider for provider in PROVIDERS for path in provider.endpoints}
 _COUNT_TOKENS, _MODELS, _CONTROL = "/v1/messages/count_tokens", "/v1/models", "/_simulator/"
-_PATIENCE = 600.0  # seconds that a request without an answer is kept open
+_TIMEOUT_SECONDS = 600.0  # how long a request with the fault `timeout` stays open
 _FASTEST = 100_000
 
 
@@ -54,13 +54,13 @@ async def serve(
     speed: float = 1,
     clock: Clock | None = None,
 ) -> AsyncGenerator[Simulator]:
-    """Run a simulator in this event loop, for as long as the block lasts. Port 0 is any that is free.
+    """Run a simulator in this event loop during the block. Port 0 picks a free port.
 
-    `limits` are for all models, or by `provider/model`, `provider` or `default`. `sheets` is how the Sheets
-    server behaves. `clock` gives the time in seconds, for tests that turn it by hand.
+    `limits`: for all models, or by `provider/model`, `provider` or `default`. `sheets`: configuration of the
+    Sheets server. `clock`: returns the time in seconds, for tests that control it.
     """
     if not 0 < speed <= _FASTEST:
-        raise Invalid(f"The speed is more than 0 and at most {_FASTEST:,}, and not {speed:g}.")
+        raise Invalid(f"speed must be more than 0 and at most {_FASTEST:,} (got {speed:g})")
     config = read(
         {
             "limits": limits,
@@ -84,12 +84,12 @@ async def serve(
             log_level="error",
             access_log=False,
             proxy_headers=False,
-            # A connection that closes while the client sends would look like a fault that nobody ordered.
+            # Closing a connection while the client sends would look like a fault.
             timeout_keep_alive=3600,
             timeout_graceful_shutdown=5,
         )
     )
-    # Not server.serve(): that takes over the process's signals, and looks only now and then whether to stop.
+    # Not server.serve(), which installs signal handlers and polls for its end.
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     await server.startup(sockets=[listener])
@@ -107,11 +107,11 @@ def _listen(host: str, port: int) -> socket.socket:
         address = None
     if address is None or not address.is_loopback:
         raise Invalid(
-            f"The simulator serves this machine only: it does not listen on {host!r}.",
+            f"the simulator listens on loopback addresses only (got {host!r})",
             hint="Use 127.0.0.1 or ::1.",
         )
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    # The protocol is named, or asyncio does not see that it is TCP and lets Nagle hold answers back (40 ms).
+    # Name the protocol, so that asyncio recognizes TCP and disables Nagle's delay of 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,7 +119,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return listener
     except (OSError, OverflowError) as error:
         listener.close()
-        raise PenstockError(f"The simulator cannot listen on {address}, port {port}: {error}") from error
+        raise PenstockError(f"cannot listen on {address}, port {port}: {error}") from error
 
 
 class _Server:
@@ -143,7 +143,7 @@ class _Server:
 
 
 class _Exchange:
-    """One request and its answer."""
+    """One request and its response."""
 
     def __init__(self, server: _Server, number: int, scope: Scope, receive: Receive, send: Send) -> None:
         self.simulator, self.closing = server.simulator, server.closing
@@ -166,7 +166,7 @@ class _Exchange:
             part = message.get("body", b"")
             size += len(part)
             if size <= MOST_BYTES:
-                # The rest is read all the same: a client that is still sending does not look for an answer.
+                # Read the rest anyway, because a client that is still sending does not read the response.
                 parts.append(part)
             more = message.get("more_body", False)
         return b"".join(parts) if size <= MOST_BYTES else None
@@ -194,8 +194,8 @@ class _Exchange:
             await self._work(provider, account, slot, reply)
         except Problem as problem:
             if slot is not None:
-                slot.end()  # before the client knows
-            await self._refuse(provider, problem, account)
+                slot.end()  # before the client gets the response
+            await self._send_error(provider, problem, account)
         finally:
             if slot is not None:
                 slot.end()
@@ -219,14 +219,14 @@ class _Exchange:
             raise Problem(
                 "invalid", "We could not parse the JSON body of your request: it must be an object."
             )
-        return endpoint(Ask(fields, self.simulator.seed, self.number, self.simulator.clock()))
+        return endpoint(ProviderRequest(fields, self.simulator.seed, self.number, self.simulator.clock()))
 
     async def _work(self, provider: Provider, account: Account, slot: Slot, reply: Reply) -> None:
         headers = provider.limit_headers(account, self.simulator.clock())
         fault = self.simulator.fault()
         if fault == "timeout":
-            # The provider did its work, and nobody will ever hear of it.
-            await self._wait_for_nobody()
+            # The provider did the work, but the client never gets the response.
+            await self._wait_for_disconnect()
         if fault is not None:
             slot.used = slot.used if fault == "timeout" else Amount.of(0, 0)
             raise Problem(FAULTS[fault], model=reply.model)
@@ -246,7 +246,7 @@ class _Exchange:
             await self._sleep(latency / len(parts))
             yield part
         await self._sleep(latency / len(parts))
-        # Before the client knows: its next request may be here at once, and needs the place.
+        # Before the client gets the end: its next request may arrive at once and needs the slot.
         slot.end()
         yield parts[-1]
 
@@ -256,9 +256,9 @@ class _Exchange:
                 async with asyncio.timeout(seconds / self.simulator.speed):
                     await self.closing.wait()
 
-    async def _wait_for_nobody(self) -> None:
+    async def _wait_for_disconnect(self) -> None:
         leaving = asyncio.ensure_future(self._left())
-        waiting = asyncio.ensure_future(self._sleep(_PATIENCE))
+        waiting = asyncio.ensure_future(self._sleep(_TIMEOUT_SECONDS))
         try:
             await asyncio.wait([leaving, waiting], return_when=asyncio.FIRST_COMPLETED)
             if leaving.done():
@@ -271,12 +271,12 @@ class _Exchange:
         while (await self.receive())["type"] != "http.disconnect":
             pass
 
-    async def _refuse(self, provider: Provider, problem: Problem, account: Account | None) -> None:
+    async def _send_error(self, provider: Provider, problem: Problem, account: Account | None) -> None:
         status, error = provider.error(problem, self._request_id)
         response = _json(error, status)
         if problem.reason == "rate" and account is not None:
             response.headers.update(provider.limit_headers(account, self.simulator.clock()))
-            wait = problem.refusal.wait if problem.refusal else 1.0
+            wait = problem.rejection.wait if problem.rejection else 1.0
             if math.isfinite(wait):
                 response.headers["retry-after"] = str(math.ceil(wait))
                 response.headers["retry-after-ms"] = str(math.ceil(wait * 1000))
@@ -294,7 +294,7 @@ class _Exchange:
     # Sheets
 
     async def keep_sheets(self) -> None:
-        """Answer as Google Sheets does."""
+        """Answer as Google Sheets."""
         body = await self._body()
         query = QueryParams(self.scope["query_string"]).multi_items()
         answer = self.simulator.sheets.respond(self.method, self.path, query, self.headers, body)
@@ -320,7 +320,7 @@ class _Exchange:
             case "POST", "config":
                 fields = _fields(body)
                 if fields is None:
-                    raise Invalid("The body must be a JSON object.")
+                    raise Invalid("the body must be a JSON object")
                 return _json(self.simulator.configure(**fields).model_dump())
             case "POST", "service-account":
                 return _json(self.simulator.sheets.service_account())
@@ -334,12 +334,12 @@ class _Exchange:
                 self.simulator.reset()
                 return _json(self.simulator.stats())
             case _:
-                message = f"There is no {self.method} {self.path}."
+                message = f"{self.method} {self.path} not found"
                 return _json({"error": {"message": message}}, 404)
 
     def _sheet(self, id: str) -> Response:
         if id not in self.simulator.sheets.spreadsheets:
-            return _json({"error": {"message": f"There is no spreadsheet {id}."}}, 404)
+            return _json({"error": {"message": f"spreadsheet {id} not found"}}, 404)
         wanted = QueryParams(self.scope["query_string"]).get("range", "A:ZZ")
         return _json({"id": id, "values": self.simulator.sheets.values(id, wanted)})
 
@@ -350,11 +350,11 @@ class _Exchange:
         with suppress(ValueError):
             if 0 < (seconds := float(given)) <= HOUR:
                 return seconds
-        raise Invalid(f"seconds is a number from 0 to {HOUR:.0f}.")
+        raise Invalid(f"seconds must be a number between 0 and {HOUR:.0f} (got {given!r})")
 
 
 def _json(value: object, status: int = 200) -> Response:
-    # Not Starlette's own: that cannot send back the halves of characters that JSON can spell.
+    # Not Starlette's JSONResponse, which cannot encode lone surrogates.
     return Response(document(value), status, media_type="application/json")
 
 
@@ -368,5 +368,5 @@ def _fields(body: bytes) -> dict[str, Any] | None:
 
 
 def _no_constant(name: str) -> None:
-    # Python reads NaN and Infinity, which are no JSON.
+    # Python's parser accepts NaN and Infinity, which are not JSON.
     raise ValueError(name)

@@ -1,7 +1,7 @@
-"""Google Sheets as it answers on the wire: spreadsheets in memory, tokens, quotas, and a count of what came.
+"""A simulated Google Sheets API: spreadsheets in memory, tokens, quotas and statistics.
 
-Quotas are counted as Google does: requests in a minute of the clock, for the project and for each user, reads
-and writes apart; the next minute they are all there again. Whoever comes over one gets 429, and is counted.
+Quotas work as Google's: requests per calendar minute, for the project and per user, for reads and writes
+separately. A request over a quota gets 429 and counts as a violation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from penstock.simulator import tokens
 from penstock.simulator.limits import MINUTE, Admission, Amount, Window
-from penstock.simulator.spreadsheets import Cell, Refusal, Sheet, Spreadsheet, formatted, imported, parsed
+from penstock.simulator.spreadsheets import Cell, Sheet, SheetsError, Spreadsheet, formatted, imported, parsed
 from penstock.sources import a1
 
 Fault = Literal["429", "500", "503", "timeout"]
@@ -34,7 +34,7 @@ _Seconds = Annotated[float, Field(ge=0, le=3600)]
 
 
 class SheetsConfig(BaseModel):
-    """How the Sheets server behaves: Google's quotas, unless told otherwise."""
+    """The behavior of the Sheets server. Defaults are Google's quotas."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -43,48 +43,48 @@ class SheetsConfig(BaseModel):
     writes_per_minute: _Quota = 300
     writes_per_minute_per_user: _Quota = 60
     largest_request: int = Field(default=2 << 20, ge=1)
-    """Bytes. A larger one is refused, and counted."""
+    """Maximum bytes of a request. A larger one is rejected and counts as a violation."""
     longest_seconds: float = Field(default=180, gt=0)
-    """A request that would take longer ends with 504. What it was to write is written."""
+    """A request that would take longer gets 504, although its writes happen."""
     faults: dict[Fault, _Share] = {}
-    """The share of requests that are within the quotas, and fail all the same. A `timeout` did its work."""
+    """The share of requests within the quotas that fail. With `timeout`, the writes happen."""
     latency: tuple[_Seconds, _Seconds] = (0, 0)
 
     @field_validator("faults")
     @classmethod
     def _at_most_all(cls, value: dict[Fault, float]) -> dict[Fault, float]:
         if sum(value.values()) > 1:
-            raise ValueError("the shares are more than 1 together")
+            raise ValueError("the shares add up to more than 1")
         return value
 
 
 class SheetsStats(TypedDict):
-    """What the Sheets server has seen."""
+    """Statistics of the Sheets server."""
 
     calls: dict[str, int]
-    """Requests by what they count as, read or write, refused ones too."""
+    """Requests by metric (read or write), including rejected ones."""
     statuses: dict[str, int]
     faults: dict[str, int]
     tokens: int
     cells_written: int
     rows_written: int
     rows_written_again: int
-    """Rows that were written once more with the same values."""
+    """Rows written again with the same values."""
     rows_changed: int
-    """Rows that were written once more with other values."""
+    """Rows written again with other values."""
     formulas: int
-    """Texts that became formulas."""
+    """Written texts that became formulas."""
     violations: dict[str, int]
     violation_count: int
     max_requests_60s: dict[str, int]
-    """The most in any 60 seconds, by metric, for the project and for its busiest user."""
+    """The maximum in any 60 seconds by metric, for the project and its busiest user."""
     largest_request: int
     largest_answer: int
 
 
 @dataclass(slots=True)
-class Answer:
-    """What a request is answered with, after so many seconds."""
+class SheetsResponse:
+    """A response, and the seconds after which to send it."""
 
     status: int
     document: dict[str, Any]
@@ -97,7 +97,7 @@ class _Counts:
     statuses: Counter[str] = field(default_factory=Counter[str])
     faults: Counter[str] = field(default_factory=Counter[str])
     violations: Counter[str] = field(default_factory=Counter[str])
-    # By metric and user: what was used in which minute, and the last 60 seconds.
+    # By metric and user: the minute and its usage, and the last 60 seconds.
     minutes: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict[Any, Any])
     windows: dict[tuple[str, str], Window] = field(default_factory=dict[Any, Any])
     # By spreadsheet, sheet, row and column.
@@ -112,7 +112,7 @@ class _Counts:
 
 
 class SheetsServer:
-    """Spreadsheets, their users, and what was seen of them."""
+    """Spreadsheets, users and statistics."""
 
     def __init__(self, config: Callable[[], SheetsConfig], clock: Callable[[], float], seed: int) -> None:
         self._config, self._clock, self._seed = config, clock, seed
@@ -121,39 +121,39 @@ class SheetsServer:
         self.reset()
 
     def reset(self) -> None:
-        """Forget what was counted. Spreadsheets and users stay."""
+        """Reset the statistics. Keeps spreadsheets and users."""
         self._counts = _Counts()
         self.tokens.count = 0
         self._fault_chance, self._latency_chance = random.Random(self._seed), random.Random(self._seed)
 
-    # What a test or a demo sets up
+    # Set up by tests and demos
 
     def add(
         self, id: str, sheets: Mapping[str, Iterable[Sequence[Cell]]], *, title: str | None = None
     ) -> Spreadsheet:
-        """A spreadsheet with these sheets, in place of any with the same id."""
+        """Add or replace a spreadsheet."""
         made = self.spreadsheets[id] = Spreadsheet.of(id, title or id, sheets)
         return made
 
     def load(self, id: str, lines: Iterable[str], sheet: str = "Sheet1") -> Spreadsheet:
-        """A spreadsheet from lines of CSV."""
+        """Add a spreadsheet from lines of CSV."""
         return self.add(id, {sheet: imported(lines)})
 
     def service_account(self, name: str = "robot") -> dict[str, Any]:
-        """The contents of a service account's file."""
+        """Create a service account. Returns the content of its credentials file."""
         return self.tokens.service_account(name)
 
     def user(self, email: str) -> dict[str, Any]:
-        """The contents of a user's file."""
+        """Create a user. Returns the content of its credentials file."""
         return self.tokens.user(email)
 
     def values(self, id: str, range: str) -> list[list[Cell]]:
-        """What is in a range now."""
+        """The current values of a range."""
         area = a1.parse(range)
         return self.spreadsheets[id].find(area).values(area)
 
     def stats(self) -> SheetsStats:
-        """What was seen."""
+        """The statistics."""
         counts = self._counts
         most: dict[str, int] = {}
         for (metric, who), window in counts.windows.items():
@@ -176,7 +176,7 @@ class SheetsServer:
             "largest_answer": counts.largest_answer,
         }
 
-    # What the server asks
+    # Called by the server
 
     def respond(
         self,
@@ -185,14 +185,14 @@ class SheetsServer:
         query: Sequence[tuple[str, str]],
         headers: Mapping[str, str],
         body: bytes | None,
-    ) -> Answer:
-        """Answer a request."""
+    ) -> SheetsResponse:
+        """SheetsResponse a request."""
         if path == tokens.PATH:
-            return Answer(*self.tokens.grant(method, body or b""))
+            return SheetsResponse(*self.tokens.grant(method, body or b""))
         try:
             answer = self._answer(method, path.removeprefix(API), query, headers, body)
-        except Refusal as refusal:
-            answer = Answer(refusal.status, refusal.body())
+        except SheetsError as error:
+            answer = SheetsResponse(error.status, error.body())
         self._counts.statuses[str(answer.status)] += 1
         return answer
 
@@ -203,34 +203,34 @@ class SheetsServer:
         query: Sequence[tuple[str, str]],
         headers: Mapping[str, str],
         body: bytes | None,
-    ) -> Answer:
+    ) -> SheetsResponse:
         counts, config = self._counts, self._config()
         user = self.tokens.owner(headers)
         if user is None:
-            raise Refusal(401, "Request had invalid authentication credentials.", "ACCESS_TOKEN_EXPIRED")
+            raise SheetsError(401, "Request had invalid authentication credentials.", "ACCESS_TOKEN_EXPIRED")
         work, metric = self._route(method, path, query, user, body)
         counts.calls[metric] += 1
         self._admit(metric, user)
         if body is None or len(body) > config.largest_request:
             counts.violations["request_bytes"] += 1
-            raise Refusal(413, f"Request payload size exceeds the limit: {config.largest_request} bytes.")
+            raise SheetsError(413, f"Request payload size exceeds the limit: {config.largest_request} bytes.")
         counts.largest_request = max(counts.largest_request, len(body))
         fault = self._fault(config)
         match fault:
             case "429":
-                raise Refusal(429, _quota_words(metric, "minute per user"), "RATE_LIMIT_EXCEEDED")
+                raise SheetsError(429, _quota_words(metric, "minute per user"), "RATE_LIMIT_EXCEEDED")
             case "500":
-                raise Refusal(500, "Internal error encountered.")
+                raise SheetsError(500, "Internal error encountered.")
             case "503":
-                raise Refusal(503, "The service is currently unavailable.")
+                raise SheetsError(503, "The service is currently unavailable.")
             case "timeout" | None:
                 document = work()
         counts.largest_answer = max(counts.largest_answer, len(json.dumps(document)))
         seconds = math.inf if fault else self._latency_chance.uniform(*config.latency)
         if seconds >= config.longest_seconds:
-            late = Refusal(504, "Deadline expired before operation could complete.")
-            return Answer(late.status, late.body(), config.longest_seconds)
-        return Answer(200, document, seconds)
+            late = SheetsError(504, "Deadline expired before operation could complete.")
+            return SheetsResponse(late.status, late.body(), config.longest_seconds)
+        return SheetsResponse(200, document, seconds)
 
     def _fault(self, config: SheetsConfig) -> Fault | None:
         chance = self._fault_chance.random()
@@ -254,7 +254,7 @@ class SheetsServer:
             used.append(number if at == minute else 0)
             if used[-1] >= getattr(self._config(), name):
                 counts.violations[name] += 1
-                raise Refusal(429, _quota_words(metric, words), "RATE_LIMIT_EXCEEDED")
+                raise SheetsError(429, _quota_words(metric, words), "RATE_LIMIT_EXCEEDED")
         for (who, _, _), number in zip(limits, used, strict=True):
             counts.minutes[metric, who] = (minute, number + 1)
             window = counts.windows.setdefault((metric, who), Window(MINUTE))
@@ -265,7 +265,7 @@ class SheetsServer:
     def _route(
         self, method: str, path: str, query: Sequence[tuple[str, str]], user: str, body: bytes | None
     ) -> tuple[_Work, Metric]:
-        """What a request is to do, and what it counts as. Nothing is done yet."""
+        """The operation of a request, not yet executed, and its metric."""
         found = _PATH.fullmatch(path)
         id, structure, verb, single = found.groups() if found else ("", None, "", None)
         options = dict(query)
@@ -282,22 +282,22 @@ class SheetsServer:
             case "POST", ":batchUpdate", None, None:
                 return lambda: _grown(self._open(id, user, "write"), _fields(body)), "write"
             case _:
-                raise Refusal(404, "The requested URL was not found on this server.")
+                raise SheetsError(404, "The requested URL was not found on this server.")
 
     def _open(self, id: str, user: str, metric: Metric) -> Spreadsheet:
         spreadsheet = self.spreadsheets.get(id)
         if spreadsheet is None:
-            raise Refusal(404, "Requested entity was not found.")
+            raise SheetsError(404, "Requested entity was not found.")
         if not spreadsheet.may(user, metric):
-            raise Refusal(403, "The caller does not have permission")
+            raise SheetsError(403, "The caller does not have permission")
         return spreadsheet
 
     def _batch_update(self, spreadsheet: Spreadsheet, fields: dict[str, Any]) -> dict[str, Any]:
         option, data = fields.get("valueInputOption"), fields.get("data")
         if option not in ("RAW", "USER_ENTERED"):
-            raise Refusal(400, "'valueInputOption' is required but not specified")
+            raise SheetsError(400, "'valueInputOption' is required but not specified")
         writes: list[tuple[Sheet, a1.Range, list[list[Cell]]]] = []
-        # All of them are right, or none is done.
+        # Validate all writes before executing any.
         for item in cast("list[Any]", data) if isinstance(data, list) else [None]:
             match item:
                 case {"range": str(text), "values": values}:
@@ -305,7 +305,7 @@ class SheetsServer:
                     sheet = spreadsheet.find(area)
                     writes.append((sheet, area, sheet.check(area, values)))
                 case _:
-                    raise Refusal(400, "Invalid value at 'data'")
+                    raise SheetsError(400, "Invalid value at 'data'")
         responses = [self._write(spreadsheet, *write, option == "USER_ENTERED") for write in writes]
         return {
             "spreadsheetId": spreadsheet.id,
@@ -353,7 +353,7 @@ def _described(spreadsheet: Spreadsheet) -> dict[str, Any]:
 
 def _got(spreadsheet: Spreadsheet, text: str, options: Mapping[str, str]) -> dict[str, Any]:
     if options.get("majorDimension", "ROWS") != "ROWS":
-        raise Refusal(400, "The simulator has rows only.")
+        raise SheetsError(400, "The simulator has rows only.")
     area = parsed(text)
     sheet = spreadsheet.find(area)
     clipped = sheet.clipped(area)
@@ -364,7 +364,7 @@ def _got(spreadsheet: Spreadsheet, text: str, options: Mapping[str, str]) -> dic
         case "FORMATTED_VALUE":
             values = [[formatted(cell) for cell in row] for row in values]
         case other:
-            raise Refusal(400, f"Invalid value at 'value_render_option', \"{other}\"")
+            raise SheetsError(400, f"Invalid value at 'value_render_option', \"{other}\"")
     found: dict[str, Any] = {"range": str(clipped), "majorDimension": "ROWS"}
     return found | ({"values": values} if values else {})
 
@@ -385,10 +385,10 @@ def _grown(spreadsheet: Spreadsheet, fields: dict[str, Any]) -> dict[str, Any]:
                 id = cast("dict[str, Any]", rest).get("sheetId", 0)
                 sheet = next((sheet for sheet in spreadsheet.sheets if sheet.id == id), None)
                 if sheet is None or length < 1:
-                    raise Refusal(400, f"Invalid requests[0].appendDimension: No grid with id: {id}")
+                    raise SheetsError(400, f"Invalid requests[0].appendDimension: No grid with id: {id}")
                 changes.append((sheet, side, length))
             case _:
-                raise Refusal(400, "The simulator has appendDimension only.")
+                raise SheetsError(400, "The simulator has appendDimension only.")
     for sheet, side, length in changes:
         if side == "ROWS":
             sheet.rows += length
@@ -403,7 +403,7 @@ def _fields(body: bytes | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):
-        raise Refusal(400, "Invalid JSON payload received. Unexpected token.")
+        raise SheetsError(400, "Invalid JSON payload received. Unexpected token.")
     return cast("dict[str, Any]", value)
 
 

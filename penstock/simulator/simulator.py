@@ -1,4 +1,4 @@
-"""The simulator itself, without HTTP: who may do what when, and what was seen."""
+"""The simulator without HTTP: admission of requests and statistics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypedDict
 
 from penstock.simulator import tokens
 from penstock.simulator.config import FAULTS, Config, Fault, read
-from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Refusal
+from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Rejection
 from penstock.simulator.provider import Problem, Provider, Reply
 from penstock.simulator.sheets import SheetsServer, SheetsStats
 
@@ -20,7 +20,7 @@ _VIOLATIONS_KEPT = 1000
 
 
 class Violation(TypedDict):
-    """A request that came too early, or beside too many others."""
+    """A request that exceeded a limit."""
 
     at: float
     provider: str
@@ -32,7 +32,7 @@ class Violation(TypedDict):
 
 
 class Stats(TypedDict):
-    """What a simulator has seen since it started or was reset. Times are its own clock's."""
+    """Statistics since the start or the last reset. Times are of the simulator's clock."""
 
     now: float
     seconds: float
@@ -46,13 +46,13 @@ class Stats(TypedDict):
 
 
 def running_clock(speed: float) -> Clock:
-    """Starts at the present time, and runs so many times as fast."""
+    """A clock that starts now and runs at `speed` times real time."""
     started, began = time.time(), time.monotonic()
     return lambda: started + (time.monotonic() - began) * speed
 
 
 class Slot:
-    """A request in flight. It ends once, however often that is said."""
+    """A request in flight. `end` is idempotent."""
 
     def __init__(self, account: Account, admission: Admission, used: Amount, clock: Clock) -> None:
         self.account = account
@@ -61,14 +61,14 @@ class Slot:
         self._clock = clock
 
     def end(self) -> None:
-        """It has ended: count what it really used."""
+        """End the request and count its actual usage."""
         if self._admission is not None:
             self.account.settle(self._admission, self.used, self._clock())
             self._admission = None
 
 
 class Simulator:
-    """A simulator: where it listens, what it has seen, and how to change it."""
+    """A simulator: URLs, statistics and configuration."""
 
     def __init__(
         self, config: Config, *, seed: int = 0, speed: float = 1, clock: Clock | None = None
@@ -79,12 +79,12 @@ class Simulator:
         self.clock = clock or running_clock(speed)
         self._url = ""
         self.sheets = SheetsServer(lambda: self.config.sheets, self.clock, seed)
-        """The Sheets server: what is in it, and who may use it."""
+        """The Sheets server: spreadsheets and users."""
         self.reset()
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The base URL of the server."""
         return self._url
 
     @url.setter
@@ -109,16 +109,16 @@ class Simulator:
 
     @property
     def token_url(self) -> str:
-        """Where a Sheets client gets its tokens."""
+        """The token URL of a Sheets client."""
         return self.sheets.tokens.url
 
     @property
     def control_url(self) -> str:
-        """Where stats, config and reset are."""
+        """The base URL of stats, config and reset."""
         return f"{self.url}/_simulator"
 
     def reset(self) -> None:
-        """Forget what was seen and what is in flight. All limits are full, and chance begins again."""
+        """Reset statistics, requests in flight, limits and random numbers."""
         self.started = self.clock()
         self.accounts: dict[tuple[str, str, str], Account] = {}
         self.requests = 0
@@ -127,12 +127,12 @@ class Simulator:
         self.violation_count = 0
         self.violations: deque[Violation] = deque(maxlen=_VIOLATIONS_KEPT)
         self._paid: Counter[tuple[str, str]] = Counter()
-        # One each, so that another latency does not move the faults.
+        # Separate generators, so that changing the latency does not change the faults.
         self._fault_chance, self._latency_chance = random.Random(self.seed), random.Random(self.seed)
         self.sheets.reset()
 
     def configure(self, /, **changes: Any) -> Config:
-        """Change some of the config from now on."""
+        """Change parts of the configuration."""
         self.config = read({**self.config.model_dump(), **changes})
         now = self.clock()
         for account in self.accounts.values():
@@ -140,7 +140,7 @@ class Simulator:
         return self.config
 
     def stats(self, seconds: float | None = None) -> Stats:
-        """What was seen. Used capacity is that of the whole time, or of the last seconds, at most 3600."""
+        """The statistics. Used capacity covers the whole time, or the last `seconds`, at most 3600."""
         now = self.clock()
         return {
             "now": now,
@@ -157,14 +157,14 @@ class Simulator:
             "sheets": self.sheets.stats(),
         }
 
-    # What the server asks
+    # Called by the server
 
     def models(self, provider: Provider) -> list[str]:
-        """The models of a provider that are listed."""
+        """The listed models of a provider."""
         return list(dict.fromkeys([*provider.models, *self.config.models_of(provider.name)]))
 
     def expect(self, provider: Provider, model: str) -> None:
-        """Refuse a model that the provider does not have."""
+        """Raise Problem if the provider does not have the model."""
         if not model.startswith(provider.prefixes) and model not in self.models(provider):
             raise Problem("no_model", model=model)
 
@@ -172,7 +172,7 @@ class Simulator:
         """The account of a key for a model."""
         found = self.accounts.get((provider.name, model, key))
         if found is None:
-            # Somebody may have sent a real key: it is never shown.
+            # Shows only the end of the key, which may be real.
             found = self.accounts[provider.name, model, key] = Account(
                 provider.name,
                 model,
@@ -183,19 +183,19 @@ class Simulator:
         return found
 
     def admit(self, account: Account, reply: Reply, key: str) -> Slot:
-        """Let a request in, or refuse it for lack of money or because of a limit."""
+        """Admit a request. Raises Problem if the quota is exhausted or a limit is exceeded."""
         payer, now = (account.provider, key), self.clock()
         most = self.config.quota_exhausted_after
         if self.config.quota_exhausted or (most is not None and self._paid[payer] >= most):
             raise Problem("quota")
         found = account.admit(Amount.of(reply.input_tokens, reply.most_output_tokens), now)
-        if isinstance(found, Refusal):
+        if isinstance(found, Rejection):
             self._record(account, found, now)
-            raise Problem("rate", model=account.model, refusal=found)
+            raise Problem("rate", model=account.model, rejection=found)
         self._paid[payer] += 1
         return Slot(account, found, Amount.of(reply.input_tokens, reply.output_tokens), self.clock)
 
-    def _record(self, account: Account, refusal: Refusal, now: float) -> None:
+    def _record(self, account: Account, rejection: Rejection, now: float) -> None:
         self.violation_count += 1
         self.violations.append(
             {
@@ -203,14 +203,14 @@ class Simulator:
                 "provider": account.provider,
                 "model": account.model,
                 "key": account.key,
-                "limit": refusal.limit,
-                "requested": refusal.requested,
-                "remaining": refusal.remaining,
+                "limit": rejection.limit,
+                "requested": rejection.requested,
+                "remaining": rejection.remaining,
             }
         )
 
     def fault(self) -> Fault | None:
-        """The fault of the next request, if it has one."""
+        """The fault of the next request, if any."""
         chance = self._fault_chance.random()
         for fault in FAULTS:
             chance -= self.config.faults.get(fault, 0.0)
@@ -220,5 +220,5 @@ class Simulator:
         return None
 
     def latency(self) -> float:
-        """How long the next request takes, in seconds."""
+        """Duration of the next request in seconds."""
         return self._latency_chance.uniform(*self.config.latency)

@@ -1,4 +1,4 @@
-"""Spreadsheets in memory, as Google Sheets keeps them."""
+"""Spreadsheets in memory."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _STATUSES = {
 }  # fmt: skip
 
 
-class Refusal(Exception):
-    """A request that gets an error for an answer."""
+class SheetsError(Exception):
+    """An error response."""
 
     def __init__(self, status: int, message: str, reason: str | None = None) -> None:
         super().__init__(message)
         self.status, self.message, self.reason = status, message, reason
 
     def body(self) -> dict[str, Any]:
-        """As Google words it."""
+        """The body in Google's format."""
         error: dict[str, Any] = {
             "code": self.status,
             "message": self.message,
@@ -46,7 +46,7 @@ class Refusal(Exception):
 
 @dataclass(slots=True)
 class Sheet:
-    """One sheet: its cells, and how many rows and columns there are for them."""
+    """One sheet with its cells and grid size."""
 
     id: int
     title: str
@@ -55,7 +55,7 @@ class Sheet:
     columns: int = 26
 
     def values(self, area: a1.Range) -> list[list[Cell]]:
-        """What is in a range: without the empty cells at the end of rows, and the empty rows at the end."""
+        """The values of a range, without empty cells at the end of rows and empty rows at the end."""
         top, left, bottom, right = area.top or 1, area.left or 1, area.bottom, area.right
         found = [row[left - 1 : right] for row in self.cells[top - 1 : bottom]]
         for row in found:
@@ -66,7 +66,7 @@ class Sheet:
         return [["" if cell is None else cell for cell in row] for row in found]
 
     def clipped(self, area: a1.Range) -> a1.Range:
-        """A range within the grid. Refuses one that begins outside of it."""
+        """Limit a range to the grid. Raises if it begins outside."""
         top, left = area.top or 1, area.left or 1
         if top > self.rows or left > self.columns:
             raise self._beyond(area)
@@ -77,24 +77,24 @@ class Sheet:
         return a1.Range(self.title, top, left, bottom, right)
 
     def check(self, area: a1.Range, values: Any) -> list[list[Cell]]:
-        """The values of a write, if all of them are right and fit into its range."""
+        """Validate the values of a write and their range."""
         rows = cast("list[list[Any]]", values) if _are_lists(values) else None
         if rows is None:
-            raise Refusal(400, "Invalid value at 'data.values'")
+            raise SheetsError(400, "Invalid value at 'data.values'")
         for cell in (cell for row in rows for cell in row):
             if not (cell is None or isinstance(cell, str | int | float)):
-                raise Refusal(400, "Invalid values: struct_value")
+                raise SheetsError(400, "Invalid values: struct_value")
             if isinstance(cell, str) and len(cell) > _LONGEST_CELL:
                 words = f"more than the maximum of {_LONGEST_CELL} characters in a single cell."
-                raise Refusal(400, f"Your input contains {words}")
+                raise SheetsError(400, f"Your input contains {words}")
         bottom = (area.top or 1) + len(rows) - 1
         right = (area.left or 1) + max((len(row) for row in rows), default=0) - 1
         if area.bottom is not None and bottom > area.bottom:
             words = f"tried writing to row [{area.bottom + 1}]"
-            raise Refusal(400, f"Requested writing within range [{area}], but {words}")
+            raise SheetsError(400, f"Requested writing within range [{area}], but {words}")
         if area.right is not None and right > area.right:
             words = f"tried writing to column [{a1.letters(area.right + 1)}]"
-            raise Refusal(400, f"Requested writing within range [{area}], but {words}")
+            raise SheetsError(400, f"Requested writing within range [{area}], but {words}")
         if max(bottom, area.bottom or 0) > self.rows or max(right, area.right or 0) > self.columns:
             raise self._beyond(area)
         return rows
@@ -108,19 +108,19 @@ class Sheet:
         line[column - 1] = value
 
     def properties(self, index: int) -> dict[str, Any]:
-        """As spreadsheets.get shows it."""
+        """The properties in spreadsheets.get."""
         grid = {"rowCount": self.rows, "columnCount": self.columns}
         found = {"sheetId": self.id, "title": self.title, "index": index, "sheetType": "GRID"}
         return {"properties": {**found, "gridProperties": grid}}
 
-    def _beyond(self, area: a1.Range) -> Refusal:
+    def _beyond(self, area: a1.Range) -> SheetsError:
         words = f"exceeds grid limits. Max rows: {self.rows}, max columns: {self.columns}"
-        return Refusal(400, f"Range ({area}) {words}")
+        return SheetsError(400, f"Range ({area}) {words}")
 
 
 @dataclass(slots=True)
 class Spreadsheet:
-    """A spreadsheet, and who may do what with it (None: everybody)."""
+    """A spreadsheet with its readers and writers (None for everyone)."""
 
     id: str
     title: str
@@ -130,45 +130,45 @@ class Spreadsheet:
 
     @classmethod
     def of(cls, id: str, title: str, sheets: Mapping[str, Iterable[Sequence[Cell]]]) -> Spreadsheet:
-        """A spreadsheet with these rows, and as many empty ones as a new one has."""
+        """A spreadsheet with these rows, in a grid at least as large as a new sheet's."""
         made: list[Sheet] = []
         for number, (name, rows) in enumerate(sheets.items()):
             cells = [list(row) for row in rows]
             width = max((len(row) for row in cells), default=0)
             made.append(Sheet(number, name, cells, max(1000, len(cells)), max(26, width)))
         if not made or sum(sheet.rows * sheet.columns for sheet in made) > _MOST_CELLS:
-            raise Invalid(f"a spreadsheet has at least one sheet, and at most {_MOST_CELLS:,} cells")
+            raise Invalid(f"a spreadsheet must have at least one sheet and at most {_MOST_CELLS:,} cells")
         return cls(id, title, made)
 
     def find(self, area: a1.Range) -> Sheet:
-        """The sheet a range is of: the first, if it names none."""
+        """The sheet of a range. Default: the first."""
         for sheet in self.sheets:
             if area.sheet is None or sheet.title.lower() == area.sheet.lower():
                 return sheet
-        raise Refusal(400, f"Unable to parse range: {area}")
+        raise SheetsError(400, f"Unable to parse range: {area}")
 
     def may(self, user: str, verb: str) -> bool:
-        """Whether a user may read or write it."""
+        """Whether a user may read or write the spreadsheet."""
         if verb == "write":
             return self.writers is None or user in self.writers
         return self.readers is None or user in self.readers | (self.writers or set())
 
 
 def parsed(text: str) -> a1.Range:
-    """A range from a request."""
+    """Parse a range of a request."""
     try:
         return a1.parse(text)
     except Invalid:
-        raise Refusal(400, f"Unable to parse range: {text}") from None
+        raise SheetsError(400, f"Unable to parse range: {text}") from None
 
 
 def imported(lines: Iterable[str]) -> list[list[Cell]]:
-    """Rows of CSV as Google imports them: what looks like a number is one."""
+    """Import CSV rows as Google does, with numbers detected."""
     return [[_value(text) for text in row] for row in csv.reader(lines)]
 
 
 def formatted(cell: Cell) -> str:
-    """A cell as it is shown."""
+    """The displayed text of a cell."""
     return str(cell).upper() if isinstance(cell, bool) else str(cell)
 
 

@@ -1,4 +1,4 @@
-"""Google's token endpoint: service accounts that sign, users who consented, and the tokens they get."""
+"""Google's token endpoint: service accounts, authorized users and their tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SECONDS = 3600
 
 
 class Tokens:
-    """Who may have a token, and whose each is."""
+    """Accounts and their tokens."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -31,7 +31,7 @@ class Tokens:
         self._tokens: dict[str, tuple[str, float]] = {}
 
     def service_account(self, name: str) -> dict[str, Any]:
-        """The contents of a service account's file, with a key of its own."""
+        """Create a service account. Returns the content of its credentials file."""
         key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         email = f"{name}@{PROJECT}.iam.gserviceaccount.com"
         self._keys[email] = key.public_key()
@@ -49,7 +49,7 @@ class Tokens:
         }
 
     def user(self, email: str) -> dict[str, Any]:
-        """The contents of a user's file, as a consent gives it."""
+        """Create a user. Returns the content of the credentials file of an authorized user."""
         refresh, secret = secrets.token_urlsafe(), secrets.token_urlsafe()
         self._users[refresh] = (email, secret)
         return {
@@ -61,23 +61,23 @@ class Tokens:
         }
 
     def issue(self, email: str) -> str:
-        """A token."""
+        """Issue a token."""
         token = f"ya29.{secrets.token_urlsafe(24)}"
         self._tokens[token] = (email, self._clock() + _SECONDS)
         return token
 
     def expire(self) -> None:
-        """No token is valid any more."""
+        """Expire all tokens."""
         self._tokens.clear()
 
     def owner(self, headers: Mapping[str, str]) -> str | None:
-        """Whose token a request carries, if it is valid."""
+        """The owner of a request's token, if it is valid."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         email, expires = self._tokens.get(token.strip(), ("", 0.0))
         return email if scheme.lower() == "bearer" and expires > self._clock() else None
 
     def grant(self, method: str, body: bytes) -> tuple[int, dict[str, Any]]:
-        """Status and body of an answer to a request for a token."""
+        """Answer a token request with status and body."""
         form = {name: values[0] for name, values in parse_qs(body.decode("utf-8", "replace")).items()}
         try:
             match form.get("grant_type") if method == "POST" else None:
@@ -125,4 +125,4 @@ class Tokens:
 
 
 class _Denied(Exception):
-    """No token."""
+    """A rejected token request."""

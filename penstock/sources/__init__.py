@@ -1,15 +1,15 @@
-"""Tables to read from and to write to: CSV, TSV, XLSX and JSONL, as a stream, in bounded memory.
+"""Reads and writes tables as CSV, TSV, XLSX and JSONL: row by row, in bounded memory.
 
     with sources.open("ideas.csv") as source:
         source.columns                     # ["title", "seconds"]
-        for row in source:                 # from the beginning, each time
+        for row in source:                 # each iteration starts at the beginning
             row.number, row.data           # 2, {"title": "Otters", "seconds": "5"}
-            row.problem                    # None, or why this row cannot be read: line, column, code, message
+            row.problem                    # None, or why this row is invalid: line, column, code, message
 
     with open("results.xlsx", "wb") as out:
         sources.write(rows, ["title", "url"], "xlsx", out)
 
-What is accepted, and how it is understood: docs/sources.md.
+docs/sources.md describes the accepted files.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from penstock.sources.writers import FORMATS as WRITTEN
 from penstock.sources.writers import Writer, safe, writer
 
 FORMATS = ("csv", "tsv", "xlsx", "jsonl")
-"""What can be read."""
+"""Formats that can be read."""
 
 _ENDINGS = {".csv": "csv", ".txt": "csv", ".tsv": "tsv", ".tab": "tsv", ".xlsx": "xlsx", ".xlsm": "xlsx",
             ".jsonl": "jsonl", ".ndjson": "jsonl"}  # fmt: skip
@@ -49,11 +49,11 @@ def open(
     rename: Mapping[str, str] | None = None,
     name: str | None = None,
 ) -> Source:
-    """Open a table. What is not said is found out: the format by name and content, encoding and delimiter by
-    content; where that is not certain, it is refused and not guessed.
+    """Open a table. Omitted options are detected: the format from name and content, encoding and delimiter
+    from the content. Raises Invalid where the content is ambiguous.
 
-    `rename` gives columns other names: `{"Video title": "title"}`. `header=False`: the first row is like the
-    others, and the columns are `column_1`, `column_2`, … A file that was opened by the caller stays open.
+    `rename` renames columns: `{"Video title": "title"}`. `header=False`: the first row is data, and the
+    columns are named `column_1`, `column_2`, … A file object that the caller opened stays open.
     """
     path = Path(file) if isinstance(file, str | Path) else None
     binary = _opened(path) if path else _seekable(cast("BinaryIO", file))
@@ -65,10 +65,10 @@ def open(
         for option, fits in (("sheet", chosen == "xlsx"), ("delimiter", chosen in ("csv", "tsv")),
                              ("encoding", chosen != "xlsx")):  # fmt: skip
             if locals()[option] is not None and not fits:
-                raise Invalid(f"{option} is not for {chosen}", details={"field": option})
+                raise Invalid(f"{option} cannot be used with {chosen}", details={"field": option})
         match chosen:
             case "xlsx":
-                # Only here: openpyxl takes as long to load as all the rest, and workers need it seldom.
+                # Imported here because openpyxl loads slowly and is rarely needed.
                 from penstock.sources.xlsx import Xlsx
 
                 return Xlsx(binary, named, sheet=sheet, header=header, rename=rename, is_own=is_own)
@@ -88,7 +88,7 @@ def open(
 def write(
     rows: Iterable[Mapping[str, Any]], columns: Sequence[str], format: str, out: BinaryIO | IO[bytes]
 ) -> int:
-    """Write a table, and say how many rows it has. No text in it becomes a formula, whoever opens it."""
+    """Write a table and return its number of rows. Spreadsheets show all text as text, never as a formula."""
     with writer(columns, format, out) as table:
         for row in rows:
             table.add(row)
@@ -99,9 +99,9 @@ def _opened(path: Path) -> BinaryIO:
     try:
         return builtins.open(path, "rb")
     except FileNotFoundError:
-        raise NotFound(f"there is no file {path}") from None
+        raise NotFound(f"file {path} not found") from None
     except OSError as error:
-        raise Invalid(f"{path} cannot be read: {error.strerror}", code="unreadable_file") from None
+        raise Invalid(f"cannot read {path}: {error.strerror}", code="unreadable_file") from None
 
 
 def _seekable(file: BinaryIO) -> BinaryIO:
@@ -115,15 +115,15 @@ def _seekable(file: BinaryIO) -> BinaryIO:
 def _format(given: str | None, name: str, head: bytes) -> str:
     if given is not None and given not in FORMATS:
         raise Invalid(
-            f"{given!r} is not a format", code="unknown_format", hint=f"One of: {', '.join(FORMATS)}."
+            f"unknown format {given!r}", code="unknown_format", hint=f"Use one of: {', '.join(FORMATS)}."
         )
     chosen = given or _ENDINGS.get(Path(name).suffix.lower())
     if head.startswith(_OLE):
-        raise Invalid("this is an old or an encrypted Excel file", code="wrong_type",
+        raise Invalid("the file is an old (.xls) or encrypted Excel file", code="wrong_type",
                       hint="Save it as XLSX, without a password.")  # fmt: skip
     if head.startswith(_ZIP) != (chosen == "xlsx") and chosen is not None:
         is_zip = head.startswith(_ZIP)
-        raise Invalid(f"this is {'an XLSX or other ZIP file, not' if is_zip else 'not'} {chosen.upper()}",
+        raise Invalid(f"the file is {'an XLSX or other ZIP file, not' if is_zip else 'not'} {chosen.upper()}",
                       code="wrong_type")  # fmt: skip
     if chosen is None:
         first = head.removeprefix(b"\xef\xbb\xbf").lstrip()

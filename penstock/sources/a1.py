@@ -1,4 +1,4 @@
-"""A1 notation: ranges of cells of a spreadsheet, as Google Sheets writes them."""
+"""A1 notation of cell ranges, as in Google Sheets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CELLS = re.compile(r"\$?([A-Za-z]{1,3})?\$?([1-9]\d{0,7})?(?::\$?([A-Za-z]{1,3}
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """A rectangle of cells. Rows and columns count from 1, both ends belong to it, and None is open."""
+    """A rectangle of cells. Rows and columns count from 1; both ends are inclusive; None is unbounded."""
 
     sheet: str | None = None
     top: int | None = None
@@ -27,17 +27,17 @@ class Range:
         cells = first if is_cell else f"{first}:{last}" if first or last else ""
         if self.sheet is None:
             return cells
-        # Always in quotes: some names would be taken for cells.
+        # Always quoted, because some names look like cells.
         name = "'" + self.sheet.replace("'", "''") + "'"
         return f"{name}!{cells}" if cells else name
 
 
 def parse(text: str) -> Range:
-    """A range from its text: `A1:D`, `'My ideas'!B2:C9`, `Ideas`."""
+    """Parse a range: `A1:D`, `'My ideas'!B2:C9`, `Ideas`."""
     sheet, cells = _split(text.strip())
     found = _CELLS.fullmatch(cells)
     if found is None and sheet is None:
-        return Range(cells)  # a name, and no cells
+        return Range(cells)  # a sheet name without cells
     if found is None or (not cells and sheet is None):
         raise _invalid(text)
     left, top, right, bottom = found.groups()
@@ -66,7 +66,7 @@ def letters(column: int | None) -> str:
 
 
 def number(column: str | None) -> int | None:
-    """The number of a column's letters."""
+    """The column number of letters: A is 1, AA is 27."""
     if not column:
         return None
     found = 0
@@ -89,5 +89,7 @@ def _split(text: str) -> tuple[str | None, str]:
 
 def _invalid(text: str) -> Invalid:
     return Invalid(
-        f"{text[:100]!r} is not a range", code="invalid_range", hint="Such as A1:D, or 'My ideas'!A1:D500."
+        f"invalid range {text[:100]!r}",
+        code="invalid_range",
+        hint="Use a form such as A1:D or 'My ideas'!A1:D500.",
     )

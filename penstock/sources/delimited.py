@@ -16,13 +16,13 @@ from penstock.sources.source import Source
 
 _DELIMITERS = ",;\t|"
 _SAMPLE_ROWS = 50
-# How a file for Excel may name its delimiter, in a first line of its own.
+# Excel's `sep=;` line before the header.
 _NAMED = re.compile(r'"?sep=(.)"?\r?\n')
 _Record = tuple[int, list[str], str, Problem | None]
 
 
 class Delimited(Source):
-    """A text whose cells are set apart by one character and may be quoted."""
+    """A CSV or TSV file."""
 
     def __init__(
         self,
@@ -38,7 +38,10 @@ class Delimited(Source):
     ) -> None:
         super().__init__(file, name, format, is_own)
         if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0 '):
-            raise Invalid("a delimiter is one character, and no quote or blank", code="unknown_delimiter")
+            raise Invalid(
+                f"delimiter must be one character, not a quote, space or line break (got {delimiter!r})",
+                code="unknown_delimiter",
+            )
         file.seek(0)
         self._encoding = text.encoding_of(file.read(text.HEAD_BYTES), encoding)
         head = text.head_of(file, self._encoding)
@@ -53,14 +56,14 @@ class Delimited(Source):
             "header": header,
         }
         self._has_header = header
-        self._header = Header([])  # while the first row is read
+        self._header = Header([])  # used while reading the first row
         self._header = self._first(rename)
         self.columns = self._header.columns
 
     def _first(self, rename: Mapping[str, str] | None) -> Header:
         first = next(self._records(), None)
         if first is None:
-            raise Invalid("there is nothing in the file", code="no_rows")
+            raise Invalid("the file is empty", code="no_rows")
         number, cells, _, problem = first
         if problem is not None:
             raise Invalid(f"line {number}: {problem.message}", code="bad_header", details={"line": number})
@@ -82,11 +85,11 @@ class Delimited(Source):
             else:
                 if "'" in whole:
                     cells = [writers.original(cell) for cell in cells]
-                # What Header.data does, spelled out: this runs a million times.
+                # Inlined Header.data for speed.
                 yield Row(number, {name: cell for name, cell in zip(columns, cells, strict=False) if cell})
 
     def _records(self) -> Iterator[_Record]:
-        """Number, cells, all cells as one text, and problem, of what is not empty; the header too."""
+        """Yield number, cells, joined text and problem of each row that is not empty, with the header."""
         with text.reading(self._file, self._encoding) as opened:
             lines = text.Lines(opened)
             reader = csv.reader(lines, delimiter=self._delimiter, strict=True)
@@ -114,31 +117,31 @@ class Delimited(Source):
         place, is_open = _bad_cell("".join(taken), self._delimiter)
         column = self._header.name_of(place)
         if is_open:
-            return Problem(number, column, "bad_quotes", f"cell {place + 1}: the quote is not closed")
+            return Problem(number, column, "bad_quotes", f"cell {place + 1}: unclosed quote")
         if "field larger" in str(error):
             words = f"cell {place + 1} is longer than {csv.field_size_limit():,} characters"
             return Problem(number, column, "too_large", words)
-        words = f"cell {place + 1}: after the closing quote there is more than a delimiter"
+        words = f"cell {place + 1}: text after the closing quote"
         return Problem(number, column, "bad_quotes", words)
 
     def _problem(self, number: int, cells: list[str]) -> Problem | None:
         for place, cell in enumerate(cells):
             column = self._header.name_of(place)
             if "\0" in cell:
-                return Problem(number, column, "nul", "the cell holds a NUL, which is no text")
+                return Problem(number, column, "nul", "the cell contains a NUL character")
             if found := MARKED.search(cell):
                 byte = ord(found[0]) - 0xDC00
                 name = self._encoding.removesuffix("-sig").upper()
-                return Problem(number, column, "bad_encoding", f"the byte 0x{byte:02X} is not {name}")
+                return Problem(number, column, "bad_encoding", f"byte 0x{byte:02X} is not valid {name}")
         width = len(self.columns)
         if len(cells) < width:
-            words = f"{len(cells)} cells of {width}: is there a line break without quotes?"
+            words = f"{len(cells)} cells, expected {width}: check for an unquoted line break"
             return Problem(number, self._header.name_of(len(cells)), "too_few_cells", words)
         return self._header.too_many(number, cells)
 
 
 def _delimiter_of(head: str) -> str:
-    """The delimiter with which the first rows make a table; a comma if there is none in the first one."""
+    """Detect the delimiter that splits the first rows most evenly. Default: a comma."""
     scores: dict[str, tuple[float, int]] = {}
     for delimiter in _DELIMITERS:
         reader = csv.reader(io.StringIO(head, newline=""), delimiter=delimiter)
@@ -154,15 +157,15 @@ def _delimiter_of(head: str) -> str:
     found = [delimiter for delimiter, score in scores.items() if score == best]
     if len(found) > 1:
         raise Invalid(
-            f"the delimiter may be {' or '.join(map(repr, found))}",
+            f"ambiguous delimiter: {' or '.join(map(repr, found))}",
             code="unknown_delimiter",
-            hint="Say which one it is.",
+            hint="Set the delimiter.",
         )
     return found[0]
 
 
 def _bad_cell(record: str, delimiter: str) -> tuple[int, bool]:
-    """The place of the first cell that is too long or not well formed, and whether its quote is open."""
+    """The index of the first cell that is too long or malformed, and whether its quote is unclosed."""
     mark, quoted = re.escape(delimiter), r'"[^"]*(?:""[^"]*)*"'
     cell = re.compile(rf'(?:{quoted}|[^"{mark}\r\n][^{mark}\r\n]*|)({mark}|$|(?=[\r\n]))')
     most = csv.field_size_limit()

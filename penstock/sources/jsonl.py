@@ -14,14 +14,14 @@ from penstock.sources import text
 from penstock.sources.rows import LARGEST_ROW, MARKED, Problem, Row, clean
 from penstock.sources.source import Source
 
-# A NUL, or a number that may be too large for a number.
+# A NUL, or a number that may overflow.
 _SUSPECT = re.compile(r"\\u0000|\d[eE]\+?\d{3}")
 _MOST_SEEN = 1000
-"""Columns that are remembered: lines may all have different keys."""
+"""Limit of remembered columns, because all lines may have different keys."""
 
 
 class Jsonl(Source):
-    """An object on each line; values as they are, nested ones too."""
+    """A JSONL file. Values keep their JSON types."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Jsonl(Source):
         self.columns = []
         self._seen: set[str] = set()
         if next(iter(self), None) is None:
-            raise Invalid("there is nothing in the file", code="no_rows")
+            raise Invalid("the file is empty", code="no_rows")
 
     def __iter__(self) -> Iterator[Row]:
         with text.reading(self._file, self._encoding) as opened:
@@ -61,18 +61,18 @@ class Jsonl(Source):
     def _row(self, number: int, line: str) -> Row:
         if not line.isascii() and (found := MARKED.search(line)):
             byte, name = ord(found[0]) - 0xDC00, self._encoding.removesuffix("-sig").upper()
-            return _bad(number, "bad_encoding", f"the byte 0x{byte:02X} is not {name}")
+            return _bad(number, "bad_encoding", f"byte 0x{byte:02X} is not valid {name}")
         try:
             value: Any = pydantic_core.from_json(line, allow_inf_nan=False)
         except ValueError as error:
-            return _bad(number, "bad_json", f"this is not JSON: {error}")
+            return _bad(number, "bad_json", f"invalid JSON: {error}")
         if not isinstance(value, dict):
-            return _bad(number, "not_an_object", f"the line holds {_KINDS[type(value)]} and no object")
+            return _bad(number, "not_an_object", f"expected a JSON object, got {_KINDS[type(value)]}")
         data = cast("dict[str, Any]", value)
         if self._rename:
             data = {self._rename.get(name, name): item for name, item in data.items()}
             if len(data) < len(value):  # pyright: ignore[reportUnknownArgumentType]
-                return _bad(number, "duplicate_column", "two keys would have one name")
+                return _bad(number, "duplicate_column", "renaming gives two keys the same name")
         if not data.keys() <= self._seen and len(self.columns) < _MOST_SEEN:
             self.columns.extend(clean(name) for name in data if name not in self._seen)
             self._seen.update(data)
@@ -81,23 +81,23 @@ class Jsonl(Source):
         return Row(number, data)
 
     def _checked(self, number: int, data: dict[str, Any]) -> Row:
-        """What is JSON, and yet nothing that can be stored: texts with NUL, numbers without an end."""
+        """Check a row for JSON values that cannot be stored: NUL characters and infinite numbers."""
         for name, value in data.items():
-            if _is_endless(value):
-                words = "a number is too large"
+            if _has_infinity(value):
+                words = "the number is too large"
                 return Row(number, {}, Problem(number, clean(name), "bad_number", words))
             if {name: value} != (stored := _without_nul({name: value})):
-                words = "a text holds a NUL, which is no text"
+                words = "the text contains a NUL character"
                 return Row(number, stored, Problem(number, clean(name), "nul", words))
         return Row(number, data)
 
 
 _KINDS: dict[type, str] = {
-    list: "a list",
-    str: "a text",
+    list: "an array",
+    str: "a string",
     int: "a number",
     float: "a number",
-    bool: "true or false",
+    bool: "a boolean",
     type(None): "null",
 }
 
@@ -106,12 +106,12 @@ def _bad(number: int, code: str, message: str) -> Row:
     return Row(number, {}, Problem(number, None, code, message))
 
 
-def _is_endless(value: Any) -> bool:
+def _has_infinity(value: Any) -> bool:
     match value:
         case dict():
-            return any(_is_endless(item) for item in cast("dict[str, Any]", value).values())
+            return any(_has_infinity(item) for item in cast("dict[str, Any]", value).values())
         case list():
-            return any(_is_endless(item) for item in cast("list[Any]", value))
+            return any(_has_infinity(item) for item in cast("list[Any]", value))
         case _:
             return isinstance(value, float) and math.isinf(value)
 

@@ -1,4 +1,4 @@
-"""What all sources are: a file, what it is, its columns, and its rows, as often as asked for."""
+"""The base class of sources: a file with a description, columns and rows."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from penstock.sources.rows import Row
 
 
 class Source(ABC):
-    """A table that can be read. Only one iteration at a time."""
+    """A table to read. Supports one iteration at a time."""
 
     columns: list[str]
-    """The names of the columns, in order. (Of JSONL: those seen so far.)"""
+    """Column names in order. For JSONL, those seen so far."""
 
     def __init__(self, file: BinaryIO, name: str, format: str, is_own: bool) -> None:
         self._file, self._is_own = file, is_own
@@ -29,13 +29,13 @@ class Source(ABC):
             "size": file.tell(),
             "digest": f"sha256:{digest.hexdigest()}",
         }
-        """What it is, as JSON: type, name, size, digest, and how it is read."""
+        """Type, name, size, digest and parse options, as JSON."""
 
     @abstractmethod
     def __iter__(self) -> Iterator[Row]: ...
 
     def close(self) -> None:
-        """Close the file, unless it is the caller's."""
+        """Close the file, unless the caller opened it."""
         if self._is_own:
             self._file.close()
 

@@ -1,5 +1,5 @@
-"""Bytes as lines of text. Nothing is guessed: what is not valid in the file's encoding is marked, and the row
-it is in is refused."""
+"""Decodes bytes to lines of text. Bytes that are invalid in the file's encoding are marked, which makes their
+row invalid."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from penstock.errors import Invalid
 from penstock.sources.rows import LARGEST_ROW
 
 HEAD_BYTES = 65_536
-# So much of a file is read again: characters, and so many more for each line. Lines may be such that each
-# begins a row that never ends, and to read all of them again after each would take for ever.
-_MOST_AGAIN = 64 * LARGEST_ROW
+# Limits of re-reading, in characters and per line. Without them, a file in which every line has an unclosed
+# quote would be read again from each line.
+_MAX_REREAD = 64 * LARGEST_ROW
 _PER_LINE = 64
 
-# Longest first: the mark of UTF-32 begins with that of UTF-16.
-_MARKS = {
+# Longest first, because the BOM of UTF-32 begins with that of UTF-16.
+_BOMS = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
     codecs.BOM_UTF8: "utf-8-sig",
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-# Encodings for Python of Python's own, which are none of files.
-_NOT_OF_FILES = {
+# Python codecs that are not file encodings.
+_NOT_FILE_ENCODINGS = {
     "idna",
     "punycode",
     "unicode-escape",
@@ -37,7 +37,7 @@ _NOT_OF_FILES = {
     "mbcs",
     "oem",
 }
-_MARKING = "penstock.mark"
+_MARK_ERRORS = "penstock.mark"
 
 
 def _mark(error: UnicodeError) -> tuple[str, int]:
@@ -47,27 +47,27 @@ def _mark(error: UnicodeError) -> tuple[str, int]:
     return "".join(chr(0xDC00 + byte) for byte in bad), error.end
 
 
-codecs.register_error(_MARKING, _mark)
+codecs.register_error(_MARK_ERRORS, _mark)
 
 
 def encoding_of(head: bytes, given: str | None) -> str:
-    """The encoding of a file that begins so: the one its mark names, or the given one, or UTF-8."""
-    marked = next((name for mark, name in _MARKS.items() if head.startswith(mark)), None)
+    """The encoding of a file: from its BOM, otherwise the given one, otherwise UTF-8."""
+    marked = next((name for mark, name in _BOMS.items() if head.startswith(mark)), None)
     if given is not None:
         chosen = _known(given)
         if marked is None or chosen == marked:
             return chosen
         if not chosen.startswith(marked.removesuffix("-sig")):
             raise Invalid(
-                f"the file begins as {marked.removesuffix('-sig').upper()} does, and not as {given}",
+                f"the file has a BOM of {marked.removesuffix('-sig').upper()}, but encoding is {given}",
                 code="wrong_encoding",
                 details={"field": "encoding"},
             )
     if marked is None and given is None and _looks_like_utf_16(head):
         raise Invalid(
-            "the file looks like UTF-16 without the mark at its beginning",
+            "the file looks like UTF-16 without a BOM",
             code="unknown_encoding",
-            hint='Say which one: encoding="utf-16-le" (Windows) or "utf-16-be".',
+            hint='Set encoding to "utf-16-le" (Windows) or "utf-16-be".',
         )
     return marked or "utf-8"
 
@@ -78,11 +78,11 @@ def _known(given: str) -> str:
     except LookupError:
         found = None
     name = (found.name if found else "").replace("_", "-")
-    if found is None or name in _NOT_OF_FILES or not getattr(found, "_is_text_encoding", True):
+    if found is None or name in _NOT_FILE_ENCODINGS or not getattr(found, "_is_text_encoding", True):
         raise Invalid(
-            f"{given!r} is not an encoding",
+            f"unknown encoding {given!r}",
             code="unknown_encoding",
-            hint="Such as utf-8, utf-16, cp1252, latin-1.",
+            hint="Use an encoding such as utf-8, utf-16, cp1252 or latin-1.",
         )
     return name
 
@@ -94,37 +94,37 @@ def _looks_like_utf_16(head: bytes) -> bool:
 
 @contextmanager
 def reading(file: BinaryIO, encoding: str) -> Generator[io.TextIOWrapper]:
-    """The file as text, from the beginning; line breaks as they are."""
+    """Open the file as text from its beginning, with unchanged line breaks."""
     file.seek(0)
-    text = io.TextIOWrapper(file, encoding=encoding, errors=_MARKING, newline="")
+    text = io.TextIOWrapper(file, encoding=encoding, errors=_MARK_ERRORS, newline="")
     try:
         yield text
     finally:
-        text.detach()  # or it would close the file
+        text.detach()  # otherwise it would close the file
 
 
 def head_of(file: BinaryIO, encoding: str) -> str:
-    """The first lines of a file, whole ones unless the first is very long."""
+    """The first complete lines of a file, or a part of the first line if it is very long."""
     with reading(file, encoding) as text:
         found = text.read(HEAD_BYTES)
         return found if len(found) < HEAD_BYTES else found[: found.rfind("\n") + 1] or found
 
 
 class TooLong(Exception):
-    """A row is longer than a row may be."""
+    """A row is longer than LARGEST_ROW."""
 
 
 class Lines(Iterator[str]):
-    """Lines one by one. Those of a row that turned out bad are given back, all but the first."""
+    """Reads lines one by one. The lines of a malformed row, except the first, can be read again."""
 
     def __init__(self, text: io.TextIOWrapper) -> None:
         self._text = text
         self._back: list[str] = []
         self._size = self._again = 0
         self.taken: list[str] = []
-        """The lines of the present row."""
+        """The lines of the current row."""
         self.number = 0
-        """Of the line that was given last."""
+        """Number of the last line."""
 
     def __next__(self) -> str:
         line = self._back.pop() if self._back else self._text.readline(LARGEST_ROW + 1)
@@ -140,21 +140,21 @@ class Lines(Iterator[str]):
         return line
 
     def begin(self) -> None:
-        """A new row begins with the next line."""
+        """Begin a new row with the next line."""
         self.taken.clear()
         self._size = 0
 
     def give_back(self) -> None:
-        """Take back all lines of the present row but its first: rows may begin there."""
+        """Return all lines of the current row except the first, because other rows may begin there."""
         again = self.taken[1:]
         self._back.extend(reversed(again))
         self.number -= len(again)
         self._again += sum(map(len, again)) + _PER_LINE * len(again)
-        if self._again > _MOST_AGAIN:
+        if self._again > _MAX_REREAD:
             raise Invalid(
-                f"line {self.number}: here, and in lines before, a quote is not closed",
+                f"unclosed quotes up to line {self.number}",
                 code="unclosed_quotes",
-                hint="A cell that begins with a quote ends with one; a quote within it is written twice.",
+                hint="Close every quoted cell, and double quotes within a cell.",
                 details={"line": self.number},
             )
 

@@ -1,8 +1,8 @@
-"""Tables as files: CSV, JSONL and XLSX, row by row.
+"""Writes tables as CSV, JSONL and XLSX, row by row.
 
-A spreadsheet takes a text that begins with `=`, `+`, `-` or `@` for a formula, and runs what a stranger
-wrote. In CSV such a text gets an apostrophe before it, unless it is a number; our reader takes it away again.
-In XLSX a cell says that it is a text, so nothing needs to be changed.
+Spreadsheets run text that begins with `=`, `+`, `-` or `@` as a formula (CSV injection). In CSV, such text
+gets a leading apostrophe unless it is a number; the reader removes it again. In XLSX, cells are marked as
+text instead.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from typing import IO, Any, BinaryIO, cast
 from penstock.errors import Invalid, TooLarge
 
 FORMATS = ("csv", "jsonl", "xlsx")
-"""What can be written."""
+"""Formats that can be written."""
 
-# Also after blanks and what cannot be seen, and in full width, which some programs fold to the plain ones.
+# Also after white space and invisible characters, and in full width, which some programs convert.
 _FORMULA = re.compile(r"'*(?:[\t\r\n]|[\s\u200b-\u200f\u2060\ufeff]*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 _XLSX_ROWS = 1_048_576
 _XLSX_CELL = 32_767
-# What XML cannot hold, and what would be taken for Excel's way to write it.
+# Characters that XML cannot contain, and text that looks like Excel's escape for them.
 _ESCAPED = re.compile(r"[\x00-\x08\x0b-\x1f\ufffe\uffff]|_(?=x[0-9A-Fa-f]{4}_)")
-# What no database and no file in UTF-8 can hold.
+# Characters that neither a database nor a UTF-8 file can contain.
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 def safe(text: str) -> str:
-    """A text that no spreadsheet takes for a formula. `original` gives it back."""
+    """Escape text that a spreadsheet would run as a formula. `original` reverses it."""
     return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
 
 
 def original(text: str) -> str:
-    """The text that `safe` was given."""
+    """Reverse `safe`."""
     return (
         text[1:]
         if text.startswith("'") and _FORMULA.match(text) and not _NUMBER.fullmatch(text[1:])
@@ -50,7 +50,7 @@ def original(text: str) -> str:
 
 
 def plain(value: Any) -> str | int | float | Decimal | bool | None:
-    """A value as one cell can hold it. Lists and objects are JSON there; half characters are replaced."""
+    """A value for one cell. Lists and objects become JSON; lone surrogates are replaced."""
     if isinstance(value, str):
         return _NO_TEXT.sub("\ufffd", value)
     if value is None or isinstance(value, bool | int | Decimal):
@@ -65,20 +65,20 @@ def plain(value: Any) -> str | int | float | Decimal | bool | None:
 
 
 class Writer(ABC):
-    """A table that is being written. Use it as a context: leaving it completes the file."""
+    """A table writer. Use it as a context manager, which completes the file on exit."""
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = list(columns)
         self.count = 0
-        """Rows so far."""
+        """Rows written so far."""
 
     @abstractmethod
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a row, by column. What it has besides the columns is left out."""
+        """Add a row. Keys that are not columns are ignored."""
 
     @abstractmethod
     def close(self) -> None:
-        """Complete the file. It is not closed itself."""
+        """Complete the file without closing it."""
 
     def __enter__(self) -> Writer:
         return self
@@ -92,11 +92,11 @@ class Writer(ABC):
             self.discard()
 
     def discard(self) -> None:  # noqa: B027 (most have nothing to do)
-        """Give up: what was written so far is no whole file."""
+        """Abort writing. The file is incomplete."""
 
 
 def writer(columns: Sequence[str], format: str, out: BinaryIO | IO[bytes]) -> Writer:
-    """Begin a table."""
+    """Create a writer for the format."""
     match format:
         case "csv":
             return _Csv(columns, out)
@@ -106,12 +106,12 @@ def writer(columns: Sequence[str], format: str, out: BinaryIO | IO[bytes]) -> Wr
             return _Xlsx(columns, out)
         case _:
             raise Invalid(
-                f"{format!r} is not a format", code="unknown_format", hint=f"One of: {', '.join(FORMATS)}."
+                f"unknown format {format!r}", code="unknown_format", hint=f"Use one of: {', '.join(FORMATS)}."
             )
 
 
 class _Csv(Writer):
-    """With a mark that tells Excel that it is UTF-8, and line breaks as the standard has them."""
+    """CSV with a BOM, so that Excel detects UTF-8, and CRLF line breaks (RFC 4180)."""
 
     def __init__(self, columns: Sequence[str], out: IO[bytes]) -> None:
         super().__init__(columns)
@@ -130,7 +130,7 @@ class _Csv(Writer):
 
 
 def cell(value: Any) -> str:
-    """A value as a cell of CSV."""
+    """A value as a CSV cell."""
     match plain(value):
         case None:
             return ""
@@ -145,7 +145,7 @@ def cell(value: Any) -> str:
 
 
 class _Kept(io.RawIOBase):
-    """A file that stays open, and need not be more than something with `write`."""
+    """Adapts an object with `write`, and keeps it open."""
 
     def __init__(self, out: IO[bytes]) -> None:
         self._out = out
@@ -178,10 +178,10 @@ def _jsonable(value: Any) -> Any:
 
 
 class _Xlsx(Writer):
-    """One sheet; each text is marked as a text."""
+    """A workbook with one sheet. Text cells are marked as text."""
 
     def __init__(self, columns: Sequence[str], out: IO[bytes]) -> None:
-        # Only here: openpyxl takes as long to load as all the rest, and workers need it seldom.
+        # Imported here because openpyxl loads slowly and is rarely needed.
         from openpyxl import Workbook
         from openpyxl.cell import WriteOnlyCell
 
@@ -194,20 +194,20 @@ class _Xlsx(Writer):
 
     def add(self, row: Mapping[str, Any]) -> None:
         if self.count + 1 == _XLSX_ROWS:
-            raise TooLarge(f"XLSX holds at most {_XLSX_ROWS - 1:,} rows", hint="Write CSV or JSONL.")
+            raise TooLarge(f"XLSX is limited to {_XLSX_ROWS - 1:,} rows", hint="Use CSV or JSONL.")
         self._sheet.append([self._cell(row.get(name)) for name in self.columns])
         self.count += 1
 
     def _cell(self, value: Any) -> Any:
         found = plain(value)
-        # A spreadsheet keeps fifteen digits of a number.
+        # Spreadsheets keep only 15 digits of a number.
         if isinstance(found, int) and not isinstance(found, bool) and abs(found) >= 10**15:
             found = str(found)
         if not isinstance(found, str):
             return found
         text = found if len(found) <= _XLSX_CELL else found[: _XLSX_CELL - 1] + "…"
         made: Any = self._new_cell(self._sheet)
-        # Not by its setter: that makes formulas, and cuts in silence.
+        # Bypasses the setter, which creates formulas and truncates silently.
         made._value, made.data_type = _ESCAPED.sub(_escape, text), "s"
         return made
 

@@ -1,8 +1,8 @@
-"""XLSX. openpyxl reads what the workbook says of itself; its rows are read here, for two reasons: memory that
-does not grow with the sheet, and a problem of its own for each cell that has no value.
+"""Reads XLSX. openpyxl reads the workbook's metadata; this module reads the rows, which keeps memory bounded
+and reports a problem for each cell without a value.
 
-The file may be hostile. No part of it is larger than it says or than is sane, none declares entities, no row
-is longer than rows are, and there are not more of them than a sheet has.
+Files are untrusted: this module limits the sizes of parts, rows and sheets, and rejects document types, which
+could declare entities.
 """
 
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -38,16 +38,15 @@ from penstock.sources.source import Source
 
 _MOST_PARTS = 10_000
 _MOST_ROWS = 1 << 20
-"""As many as a spreadsheet has."""
-# The sheet and the texts that its cells share: all that is read of a file, but for small parts. A full sheet
-# of ten columns has some 400 MiB.
+"""The limit of spreadsheets."""
+# Unpacked size of the sheet and its shared strings. A full sheet of ten columns has about 400 MiB.
 _MOST_UNPACKED = 512 << 20
 _MOST_TEXTS = 1 << 24
-# What is read as a whole, and what is between two rows or two texts.
+# Limit of parts that are read at once, and of one row or shared string.
 _LARGEST_READ = 16 << 20
 _MOST_ELEMENTS = 16 * MOST_COLUMNS
 _PROLOGUE = 1 << 16
-# A sheet is some thirty times as large as its archive; the densest that deflate can make is a thousand times.
+# Compression ratio. Sheets have about 30, deflate's maximum is about 1000.
 _MOST_DENSE = 250
 
 _C, _DATA, _F, _IS, _R, _ROW, _SI, _T, _V = (
@@ -60,7 +59,7 @@ _CACHED_BYTES, _MOST_CACHED = 200, 50_000
 
 @dataclass(frozen=True, slots=True)
 class _Bad:
-    """In place of a value that cannot be read."""
+    """Stands for a value that cannot be read."""
 
     code: str
     message: str
@@ -86,7 +85,7 @@ class Xlsx(Source):
         except Invalid:
             raise
         except Exception as error:
-            # Whatever a broken or hostile file makes of the library.
+            # A broken or hostile file can raise anything in openpyxl.
             raise _broken(error) from error
         self.description |= {"sheet": self._sheet, "header": header}
         self._has_header = header
@@ -102,16 +101,16 @@ class Xlsx(Source):
         book = _Book(self._archive)
         found = book.sheets()
         if not found:
-            raise Invalid("there is no sheet in the workbook", code="unknown_sheet")
+            raise Invalid("the workbook has no sheets", code="unknown_sheet")
         self._sheet = sheet if sheet is not None else next(iter(found))
         if self._sheet not in found:
             raise Invalid(
-                f"there is no sheet {sheet!r}", code="unknown_sheet", hint=f"There are: {', '.join(found)}."
+                f"unknown sheet {sheet!r}", code="unknown_sheet", hint=f"Sheets: {', '.join(found)}."
             )
         self._path = found[self._sheet]
         texts = book.strings()
         if self._archive.size(self._path, texts) > _MOST_UNPACKED:
-            raise _unsafe(f"more than {_MOST_UNPACKED >> 20} MiB when it is unpacked", "Save it as CSV.")
+            raise _unsafe(f"it is larger than {_MOST_UNPACKED >> 20} MiB when unpacked", "Save it as CSV.")
         known: Any = book.wb
         self._epoch: datetime = known.epoch
         self._dates: set[int] = set(known._date_formats)
@@ -121,7 +120,7 @@ class Xlsx(Source):
     def _first(self, rename: Mapping[str, str] | None) -> Header:
         first = next(self._filled(), None)
         if first is None:
-            raise Invalid(f"there is nothing in the sheet {self._sheet!r}", code="no_rows")
+            raise Invalid(f"sheet {self._sheet!r} is empty", code="no_rows")
         number, cells = first
         width = max(cells) + 1
         if not self._has_header:
@@ -159,7 +158,7 @@ class Xlsx(Source):
             yield Row(number, data, problem)
 
     def _filled(self) -> Iterator[tuple[int, dict[int, Any]]]:
-        """Number and cells of the rows that are not empty, with the header."""
+        """Yield number and cells of rows that are not empty, with the header."""
         try:
             for number, cells in self._rows():
                 values = cells.values()
@@ -182,8 +181,8 @@ class Xlsx(Source):
                     if number <= before:
                         raise ValueError(f"row {number} comes after row {before}")
                     if number > _MOST_ROWS:
-                        # Also of empty ones: they would be read for hours, and nothing would come of it.
-                        raise Invalid(f"a sheet has at most {_MOST_ROWS:,} rows", code="too_many_rows")
+                        # Also limits empty rows, which could take hours to read.
+                        raise Invalid(f"the sheet has more than {_MOST_ROWS:,} rows", code="too_many_rows")
                     yield number, self._cells(element)
                     stream.forget()
                     if data is not None:
@@ -192,7 +191,7 @@ class Xlsx(Source):
                     return
 
     def _cells(self, row: Element) -> dict[int, Any]:
-        """The cells by their places. The only one of a row may be far to the right."""
+        """The cells of a row by column index."""
         cells: dict[int, Any] = {}
         free = 0
         for element in row:
@@ -201,7 +200,7 @@ class Xlsx(Source):
             reference = element.get("r")
             place = _place(reference.rstrip(_DIGITS)) if reference else free
             if not free <= place < MOST_COLUMNS:
-                raise ValueError(f"the cell {str(reference)[:20]!r} is out of place")
+                raise ValueError(f"cell {str(reference)[:20]!r} is out of order")
             free = place + 1
             cells[place] = self._value(element)
         return cells
@@ -214,7 +213,9 @@ class Xlsx(Source):
         text = cell.findtext(_V)
         if not text:
             if cell.find(_F) is not None and kind != "str":
-                return _Bad("no_value", "the formula has no value: open and save the file in a spreadsheet")
+                return _Bad(
+                    "no_value", "the formula has no cached value: open and save the file in a spreadsheet"
+                )
             return None
         match kind:
             case "s":
@@ -224,7 +225,7 @@ class Xlsx(Source):
             case "b":
                 return text.strip() in ("1", "true")
             case "e":
-                return _Bad("cell_error", f"the cell holds the error {text[:20]}")
+                return _Bad("cell_error", f"the cell contains the error {text[:20]}")
             case "d":
                 return text
             case _:
@@ -243,11 +244,11 @@ class Xlsx(Source):
         try:
             return _iso(from_excel(value, self._epoch, timedelta=style in self._durations))
         except (OverflowError, ValueError, TypeError):
-            return _Bad("bad_date", f"there is no day with the number {text[:20]}")
+            return _Bad("bad_date", f"invalid date number {text[:20]}")
 
 
 class _Book(ExcelReader):
-    """What a workbook says of itself, and nothing of what is in it."""
+    """Reads the metadata of a workbook without its cells."""
 
     def __init__(self, archive: _Archive) -> None:
         self.archive = archive
@@ -259,7 +260,7 @@ class _Book(ExcelReader):
         apply_stylesheet(archive, self.wb)
 
     def sheets(self) -> dict[str, str]:
-        """The path of each sheet of cells, by its name."""
+        """Paths of worksheets by name."""
         return {
             str(sheet.name): str(rel.target)
             for sheet, rel in self.parser.find_sheets()
@@ -267,41 +268,41 @@ class _Book(ExcelReader):
         }
 
     def strings(self) -> str | None:
-        """The path of the texts that cells share."""
+        """The path of the shared strings."""
         part: Any = self.package.find(SHARED_STRINGS)
         return part.PartName[1:] if part is not None and part.PartName[1:] in self.valid_files else None
 
 
 class _Archive(ZipFile):
-    """A ZIP of which each part is checked before it is read. (A part is never longer than it says.)"""
+    """A ZIP file that checks each part before reading it. (zipfile enforces the declared sizes.)"""
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
         if len(self.infolist()) > _MOST_PARTS:
-            raise _unsafe(f"more than {_MOST_PARTS:,} parts")
+            raise _unsafe(f"it has more than {_MOST_PARTS:,} parts")
         for info in self.infolist():
             is_dense = info.file_size > _LARGEST_READ and info.file_size > _MOST_DENSE * info.compress_size
             if is_dense:
-                raise _unsafe("a part that is small only as long as it is packed")
+                raise _unsafe("a part has an extreme compression ratio")
 
     def size(self, *names: str | None) -> int:
-        """Bytes of some parts when they are unpacked."""
+        """Unpacked bytes of the parts."""
         return sum(self.getinfo(name).file_size for name in names if name is not None)
 
     def read(self, name: Any, pwd: bytes | None = None) -> bytes:
-        """A small part, as a whole."""
+        """Read a small part at once."""
         if self.getinfo(name).file_size > _LARGEST_READ:
-            raise _unsafe("a part that is larger than such parts are")
+            raise _unsafe(f"a part is larger than {_LARGEST_READ >> 20} MiB")
         self._check(name)
         return super().read(name, pwd)
 
     def part(self, name: str) -> _Part:
-        """A large part, as a stream."""
+        """Open a large part as a stream."""
         self._check(name)
         return _Part(self.open(name))
 
     def _check(self, name: Any) -> None:
-        """Refuse a document type: it comes before the first element, and nothing here needs one."""
+        """Reject a document type, which could declare entities. It must come before the first element."""
         parser = expat.ParserCreate()
         is_begun = False
 
@@ -310,7 +311,7 @@ class _Archive(ZipFile):
             is_begun = True
 
         def refuse(*_: Any) -> None:
-            raise _unsafe("a document type, which may declare anything")
+            raise _unsafe("it contains a document type declaration")
 
         parser.StartElementHandler, parser.StartDoctypeDeclHandler = begin, refuse
         with self.open(name) as stream:
@@ -319,11 +320,11 @@ class _Archive(ZipFile):
                 parser.Parse(block, not block)
                 if is_begun or not block:
                     return
-        raise _unsafe("a long beginning without an element")
+        raise _unsafe("a part has no element in its first 64 KiB")
 
 
 class _Part:
-    """A part as a stream, whose reader says what it keeps. It ends before that is too much."""
+    """A stream of a part that limits what its reader keeps in memory."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -333,17 +334,17 @@ class _Part:
         block = self._stream.read(size)
         self._bytes += len(block)
         if self._bytes > _LARGEST_READ:
-            raise _unsafe("a row that is longer than rows are")
+            raise _unsafe(f"a row is larger than {_LARGEST_READ >> 20} MiB")
         return block
 
     def keep(self) -> None:
-        """Of what was read, one more element is kept: twenty times as large as the four bytes it may have."""
+        """Count one more element in memory, where it is about 20 times larger than in the file."""
         self._elements += 1
         if self._elements > _MOST_ELEMENTS:
-            raise _unsafe("a row with more in it than rows have")
+            raise _unsafe(f"a row has more than {_MOST_ELEMENTS:,} elements")
 
     def forget(self) -> None:
-        """Nothing is kept of what was read."""
+        """Reset the counts after a row."""
         self._bytes = self._elements = 0
 
     def __enter__(self) -> _Part:
@@ -354,7 +355,7 @@ class _Part:
 
 
 class _Strings:
-    """The texts that cells share, kept on disk: there may be a million."""
+    """Shared strings of cells, kept on disk because there may be millions."""
 
     def __init__(self, archive: _Archive, path: str | None) -> None:
         self._file: IO[bytes] | None = None
@@ -381,7 +382,7 @@ class _Strings:
                     end += file.write(data)
                     self._ends.append(end)
                     if len(self._ends) > _MOST_TEXTS:
-                        raise _unsafe("more texts than sheets have")
+                        raise _unsafe(f"it has more than {_MOST_TEXTS:,} shared strings")
                     root.clear()
                     stream.forget()
         file.flush()
@@ -390,7 +391,7 @@ class _Strings:
         found = self._cache.get(index)
         if found is None:
             if self._file is None or not 0 <= index < len(self._ends) - 1:
-                raise ValueError(f"there is no shared text {index}")
+                raise ValueError(f"shared string {index} does not exist")
             start, end = self._ends[index], self._ends[index + 1]
             found = os.pread(self._file.fileno(), end - start, start).decode("utf-8", "surrogatepass")
             if end - start <= _CACHED_BYTES and len(self._cache) < _MOST_CACHED:
@@ -413,7 +414,7 @@ def _place(letters: str) -> int:
 
 
 def _text(element: Element) -> str:
-    """The text of a cell, plain or in runs. (What says how to pronounce it is no part of it.)"""
+    """The text of a cell, plain or in runs, without phonetic hints."""
     runs = [element, *element.iterfind(_R)]
     return "".join(text.text or "" for run in runs for text in run.iterfind(_T))
 
@@ -424,7 +425,7 @@ def _unescaped(text: str) -> str:
 
 def _checked(text: str) -> Any:
     if "\0" in text or not _is_whole(text):
-        return _Bad("nul", "the cell holds a NUL or half a character, which is no text")
+        return _Bad("nul", "the cell contains a NUL character or a lone surrogate")
     return text or None
 
 
@@ -447,10 +448,8 @@ def _iso(value: datetime | time | timedelta) -> str:
 
 
 def _unsafe(what: str, hint: str | None = None) -> Invalid:
-    return Invalid(f"the file is not read: it has {what}", code="unsafe_file", hint=hint)
+    return Invalid(f"unsafe file: {what}", code="unsafe_file", hint=hint)
 
 
 def _broken(error: Exception) -> Invalid:
-    return Invalid(
-        f"the file is not a whole XLSX file ({type(error).__name__}: {str(error)[:200]})", code="broken_file"
-    )
+    return Invalid(f"not a valid XLSX file ({type(error).__name__}: {str(error)[:200]})", code="broken_file")

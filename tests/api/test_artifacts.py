@@ -110,7 +110,7 @@ class TestReading:
                 break
         assert len(seen) == len(set(seen)) == 5
 
-    def test_a_file_by_its_id(self, world: World, files: Folder, ann: Person) -> None:
+    def test_artifact_redirects_to_its_file(self, world: World, files: Folder, ann: Person) -> None:
         [found] = listed(world, ann, saved(world, files, ann))
         answer = world.client.get(
             f"/api/artifacts/{found['id']}", headers=ann.headers, follow_redirects=False
@@ -119,9 +119,7 @@ class TestReading:
         assert world.client.get(answer.headers["location"]).content == PDF
         assert {**answer.json(), "url": found["url"]} == found, "and what it is"
 
-    def test_how_long_is_the_callers_choice_up_to_a_week(
-        self, world: World, files: Folder, ann: Person
-    ) -> None:
+    def test_url_lifetime_is_limited_to_a_week(self, world: World, files: Folder, ann: Person) -> None:
         job = saved(world, files, ann)
         for seconds, status in ((60, 200), (0, 422), (7 * 86400 + 1, 422)):
             query = {"expires_in": seconds}
@@ -147,7 +145,7 @@ class TestReading:
             ("bytes=٣-", 200, PDF, None),
         ],
     )
-    def test_parts_of_a_file(
+    def test_file_ranges_are_served(
         self, world: World, files: Folder, ann: Person, asked: str, status: int, part: bytes, told: str | None
     ) -> None:
         [found] = listed(world, ann, saved(world, files, ann))
@@ -159,7 +157,7 @@ class TestReading:
         assert (head.status_code, head.content) == (status, b"")
         assert head.headers["content-length"] == answer.headers["content-length"]
 
-    def test_a_part_only_of_the_file_one_knows(self, world: World, files: Folder, ann: Person) -> None:
+    def test_if_range_serves_the_whole_changed_file(self, world: World, files: Folder, ann: Person) -> None:
         [found] = listed(world, ann, saved(world, files, ann))
         first = world.client.get(found["url"])
         tag, date = first.headers["etag"], first.headers["last-modified"]
@@ -175,7 +173,9 @@ class TestReading:
             assert world.client.get(found["url"], headers={"If-None-Match": known}).status_code == status
 
     @pytest.mark.parametrize("kind", ["text/html", "image/svg+xml", "application/xhtml+xml", "text/xml"])
-    def test_what_could_run_is_to_be_kept(self, world: World, files: Folder, ann: Person, kind: str) -> None:
+    def test_active_content_is_served_as_attachment(
+        self, world: World, files: Folder, ann: Person, kind: str
+    ) -> None:
         """S30: HTML and SVG are never served inline."""
         [found] = listed(world, ann, saved(world, files, ann, "page", kind))
         headers = world.client.get(found["url"]).headers
@@ -185,7 +185,7 @@ class TestReading:
         assert "sandbox" in headers["content-security-policy"]
         assert "html" not in headers["content-type"] or kind == "application/xhtml+xml"
 
-    def test_a_deleted_file_is_gone(self, world: World, files: Folder, ann: Person) -> None:
+    def test_deleted_file_is_not_found(self, world: World, files: Folder, ann: Person) -> None:
         job = saved(world, files, ann)
         [found] = listed(world, ann, job)
         path = f"/api/artifacts/{found['id']}"
@@ -228,7 +228,9 @@ def sent(world: World, url: str) -> tuple[int, bytes]:
 class TestSignedUrls:
     """S27 to S29, over HTTP: what is sent is what is checked."""
 
-    def test_no_other_method_path_or_time(self, world: World, files: Folder, ann: Person) -> None:
+    def test_signed_url_is_bound_to_method_path_and_time(
+        self, world: World, files: Folder, ann: Person
+    ) -> None:
         [found] = listed(world, ann, saved(world, files, ann))
         url: str = found["url"]
         other = f"{uuid.uuid4()}"
@@ -269,7 +271,7 @@ class TestSignedUrls:
             assert world.client.request(method, url, content=b"x").status_code in (403, 405)
         assert sent(world, url) == (200, PDF)
 
-    def test_a_url_to_write_does_not_read(self, world: World, ann: Person) -> None:
+    def test_upload_url_cannot_read(self, world: World, ann: Person) -> None:
         begun = upload(world, ann, finish=False).json()
         assert world.client.get(begun["url"]).status_code == 403
         assert world.client.head(begun["url"]).status_code == 403
@@ -277,7 +279,7 @@ class TestSignedUrls:
 
 class TestUploading:
     @pytest.mark.parametrize("verb", ["delete", "finish"])
-    def test_nothing_more_is_taken_once_it_is_over(self, world: World, ann: Person, verb: str) -> None:
+    def test_finished_upload_rejects_more_data(self, world: World, ann: Person, verb: str) -> None:
         begun = upload(world, ann, finish=False).json()
         if verb == "delete":
             answer = world.client.delete(f"/api/artifacts/{begun['id']}", headers=ann.headers)
@@ -332,7 +334,7 @@ class TestUploading:
             (PDF, {"path": "/etc/passwd"}, 422, "invalid"),
         ],
     )  # fmt: skip
-    def test_what_is_not_taken(
+    def test_invalid_uploads_are_rejected(
         self, world: World, files: Folder, ann: Person, data: bytes, asked: Any, status: int, code: str
     ) -> None:
         """S3, S30"""
@@ -340,16 +342,14 @@ class TestUploading:
         assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
         assert world.db.execute("select from penstock.artifacts where status = 'stored'") == []
 
-    def test_without_a_length_it_is_stopped_on_the_way(
-        self, world: World, files: Folder, ann: Person
-    ) -> None:
+    def test_upload_without_length_stops_at_the_limit(self, world: World, files: Folder, ann: Person) -> None:
         begun = upload(world, ann, finish=False).json()
         sent = world.client.put(begun["url"], content=iter([PDF] * 1000))
         assert (sent.status_code, sent.json()["code"]) == (413, "too_large")
         # What was there whole before still is.
         assert world.client.post(begun["finish"], headers=ann.headers).status_code == 200
 
-    def test_nothing_sent_is_no_file(self, world: World, ann: Person) -> None:
+    def test_finish_without_upload_fails(self, world: World, ann: Person) -> None:
         body = {"name": "a.pdf", "content_type": "application/pdf", "bytes": 5}
         begun = world.client.post("/api/uploads", json=body, headers=ann.headers).json()
         early = world.client.post(begun["finish"], headers=ann.headers)
@@ -368,7 +368,7 @@ class TestUploading:
 class TestOthers:
     """S1, S2: of another tenant's files one learns nothing."""
 
-    def test_another_tenants_files_are_not_there(self, world: World, files: Folder, ann: Person) -> None:
+    def test_files_of_other_tenants_are_not_found(self, world: World, files: Folder, ann: Person) -> None:
         bob = world.join("bob")
         job = saved(world, files, ann)
         [found] = listed(world, ann, job)
@@ -389,7 +389,7 @@ class TestOthers:
         assert answer.status_code == 403
         assert len(listed(world, ann, job)) == 1
 
-    def test_a_viewer_looks_and_a_worker_does_not(self, world: World, files: Folder, ann: Person) -> None:
+    def test_viewer_can_read_and_worker_key_cannot(self, world: World, files: Folder, ann: Person) -> None:
         job = saved(world, files, ann)
         [found] = listed(world, ann, job)
         viewer = world.member("viewer", ann.tenant)
@@ -403,7 +403,7 @@ class TestOthers:
         assert world.client.get(path, headers=worker).status_code == 403
 
 
-def test_all_of_it_with_a_bucket(world: World, bucket: Bucket) -> None:
+def test_uploads_and_downloads_work_with_s3(world: World, bucket: Bucket) -> None:
     """The same steps, with URLs of the bucket's own; what the client says of the type is not kept."""
     world.app.state.storage = bucket
     ann = world.join("ann")
@@ -426,7 +426,7 @@ def test_all_of_it_with_a_bucket(world: World, bucket: Bucket) -> None:
     assert world.client.get("/storage/x?signature=x").status_code == 404
 
 
-def test_the_folder_is_what_the_settings_name(
+def test_storage_folder_comes_from_settings(
     db: testing.Database, api_settings: Settings, tmp_path: Path
 ) -> None:
     made = api.create(replace(api_settings, home=tmp_path / "home"))

@@ -53,7 +53,7 @@ def with_text(value: Any, path: tuple[Any, ...], text: str) -> Any:
     return changed
 
 
-def test_sql_in_every_text(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sql_in_text_fields_is_stored_as_text(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """S12, S52: in every field of every body, every parameter and every header that is read, a text stays a text."""
     monkeypatch.setattr(world.app.state, "rate", Rate(10**9, 10**9))
     ann, bob = world.join("ann"), world.join("bob")
@@ -91,7 +91,7 @@ def test_sql_in_every_text(world: World, monkeypatch: pytest.MonkeyPatch) -> Non
     assert not [log for log in logs if log["event"] == "request failed"]
 
 
-def test_what_is_not_the_senders_to_say(world: World) -> None:
+def test_callers_cannot_set_internal_fields(world: World) -> None:
     """S3: a field that a body does not have is refused, and nothing is done; also inside a task."""
     ann = world.join("ann")
     things = make(world, ann)
@@ -128,7 +128,7 @@ def test_what_is_not_the_senders_to_say(world: World) -> None:
 @pytest.mark.parametrize(
     "name", ["Idempotency-Key", "If-None-Match", "X-Request-ID", "apikey", "Prefer", "Range"]
 )
-def test_sql_in_headers(world: World, name: str) -> None:
+def test_sql_in_headers_has_no_effect(world: World, name: str) -> None:
     """S12, S35: nor does a header become anything else."""
     world.kind("work")
     ann = world.join("ann")
@@ -146,7 +146,7 @@ def test_sql_in_headers(world: World, name: str) -> None:
 class TestPacked:
     """S30, S39: nothing is unpacked, so nothing grows."""
 
-    def test_a_packed_body_is_no_body(self, world: World) -> None:
+    def test_compressed_json_body_is_rejected(self, world: World) -> None:
         ann = world.join("ann")
         bomb = gzip.compress(b'{"type": "' + b"x" * 10_000_000 + b'"}')
         assert len(bomb) < 20_000
@@ -155,7 +155,7 @@ class TestPacked:
             answer = world.client.post("/api/jobs/start", content=bomb, headers=headers)
             assert (answer.status_code, answer.json()["code"]) == (422, "invalid_json")
 
-    def test_an_archive_is_a_row_of_bytes(self, world: World) -> None:
+    def test_uploaded_archive_is_not_unpacked(self, world: World) -> None:
         """A thousand times as large inside, and of very many parts."""
         ann = world.join("ann")
         archive = io.BytesIO()
@@ -172,7 +172,7 @@ class TestPacked:
             assert fetched.content == data
             assert fetched.headers["content-disposition"].startswith("attachment;")
 
-    def test_a_packed_upload_stays_packed(self, world: World) -> None:
+    def test_compressed_upload_is_stored_unchanged(self, world: World) -> None:
         ann = world.join("ann")
         bomb = gzip.compress(b"x" * 10_000_000)
         body = {"name": "a.txt", "content_type": "text/plain", "bytes": len(bomb)}

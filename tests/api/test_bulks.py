@@ -118,7 +118,7 @@ def test_a_file_from_end_to_end(world: World, app: App, drain: testing.Drain) ->
     assert (listed["id"], listed["total"], listed["refused"]) == (job, 5, 1)
 
 
-def test_no_file_is_read_on_the_event_loop(
+def test_files_are_parsed_in_threads(
     world: World, app: App, file_reads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A file is somebody else's, and others wait for the loop. Only some are read at a time."""
@@ -200,7 +200,7 @@ def test_it_pauses_and_goes_on(world: World, app: App, drain: testing.Drain) -> 
     assert states(again) == ["skipped"] * 3
 
 
-def test_bad_requests(world: World) -> None:
+def test_invalid_bulk_requests_are_rejected(world: World) -> None:
     ann = world.join("ann")
 
     def refusal(path: str, status: int, code: str, **how: Any) -> None:

@@ -163,7 +163,7 @@ EVERY: dict[str, list[tuple[Any, bool]]] = {
 class TestTokens:
     """S21, S23: the algorithm belongs to the key, and every claim is checked."""
 
-    async def test_of_all_combinations_of_claims_only_those_that_are_good_throughout_get_in(self) -> None:
+    async def test_only_fully_valid_claims_are_accepted(self) -> None:
         """S23: what is wrong with one claim is not made good by another."""
         verifier = tokens.Tokens(Settings(jwt_secret=SECRET, jwt_issuer=ISSUER))
         tried = accepted = 0
@@ -186,7 +186,7 @@ class TestTokens:
             tried += 1
         assert (tried > 3_900, accepted) == (True, 2 * 2 * 2 * 2 * 2)
 
-    def test_none_of_the_corpus_gets_in(self, world: World) -> None:
+    def test_forged_tokens_are_rejected(self, world: World) -> None:
         assert len(CORPUS) >= 60
         for name, bad in CORPUS.items():
             for headers in (bearer(bad), {"apikey": bad}):
@@ -195,7 +195,7 @@ class TestTokens:
                 assert answer.headers["www-authenticate"] == "Bearer"
                 assert bad == "." or bad not in answer.text, name
 
-    def test_a_users_token_gets_in(self, world: World) -> None:
+    def test_valid_user_token_is_accepted(self, world: World) -> None:
         ann = world.join("ann")
         answer = world.client.get("/api/me", headers=ann.headers)
         assert answer.status_code == 200
@@ -204,26 +204,26 @@ class TestTokens:
         several = bearer(token(ann.id, aud=["other", "authenticated"]))
         assert world.client.get("/api/me", headers=several).status_code == 200
 
-    def test_a_users_token_beside_an_applications_key_is_the_users(self, world: World) -> None:
+    def test_user_token_takes_precedence_over_application_key(self, world: World) -> None:
         ann = world.join("ann")
         service = world.service["Authorization"].removeprefix("Bearer ")
         answer = world.client.get("/api/me", headers={**ann.headers, "apikey": service})
         assert answer.json()["role"] == "authenticated"
         assert world.client.get("/api/me", headers={"apikey": service}).json()["role"] == "service_role"
 
-    def test_a_little_clock_skew_is_forgiven(self, world: World) -> None:
+    def test_small_clock_skew_is_accepted(self, world: World) -> None:
         now = int(time.time())
         late = token(world.join("ann").id, exp=now - tokens.LEEWAY_SECONDS + 10, nbf=now + 10)
         assert world.client.get("/api/me", headers=bearer(late)).status_code == 200
 
-    def test_who_is_nobody_gets_nothing(self, world: World) -> None:
+    def test_anonymous_requests_are_rejected(self, world: World) -> None:
         now = int(time.time())
         anon = jwt.encode({"iss": "supabase", "role": "anon", "exp": now + 600}, SECRET, "HS256")
         for headers in ({}, {"apikey": anon}, bearer(anon)):
             assert world.client.get("/api/jobs", headers=headers).status_code == 401
 
     @pytest.mark.parametrize("header", ["Basic YTpi", "Bearer", "Bearer ", "token x", ""])
-    def test_other_schemes_are_refused(self, world: World, header: str) -> None:
+    def test_other_authorization_schemes_are_rejected(self, world: World, header: str) -> None:
         answer = world.client.get("/api/me", headers={"Authorization": header})
         assert answer.status_code == 401
 
@@ -334,7 +334,7 @@ class TestKeySets:
         bad = jwt.encode(claims(ANN, **others), key, algorithm, headers={"kid": kid} if kid else None)
         return world.client.get("/api/me", headers=bearer(bad)).status_code
 
-    def test_es256_and_rs256_side_by_side(
+    def test_algorithm_comes_from_the_key(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
         world, _ = by_keys
@@ -349,7 +349,7 @@ class TestKeySets:
         assert self.ask(world, long, "b", "PS256") == 401
         assert key_server.asked == 1
 
-    def test_the_public_key_is_no_secret(
+    def test_public_key_is_not_accepted_as_hs256_secret(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
         """Algorithm confusion: HS256 with what everybody can fetch."""
@@ -371,7 +371,7 @@ class TestKeySets:
         bad = signed({"alg": "HS256", "kid": "c"}, claims(ANN), b"x" * 32)
         assert world.client.get("/api/me", headers=bearer(bad)).status_code == 401
 
-    def test_weak_and_foreign_keys_are_left_out(
+    def test_weak_and_unsupported_jwks_keys_are_ignored(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
         world, _ = by_keys
@@ -390,7 +390,7 @@ class TestKeySets:
             assert self.ask(world, curve, kid) == 401
         assert self.ask(world, curve, "good") == 200
 
-    def test_a_zero_signature_is_none(
+    def test_zero_signature_is_rejected(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
         world, _ = by_keys
@@ -399,7 +399,7 @@ class TestKeySets:
             bad = forged({"alg": "ES256", "kid": "a"}, claims(ANN), signature)
             assert world.client.get("/api/me", headers=bearer(bad)).status_code == 401
 
-    async def test_a_token_does_not_say_where_its_key_is(self, key_server: KeyServer) -> None:
+    async def test_key_urls_in_tokens_are_ignored(self, key_server: KeyServer) -> None:
         """S22: whatever its header names, nothing is opened and nobody is asked but the key server, once."""
         both = Settings(jwt_secret=SECRET, jwt_issuer=ISSUER, jwks_url=key_server.url)
         verifier = tokens.Tokens(both)
@@ -426,7 +426,7 @@ class TestKeySets:
         assert {address for _, address in heard} <= {own}
         assert key_server.asked == 1
 
-    def test_users_keys_do_not_make_a_service(
+    def test_jwks_token_cannot_have_service_role(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
         world, _ = by_keys
@@ -434,7 +434,7 @@ class TestKeySets:
         assert self.ask(world, curve, "a", role="service_role") == 401
         assert self.ask(world, curve, "a", role="service_role", aud=None, iss="supabase") == 401
 
-    def test_rotation_is_noticed_and_made_up_ids_cause_no_storm(
+    def test_key_rotation_is_detected_with_bounded_fetches(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
         world, turned = by_keys
@@ -451,7 +451,7 @@ class TestKeySets:
         assert self.ask(world, curve, "old") == 401
         assert key_server.asked == 2
 
-    def test_a_revoked_key_is_gone_when_the_cache_is(
+    def test_removed_jwks_key_is_rejected_after_the_cache_expires(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
         world, turned = by_keys
@@ -462,7 +462,7 @@ class TestKeySets:
         turned.now += tokens.FRESH_SECONDS + 1
         assert self.ask(world, curve, "a") == 401
 
-    def test_an_outage_of_the_key_server_is_bridged_for_a_while(
+    def test_cached_keys_survive_a_short_jwks_outage(
         self, by_keys: tuple[World, Turned], key_server: KeyServer, curve: ec.EllipticCurvePrivateKey
     ) -> None:
         world, turned = by_keys
@@ -494,7 +494,7 @@ class TestKeys:
                 assert answer.status_code == 200
                 assert [tenant["id"] for tenant in answer.json()["tenants"]] == [str(ann.tenant)]
 
-    def test_keys_that_are_none(self, world: World) -> None:
+    def test_invalid_api_keys_are_rejected(self, world: World) -> None:
         good = world.key("owner", world.join("ann").tenant)
         bad = [
             "psk_",
@@ -513,7 +513,7 @@ class TestKeys:
             assert answer.status_code == 401, key
             assert key not in answer.text
 
-    def test_a_key_is_kept_as_a_digest_only(self, world: World) -> None:
+    def test_only_the_digest_of_a_key_is_stored(self, world: World) -> None:
         """S25: who reads the database cannot use the keys in it."""
         ann = world.join("ann")
         answer = world.client.post(
@@ -540,7 +540,7 @@ class TestKeys:
         ]
         assert secret not in json.dumps(listed, default=str)
 
-    def test_a_revoked_key_ends_at_once(self, world: World) -> None:
+    def test_revoked_key_is_rejected_immediately(self, world: World) -> None:
         ann = world.join("ann")
         made = world.client.post(
             "/api/keys", json={"name": "k", "role": "member"}, headers=ann.headers
@@ -554,7 +554,7 @@ class TestKeys:
         members = world.client.get(f"/api/tenants/{ann.tenant}/members", headers=ann.headers).json()
         assert [member["user_id"] for member in members["items"]] == [str(ann.id)]
 
-    def test_so_does_one_of_the_service_which_is_no_member(self, world: World) -> None:
+    def test_revoked_service_key_is_rejected_immediately(self, world: World) -> None:
         made = world.client.post(
             "/api/keys", json={"name": "w", "role": "service"}, headers=world.service
         ).json()
@@ -563,7 +563,7 @@ class TestKeys:
         assert world.client.delete(f"/api/keys/{made['id']}", headers=world.service).status_code == 204
         assert world.client.get("/api/me", headers=key).status_code == 401
 
-    def test_a_key_expires(self, world: World, clock: testing.Clock) -> None:
+    def test_expired_key_is_rejected(self, world: World, clock: testing.Clock) -> None:
         ann = world.join("ann")
         soon = (clock.now() + timedelta(hours=1)).isoformat()
         made = world.client.post(
@@ -575,7 +575,7 @@ class TestKeys:
         clock.advance(hours=2)
         assert world.client.get("/api/me", headers=bearer(made["secret"])).status_code == 401
 
-    def test_last_use_is_kept_to_the_minute(
+    def test_last_use_is_updated_once_a_minute(
         self, world: World, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(callers, "KNOWN_SECONDS", 0)
@@ -590,14 +590,14 @@ class TestKeys:
             ]
         assert seen[0] == seen[1] < seen[2]
 
-    def test_a_key_removed_from_its_tenant_is_worth_nothing(self, world: World) -> None:
+    def test_key_removed_from_its_tenant_is_rejected(self, world: World) -> None:
         ann = world.join("ann")
         viewer = world.member("viewer", ann.tenant)
         url = f"/api/tenants/{ann.tenant}/members/{viewer.id}"
         assert world.client.delete(url, headers=ann.headers).status_code == 204
         assert world.client.get("/api/me", headers=viewer.headers).status_code == 401
 
-    def test_another_tenant_cannot_draw_a_key_to_itself(self, world: World) -> None:
+    def test_key_cannot_be_added_to_another_tenant(self, world: World) -> None:
         """Whoever knows a key's id can make it a member elsewhere; it still works where it belongs."""
         world.kind("work")
         ann, bob = world.join("ann"), world.join("bob")
@@ -621,7 +621,7 @@ class TestKeys:
             ("owner", ["owner", "admin", "member", "viewer"]),
         ],
     )
-    def test_nobody_makes_keys_above_their_own_role(self, world: World, role: str, may: list[str]) -> None:
+    def test_keys_cannot_exceed_their_creators_role(self, world: World, role: str, may: list[str]) -> None:
         ann = world.join("ann")
         maker = world.member(role, ann.tenant)
         made = [
@@ -634,7 +634,7 @@ class TestKeys:
         ]
         assert made == may
 
-    def test_an_admin_does_not_revoke_an_owner(self, world: World) -> None:
+    def test_admin_cannot_revoke_an_owners_key(self, world: World) -> None:
         ann = world.join("ann")
         owner = world.member("owner", ann.tenant)
         admin = world.member("admin", ann.tenant)
@@ -668,7 +668,7 @@ class TestLogin:
             "revoke anon from {role}",
         ],
     )
-    def test_a_login_that_is_more_or_less_than_a_user_is_refused(
+    def test_unsafe_api_logins_are_rejected(
         self, db: testing.Database, api_settings: Settings, change: str
     ) -> None:
         """S13: whoever got hold of the API's login would have no more than users have."""
@@ -684,20 +684,22 @@ class TestLogin:
         finally:
             db.execute(f"drop role {role}")
 
-    def test_the_databases_own_login_is_refused(self, db: testing.Database, api_settings: Settings) -> None:
+    def test_database_owner_is_rejected_as_api_login(
+        self, db: testing.Database, api_settings: Settings
+    ) -> None:
         found = replace(api_settings, api_url=db.dsn)
         with pytest.raises(PenstockError) as refusal, TestClient(api.create(found)):
             pass
         assert refusal.value.code == "unsafe_login"
 
-    async def test_the_login_cannot_become_the_service(self, api_settings: Settings) -> None:
+    async def test_api_login_cannot_switch_to_service_role(self, api_settings: Settings) -> None:
         assert api_settings.api_url
         async with db.pool(api_settings.api_url, max_size=1) as pool:
             for role in ("service_role", "postgres"):
                 with pytest.raises(PenstockError):
                     await db.rows(pool, "select set_config('role', %s, false)", (role,))
 
-    def test_nothing_is_left_on_the_connection(self, world: World) -> None:
+    def test_connection_keeps_no_caller_state(self, world: World) -> None:
         """S19: after a request the pooled connection is nobody's."""
         ann = world.join("ann")
         assert world.client.get("/api/jobs", headers=ann.headers).status_code == 200
@@ -717,7 +719,7 @@ class TestLogin:
         for [(role, found, timeout)] in portal(look):
             assert (role, found or "", timeout) == ("none", "", "0")
 
-    def test_a_request_has_an_end(self, world: World) -> None:
+    def test_requests_have_timeouts(self, world: World) -> None:
         """One whose server vanished in the middle of it holds nobody up for long."""
         anybody = callers.Caller("anon", {"role": "anon"})
 
@@ -730,7 +732,7 @@ class TestLogin:
         assert portal(look) == [("10s", "1min")]
 
 
-def test_issuer_and_audience_are_as_configured(db: testing.Database, api_settings: Settings) -> None:
+def test_issuer_and_audience_come_from_settings(db: testing.Database, api_settings: Settings) -> None:
     found = replace(api_settings, jwt_audience="ours")
     with TestClient(api.create(found)) as client:
         assert client.get("/api/me", headers=bearer(token(ANN, aud="ours"))).status_code == 200

@@ -90,7 +90,7 @@ async def test_tells_each_change_until_the_end(world: World, served: Served) -> 
             await stream.next()
 
 
-async def test_a_key_watches_as_long_as_it_likes(world: World, served: Served) -> None:
+async def test_key_streams_do_not_expire(world: World, served: Served) -> None:
     """A key says nothing of its own end, which is no reason to end the stream."""
     ann = world.join("ann")
     job = start(world, ann, 1)
@@ -100,7 +100,7 @@ async def test_a_key_watches_as_long_as_it_likes(world: World, served: Served) -
         assert (await stream.next())["data"]["status"] == "completed"
 
 
-async def test_resumes_where_it_was(world: World, served: Served) -> None:
+async def test_stream_resumes_after_last_event_id(world: World, served: Served) -> None:
     ann = world.join("ann")
     job = start(world, ann, 2)
     async with watching(served, f"/api/jobs/{job}/events", ann) as stream:
@@ -117,7 +117,7 @@ async def test_resumes_where_it_was(world: World, served: Served) -> None:
         assert (await stream.next())["event"] == "end", "it had heard of the end, not that it was the end"
 
 
-async def test_a_tenants_jobs(world: World, served: Served) -> None:
+async def test_tenant_stream_reports_all_jobs(world: World, served: Served) -> None:
     ann, bob = world.join("ann"), world.join("bob")
     mine, others = start(world, ann, 1), start(world, bob, 1)
     async with watching(served, f"/api/events?tenant_id={ann.tenant}", ann) as stream:
@@ -142,7 +142,9 @@ async def test_is_refused_to_others(world: World, served: Served, what: str) -> 
     assert str(ann.tenant) not in answer.text
 
 
-async def test_ends_with_the_token(world: World, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_stream_ends_when_the_token_expires(
+    world: World, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whoever would be refused now is not told any more."""
     monkeypatch.setattr(streams, "KEEP_ALIVE_SECONDS", 0.2)
     ann = world.join("ann")
@@ -155,7 +157,7 @@ async def test_ends_with_the_token(world: World, served: Served, monkeypatch: py
 
 
 @pytest.mark.parametrize("what", ["member", "key", "service key", "job"])
-async def test_who_may_not_look_any_more_is_not_told(
+async def test_stream_ends_when_permission_is_lost(
     world: World, served: Served, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     """Whether all may still look is one question for all of them."""
@@ -213,4 +215,4 @@ async def test_many_watchers_are_one_question(world: World, served: Served) -> N
             do_one(world.db)
         await asyncio.gather(*watchers)
     hub = served.app.state.hub
-    assert 2 <= hub.questions <= 2 + (time.monotonic() - began) / hub.TICK_SECONDS
+    assert 2 <= hub.queries <= 2 + (time.monotonic() - began) / hub.TICK_SECONDS

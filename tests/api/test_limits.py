@@ -61,13 +61,13 @@ class TestBodies:
     """S39: what is sent is looked at before it is read, and read before anything is done for it."""
 
     @pytest.mark.parametrize("name", UNREADABLE)
-    def test_what_readers_disagree_about_is_not_read(self, name: str) -> None:
+    def test_ambiguous_json_is_rejected(self, name: str) -> None:
         with pytest.raises(Invalid) as refusal:
             read_json(UNREADABLE[name], LIMITS)
         assert refusal.value.code == "invalid_json"
         assert len(refusal.value.message) < 300
 
-    def test_everywhere(self, world: World) -> None:
+    def test_ambiguous_json_is_rejected_by_all_routes(self, world: World) -> None:
         ann = world.join("ann")
         json_type = {"Content-Type": "application/json"}
         for body in UNREADABLE.values():
@@ -83,7 +83,7 @@ class TestBodies:
             assert answer.status_code in (400, 404)
 
     @pytest.mark.parametrize("text", ["a\\u0000b", "\\u0000"])
-    def test_what_cannot_be_stored_is_named(self, world: World, text: str) -> None:
+    def test_unstorable_text_is_reported_with_its_field(self, world: World, text: str) -> None:
         world.kind("work")
         ann = world.join("ann")
         for part, field in ((f'"note": "{text}"', "tasks[0].input.note"), (f'"{text}": 1', "tasks[0].input")):
@@ -93,14 +93,14 @@ class TestBodies:
             assert (answer.status_code, answer.json()["code"]) == (422, "unstorable_text")
             assert field in answer.json()["field"]
 
-    def test_the_same_in_the_address(self, world: World) -> None:
+    def test_unstorable_text_in_the_url_is_reported(self, world: World) -> None:
         ann = world.join("ann")
         for path in ("/api/prices?provider=a%00b", "/api/jobs?filter=type:%00"):
             answer = world.client.get(path, headers=ann.headers)
             assert (answer.status_code, answer.json()["code"]) == (422, "unstorable_text")
             assert answer.json()["field"] in ("provider", "filter")
 
-    def test_a_number_that_no_other_language_reads(self, world: World) -> None:
+    def test_oversized_numbers_are_rejected(self, world: World) -> None:
         world.kind("work")
         ann = world.join("ann")
         for number in ("1e400", "-1e400", "1" + "0" * 400):
@@ -115,7 +115,7 @@ class TestBodies:
     @pytest.mark.parametrize(
         "part", [b"[],", b"{},", b'"",', b"1,", b"[[[[[[]]]]]],", b'{"a":1},', b'"\\"",', b'["a","b"],']
     )
-    def test_too_many_values_are_refused_without_reading_them(
+    def test_too_many_values_are_rejected_before_parsing(
         self, part: bytes, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Reading these would keep everybody else waiting for seconds."""
@@ -130,18 +130,16 @@ class TestBodies:
                 read_json(each, LIMITS)
 
     @pytest.mark.parametrize("text", ["a, b [c] {d}, ", 'say \\"a, b\\", ', "\\\\,", ",[{"])
-    def test_commas_in_a_text_are_no_values(self, text: str) -> None:
+    def test_commas_in_strings_do_not_count_as_values(self, text: str) -> None:
         body = f'{{"note": "{text * (2_000_000 // len(text))}"}}'.encode()
         assert len(read_json(body, LIMITS)["note"]) > 1_000_000
 
-    def test_as_many_values_as_are_allowed(self) -> None:
+    def test_maximum_number_of_values_is_accepted(self) -> None:
         tasks = [{"kind": "work", "key": f"k{n}", "input": {"n": n}} for n in range(10_000)]
         assert read_json(json.dumps({"tasks": tasks}).encode(), LIMITS) == {"tasks": tasks}
 
 
-def test_every_token_of_the_service_has_a_rate_of_its_own(
-    db: testing.Database, api_settings: Settings
-) -> None:
+def test_each_service_token_has_its_own_rate_limit(db: testing.Database, api_settings: Settings) -> None:
     """Tokens that name no user do not share one bucket, nor hide behind one another."""
     app = api.create(api_settings, limits=Limits(per_second=0.001, burst=3))
     now = int(time.time())
@@ -156,7 +154,7 @@ def test_every_token_of_the_service_has_a_rate_of_its_own(
             assert codes == [200, 200, 200, 429]
 
 
-def test_guessing_is_slowed_down_at_the_metrics_too(db: testing.Database, api_settings: Settings) -> None:
+def test_key_guessing_at_metrics_is_rate_limited(db: testing.Database, api_settings: Settings) -> None:
     """S25"""
     app = api.create(api_settings, limits=Limits(per_second=0.001, burst=3))
     with TestClient(app) as client:
@@ -194,9 +192,7 @@ def asking(path: str, person: Person, *, method: str = "GET", more: str = "") ->
     return ("\r\n".join(lines) + f"\r\n{more}\r\n").encode()
 
 
-def test_streams_of_a_tenant_are_bounded_however_many_keys_it_has(
-    db: testing.Database, api_settings: Settings
-) -> None:
+def test_streams_are_limited_per_tenant_across_keys(db: testing.Database, api_settings: Settings) -> None:
     """S44: one tenant leaves streams for the others."""
     app = api.create(api_settings, limits=Limits(streams=5, streams_per_tenant=1))
     with serving(app) as served, ExitStack() as open:
@@ -213,7 +209,7 @@ def test_streams_of_a_tenant_are_bounded_however_many_keys_it_has(
 
 
 @pytest.mark.parametrize("path", ["/api/events?tenant_id=", "/dashboard/live?tenant="])
-def test_streams_are_bounded(
+def test_streams_are_limited(
     db: testing.Database, api_settings: Settings, eventually: Eventually, path: str
 ) -> None:
     """S44: for one caller and for all; when one ends there is room for another."""
@@ -247,7 +243,7 @@ select count(*) as n from pg_stat_activity where datname = current_database()
 
 
 @pytest.mark.parametrize("how", ["headers", "body", "chunks", "upload", "answer", "events"])
-def test_who_is_slow_holds_no_connection_to_the_database(
+def test_slow_request_uses_no_database_connection(
     db: testing.Database, api_settings: Settings, eventually: Eventually, how: str
 ) -> None:
     """S44: more slow clients than there are connections, and everybody else is answered at once."""

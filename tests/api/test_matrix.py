@@ -260,7 +260,7 @@ def without_line(app: FastAPI) -> set[str]:
     return (found | operations(app.openapi())) ^ set(ROWS)
 
 
-def test_every_route_has_a_line() -> None:
+def test_every_route_is_in_the_matrix() -> None:
     """S1, S54: a route that nobody thought about fails here, also one that is not in the description."""
     app = api.create(Settings())
     assert without_line(app) == set()
@@ -622,7 +622,7 @@ def state(world: World, ann: Person) -> list[Any]:
         ]
 
 
-def test_the_lists_show_what_they_should(world: World) -> None:
+def test_owner_sees_own_rows_in_lists(world: World) -> None:
     """The counterpart: the owner finds her things where the stranger does not."""
     ann = world.join("ann")
     things = make(world, ann)

@@ -195,7 +195,7 @@ class TestPages:
         for wrong in ("1", "1-", "-1", "1-x", "1-2-3", "1" * 17 + "-1"):
             assert world.client.get(f"{url}&cursor={wrong}", headers=ann.headers).status_code == 422
 
-    def test_the_filter_language(self, world: World, ann: Person) -> None:
+    def test_filters_select_jobs(self, world: World, ann: Person) -> None:
         start(world, ann)
         other = start(world, ann, type="other")
         found = world.client.get(
@@ -210,20 +210,20 @@ class TestPages:
         ["limit=0", "limit=201", "limit=x", "limit=99999999999999999999", "cursor=x", "cursor=1", "tenant_id=x",
          "filter=" + "x" * 2001],
     )  # fmt: skip
-    def test_what_is_no_page(self, world: World, ann: Person, query: str) -> None:
+    def test_invalid_cursors_and_limits_are_rejected(self, world: World, ann: Person, query: str) -> None:
         """S9, S38: no page is larger than it may be, and no cursor gets as far as the database."""
         answer = world.client.get(f"/api/jobs?{query}", headers=ann.headers)
         assert answer.status_code == 422
 
     @pytest.mark.parametrize("cursor", ["-1", str(1 << 63), "1e3", "0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"])
-    def test_what_is_no_number_of_a_task(self, world: World, ann: Person, cursor: str) -> None:
+    def test_invalid_task_ids_are_rejected(self, world: World, ann: Person, cursor: str) -> None:
         job_id = start(world, ann)
         for url in (f"/api/jobs/{job_id}/tasks?cursor={cursor}", f"/api/jobs/{job_id}/tasks/{cursor}"):
             assert world.client.get(url, headers=ann.headers).status_code == 422
 
 
 class TestTags:
-    def test_what_has_not_changed_is_not_sent_again(self, world: World, ann: Person) -> None:
+    def test_unchanged_response_is_304(self, world: World, ann: Person) -> None:
         url = f"/api/jobs/{start(world, ann)}"
         first = world.client.get(url, headers=ann.headers)
         tag = first.headers["etag"]
@@ -235,7 +235,7 @@ class TestTags:
         assert changed.status_code == 200
         assert changed.headers["etag"] != tag
 
-    def test_a_tag_opens_nothing(self, world: World, ann: Person) -> None:
+    def test_etag_grants_no_access(self, world: World, ann: Person) -> None:
         url = f"/api/jobs/{start(world, ann)}"
         tag = world.client.get(url, headers=ann.headers).headers["etag"]
         bob = world.join("bob")
@@ -248,7 +248,7 @@ class TestIdempotency:
     def post(self, world: World, who: Person, url: str, body: Any, key: str) -> Any:
         return world.client.post(url, json=body, headers={**who.headers, "Idempotency-Key": key})
 
-    def test_the_same_job_for_the_same_key(self, world: World, ann: Person) -> None:
+    def test_same_idempotency_key_returns_the_same_job(self, world: World, ann: Person) -> None:
         body = {"type": "report", "tasks": TASKS, "params": {"n": 1}}
         first = self.post(world, ann, "/api/jobs/start", body, "k")
         assert self.post(world, ann, "/api/jobs/start", body, "k").json() == first.json()
@@ -261,7 +261,7 @@ class TestIdempotency:
         bob = world.join("bob")
         assert self.post(world, bob, "/api/jobs/start", body, "k").json() != first.json()
 
-    def test_the_same_answer_for_the_same_key(self, world: World, ann: Person) -> None:
+    def test_same_idempotency_key_replays_the_response(self, world: World, ann: Person) -> None:
         url = f"/api/jobs/{start(world, ann)}/tasks"
         first = self.post(world, ann, url, {"tasks": TASKS}, "k")
         assert first.status_code == 201
@@ -274,7 +274,7 @@ class TestIdempotency:
             other = self.post(world, ann, changed_url, body, "k")
             assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_reused")
 
-    def test_what_was_refused_may_be_asked_again(self, world: World, ann: Person) -> None:
+    def test_failed_request_can_be_repeated_with_its_key(self, world: World, ann: Person) -> None:
         job_id = start(world, ann)
         url = f"/api/jobs/{job_id}/resume"
         assert self.post(world, ann, url, None, "k").status_code in (200, 409)
@@ -282,7 +282,7 @@ class TestIdempotency:
         assert self.post(world, ann, bad, None, "p").status_code == 404
         assert self.post(world, ann, f"/api/jobs/{job_id}/pause", None, "p").status_code == 200
 
-    def test_keys_are_their_callers_own(self, world: World, ann: Person) -> None:
+    def test_idempotency_keys_are_scoped_to_callers(self, world: World, ann: Person) -> None:
         bob = world.join("bob")
         for who in (ann, bob):
             url = f"/api/jobs/{start(world, who)}/tasks"
@@ -292,12 +292,12 @@ class TestIdempotency:
         assert answer.status_code == 409
 
     @pytest.mark.parametrize("key", ["", "x" * 256])
-    def test_what_is_no_key(self, world: World, ann: Person, key: str) -> None:
+    def test_invalid_idempotency_keys_are_rejected(self, world: World, ann: Person, key: str) -> None:
         job_id = start(world, ann)
         assert self.post(world, ann, f"/api/jobs/{job_id}/pause", None, key).status_code == 422
         assert self.post(world, ann, "/api/jobs/start", {"type": "t", "tasks": TASKS}, key).status_code == 422
 
-    def test_at_the_same_time(self, world: World, ann: Person) -> None:
+    def test_concurrent_requests_with_one_key_run_once(self, world: World, ann: Person) -> None:
         """Ten at once: one does it, the others wait and hear the same."""
         url = f"/api/jobs/{start(world, ann)}/tasks"
         answers: list[Any] = []
@@ -314,7 +314,7 @@ class TestIdempotency:
         assert len({answer.text for answer in answers}) == 1
         assert sum("idempotency-replayed" not in answer.headers for answer in answers) == 1
 
-    def test_answers_are_kept_for_a_day(self, world: World, ann: Person, clock: testing.Clock) -> None:
+    def test_replays_expire_after_a_day(self, world: World, ann: Person, clock: testing.Clock) -> None:
         url = f"/api/jobs/{start(world, ann)}/tasks"
         first = self.post(world, ann, url, {"tasks": TASKS}, "k")
         clock.advance(hours=25)
@@ -323,7 +323,7 @@ class TestIdempotency:
 
 
 class TestProblems:
-    def test_a_problem_document(self, world: World, ann: Person) -> None:
+    def test_errors_are_problem_documents(self, world: World, ann: Person) -> None:
         answer = world.client.get(
             f"/api/jobs/{uuid.uuid4()}", headers={**ann.headers, "X-Request-ID": "abc.1"}
         )
@@ -339,12 +339,12 @@ class TestProblems:
         assert problem["title"] and problem["detail"]
 
     @pytest.mark.parametrize("given", ["", "x" * 65, "a b", "<script>", "a\\nb"])
-    def test_a_request_id_that_is_none_is_replaced(self, world: World, given: str) -> None:
+    def test_invalid_request_id_is_replaced(self, world: World, given: str) -> None:
         answer = world.client.get("/healthz", headers={"X-Request-ID": given})
         assert answer.headers["x-request-id"] != given
         assert len(answer.headers["x-request-id"]) == 32
 
-    def test_bodies_that_are_not_good(self, world: World, ann: Person) -> None:
+    def test_invalid_bodies_are_rejected(self, world: World, ann: Person) -> None:
         task = b'"tasks": [{"kind": "work"}]'
         deep = b"[" * 70 + b"]" * 70
         for content in (
@@ -377,13 +377,13 @@ class TestProblems:
             assert answer.json()["status"] == 422
         assert world.client.get("/api/jobs", headers=ann.headers).json()["items"] == []
 
-    def test_a_mistake_says_where_and_not_what(self, world: World, ann: Person) -> None:
+    def test_validation_error_names_the_field_without_its_value(self, world: World, ann: Person) -> None:
         body = {"type": "t", "tasks": TASKS, "priority": "hunter2", "run_at": "hunter2"}
         problem = world.client.post("/api/jobs/start", json=body, headers=ann.headers).json()
         assert [error["field"] for error in problem["errors"]] == ["priority", "run_at"]
         assert "hunter2" not in json.dumps(problem)
 
-    def test_what_is_not_there(self, world: World, ann: Person) -> None:
+    def test_unknown_objects_are_not_found(self, world: World, ann: Person) -> None:
         for method, url, status in (("GET", "/api/nothing", 404), ("PATCH", "/api/jobs", 405)):
             answer = world.client.request(method, url, headers=ann.headers)
             assert (answer.status_code, answer.headers["content-type"]) == (
@@ -391,18 +391,18 @@ class TestProblems:
                 "application/problem+json",
             )
 
-    def test_a_wrong_verb_hears_all_that_are_right(self, world: World, ann: Person) -> None:
+    def test_wrong_method_lists_allowed_methods(self, world: World, ann: Person) -> None:
         answer = world.client.patch(f"/api/jobs/{uuid.uuid4()}/tasks", headers=ann.headers)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
-    def test_postgres_own_words_stay_inside(self, world: World, ann: Person) -> None:
+    def test_postgresql_messages_are_not_exposed(self, world: World, ann: Person) -> None:
         """What PostgreSQL says names tables, logins and addresses."""
         world.db.execute("drop view penstock.dead_letter_list")
         answer = world.client.get("/api/dead-letters", headers=ann.headers)
         assert answer.status_code == 500
         assert "relation" not in answer.text and "dead_letter_list" not in answer.text
 
-    def test_a_bug_is_answered_and_logged(self, world: World, ann: Person) -> None:
+    def test_unexpected_error_is_logged_and_answered(self, world: World, ann: Person) -> None:
         world.db.execute(
             "create or replace function penstock.get_job(p_job_id uuid) returns jsonb language sql as $$ select to_jsonb(1 / 0) $$"
         )
@@ -413,7 +413,7 @@ class TestProblems:
         assert answer.headers["x-request-id"] == answer.json()["request_id"]
         assert [log for log in logs if log["event"] == "request failed"]
 
-    def test_the_log_holds_no_secret(
+    def test_log_contains_no_secrets(
         self, world: World, ann: Person, caplog: pytest.LogCaptureFixture
     ) -> None:
         """S25: no credential, address or body is in a log line."""
@@ -441,7 +441,7 @@ def strict(db: testing.Database, api_settings: Settings) -> Iterator[World]:
 
 
 class TestLimits:
-    def test_a_body_that_is_too_large(self, strict: World) -> None:
+    def test_large_body_is_rejected(self, strict: World) -> None:
         ann = strict.join("ann")
 
         def parts() -> Iterator[bytes]:
@@ -460,14 +460,14 @@ class TestLimits:
         assert answers[-1].json()["code"] == "limited"
         assert strict.client.get("/api/me", headers=bob.headers).status_code == 200
 
-    def test_who_guesses_is_slowed_down(self, strict: World) -> None:
+    def test_key_guessing_is_rate_limited(self, strict: World) -> None:
         """S25: bad credentials count against the address they come from; good ones do not suffer for it."""
         ann = strict.join("ann")
         answers = [strict.client.get("/api/me", headers=bearer("psk_" + "0" * 64)) for _ in range(6)]
         assert [answer.status_code for answer in answers] == [401] * 5 + [429]
         assert strict.client.get("/api/me", headers=ann.headers).status_code == 200
 
-    def test_a_guess_too_many_does_not_get_to_the_database(
+    def test_rate_limited_guesses_do_not_reach_the_database(
         self, strict: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """S25: whoever has been there with a good key gets in meanwhile, whether it is remembered or not."""
@@ -487,13 +487,13 @@ class TestLimits:
             answer = strict.client.get("/api/me", headers=bearer(credential))
             assert (answer.status_code, answer.json()["code"]) == (429, "limited")
 
-    def test_a_new_key_that_is_good_is_not_counted_as_a_guess(self, strict: World) -> None:
+    def test_valid_new_key_does_not_count_as_a_guess(self, strict: World) -> None:
         ann = strict.join("ann")
         for _ in range(7):
             new = strict.member("viewer", ann.tenant)
             assert strict.client.get("/api/me", headers=new.headers).status_code == 200
 
-    def test_a_statement_that_takes_too_long_is_stopped(self, strict: World) -> None:
+    def test_slow_statement_is_canceled(self, strict: World) -> None:
         ann = strict.join("ann")
         strict.db.execute(
             "create or replace function penstock.my_tenants() returns setof uuid language sql stable as $$ select null::uuid from pg_sleep(60) $$"
@@ -501,7 +501,7 @@ class TestLimits:
         answer = strict.client.get("/api/tenants", headers=ann.headers)
         assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
 
-    def test_the_bucket_fills_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_rate_limit_refills(self, monkeypatch: pytest.MonkeyPatch) -> None:
         now = 100.0
         monkeypatch.setattr("penstock.api.limits.time.monotonic", lambda: now)
         rate = Rate(per_second=2, burst=3)
@@ -518,7 +518,7 @@ class TestLimits:
         with pytest.raises(Limited):
             rate.take("ann")
 
-    def test_the_number_of_buckets_is_bounded(self) -> None:
+    def test_number_of_rate_buckets_is_limited(self) -> None:
         rate = Rate(per_second=1, burst=1)
         for number in range(Rate.MOST + 100):
             rate.take(str(number))
@@ -526,11 +526,11 @@ class TestLimits:
 
 
 class TestBrowsers:
-    def test_pages_of_other_sites_are_kept_out(self, world: World, ann: Person) -> None:
+    def test_other_origins_are_rejected_by_default(self, world: World, ann: Person) -> None:
         answer = world.client.get("/api/me", headers={**ann.headers, "Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in answer.headers
 
-    def test_pages_of_named_sites_are_let_in(self, db: testing.Database, api_settings: Settings) -> None:
+    def test_configured_origins_are_allowed(self, db: testing.Database, api_settings: Settings) -> None:
         app = api.create(replace(api_settings, allowed_origins=("https://app.example",)))
         with TestClient(app) as client:
             for origin, expected in (
@@ -569,7 +569,7 @@ class TestHealth:
         expected = 'penstock_http_requests_total{method="POST",route="/api/jobs/start",status="201"} 1.0'
         assert expected in lines
 
-    def test_metrics_are_not_for_everybody(self, world: World, ann: Person) -> None:
+    def test_metrics_require_a_service_credential(self, world: World, ann: Person) -> None:
         assert world.client.get("/metrics").status_code == 401
         assert world.client.get("/metrics", headers=ann.headers).status_code == 403
         assert world.client.get("/metrics", headers=bearer(world.key("worker"))).status_code == 200
@@ -605,7 +605,7 @@ class TestDescription:
         names = [o["operationId"] for item in document["paths"].values() for o in item.values()]
         assert len(names) == len(set(names))
 
-    def test_without_both_logins_it_does_not_start(self, api_settings: Settings) -> None:
+    def test_api_requires_both_logins(self, api_settings: Settings) -> None:
         for missing in ({"api_url": None}, {"database_url": None}):
             with (
                 pytest.raises(Exception, match="PENSTOCK_API_URL"),

@@ -154,7 +154,7 @@ def _plain(value: Any) -> str | int:
 
 @pytest.mark.parametrize("caller", PHASES)
 @pytest.mark.timeout(0 if FUZZ else 180)
-def test_it_does_what_its_description_says(world: World, caller: str) -> None:
+def test_api_conforms_to_its_openapi_schema(world: World, caller: str) -> None:
     """S53: no route answers what it does not describe, or takes what it says it does not."""
     ann = world.join("ann")
     things = make(world, ann)

@@ -14,14 +14,14 @@ import httpx
 import pytest
 
 from penstock import server, settings, testing
-from penstock.cli import answer
+from penstock.cli import execute
 from penstock.errors import Invalid
 from penstock.settings import Settings
 from tests.conftest import Eventually
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "example.org", ""])  # noqa: S104 nothing is bound
-def test_a_public_address_needs_a_way_to_check_tokens(host: str) -> None:
+def test_public_address_requires_token_settings(host: str) -> None:
     with pytest.raises(Invalid) as refusal:
         server.check_address(Settings(), host)
     assert refusal.value.code == "unsafe_address"
@@ -30,7 +30,7 @@ def test_a_public_address_needs_a_way_to_check_tokens(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_does_not(host: str) -> None:
+def test_loopback_address_requires_no_token_settings(host: str) -> None:
     server.check_address(Settings(), host)
 
 
@@ -44,12 +44,12 @@ def test_loopback_does_not(host: str) -> None:
         {"PENSTOCK_JWKS_URL": "https://example.org/keys"},
     ],
 )
-def test_settings_that_are_not_safe_are_refused(environment: dict[str, str]) -> None:
+def test_unsafe_settings_are_rejected(environment: dict[str, str]) -> None:
     with pytest.raises(Invalid):
         settings.read(environment)
 
 
-def test_settings_that_are() -> None:
+def test_safe_settings_are_accepted() -> None:
     found = settings.read(
         {
             "PENSTOCK_API_URL": "postgresql://penstock_api@db/x",
@@ -62,15 +62,13 @@ def test_settings_that_are() -> None:
     assert "ssss" not in repr(found)
 
 
-def test_a_given_database_needs_a_given_login(db: testing.Database) -> None:
+def test_external_database_requires_an_api_login(db: testing.Database) -> None:
     with pytest.raises(Invalid) as refusal:
         server.with_logins(Settings(database_url=db.dsn), is_embedded=False)
     assert refusal.value.code == "no_api_login"
 
 
-def test_it_serves_until_it_is_told_to_stop(
-    db: testing.Database, tmp_path: Path, eventually: Eventually
-) -> None:
+def test_serve_runs_until_sigterm(db: testing.Database, tmp_path: Path, eventually: Eventually) -> None:
     """The whole command: starts, answers with a key from the command line, and ends at SIGTERM."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -106,20 +104,20 @@ def test_it_serves_until_it_is_told_to_stop(
     assert made.stdout.strip() not in log.read_text()
 
 
-def test_keys_on_the_command_line(
+def test_cli_creates_lists_and_revokes_keys(
     db: testing.Database, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", db.dsn)
     settings.settings.cache_clear()
     db.execute("select penstock.create_tenant('acme')")
-    assert answer(["keys", "create", "import", "--role", "member", "--tenant", "acme"]) == 0
+    assert execute(["keys", "create", "import", "--role", "member", "--tenant", "acme"]) == 0
     secret = capsys.readouterr().out.strip()
     assert secret.startswith("psk_")
-    assert answer(["keys", "ls", "--tenant", "acme", "-o", "json"]) == 0
+    assert execute(["keys", "ls", "--tenant", "acme", "-o", "json"]) == 0
     listed = capsys.readouterr().out
     assert secret[:12] in listed and secret not in listed
     [row] = db.execute("select id from penstock.api_keys")
-    assert answer(["keys", "revoke", str(row["id"]), "--yes"]) == 0
+    assert execute(["keys", "revoke", str(row["id"]), "--yes"]) == 0
     assert db.execute("select revoked_at is not null as gone from penstock.api_keys") == [{"gone": True}]
-    assert answer(["keys", "revoke", "nonsense", "--yes"]) == 2
+    assert execute(["keys", "revoke", "nonsense", "--yes"]) == 2
     settings.settings.cache_clear()

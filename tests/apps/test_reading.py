@@ -235,7 +235,7 @@ HOSTILE = [
 
 
 @pytest.mark.slow
-async def test_whatever_a_title_says_it_is_only_a_title_and_sound_may_be_left_out(
+async def test_title_is_never_markup_and_audio_is_optional(
     db: testing.Database, drain: testing.Drain, files: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing of a title or a text is run, included or fetched; files have plain names; no audio, no audio phase."""
@@ -271,7 +271,7 @@ TEXTS: dict[str, Callable[[], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TEXTS)
-def test_a_hostile_text_is_typeset_and_spoken_as_text(name: str, tmp_path: Path) -> None:
+def test_hostile_text_is_typeset_and_spoken_literally(name: str, tmp_path: Path) -> None:
     text = TEXTS[name]()
     chapter = {"number": 1, "title": "T", "text": text}
     request = {"title": "B", "date": "2026-03-01", "language": "en", "whole": False, "chapters": [chapter]}
@@ -296,7 +296,7 @@ def test_a_hostile_text_is_typeset_and_spoken_as_text(name: str, tmp_path: Path)
 
 
 @pytest.mark.slow
-async def test_others_may_write_and_speak(
+async def test_other_providers_write_and_speak(
     db: testing.Database, drain: testing.Drain, files: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anthropic writes, and what speaks as OpenAI does reads aloud; both are metered as they report."""
@@ -326,7 +326,7 @@ async def test_others_may_write_and_speak(
     assert abs(bit_rate - 128_000) < 500
 
 
-async def test_a_provider_that_does_not_know_the_model_fails_the_chapter_for_good(
+async def test_unknown_model_fails_permanently(
     db: testing.Database, drain: testing.Drain, files: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drain.use(app)
@@ -341,7 +341,7 @@ async def test_a_provider_that_does_not_know_the_model_fails_the_chapter_for_goo
     assert attempt["error_code"] == "provider_refused" and "none-such" in attempt["error_message"]
 
 
-def test_a_key_is_for_its_provider_and_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_is_sent_only_to_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-real")
     assert asking.openai_client("http://127.0.0.1:1/v1").api_key == "none"
     assert asking.openai_client(None).api_key == "sk-real"
@@ -351,7 +351,7 @@ def test_a_key_is_for_its_provider_and_nobody_else(monkeypatch: pytest.MonkeyPat
     assert refusal.value.code == "no_key"
 
 
-def test_paragraphs_are_sent_to_a_voice_in_pieces_that_it_takes() -> None:
+def test_paragraphs_are_split_for_the_speech_api() -> None:
     paragraphs = ["a" * 1500, "b" * 1500, "c" * 1500, "d" * 9000, "e"]
     pieces = speech.pieces(paragraphs)
     assert all(len(piece) <= speech.MOST_CHARACTERS for piece in pieces)
@@ -362,7 +362,7 @@ def test_paragraphs_are_sent_to_a_voice_in_pieces_that_it_takes() -> None:
 # What comes to grief
 
 
-async def test_a_crash_fails_its_task_and_nothing_else(
+async def test_crash_fails_only_its_task(
     db: testing.Database,
     drain: testing.Drain,
     files: Folder,
@@ -385,7 +385,7 @@ async def test_a_crash_fails_its_task_and_nothing_else(
     assert attempt == {"error_code": "process_died", "error_message": "its process ended with exit code -9"}
 
 
-async def test_what_no_other_try_can_change_fails_for_good(
+async def test_permanent_errors_are_not_retried(
     db: testing.Database, drain: testing.Drain, files: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drain.use(app)
@@ -411,6 +411,6 @@ async def test_what_no_other_try_can_change_fails_for_good(
         {"audio": ["wav"]},
     ],
 )
-def test_a_book_that_cannot_be_is_refused_before_it_starts(wrong: dict[str, Any]) -> None:
+def test_invalid_book_is_rejected_before_the_start(wrong: dict[str, Any]) -> None:
     with pytest.raises(Invalid):
         reading.start(**{"title": "T", "chapters": ["a"], **wrong})

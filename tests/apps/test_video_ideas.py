@@ -470,7 +470,7 @@ def test_the_example_has_twenty_good_ideas_and_two_bad_ones() -> None:
         ("# " * 50_000, []),
     ],
 )
-def test_whatever_a_model_writes_becomes_scenes(text: str, found: list[tuple[str, str]]) -> None:
+def test_any_model_answer_becomes_scenes(text: str, found: list[tuple[str, str]]) -> None:
     assert scripts.scenes(text, 2) == found
 
 
@@ -479,7 +479,7 @@ def test_whatever_a_model_writes_becomes_scenes(text: str, found: list[tuple[str
     ["Plain", "x" * 120, "שלום עולם 漢字 🎉\u202e", "\0\x1b[31m\ud800", " ", "word " * 400],
     ids=["plain", "one word", "other scripts", "no characters", "nothing", "much"],
 )
-def test_a_film_is_made_of_any_words(words: str, tmp_path: Path) -> None:
+def test_any_text_is_rendered(words: str, tmp_path: Path) -> None:
     film = films.Film(width=96, height=54, seconds=2, rate=5, crf=40)
     scenes = [films.Scene(words, words)]
     made = films.render(words, scenes, str(tmp_path / "film.mp4"), film)

@@ -1,10 +1,10 @@
-"""PostgREST's protocol for schema penstock, so that a client made for Supabase can call the contract.
+"""PostgREST's protocol for schema penstock, so that Supabase clients can call functions and read views.
 
     POST /rest/v1/rpc/claim_tasks   {"p_worker_id": "w1", "p_max_tasks": 10}
     GET  /rest/v1/job_list?select=id,status&status=eq.running&order=created_at.desc
 
-A request runs under the caller's role; what may be called and read is what was granted to it. Only functions
-change anything.
+A request runs as the caller's database role, whose grants decide what it can call and read. Tables and views
+are read-only: only functions change data.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from fastapi import APIRouter, Request, Response
 from penstock import db
 from penstock.api.callers import ANON, Caller, Callers
 from penstock.api.limits import Limits, read_body, read_json
-from penstock.api.rest import catalogue, reading, wishes
+from penstock.api.rest import catalogue, preferences, queries
 from penstock.api.rest.catalogue import Catalogue, Function
-from penstock.api.rest.reading import Source, Sql
-from penstock.api.rest.refusals import Refused, missing_right, refusal_of, shortened
-from penstock.api.rest.wishes import Wishes
-from penstock.api.routes import asking
+from penstock.api.rest.errors import RestError, error_for, permission_denied, shortened
+from penstock.api.rest.preferences import Preferences
+from penstock.api.rest.queries import RowSource, Sql
+from penstock.api.routes import identify
 from penstock.errors import Invalid, TooLarge
 
 MOST_URL_BYTES = 16 << 10
 MOST_ROWS = 1000
-"""In one answer from a table or view. What a function returns is never cut short: it may be a claim."""
+"""Rows in one response from a table or view. Results of functions, such as claims, are never truncated."""
 MOST_BYTES = 32 << 20
-"""In one answer, but for what a function gives to the service."""
+"""Bytes in one response. Functions called with a service credential have no limit."""
 
-# What a worker's key may call. A second word is the argument it must give: with it the function asks for the
-# lease, without it for the service's own right.
+# Functions that a worker key may call. The value is an argument it must pass: with it the function checks the
+# lease; without it the function would need a service credential.
 WORKER_FUNCTIONS: dict[str, str | None] = {
     "acquire_api_capacity": None,
     "add_tasks": "p_task_id",
@@ -74,7 +74,7 @@ async def rpc(request: Request, name: str) -> Response:
 
     async def answer(caller: Caller) -> Response:
         if request.method not in (*_READING, "POST"):
-            raise Refused(405, "PGRST101", f"Cannot use the {request.method} method on RPC")
+            raise RestError(405, "PGRST101", f"Cannot use the {request.method} method on RPC")
         return await _call(request, caller, name)
 
     return await _answered(request, answer)
@@ -86,11 +86,11 @@ async def relation(request: Request, name: str) -> Response:
 
     async def answer(caller: Caller) -> Response:
         if request.method not in _READING:
-            raise Refused(
+            raise RestError(
                 405,
                 "PGRST117",
                 f"Unsupported HTTP method: {request.method}",
-                hint="Tables are only read. What changes something is a function: /rest/v1/rpc/…",
+                hint="Tables are read-only. Use a function to change data: /rest/v1/rpc/…",
             )
         return await _read(request, caller, name)
 
@@ -98,28 +98,28 @@ async def relation(request: Request, name: str) -> Response:
 
 
 @router.api_route("/{path:path}", methods=_METHODS)
-async def elsewhere(request: Request, path: str) -> Response:
-    """There is nothing else."""
-    return Refused(404, "PGRST125", "Invalid path specified in request URL").response()
+async def unknown_path(request: Request, path: str) -> Response:
+    """Reject all other paths."""
+    return RestError(404, "PGRST125", "Invalid path specified in request URL").response()
 
 
 async def _answered(request: Request, answer: Callable[[Caller], Awaitable[Response]]) -> Response:
-    """The answer, or the refusal in PostgREST's words."""
+    """Run the handler and convert its errors to PostgREST's format."""
     is_anon = True
     try:
         if len(request.scope["raw_path"]) + len(request.scope["query_string"]) > MOST_URL_BYTES:
-            raise Refused(414, "PGRST100", "The URL is too long", details=f"at most {MOST_URL_BYTES} bytes")
-        # Workers share a credential, and ask as often as there is work.
-        caller = await asking(request, is_service_limited=False)
+            raise RestError(414, "PGRST100", "The URL is too long", details=f"at most {MOST_URL_BYTES} bytes")
+        # Service credentials are not rate limited: workers share one and poll often.
+        caller = await identify(request, is_service_limited=False)
         is_anon = caller.role == "anon"
         return await answer(caller)
     except Exception as error:
-        refused = refusal_of(error, is_anon=is_anon)
-        if refused is None:
-            refused = Refused(500, "PGRSTX00", "This is a mistake of ours, and it has been logged.")
-        if refused.status >= 500:
-            log.error("request failed", code=refused.body["code"], exc_info=error)
-        return refused.response()
+        reported = error_for(error, is_anon=is_anon)
+        if reported is None:
+            reported = RestError(500, "PGRSTX00", "Internal error; it has been logged")
+        if reported.status >= 500:
+            log.error("request failed", code=reported.body["code"], exc_info=error)
+        return reported.response()
 
 
 def _callers(request: Request) -> Callers:
@@ -129,8 +129,8 @@ def _callers(request: Request) -> Callers:
 async def _catalogue(request: Request) -> Catalogue:
     found: Catalogue | None = getattr(request.app.state, "rest_catalogue", None)
     if found is None or not found.is_fresh:
-        async with _callers(request).acting(ANON, read_only=True) as held:
-            found = await catalogue.read(held)
+        async with _callers(request).acting(ANON, read_only=True) as conn:
+            found = await catalogue.read(conn)
         request.app.state.rest_catalogue = found
     return found
 
@@ -139,77 +139,77 @@ async def _catalogue(request: Request) -> Catalogue:
 
 
 async def _read(request: Request, caller: Caller, name: str) -> Response:
-    wanted = wishes.read(request)
+    preferred = preferences.read(request)
     found = (await _catalogue(request)).relations.get(name)
     if found is None:
-        raise Refused(
+        raise RestError(
             404, "PGRST205", f"Could not find the table 'penstock.{shortened(name)}' in the schema cache"
         )
     if caller.role not in found.roles or caller.is_worker:
-        raise missing_right(f"table {found.name}", is_anon=caller.role == "anon")
-    source = Source(found.sql, found.columns, found.name)
+        raise permission_denied(f"table {found.name}", is_anon=caller.role == "anon")
+    source = RowSource(found.sql, found.columns, found.name)
     parameters = request.query_params.multi_items()
-    page = reading.read(source, parameters, request.headers.get("range"), MOST_ROWS)
-    text, values = reading.statement(
+    query = queries.read(source, parameters, request.headers.get("range"), MOST_ROWS)
+    text, values = queries.statement(
         source,
-        page,
-        is_single=wanted.is_single,
-        is_stripped=wanted.is_stripped,
-        is_counted=wanted.is_counted,
+        query,
+        is_single=preferred.is_single,
+        is_stripped=preferred.is_stripped,
+        is_counted=preferred.is_counted,
         most_bytes=MOST_BYTES,
     )
-    async with _callers(request).acting(caller, read_only=True) as held:
-        body, count, total = await _run(held, ("with " + text, values))
-        _check_page(wanted, count, total, page.offset)
-    return _response(request, wanted, body, count, total, page.offset)
+    async with _callers(request).acting(caller, read_only=True) as conn:
+        body, count, total = await _run(conn, ("with " + text, values))
+        _check_page(preferred, count, total, query.offset)
+    return _response(request, preferred, body, count, total, query.offset)
 
 
 # Functions
 
 
 async def _call(request: Request, caller: Caller, name: str) -> Response:
-    wanted = wishes.read(request)
+    preferred = preferences.read(request)
     function = (await _catalogue(request)).functions.get(name)
     if function is None:
         raise _unknown(name, None, ())
     is_worker_refused = caller.is_worker and name not in WORKER_FUNCTIONS
     if caller.role not in function.roles or is_worker_refused:
-        raise missing_right(f"function {function.name}", is_anon=caller.role == "anon")
+        raise permission_denied(f"function {function.name}", is_anon=caller.role == "anon")
     if request.method in _READING and not function.is_read_only:
-        raise Refused(
+        raise RestError(
             405,
             "25006",
             f"cannot execute {function.name} in a read-only transaction",
-            hint="Call it by POST.",
+            hint="Use POST.",
         )
     call, names, parameters = await _invocation(request, function)
     if caller.is_worker and (needed := WORKER_FUNCTIONS[name]) and needed not in names:
-        raise missing_right(f"function {function.name} without {needed}", is_anon=False)
-    source = Source("called", function.columns, function.name, is_scalar=not function.is_composite)
-    page = reading.read(source, parameters, request.headers.get("range"), None)
-    text, values = reading.statement(
+        raise permission_denied(f"function {function.name} without {needed}", is_anon=False)
+    source = RowSource("called", function.columns, function.name, is_scalar=not function.is_composite)
+    query = queries.read(source, parameters, request.headers.get("range"), None)
+    text, values = queries.statement(
         source,
-        page,
-        is_single=wanted.is_single or not function.is_set,
-        is_stripped=wanted.is_stripped,
-        is_counted=wanted.is_counted,
+        query,
+        is_single=preferred.is_single or not function.is_set,
+        is_stripped=preferred.is_stripped,
+        is_counted=preferred.is_counted,
         most_bytes=None if caller.role == "service_role" else MOST_BYTES,
     )
     statement = f"with called as ({call[0]}), {text}", [*call[1], *values]
-    async with _callers(request).acting(caller, read_only=function.is_read_only) as held:
-        body, count, total = await _run(held, statement)
+    async with _callers(request).acting(caller, read_only=function.is_read_only) as conn:
+        body, count, total = await _run(conn, statement)
         if function.is_set:
-            # Within the transaction: what is not answered has not happened.
-            _check_page(wanted, count, total, page.offset)
+            # Within the transaction, so that an error rolls back the call.
+            _check_page(preferred, count, total, query.offset)
     if function.is_void:
-        return Response(status_code=204, headers=_headers(wanted))
-    return _response(request, wanted, body, count, total, page.offset)
+        return Response(status_code=204, headers=_headers(preferred))
+    return _response(request, preferred, body, count, total, query.offset)
 
 
 async def _invocation(
     request: Request, function: Function
 ) -> tuple[Sql, frozenset[str], list[tuple[str, str]]]:
-    """The call, the names of the arguments that are not null, and the parameters that are none."""
+    """The call, the names of arguments that are not null, and the remaining query parameters."""
     parameters = request.query_params.multi_items()
     if request.method == "POST":
         text, given = await _body(request)
@@ -223,13 +223,13 @@ async def _invocation(
     present = frozenset(name for name, value in given.items() if value is not None)
     if function.is_composite:
         return (f"select result.* from {source} as result", values), present, parameters  # noqa: S608 names from the catalogue
-    # What is void has no value that could be passed on.
+    # A void function has no value to select.
     value = "1 as value" if function.is_void else "result.value"
     return (f"select {value} from {source} as result(value)", values), present, parameters  # noqa: S608 the same
 
 
 def _with_document(function: Function, text: str, names: list[str]) -> Sql:
-    """PostgreSQL reads the document itself: no number is rounded on the way, and arrays become arrays."""
+    """Pass the JSON to PostgreSQL as text, so that no number is rounded and arrays become arrays."""
     columns = [function.inputs[name] for name in names]
     if not columns:
         return f"{function.sql}()", []
@@ -239,26 +239,26 @@ def _with_document(function: Function, text: str, names: list[str]) -> Sql:
 
 
 def _is_argument(function: Function, name: str) -> bool:
-    """What is neither an argument nor a column is taken for a wrong argument."""
-    is_filter = name in reading.WORDS or name.partition("->")[0].strip('"') in function.columns
+    """Whether a query parameter is an argument. Unknown names count as (wrong) arguments, not as filters."""
+    is_filter = name in queries.WORDS or name.partition("->")[0].strip('"') in function.columns
     return name in function.inputs or not is_filter
 
 
 def _checked(function: Function, given: dict[str, Any]) -> list[str]:
-    """The names that were given, if the function can be called with them."""
+    """The argument names. Raises RestError if the function cannot be called with them."""
     if not function.required <= given.keys() <= function.inputs.keys():
         raise _unknown(function.name, function, list(given))
     return list(given)
 
 
-def _unknown(name: str, function: Function | None, given: list[str] | tuple[()]) -> Refused:
+def _unknown(name: str, function: Function | None, given: list[str] | tuple[()]) -> RestError:
     name = f"penstock.{shortened(name)}"
     words = shortened(", ".join(given))
     call = f"{name}({words})" if words else f"{name} without parameters"
     hint = None
     if function is not None:
         hint = f"Perhaps you meant to call the function {name}({', '.join(function.inputs)})"
-    return Refused(
+    return RestError(
         404,
         "PGRST202",
         f"Could not find the function {call} in the schema cache",
@@ -268,10 +268,10 @@ def _unknown(name: str, function: Function | None, given: list[str] | tuple[()])
 
 
 async def _body(request: Request) -> tuple[str, dict[str, Any]]:
-    """The JSON object that was sent: as text for the database, and as we read it."""
+    """The JSON object in the body, as text for the database and parsed."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
-        raise Refused(400, "PGRST102", f"Content-Type not acceptable: {shortened(kind)}")
+        raise RestError(400, "PGRST102", f"Content-Type not acceptable: {shortened(kind)}")
     limits: Limits = request.app.state.limits
     sent = await read_body(request, limits)
     if not sent.strip():
@@ -281,35 +281,35 @@ async def _body(request: Request) -> tuple[str, dict[str, Any]]:
     except Invalid as error:
         if error.code != "invalid_json":
             raise
-        raise Refused(400, "PGRST102", "Empty or invalid json", details=error.message) from error
+        raise RestError(400, "PGRST102", "Empty or invalid json", details=error.message) from error
     if not isinstance(found, dict):
-        raise Refused(400, "PGRST102", "Empty or invalid json", details="the body is a JSON object")
+        raise RestError(400, "PGRST102", "Empty or invalid json", details="the body must be a JSON object")
     return sent.decode(), cast("dict[str, Any]", found)
 
 
-# Answers
+# Responses
 
 
-async def _run(held: db.Connection, statement: Sql) -> tuple[str, int, int | None]:
-    """The body, the number of rows in it, and the number in all."""
+async def _run(conn: db.Connection, statement: Sql) -> tuple[str, int, int | None]:
+    """Run the statement. Returns the body, the number of rows in it, and the total number of rows."""
     text, values = statement
-    # Made of fixed text and of names that the database itself has quoted; every value is a parameter.
-    [(body, count, total)] = await db.rows(held, cast("LiteralString", text), values)
+    # The statement consists of fixed text and names quoted by the database; every value is a parameter.
+    [(body, count, total)] = await db.rows(conn, cast("LiteralString", text), values)
     if body is None:
         raise TooLarge(
-            f"the answer has more than {MOST_BYTES} bytes",
+            f"the response is larger than {MOST_BYTES} bytes",
             code="answer_too_large",
-            hint="Ask for fewer rows, or for fewer columns.",
+            hint="Request fewer rows or columns.",
             details={"limit": MOST_BYTES},
         )
     return body, count, total
 
 
-def _check_page(wanted: Wishes, count: int, total: int | None, offset: int) -> None:
+def _check_page(preferred: Preferences, count: int, total: int | None, offset: int) -> None:
     if total is not None and offset > total:
-        raise reading.out_of_range(f"An offset of {offset} was requested, but there are only {total} rows.")
-    if wanted.is_single and count != 1:
-        raise Refused(
+        raise queries.out_of_range(f"An offset of {offset} was requested, but there are only {total} rows.")
+    if preferred.is_single and count != 1:
+        raise RestError(
             406,
             "PGRST116",
             "Cannot coerce the result to a single JSON object",
@@ -318,16 +318,16 @@ def _check_page(wanted: Wishes, count: int, total: int | None, offset: int) -> N
 
 
 def _response(
-    request: Request, wanted: Wishes, body: str, count: int, total: int | None, offset: int
+    request: Request, preferred: Preferences, body: str, count: int, total: int | None, offset: int
 ) -> Response:
     pages = f"{offset}-{offset + count - 1}" if count else "*"
-    headers = {**_headers(wanted), "Content-Range": f"{pages}/{'*' if total is None else total}"}
-    if wanted.is_minimal and request.method == "POST":
+    headers = {**_headers(preferred), "Content-Range": f"{pages}/{'*' if total is None else total}"}
+    if preferred.is_minimal and request.method == "POST":
         return Response(status_code=204, headers=headers)
     status = 206 if total is not None and count < total else 200
     content = b"" if request.method == "HEAD" else body.encode()
-    return Response(content, status, headers, wanted.content_type)
+    return Response(content, status, headers, preferred.content_type)
 
 
-def _headers(wanted: Wishes) -> dict[str, str]:
-    return {"Cache-Control": "no-store", "Content-Profile": "penstock", **wanted.headers}
+def _headers(preferred: Preferences) -> dict[str, str]:
+    return {"Cache-Control": "no-store", "Content-Profile": "penstock", **preferred.headers}

@@ -1,7 +1,7 @@
-"""What schema penstock has, and who may use it: the only source of names in the SQL of this package.
+"""Functions, tables and views of schema penstock, and the roles that may use them.
 
-Names come out of the database already quoted by it. What is not granted is known all the same, so that the
-answer is PostgREST's: a missing right is not a missing function.
+This is the only source of names in the SQL of this package; the database has quoted them. Objects that are
+not granted are included, so that the error is PostgREST's: permission denied, not a missing function.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any, LiteralString
 from penstock import db
 
 FRESH_SECONDS = 10
-"""How long a reading is used. A grant taken away since then is refused all the same: by the database."""
+"""How long the catalogue is cached. The database itself rejects grants that were revoked since."""
 
 HIDDEN = ["begin_request", "check_key", "end_request", "list_strangers", "use_key"]
-"""Functions that the API itself calls for a request; whoever called them would speak in its place."""
+"""Functions that only the API itself may call."""
 
 _ROLES = ["anon", "authenticated", "service_role"]
-# What starts with an underscore is ours, even where views need it granted.
+# Names with an underscore are internal, even if they are granted because views use them.
 _FUNCTIONS: LiteralString = """
 select p.proname, 'penstock.' || quote_ident(p.proname),
   array(
@@ -64,7 +64,7 @@ where c.relnamespace = 'penstock'::regnamespace and c.relkind in ('r', 'p', 'v',
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column or an argument: its name, the same as SQL, and its type."""
+    """A column or an argument: its name, the quoted name, and its type."""
 
     name: str
     sql: str
@@ -73,7 +73,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """A function of the contract."""
+    """A function that callers may use."""
 
     name: str
     sql: str
@@ -86,7 +86,7 @@ class Function:
     inputs: Mapping[str, Column]
     required: frozenset[str]
     columns: Mapping[str, Column]
-    """Of what it returns; none when that is a plain value."""
+    """Columns of the result; empty for a scalar."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Relation:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """One reading of the schema."""
+    """The functions and relations of the schema at one time."""
 
     functions: Mapping[str, Function]
     relations: Mapping[str, Relation]
@@ -109,16 +109,16 @@ class Catalogue:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether it can still be used."""
+        """Whether the cache is still valid."""
         return time.monotonic() - self.read_at < FRESH_SECONDS
 
 
-async def read(held: db.Connection) -> Catalogue:
-    """Look the schema up."""
-    functions = [_function(*row) for row in await db.rows(held, _FUNCTIONS, (_ROLES, HIDDEN))]
+async def read(conn: db.Connection) -> Catalogue:
+    """Read the catalogue from the database."""
+    functions = [_function(*row) for row in await db.rows(conn, _FUNCTIONS, (_ROLES, HIDDEN))]
     relations = [
         Relation(name, _escaped(sql), frozenset(roles), _columns(columns))
-        for name, sql, roles, columns in await db.rows(held, _RELATIONS, (_ROLES,))
+        for name, sql, roles, columns in await db.rows(conn, _RELATIONS, (_ROLES,))
     ]
     return Catalogue(
         functions={function.name: function for function in functions},
@@ -159,5 +159,5 @@ def _columns(found: Any) -> Mapping[str, Column]:
 
 
 def _escaped(sql: str) -> str:
-    """In a statement with parameters a percent sign is written twice."""
+    """Double percent signs, as statements with parameters require."""
     return sql.replace("%", "%%")

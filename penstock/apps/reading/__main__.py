@@ -1,7 +1,7 @@
-"""`python -m penstock.apps.reading [TITLE CHAPTER…]`: start a book, wait for it, and say where it is.
+"""`python -m penstock.apps.reading [TITLE CHAPTER…]`: start a book and wait for it.
 
-A worker makes it (`penstock worker penstock.apps.reading.app:app`), and somebody has to write it
-(`penstock simulate --port 8090`, or what `READING_MODEL` names).
+Needs a worker (`penstock worker penstock.apps.reading.app:app`) and a language model: the simulator
+(`penstock simulate --port 8090`) or the provider in `READING_MODEL`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from penstock.apps.reading.books import RUNNING_WATER
 
 
 def main(words: list[str]) -> None:
-    """Start it and wait."""
+    """Start the job and wait for it."""
     with app:
         app.block(declare())
         wanted: dict[str, Any] = {"title": words[0], "chapters": words[1:]} if words else RUNNING_WATER
         job = reading.start(**wanted)
-        print(f"job {job.id}: penstock jobs watch {job.id}")
+        print(f"Started {job.id}. Watch it: penstock jobs watch {job.id}")
         book = job.result()
-        print(f"{book['documents']} documents, {book['pages']} pages: penstock artifacts ls {job.id}")
+        print(f"Made {book['documents']} documents. List the files: penstock artifacts ls {job.id}")
 
 
 if __name__ == "__main__":

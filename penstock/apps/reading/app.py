@@ -35,7 +35,7 @@ app = App(tenant="reading")
 
 
 class Plan(BaseModel):
-    """What the tasks of one book have in common."""
+    """The input that all tasks of a book share."""
 
     title: str
     subtitle: str
@@ -45,12 +45,12 @@ class Plan(BaseModel):
     date: str
 
     def name(self, number: int) -> str:
-        """The name of a chapter's files, without their type."""
+        """The base name of a chapter's files."""
         return f"{number:02d}-{_plain(self.chapters[number - 1]) or 'chapter'}"
 
 
 class Text(BaseModel):
-    """A chapter that is written."""
+    """The text of a chapter."""
 
     number: int
     title: str
@@ -59,7 +59,7 @@ class Text(BaseModel):
 
 
 class File(BaseModel):
-    """A file that was made, and how much of a document it is."""
+    """A stored file with its pages or seconds."""
 
     artifact_id: str
     path: str
@@ -70,11 +70,11 @@ class File(BaseModel):
     pages: int | None = None
     seconds: float | None = None
     replaced: int | None = None
-    """Characters that no font has: a square stands in their place."""
+    """Number of characters without a glyph, which were replaced with a square."""
 
 
 class Book(BaseModel):
-    """The book as a whole: its PDF, and all that was made for it."""
+    """The result: the whole book as PDF, and its metadata."""
 
     title: str
     documents: int
@@ -85,14 +85,14 @@ class Book(BaseModel):
     metadata: File
 
 
-# The steps of a document
+# Tasks
 
 
 @app.task(phase="calculating", timeout="30s")
 async def plan(
     ctx: Context, title: Title, subtitle: str, chapters: Chapters, language: Language, words: Words
 ) -> Plan:
-    """What all chapters agree upon: also the date, so that a repeated step makes the same file."""
+    """Make the plan for all chapters. It fixes the date, so that retries produce identical files."""
     ctx.progress(1, of=2, message=f"planning {title}")
     date = datetime.now(UTC).date().isoformat()
     return Plan(title=title, subtitle=subtitle, chapters=chapters, language=language, words=words, date=date)
@@ -100,7 +100,7 @@ async def plan(
 
 @app.task(kind="text", max_attempts=5, timeout="2m")
 async def write(ctx: Context, number: int, plan: Plan) -> Text:
-    """The text of a chapter."""
+    """Write a chapter with a language model."""
     title = plan.chapters[number - 1]
     ctx.progress(0, message=f"writing {number} of {len(plan.chapters)}: {title}")
     prompt = writing.question(plan.title, number, plan.chapters, plan.words)
@@ -113,28 +113,28 @@ async def write(ctx: Context, number: int, plan: Plan) -> Text:
 
 @app.task(kind="pdf", timeout="3m")
 async def typeset(ctx: Context, plan: Plan, text: Text) -> File:
-    """A chapter as a PDF."""
+    """Typeset a chapter as PDF."""
     ctx.progress(0, message=f"typesetting {text.number} of {len(plan.chapters)}: {text.title}")
     return await _typeset(ctx, plan, [text], f"{plan.name(text.number)}.pdf", is_whole=False)
 
 
 @app.task(kind="audio", timeout="10m")
 async def speak(ctx: Context, plan: Plan, text: Text, formats: list[Format]) -> list[File]:
-    """A chapter read aloud."""
+    """Record a chapter as audio."""
     ctx.progress(0, message=f"reading {text.number} of {len(plan.chapters)}: {text.title}")
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-        place, chosen = Path(folder), settings()
+        target, chosen = Path(folder), settings()
         paragraphs = [
             text.title,
             *(part for part in re.split(r"\s*\n\s*", text.text.replace("#", "")) if part),
         ]
         request: dict[str, Any] = {"formats": formats, "language": plan.language, "paragraphs": paragraphs}
         if chosen.voice_model:
-            request["recordings"] = await speech.record(ctx, paragraphs, place, chosen)
-        made = await ctx.acompute(sound.make, request, place)
+            request["recordings"] = await speech.record(ctx, paragraphs, target, chosen)
+        made = await ctx.acompute(sound.make, request, target)
         return [
             File(
-                **await ctx.asave(f"{plan.name(text.number)}.{name}", place / file, _TYPES[name]),
+                **await ctx.asave(f"{plan.name(text.number)}.{name}", target / file, _TYPES[name]),
                 seconds=made["seconds"],
             )
             for name, file in made["files"].items()
@@ -145,7 +145,7 @@ async def speak(ctx: Context, plan: Plan, text: Text, formats: list[Format]) -> 
 async def bind(
     ctx: Context, plan: Plan, texts: list[Text], pdfs: list[File], audio: list[list[File]]
 ) -> Book:
-    """All chapters in one PDF with contents, and a JSON file that says what was made."""
+    """Bind all chapters into one PDF with a table of contents, and store a JSON file that lists all files."""
     ctx.progress(0, message=f"binding {plan.title}")
     name = _plain(plan.title) or "book"
     pdf = await _typeset(ctx, plan, texts, f"{name}.pdf", is_whole=True)
@@ -195,7 +195,7 @@ def reading(
     words: Words = 330,
     audio: Annotated[list[Format], Field(max_length=2)] = ["mp3"],  # noqa: B006 (only read)
 ) -> None:
-    """A book: a text, a PDF and a recording of each chapter, then all in one. Without `audio`: no sound."""
+    """A book: text, PDF and recording of each chapter, then one PDF. Empty `audio` skips the recordings."""
     chosen = settings()
     speaker = speak
     if chosen.voice_model:
@@ -212,7 +212,7 @@ def reading(
 
 
 async def declare() -> None:
-    """Make the providers known, with no limits of their own unless they have some."""
+    """Declare the providers, without limits unless they already have some."""
     chosen = settings()
     async with app.connections() as pool:
         for name in (chosen.model, chosen.voice_model):
@@ -221,7 +221,7 @@ async def declare() -> None:
 
 
 def _plain(title: str) -> str:
-    """A title as the name of a file."""
+    """A title as a file name."""
     letters = unicodedata.normalize("NFKD", title).encode("ascii", "ignore").decode().lower()
     return re.sub(r"[^a-z0-9]+", "-", letters).strip("-")[:50].strip("-")
 

@@ -1,4 +1,4 @@
-"""The book that the demo makes."""
+"""The sample book of the demo."""
 
 from __future__ import annotations
 

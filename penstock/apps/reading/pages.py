@@ -1,7 +1,7 @@
-"""A chapter or a whole book as a PDF/A file.
+"""Typesets a chapter or a whole book as PDF/A.
 
-Words reach the template as a JSON document in `sys.inputs`, which it shows as text. There is no way from
-there to its code, to a file or to the network.
+The template receives all text as JSON in `sys.inputs` and shows it literally. Text cannot reach the
+template's code, files or the network.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FILE = "book.pdf"
 _TEMPLATE = Path(__file__).with_name("book.typ")
 _MISSING = re.compile(r'the text `"((?:[^"\\]|\\.)*)"` could not be displayed')
 _ESCAPE = re.compile(r"\\(?:u\{([0-9a-f]+)\}|(.))")
-_MOST_MARKS = 8
+_MAX_MARKS = 8
 _APOSTROPHE = re.compile(r"(?<=\w)'(?=\w)")
-_INSTEAD = "\N{WHITE SQUARE}"
+_REPLACEMENT = "\N{WHITE SQUARE}"
 _ROUNDS = 4
 
 
 def make(request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write the PDF into a folder; says how many pages it has, and how many characters no font here shows."""
+    """Write the PDF into a folder. Returns its number of pages and of replaced characters."""
     book = {
         "title": plain(request["title"]),
         "subtitle": plain(request.get("subtitle", "")),
@@ -57,7 +57,7 @@ def _compiled(book: dict[str, Any], made: datetime, folder: Path) -> tuple[bytes
         try:
             compiler = typst.Compiler(
                 _TEMPLATE.read_bytes(),
-                # No file and no package can be needed: there are none here, and none are fetched.
+                # An empty folder: the template can use no other file or package.
                 root=folder,
                 package_path=folder,
                 package_cache_path=folder,
@@ -70,17 +70,17 @@ def _compiled(book: dict[str, Any], made: datetime, folder: Path) -> tuple[bytes
             missing = {_unescaped(found) for found in _MISSING.findall(error.diagnostic) if found}
             if not missing:
                 raise Fail(f"typst: {error.message}", code="not_typeset") from None
-            # An archive must show what it says: what no font here has is marked, and counted.
+            # PDF/A requires glyphs for all text: replace and count characters that no font has.
             every = re.compile("|".join(re.escape(found) for found in sorted(missing, key=len, reverse=True)))
             book, count = _replaced(book, every)
             replaced += count
-    raise Fail("typst: no font here shows this text", code="not_typeset")
+    raise Fail("typst: no font has the characters of this text", code="not_typeset")
 
 
 def _replaced(value: Any, what: re.Pattern[str]) -> tuple[Any, int]:
-    """A document with a square in place of each such text in it, and how many that are."""
+    """Replace all matches in a JSON value with a square. Returns the value and the number of replacements."""
     if isinstance(value, str):
-        return what.subn(_INSTEAD, value)
+        return what.subn(_REPLACEMENT, value)
     if isinstance(value, dict):
         pairs = {key: _replaced(item, what) for key, item in cast("dict[str, Any]", value).items()}
         return {key: item for key, (item, _) in pairs.items()}, sum(count for _, count in pairs.values())
@@ -91,7 +91,7 @@ def _replaced(value: Any, what: re.Pattern[str]) -> tuple[Any, int]:
 
 
 def parts(text: str) -> list[dict[str, Any]]:
-    """The paragraphs and headings of a text: an empty line ends a paragraph, `##` begins a heading."""
+    """Split a text into paragraphs and headings: an empty line ends a paragraph, `##` begins a heading."""
     found: list[dict[str, Any]] = []
     for part in re.split(r"\n\s*\n", text.replace("\r\n", "\n")):
         heading = re.match(r"\s*#{1,6} +([^\n]+)\n?", part)
@@ -104,21 +104,21 @@ def parts(text: str) -> list[dict[str, Any]]:
 
 
 def plain(text: str) -> str:
-    """Words with single blanks between them, and without characters that are none."""
+    """Normalize white space, and remove control and unassigned characters."""
     kept: list[str] = []
     marks = 0
     for character in unicodedata.normalize("NFC", text):
-        # Towers of accents, which no language has, bring typst down.
+        # Long runs of combining marks crash typst.
         marks = marks + 1 if unicodedata.combining(character) else 0
         if character.isspace():
             kept.append(" ")
-        elif marks <= _MOST_MARKS and not _is_none(character):
+        elif marks <= _MAX_MARKS and not _is_invalid(character):
             kept.append(character)
     return _APOSTROPHE.sub("\N{RIGHT SINGLE QUOTATION MARK}", " ".join("".join(kept).split()))
 
 
-def _is_none(character: str) -> bool:
-    """Whether it is a control, half a character, one of nobody's, or a mark of byte order."""
+def _is_invalid(character: str) -> bool:
+    """Whether this is a control, surrogate, private-use or unassigned character, or a BOM."""
     return unicodedata.category(character) in ("Cc", "Cs", "Co", "Cn") or character == "\ufeff"
 
 

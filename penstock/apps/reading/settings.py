@@ -1,9 +1,9 @@
-"""What the environment says: who writes, and who speaks.
+"""Settings from environment variables: the language model and the voice.
 
-`READING_MODEL` writes: `openai/gpt-5-mini`, `anthropic/claude-haiku-4-5`, or any `name/model` that speaks as
-OpenAI does at `READING_URL`. `READING_VOICE_MODEL` reads aloud, as `READING_VOICE`, at `READING_VOICE_URL`;
-without it that is espeak-ng, on this machine. Keys are where the clients look for them: `OPENAI_API_KEY`,
-`ANTHROPIC_API_KEY`.
+`READING_MODEL`: the language model, such as `openai/gpt-5-mini`, `anthropic/claude-haiku-4-5`, or any
+`name/model` with an OpenAI-compatible API at `READING_URL`. `READING_VOICE_MODEL`, `READING_VOICE` and
+`READING_VOICE_URL`: the speech model, its voice and URL; default: espeak-ng on this machine. Keys come from
+`OPENAI_API_KEY` and `ANTHROPIC_API_KEY`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SIMULATOR = "simulator/gpt-demo"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Who writes and who speaks. A provider is named as `name/model`, as its limits and prices are."""
+    """The providers of text and speech, by their Penstock names `name/model`."""
 
     model: str = SIMULATOR
     url: str | None = SIMULATOR_URL
@@ -28,7 +28,7 @@ class Settings:
 
 
 def settings() -> Settings:
-    """As the environment has it now."""
+    """Read the settings from the environment."""
     model = os.environ.get("READING_MODEL") or SIMULATOR
     return Settings(
         model=model,

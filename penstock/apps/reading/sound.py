@@ -1,6 +1,6 @@
-"""A text read aloud by espeak-ng, or recordings of it, as MP3 and M4A.
+"""Encodes speech as MP3 and M4A: from espeak-ng, or from a provider's recordings.
 
-Sound is passed on as it is made, so that a long text needs no more memory than a short one.
+Audio is streamed, so that a long text needs no more memory than a short one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Heard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c
 
 
 def make(request: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Write a file for each format into a folder; says how long they are."""
+    """Write a file for each format into a folder. Returns the files and their duration."""
     if recordings := request.get("recordings"):
         rate, sound = 24_000, _recorded([folder / name for name in recordings], 24_000)
     else:
@@ -41,7 +41,7 @@ def make(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         for sink in sinks:
             sink.write(piece)
     if not samples:
-        raise Fail("there is nothing to say", code="nothing_to_say")
+        raise Fail("the text has nothing to speak", code="nothing_to_say")
     for sink in sinks:
         sink.close()
     return {
@@ -54,21 +54,21 @@ def make(request: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 @cache
 def _espeak() -> tuple[ctypes.CDLL, int]:
-    """The library, and the sampling rate of its voices."""
+    """The library and its sample rate."""
     library = ctypes.CDLL(espeakng_loader.get_library_path())
     data = espeakng_loader.get_data_path().encode()
     rate = library.espeak_Initialize(_SYNCHRONOUS, 0, data, _DO_NOT_EXIT)
     if rate <= 0:
-        raise RuntimeError("espeak-ng does not start")
+        raise RuntimeError(f"espeak-ng failed to initialize (code {rate})")
     return library, rate
 
 
 class Voice:
-    """espeak-ng in this process. It has one state for all, so there is one voice at a time."""
+    """espeak-ng in this process. Its state is global, so only one voice can be used at a time."""
 
     def __init__(self, language: str) -> None:
         library, self.rate = _espeak()
-        # Its names are such as en, en-us, pt-br. Of a region it does not have, the language.
+        # Voice names are such as en, en-us, pt-br. Fall back from the region to the language.
         for name in (language.lower(), language.lower().partition("-")[0]):
             if library.espeak_SetVoiceByName(name.encode()) == _OK:
                 break
@@ -77,7 +77,7 @@ class Voice:
         library.espeak_SetParameter(_RATE, WORDS_PER_MINUTE, 0)
         self._library = library
         self._pieces: list[bytes] = []
-        # Kept, or it would be collected while the library still calls it.
+        # Keep a reference, because the library still calls it.
         self._callback = _Heard(self._hear)
         library.espeak_SetSynthCallback(self._callback)
 
@@ -87,25 +87,25 @@ class Voice:
         return 0
 
     def say(self, paragraphs: Iterable[str]) -> Generator[bytes]:
-        """The sound of each paragraph, with a pause between them."""
+        """Speak the paragraphs with a pause between them. Yields samples."""
         pause = bytes(round(self.rate * PAUSE_SECONDS) * _SAMPLE)
         for number, paragraph in enumerate(paragraphs):
             if number:
                 yield pause
             for sentences in _short(paragraph):
-                # As plain text: neither SSML nor phonemes are looked for in it.
+                # As plain text, without SSML or phonemes.
                 words = sentences.encode() + b"\0"
                 code = self._library.espeak_Synth(
                     words, ctypes.c_size_t(len(words)), 0, _CHARACTERS, 0, _UTF8, None, None
                 )
                 if code != _OK:
-                    raise RuntimeError(f"espeak-ng answers {code}")
+                    raise RuntimeError(f"espeak-ng failed (code {code})")
                 yield from self._pieces
                 self._pieces.clear()
 
 
 def _short(paragraph: str, most: int = 2000) -> Generator[str]:
-    """A paragraph in pieces that end with a sentence or a word where they can."""
+    """Split a paragraph into pieces, at the end of a sentence or word if possible."""
     while len(paragraph) > most:
         end = max(paragraph.rfind(". ", 0, most), 0) or max(paragraph.rfind(" ", 0, most), 0) or most - 1
         yield paragraph[: end + 1]
@@ -114,7 +114,7 @@ def _short(paragraph: str, most: int = 2000) -> Generator[str]:
 
 
 def _recorded(files: list[Path], rate: int) -> Generator[bytes]:
-    """The sound of some files, one after the other, in mono at this rate."""
+    """Decode audio files one after the other, as mono samples at this rate."""
     import av
     from av.audio.resampler import AudioResampler
     from av.error import FFmpegError
@@ -129,7 +129,7 @@ def _recorded(files: list[Path], rate: int) -> Generator[bytes]:
             for part in resampler.resample(None):
                 yield bytes(part.planes[0])[: part.samples * _SAMPLE]
         except (FFmpegError, IndexError) as error:
-            raise Fail(f"a recording cannot be read: {error}", code="bad_recording") from None
+            raise Fail(f"cannot decode a recording: {error}", code="bad_recording") from None
 
 
 class Mp3:
@@ -145,7 +145,7 @@ class Mp3:
         self._encoder.set_bit_rate(KILOBITS)
         self._encoder.set_in_sample_rate(rate)
         self._encoder.set_channels(1)
-        # Of 2 (best) to 9. For a voice at this bit rate the difference is in the time it takes.
+        # 2 (best) to 9 (fastest). For speech at this bit rate there is no audible difference.
         self._encoder.set_quality(7)
 
     def write(self, samples: bytes) -> None:
@@ -166,7 +166,7 @@ class M4a:
 
         self._frame: Any = av.AudioFrame
         self.file = folder / "speech.m4a"
-        # What is needed to begin playing is put first.
+        # Put the index first, so that players can start before the download ends.
         self._out: Any = av.open(str(self.file), "w", format="ipod", options={"movflags": "faststart"})
         self._stream = self._out.add_stream("aac", rate=rate, layout="mono", bit_rate=KILOBITS * 1000)
         self._rate, self._samples = rate, 0

@@ -1,19 +1,19 @@
-"""A text read aloud by a provider that speaks as OpenAI does (`/v1/audio/speech`)."""
+"""Speech from a provider with an OpenAI-compatible API (`/v1/audio/speech`)."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from penstock import Context
-from penstock.apps.asking import openai_client, refusal
+from penstock.apps.asking import openai_client, provider_error
 from penstock.apps.reading.settings import Settings
 
 MOST_CHARACTERS = 4000
-"""At most so many are sent at once; the API takes 4096."""
+"""Characters per request. The API accepts 4096."""
 
 
 async def record(ctx: Context, paragraphs: list[str], folder: Path, settings: Settings) -> list[str]:
-    """Have the paragraphs read; the names of the recordings in `folder`, in their order."""
+    """Record the paragraphs. Returns the names of the recordings in `folder`, in order."""
     import openai
 
     model = (ctx.provider or settings.voice_model or "").partition("/")[2]
@@ -25,7 +25,7 @@ async def record(ctx: Context, paragraphs: list[str], folder: Path, settings: Se
                     model=model, voice=settings.voice, input=text, response_format="wav"
                 )
             except openai.APIStatusError as error:
-                raise refusal(error) from error
+                raise provider_error(error) from error
             files.append(f"{len(files):03d}.wav")
             folder.joinpath(files[-1]).write_bytes(await response.aread())
             if ctx.provider is not None:
@@ -34,7 +34,7 @@ async def record(ctx: Context, paragraphs: list[str], folder: Path, settings: Se
 
 
 def pieces(paragraphs: list[str]) -> list[str]:
-    """Paragraphs put together as far as they fit, and cut where one alone does not."""
+    """Combine paragraphs into pieces of at most MOST_CHARACTERS, and split longer ones."""
     found: list[str] = []
     for paragraph in paragraphs:
         for start in range(0, len(paragraph), MOST_CHARACTERS):

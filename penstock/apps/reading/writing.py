@@ -1,4 +1,4 @@
-"""The text of a chapter, from a model."""
+"""Writes a chapter with a language model."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from penstock import Context
 from penstock.apps import asking
 from penstock.apps.reading.settings import Settings
 
-_MANNER = "You write small books for curious readers, in plain, exact and unhurried prose."
+_SYSTEM_PROMPT = "You write small books for curious readers, in plain, exact and unhurried prose."
 
 
 def units(prompt: str, words: int) -> dict[str, int]:
-    """What a text of so many words may take at most: so much of the budget is set aside for it."""
-    return {"input_tokens": asking.tokens(_MANNER + prompt), "output_tokens": words * 2 + 100}
+    """The most units that a text of this length can use, for the reservation."""
+    return {"input_tokens": asking.tokens(_SYSTEM_PROMPT + prompt), "output_tokens": words * 2 + 100}
 
 
 def question(book: str, number: int, chapters: list[str], words: int) -> str:
-    """What is asked for a chapter."""
+    """The prompt for a chapter."""
     title = chapters[number - 1].replace('"', "'").replace("“", "'").replace("”", "'")
     return (
         f"Write chapter {number} of {len(chapters)} of a small book, {book[:200]}, in about {words} words. "
@@ -25,13 +25,13 @@ def question(book: str, number: int, chapters: list[str], words: int) -> str:
     )
 
 
-async def write(ctx: Context, prompt: str, words: int, settings: Settings) -> asking.Answer:
-    """Ask the task's provider."""
+async def write(ctx: Context, prompt: str, words: int, settings: Settings) -> asking.Completion:
+    """Call the task's provider."""
     return await asking.ask(
         ctx,
         prompt,
         provider=ctx.provider or settings.model,
-        manner=_MANNER,
+        system_prompt=_SYSTEM_PROMPT,
         most_tokens=units(prompt, words)["output_tokens"],
         url=settings.url,
     )

@@ -1,6 +1,8 @@
-"""A sheet of ideas in, a short film for each out: a script by a model, then pictures, each at the cheapest.
+"""Makes a short film for each row of a sheet: a script by a language model, then rendered pictures.
 
-`app.py` has the rows, the tasks and the bulk job, `scripts.py` what a model is asked and what is made of its
-answer, `films.py` the drawing, which runs in a process of its own. `sql/` has the providers with their
-prices, and views by which rows, jobs and costs can be read as tables.
+Both steps run at the cheapest provider that supports the row's options.
+
+`app.py` has the rows, the tasks and the bulk job, `scripts.py` the prompt and the parsing of its answer,
+`films.py` the rendering, which runs in a subprocess. `sql/` has the providers with their prices, and views of
+rows, jobs and costs.
 """

@@ -1,8 +1,8 @@
 """The rows, the tasks and the bulk job.
 
-    row ── script ── render        both go to the cheapest provider that can do what the row asks for
+    row ── script ── render        both go to the cheapest provider that supports the row's options
 
-`penstock bulk run video_ideas ideas.csv` runs it with a sheet, and so does `video_ideas.start("ideas.csv")`.
+Start it with `penstock bulk run video_ideas ideas.csv` or `video_ideas.start("ideas.csv")`.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from penstock.apps.video_ideas.settings import url_of
 try:
     from penstock.apps.video_ideas import films
 except ImportError as error:
-    raise ImportError(f"{error}: pip install 'penstock[apps]'") from error
+    raise ImportError(f"{error}. Run: pip install 'penstock[apps]'") from error
 
 Shape = Literal["landscape", "portrait", "square"]
 Quality = Literal["360p", "720p"]
 Prefer = Literal["cheapest", "fastest"]
 
-# Pictures in a second, and how much of them the encoder may leave out, at each studio of sql/migrations.
+# Frames per second and CRF (compression) of each studio in sql/migrations.
 STUDIOS = {"studio/sketch": (12, 30), "studio/print": (24, 24), "studio/cinema": (30, 18)}
 _LINES: dict[Quality, int] = {"360p": 360, "720p": 720}
-# A film is smaller than this, nearly always: it is what is set aside for it.
+# An upper estimate, for reservations.
 _BYTES_PER_SECOND: dict[Quality, int] = {"360p": 30_000, "720p": 150_000}
 
 app = App(tenant="video_ideas", schema="video_ideas", sql=Path(__file__).parent / "sql")
 
 
 class Idea(BaseModel):
-    """A row of the sheet. An empty cell is as good as none; columns that are not known here are kept."""
+    """A row of the sheet. Empty cells count as missing. Unknown columns are kept."""
 
     title: Annotated[str, Field(min_length=1, max_length=120)]
     idea: Annotated[str, Field(max_length=scripts.MOST_CHARACTERS)] = ""
@@ -57,14 +57,14 @@ class Idea(BaseModel):
 
 
 class Script(BaseModel):
-    """What is to be shown: headings, each with some words."""
+    """Scenes of a film: a heading and a text each."""
 
     scenes: list[tuple[str, str]]
     model: str
 
 
 class Video(BaseModel):
-    """A film that was made. Where it is, is asked for: `url` leads to an address that is signed then."""
+    """A rendered film. `url` redirects to a signed URL."""
 
     artifact_id: str
     url: str
@@ -82,7 +82,7 @@ class Video(BaseModel):
 
 @app.task(kind="script", max_attempts=5, timeout="2m")
 async def write(ctx: Context, idea: Idea) -> Script:
-    """The script of a film, by a model."""
+    """Write the script with a language model."""
     ctx.progress(0, message=f"writing {idea.title}")
     provider = ctx.provider or "simulator/gpt-brook"
     prompt = scripts.question(idea.title, idea.idea, idea.seconds)
@@ -90,7 +90,7 @@ async def write(ctx: Context, idea: Idea) -> Script:
         ctx,
         prompt,
         provider=provider,
-        manner=scripts.MANNER,
+        system_prompt=scripts.SYSTEM_PROMPT,
         most_tokens=scripts.units(prompt, idea.seconds)["output_tokens"],
         url=url_of(provider),
     )
@@ -99,11 +99,11 @@ async def write(ctx: Context, idea: Idea) -> Script:
 
 @app.task(kind="render", timeout="10m")
 async def render(ctx: Context, idea: Idea, script: Script) -> Video:
-    """The film, drawn and encoded in a process of its own."""
+    """Render and encode the film in a subprocess."""
     ctx.progress(0, message=f"rendering {idea.title}")
     studio = ctx.provider or "studio/sketch"
     if studio not in STUDIOS:
-        raise Fail(f"there is no studio {studio!r} on this machine", code="unknown_studio")
+        raise Fail(f"unknown studio {studio!r} (known: {', '.join(STUDIOS)})", code="unknown_studio")
     rate, crf = STUDIOS[studio]
     width, height = _size(idea)
     film = films.Film(width, height, idea.seconds, rate, crf)
@@ -111,7 +111,7 @@ async def render(ctx: Context, idea: Idea, script: Script) -> Video:
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         path = Path(folder) / "film.mp4"
         made = await ctx.acompute(films.render, idea.title, scenes, str(path), film)
-        # Said one after the other: what was rendered costs, also if it cannot be kept.
+        # Reported separately, because rendering costs money even if the file cannot be stored.
         await ctx.ausage(seconds=made.seconds)
         saved = await ctx.asave(re.sub(r"[/\\]", "-", idea.title) + ".mp4", path, "video/mp4")
         await ctx.ausage(requests=0, video_bytes=made.bytes)
@@ -128,7 +128,7 @@ async def render(ctx: Context, idea: Idea, script: Script) -> Video:
 
 @app.bulk(row=Idea, key=["title"], phases={"script": 20, "render": 80})
 def video_ideas(row: Idea, prefer: Prefer = "cheapest") -> Any:
-    """A film for each row."""
+    """Make a film for each row."""
     writer = write.options(
         route={"features": ["script"], "prefer": prefer},
         units=scripts.units(scripts.question(row.title, row.idea, row.seconds), row.seconds),

@@ -1,10 +1,9 @@
-"""A script as a short film: a title, then its scenes, drawn with Pillow, encoded as H.264 by FFmpeg (PyAV).
+"""Renders a script as a short film: a title, then its scenes, drawn with Pillow, encoded as H.264 with PyAV.
 
-It runs in a process of its own and knows nothing of the rest: a script and a path go in, numbers come out.
-The same script makes the same pictures.
+Runs in a subprocess and depends on nothing else of the app. The same script makes the same pictures.
 """
 
-# The types of Pillow and PyAV name numpy, which nothing here needs.
+# The types of Pillow and PyAV refer to numpy, which nothing here needs.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ Color: TypeAlias = tuple[int, int, int]
 Font: TypeAlias = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 FONT_VARIABLE = "VIDEO_IDEAS_FONT"
-"""The path of a TrueType font, for scripts that the one in Pillow (Latin) does not have."""
+"""Path of a TrueType font for non-Latin text. Pillow's own font has only Latin letters."""
 
 TITLE_SHARE = 0.28
-"""So much of the film is its title."""
+"""Share of the film that shows the title."""
 _FADE_SECONDS = 0.45
 _RISE = 0.035
 _MARGIN = 0.09
@@ -35,7 +34,7 @@ _MARGIN = 0.09
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What is shown for a while: a heading and some words. The title has no words, or a line below it."""
+    """One scene: a heading and a text."""
 
     heading: str
     text: str = ""
@@ -43,19 +42,19 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Film:
-    """How it is to look: the size in pixels, its length, and frames in a second."""
+    """Format of a film: size in pixels, length in seconds, frames per second."""
 
     width: int
     height: int
     seconds: int
     rate: int
     crf: int
-    """Of 0 to 51: how much the encoder may leave out."""
+    """Compression of the encoder, 0 (none) to 51."""
 
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """What was made."""
+    """Frames, duration and size of a rendered film."""
 
     frames: int
     seconds: float
@@ -82,11 +81,11 @@ _PALETTES = (
 
 
 def render(title: str, scenes: list[Scene], path: str, film: Film) -> Made:
-    """Draw every frame, and write the film to `path`."""
+    """Render the film to `path`."""
     count = film.seconds * film.rate
     with av.open(path, "w", format="mp4", options={"movflags": "+faststart"}) as out:
         out.metadata["title"] = _plain(title)
-        # One thread: the worker decides how many films are made at once.
+        # One thread, because the worker runs several renderings at once.
         options = {"crf": str(film.crf), "preset": "veryfast", "tune": "animation", "threads": "1"}
         stream = out.add_stream("libx264", rate=film.rate, options=options)
         stream.width, stream.height, stream.pix_fmt = film.width, film.height, "yuv420p"
@@ -99,14 +98,14 @@ def render(title: str, scenes: list[Scene], path: str, film: Film) -> Made:
 
 
 def frames(title: str, scenes: list[Scene], film: Film) -> Iterator[Image.Image]:
-    """The pictures, one after the other."""
+    """Yield all frames."""
     cards = _Cards(title, scenes, film)
     for number in range(film.seconds * film.rate):
         yield cards.at(number / film.rate)
 
 
 class _Cards:
-    """All that can be drawn before the first frame; a frame then only puts it together."""
+    """Layers drawn once; each frame only combines them."""
 
     def __init__(self, title: str, scenes: list[Scene], film: Film) -> None:
         self._film = film
@@ -123,7 +122,7 @@ class _Cards:
         self._glow = self._blob(round(max(film.width, film.height) * 0.75))
 
     def at(self, second: float) -> Image.Image:
-        """The picture at this moment."""
+        """The frame at this time."""
         film = self._film
         part = second / film.seconds
         width, height = film.width, film.height
@@ -145,7 +144,7 @@ class _Cards:
     def _put(
         self, picture: Image.Image, layer: Image.Image, since: float, left: float, *, is_last: bool
     ) -> None:
-        """Words rise a little as they come, and go as they came. The last ones stay."""
+        """Fade a layer in while it rises, and fade it out, except for the last layer."""
         coming = _eased(min(1.0, since / _FADE_SECONDS))
         going = 1.0 if is_last else _eased(min(1.0, left / _FADE_SECONDS))
         strength = min(coming, going)
@@ -162,13 +161,13 @@ class _Cards:
         draw.rectangle((0, film.height - thick, round(film.width * part), film.height), self._palette.accent)
 
     def _gradient(self) -> Image.Image:
-        """A little larger than the film, which moves over it."""
+        """The background, slightly larger than the film, which pans over it."""
         size = (round(self._film.width * 1.2), round(self._film.height * 1.2))
         shades = Image.linear_gradient("L").rotate(180).resize(size, Image.Resampling.BICUBIC)
         return ImageOps.colorize(shades, self._palette.bottom, self._palette.top)
 
     def _blob(self, size: int) -> Image.Image:
-        """A soft light, as a mask."""
+        """A soft circle of light, as a mask."""
         small = Image.new("L", (64, 64), 0)
         ImageDraw.Draw(small).ellipse((16, 16, 48, 48), fill=110)
         return small.filter(ImageFilter.GaussianBlur(9)).resize((size, size), Image.Resampling.BICUBIC)
@@ -224,7 +223,7 @@ class _Cards:
 
 
 def _starts(seconds: int, scenes: int) -> list[tuple[float, float]]:
-    """When the title and each scene begin and end."""
+    """Start and end of the title and each scene, in seconds."""
     if not scenes:
         return [(0.0, float(seconds))]
     title = max(1.0, seconds * TITLE_SHARE) if seconds > 1 else seconds / 2
@@ -236,7 +235,7 @@ def _eased(part: float) -> float:
     return 1 - (1 - part) ** 3
 
 
-# Words
+# Text
 
 
 def _font(size: int) -> Font:
@@ -245,13 +244,13 @@ def _font(size: int) -> Font:
 
 
 def _plain(text: str) -> str:
-    """Words with single blanks between them, and nothing that is no character."""
+    """Normalize white space and remove control characters."""
     kept = (c if unicodedata.category(c)[0] != "C" else " " for c in unicodedata.normalize("NFC", text))
     return " ".join("".join(kept).split())
 
 
 def _fitting(text: str, film: Film, *, share: float, most_lines: int) -> int:
-    """The size of letters with which a text has at most so many lines, if it can be."""
+    """The largest font size at which the text has at most `most_lines` lines."""
     size = round(min(film.width, film.height * 1.2) * share)
     room = round(film.width * (1 - 2 * _MARGIN))
     while size > 14 and len(_lines(_plain(text), size, room)) > most_lines:
@@ -260,7 +259,7 @@ def _fitting(text: str, film: Film, *, share: float, most_lines: int) -> int:
 
 
 def _lines(text: str, size: int, room: int) -> list[str]:
-    """A text in lines that fit. A word that does not is cut."""
+    """Wrap a text into lines that fit, splitting words that are too long."""
     font = _font(size)
     lines: list[str] = []
     line = ""

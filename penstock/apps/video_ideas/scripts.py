@@ -1,4 +1,4 @@
-"""What a model is asked for a film, and the scenes that are made of its answer."""
+"""The prompt for a film's script, and parsing of the model's answer into scenes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from penstock.apps import asking
 
-MANNER = "You write scripts for very short films: plain, concrete, one thought in a scene."
+SYSTEM_PROMPT = "You write scripts for very short films: plain, concrete, one thought in a scene."
 MOST_CHARACTERS = 2000
 _SCENE_SECONDS = 2.5
 _MOST_SCENES = 8
@@ -15,22 +15,22 @@ _HEADING = re.compile(r"#{1,6} +")
 
 
 def count(seconds: int) -> int:
-    """How many scenes a film of this length has beside its title."""
+    """Number of scenes of a film of this length, without the title."""
     return max(1, min(_MOST_SCENES, round(seconds * 0.72 / _SCENE_SECONDS)))
 
 
 def words(seconds: int) -> int:
-    """How long a script is asked for: more than can be read in the time, to choose from."""
+    """Number of words to ask for. More than fits, to choose from."""
     return 40 + 35 * count(seconds)
 
 
 def units(prompt: str, seconds: int) -> dict[str, int]:
-    """What a script may take at most: so much is set aside for it."""
-    return {"input_tokens": asking.tokens(MANNER + prompt), "output_tokens": words(seconds) * 2 + 100}
+    """The most units that a script can use, for the reservation."""
+    return {"input_tokens": asking.tokens(SYSTEM_PROMPT + prompt), "output_tokens": words(seconds) * 2 + 100}
 
 
 def question(title: str, idea: str, seconds: int) -> str:
-    """What is asked."""
+    """The prompt for a script."""
     about = f" What it is about: {' '.join(idea.split())[:MOST_CHARACTERS]}" if idea.strip() else ""
     plain = title.replace('"', "'").replace("“", "'").replace("”", "'")
     return (
@@ -41,9 +41,9 @@ def question(title: str, idea: str, seconds: int) -> str:
 
 
 def scenes(text: str, most: int) -> list[tuple[str, str]]:
-    """Headings with the words below them, at most so many; without headings, sentence by sentence.
+    """Split an answer into at most `most` scenes, at headings, or at sentences if there are none.
 
-    Models do not always do as they are told: whatever they wrote, there is something to show.
+    Models do not always follow the format, so any text yields scenes.
     """
     found: list[tuple[str, str]] = []
     for part in re.split(r"^(?=#{1,6} )", text, flags=re.MULTILINE):

@@ -1,8 +1,7 @@
-"""What the environment says: where the models are.
+"""Settings from environment variables: the URLs of language models.
 
-`VIDEO_IDEAS_URLS` names the base URL of each provider that speaks as OpenAI does and has none of its own:
-`simulator=http://127.0.0.1:8090/v1 house=http://10.0.0.7:8000/v1`. Who is not in it is asked at its own
-address: OpenAI and Anthropic.
+`VIDEO_IDEAS_URLS` has the base URLs of OpenAI-compatible providers:
+`simulator=http://127.0.0.1:8090/v1 house=http://10.0.0.7:8000/v1`. OpenAI and Anthropic need none.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ _OWN = ("openai", "anthropic")
 
 
 def url_of(provider: str) -> str | None:
-    """Where a provider is; None: at its client's own address."""
+    """The base URL of a provider; None for the default of its client."""
     name = provider.partition("/")[0]
     pairs = (pair.partition("=") for pair in os.environ.get(VARIABLE, "").split())
     urls = {"simulator": SIMULATOR_URL} | {word: url for word, _, url in pairs}
     if not urls.get(name) and name not in _OWN:
-        raise Fail(f"{VARIABLE} does not say where {name} is", code="unknown_address")
+        raise Fail(f"{VARIABLE} has no URL for {name!r}", code="unknown_address")
     return urls.get(name) or None

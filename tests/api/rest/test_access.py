@@ -21,7 +21,7 @@ from tests.api.rest.conftest import KEYS, Person, Site, refused
 class TestAccess:
     """R2.10/by-name, B5/role: the role decides, as in the database itself."""
 
-    def test_what_is_not_granted(self, site: Site, ann: Person) -> None:
+    def test_missing_grants_are_permission_errors(self, site: Site, ann: Person) -> None:
         refused(site.get("jobs", site.anon_key), 401, "42501")
         refused(site.http.get("/rest/v1/jobs"), 401, "42501")
         refused(site.get("leases", ann.token), 403, "42501")
@@ -50,14 +50,14 @@ class TestAccess:
             else:
                 refused(answer, 401 if row["role"] == "anon" else 403, "42501")
 
-    def test_a_right_that_was_taken_away_is_gone_at_once(self, site: Site, ann: Person) -> None:
+    def test_revoked_grant_applies_immediately(self, site: Site, ann: Person) -> None:
         assert site.post("my_tenants", ann.token).status_code == 200
         site.db.execute("revoke execute on function penstock.my_tenants() from authenticated")
         refused(site.post("my_tenants", ann.token), 403, "42501")
         site.db.execute("revoke select on penstock.meters from authenticated")
         refused(site.get("meters", ann.token), 403, "42501")
 
-    def test_the_catalogue_is_read_again(
+    def test_catalogue_cache_is_refreshed(
         self, site: Site, ann: Person, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         refused(site.post("fresh", ann.token), 404, "PGRST202")
@@ -73,7 +73,7 @@ class TestAccess:
             refused(site.get("jobs", credential), 401, "PGRST301")
             refused(site.post("my_tenants", credential), 401, "PGRST301")
 
-    def test_a_role_in_a_user_s_claims_is_worth_nothing(self, site: Site, ann: Person) -> None:
+    def test_extra_role_claims_are_ignored(self, site: Site, ann: Person) -> None:
         refused(site.get("leases", token(ann.id, user_role="service_role")), 403, "42501")
 
     def test_foreign_tenants(self, site: Site, ann: Person, bob: Person) -> None:
@@ -289,13 +289,13 @@ class TestAttacks:
         )
         refused(twice, 406, "PGRST106")
 
-    def test_what_is_only_in_public(self, site: Site, ann: Person) -> None:
+    def test_objects_of_schema_public_are_not_exposed(self, site: Site, ann: Person) -> None:
         site.db.execute(
             "create table public.secrets (x text); grant select on public.secrets to authenticated"
         )
         refused(site.get("secrets", ann.token, **{"Accept-Profile": "public"}), 404, "PGRST205")
 
-    def test_bodies_that_are_no_objects(self, site: Site, ann: Person) -> None:
+    def test_non_object_bodies_are_rejected(self, site: Site, ann: Person) -> None:
         for body in (
             b"[]",
             b"1",
@@ -344,7 +344,7 @@ class TestAttacks:
         columns = ",".join(["id"] * 4000)
         refused(site.get("jobs?select=" + columns, ann.token), 400, "PGRST100")
 
-    def test_answers_that_are_too_large(
+    def test_large_responses_are_rejected(
         self, site: Site, ann: Person, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """S38: a thousand rows may be a thousand large documents, and each of them many times."""
@@ -371,7 +371,7 @@ class TestAttacks:
         claimed = site.post("claim_tasks", site.service_key, claim)
         assert len(claimed.json()) == 3, "what a worker was given is never cut short"
 
-    def test_bodies_that_are_too_large(self, site: Site, ann: Person) -> None:
+    def test_large_rest_bodies_are_rejected(self, site: Site, ann: Person) -> None:
         body = b'{"p_job_id": "' + b"x" * Limits().body_bytes + b'"}'
         refused(site.post("get_job", ann.token, body), 413, "PT413")
 
@@ -403,7 +403,7 @@ class TestAttacks:
         refused(site.post("my_tenants", "a guess"), 429, "PT429")
         assert all(site.post("backlog", site.service_key).status_code == 200 for _ in range(5))
 
-    def test_an_unexpected_error_says_nothing(self, site: Site, ann: Person) -> None:
+    def test_unexpected_error_reveals_nothing(self, site: Site, ann: Person) -> None:
         """S7"""
         site.db.execute(
             "create function penstock.broken() returns integer language plpgsql as "
@@ -414,7 +414,7 @@ class TestAttacks:
         refused(answer, 500, "XX000")
         assert "canary" not in answer.text
 
-    def test_details_of_other_rows_are_not_told(self, site: Site, ann: Person) -> None:
+    def test_errors_do_not_reveal_other_rows(self, site: Site, ann: Person) -> None:
         site.db.execute(
             "create function penstock.twice() returns void language sql security definer as "
             "$$ insert into penstock.meters (name, period, mode, comment) values ('requests', 'day', 'observe', 'x') $$"

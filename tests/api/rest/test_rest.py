@@ -7,7 +7,7 @@ import uuid
 
 import pytest
 
-from penstock.api.rest import catalogue, reading
+from penstock.api.rest import catalogue, queries
 from tests.api.conftest import bearer
 from tests.api.rest.conftest import Person, Site, refused
 
@@ -50,7 +50,7 @@ class TestCalls:
         [row] = site.db.execute("select status from penstock.jobs")
         assert row["status"] == "queued"
 
-    def test_a_call_by_get_changes_nothing_even_if_it_says_it_does_not(self, site: Site) -> None:
+    def test_get_cannot_write_even_through_a_stable_function(self, site: Site) -> None:
         """A function that lies about itself is stopped by the transaction, not by our reading of it."""
         site.db.execute(
             "create function penstock.liar() returns bigint language plpgsql stable security definer as "
@@ -71,7 +71,7 @@ class TestCalls:
         # What is not shown was claimed all the same, as with PostgREST.
         assert site.post("claim_tasks", site.service_key, claim).json() == []
 
-    def test_what_is_not_answered_has_not_happened(self, site: Site, ann: Person) -> None:
+    def test_failed_response_rolls_back_the_call(self, site: Site, ann: Person) -> None:
         site.start(ann.tenant, 3)
         claim = {"p_worker_id": "w1", "p_max_tasks": 3}
         single = site.post("claim_tasks", site.service_key, claim, Accept="application/vnd.pgrst.object+json")
@@ -85,12 +85,12 @@ class TestCalls:
         assert (answer.status_code, answer.content) == (204, b"")
         assert answer.headers["preference-applied"] == "return=minimal"
 
-    def test_preferences_that_are_not_known(self, site: Site, ann: Person) -> None:
+    def test_unknown_preferences(self, site: Site, ann: Person) -> None:
         assert site.post("my_tenants", ann.token, Prefer="tx=rollback, respond-async").status_code == 200
         strict = site.post("my_tenants", ann.token, Prefer="handling=strict, max-affected=1")
         refused(strict, 400, "PGRST122")
 
-    def test_a_refusal_of_the_database_is_passed_on(self, site: Site, ann: Person) -> None:
+    def test_database_errors_are_passed_on(self, site: Site, ann: Person) -> None:
         task = {"kind": "nothing"}
         answer = site.post("start_job", ann.token, {"p_type": "x", "p_params": {}, "p_tasks": [task]})
         body = refused(answer, 422, "PT422")
@@ -194,7 +194,7 @@ class TestLists:
         refused(site.get(f"jobs?limit={10**30}", ann.token), 400, "PGRST100")
         refused(site.get("jobs?limit=1e3", ann.token), 400, "PGRST100")
 
-    def test_an_answer_holds_at_most_a_thousand_rows(self, site: Site, ann: Person) -> None:
+    def test_response_is_limited_to_1000_rows(self, site: Site, ann: Person) -> None:
         site.start(ann.tenant, 1001)
         answer = site.get("tasks?select=id&limit=5000", ann.token, Prefer="count=exact")
         assert len(answer.json()) == 1000
@@ -240,15 +240,15 @@ class TestLists:
 class TestReading:
     """Parts of the query string, without a database."""
 
-    def test_values_are_only_ever_parameters(self) -> None:
+    def test_values_always_become_parameters(self) -> None:
         columns = {
             "id": catalogue.Column("id", "id", "bigint"),
             "data": catalogue.Column("data", "data", "jsonb"),
         }
-        source = reading.Source("penstock.t", columns, "t")
+        source = queries.RowSource("penstock.t", columns, "t")
         pairs = [("id", "eq.V1"), ("data->>V2", "in.(V3,V4)"), ("or", "(id.gt.V5,data->V6->>V7.is.null)")]
-        page = reading.read(source, [*pairs, ("order", "data->V8.desc")], None, 10)
-        text, values = reading.statement(
+        page = queries.read(source, [*pairs, ("order", "data->V8.desc")], None, 10)
+        text, values = queries.statement(
             source, page, is_single=False, is_stripped=False, is_counted=True, most_bytes=99
         )
         assert "V" not in text

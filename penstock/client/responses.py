@@ -1,4 +1,4 @@
-"""What the server answers: a document of a known type, an event, or a refusal."""
+"""Responses of the server: typed documents, events and errors."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ _JSON_TYPES = ("application/problem+json", "application/json")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What the server answered."""
+class ServerResponse:
+    """A complete response."""
 
     status: int
     headers: httpx.Headers = field(repr=False)
     body: bytes = field(repr=False)
 
     def json(self) -> Any:
-        """The body as a document."""
+        """The body as JSON."""
         try:
             return json.loads(self.body)
         except ValueError:
-            raise unreadable("it is not JSON") from None
+            raise invalid_response("the body is not valid JSON") from None
 
     def field(self, kind: type[T], name: str) -> T:
-        """One field of the document."""
+        """One field of the JSON body."""
         return read(kind, read(dict[str, Any], self.json()).get(name))
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One of a stream of events."""
+    """A server-sent event."""
 
     id: str | None
     name: str
@@ -52,13 +52,13 @@ class Event:
 
 
 def read(kind: type[T], document: Any) -> T:
-    """What a document says, as a value of this type. Fields that are not known here are left out."""
+    """Convert a JSON value to this type. Unknown fields are ignored."""
     try:
         return _adapter(kind).validate_python(document)
     except ValidationError as error:
-        # Without what was sent, which may be a secret.
+        # Without the input, which may contain a secret.
         [first, *_] = error.errors(include_input=False, include_context=False, include_url=False)
-        raise unreadable(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise invalid_response(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
 @cache
@@ -66,8 +66,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
-def refusal(answer: Answer) -> PenstockError:
-    """The error that an answer says, of the same class as if it had been raised here."""
+def error_of(answer: ServerResponse) -> PenstockError:
+    """The error in a response, as the same class that the server raised."""
     document: Any = None
     if answer.headers.get("content-type", "").partition(";")[0].strip() in _JSON_TYPES:
         try:
@@ -76,9 +76,9 @@ def refusal(answer: Answer) -> PenstockError:
             document = None
     if 300 <= answer.status < 400:
         return PenstockError(
-            f"the server sends us elsewhere ({answer.status})",
+            f"the server redirected the request ({answer.status})",
             code="redirected",
-            hint="Use the address that it names as base_url; the key is not taken there by itself.",
+            hint="Use the new location as base_url. The client does not follow redirects with the key.",
             details={"location": answer.headers.get("location", "").partition("?")[0]},
         )
     error = from_problem(
@@ -91,7 +91,7 @@ def refusal(answer: Answer) -> PenstockError:
 
 
 def _seconds(header: str | None) -> float | None:
-    """What Retry-After says: seconds, or a date."""
+    """Parse Retry-After: seconds or a date."""
     if header is None:
         return None
     if re.fullmatch(r"\d{1,9}(\.\d+)?", header.strip()):
@@ -104,12 +104,14 @@ def _seconds(header: str | None) -> float | None:
 
 
 async def parsed(lines: AsyncGenerator[str]) -> AsyncGenerator[Event | None]:
-    """Server-sent events from their lines; None for a comment."""
+    """Parse server-sent events. Yields None for a comment."""
     name, data, event_id, size = "message", list[str](), None, 0
     async for line in lines:
         size += len(line)
         if size > MOST_BYTES_OF_EVENT:
-            raise TooLarge("the server sent an event that has no end", code="answer_too_large")
+            raise TooLarge(
+                f"the server sent an event larger than {MOST_BYTES_OF_EVENT} bytes", code="answer_too_large"
+            )
         if not line:
             if data:
                 yield Event(event_id, name, _document("\n".join(data)))
@@ -134,13 +136,13 @@ def _document(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        raise unreadable("an event is not JSON") from None
+        raise invalid_response("an event is not valid JSON") from None
 
 
-def unreadable(why: str) -> PenstockError:
-    """That an answer is none of ours."""
+def invalid_response(reason: str) -> PenstockError:
+    """An error for a response that is not Penstock's."""
     return PenstockError(
-        f"the server's answer cannot be read: {why}",
+        f"invalid response: {reason}",
         code="unreadable_answer",
-        hint="Is this the address of a Penstock API, and is the client as new as the server?",
+        hint="Check that base_url is a Penstock API, and that the client is as new as the server.",
     )

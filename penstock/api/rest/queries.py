@@ -1,7 +1,7 @@
-"""The query string of a list, as PostgREST has it: select, filters, order, limit and offset.
+"""Query strings in PostgREST's syntax: select, filters, order, limit and offset.
 
-Values only ever become bound parameters, cast to the type of the column they are compared with. Names are
-looked up in the catalogue; what is put into the statement is the catalogue's own spelling.
+Values always become bound parameters, cast to the type of their column. Names are looked up in the catalogue,
+and the statement contains the catalogue's quoted names.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from penstock.api.rest.catalogue import Column
-from penstock.api.rest.refusals import Refused, misread, shortened
+from penstock.api.rest.errors import RestError, parse_error, shortened
 
 Sql: TypeAlias = tuple[str, list[Any]]
-"""A piece of a statement, with a `%s` for each of its values."""
+"""A part of a statement, with a `%s` for each of its values."""
 
 MOST_FILTERS = 100
 MOST_VALUES = 1000
-"""Of one `in`."""
+"""Values in one `in` filter."""
 MOST_DEPTH = 8
 MOST_USES = 3
-"""Of one column, or of one place in a document: each has it in the answer once more."""
+"""How often a column or JSON path can be selected, because each use repeats it in the response."""
 _LARGEST = 2**63 - 1
 
 _GROUPS = ("and", "or", "not.and", "not.or")
 WORDS = ("select", "order", "limit", "offset", *_GROUPS)
-"""Parameters that are no column's name."""
+"""Parameters that are not column names."""
 
 _OPERATORS = {
     "eq": "=",
@@ -58,19 +58,19 @@ _RANGE = re.compile(r"(?:items=)?(\d{1,18})-(\d{0,18})")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where rows come from."""
+class RowSource:
+    """The relation or function result to read rows from."""
 
     sql: str
     columns: Mapping[str, Column]
     name: str
     is_scalar: bool = False
-    """Whether a row is a bare value, in a column `value`."""
+    """Whether a row is a single value in a column `value`."""
 
 
 @dataclass(slots=True)
-class Reading:
-    """What of a source is wanted."""
+class Query:
+    """A parsed query string."""
 
     select: Sql
     where: Sql
@@ -81,17 +81,17 @@ class Reading:
 
 
 def read(
-    source: Source, parameters: Sequence[tuple[str, str]], range_header: str | None, most_rows: int | None
-) -> Reading:
-    """Understand a query string. `most_rows` is what one answer holds at most."""
+    source: RowSource, parameters: Sequence[tuple[str, str]], range_header: str | None, most_rows: int | None
+) -> Query:
+    """Parse a query string. `most_rows` is the maximum number of rows in one response."""
     if len(parameters) > MOST_FILTERS:
-        raise misread(f"there are more than {MOST_FILTERS} parameters in the query string")
+        raise parse_error(f"the query string has more than {MOST_FILTERS} parameters")
     single = dict(parameters)
     order, order_values = _order(source, single.get("order", ""))
     limit, offset = _page(single, range_header)
     if most_rows is not None:
         limit = most_rows if limit is None else min(limit, most_rows)
-    return Reading(
+    return Query(
         select=_select(source, single.get("select", "*")),
         where=_where(source, parameters),
         order=order,
@@ -102,23 +102,23 @@ def read(
 
 
 def statement(
-    source: Source,
-    reading: Reading,
+    source: RowSource,
+    query: Query,
     *,
     is_single: bool,
     is_stripped: bool,
     is_counted: bool,
     most_bytes: int | None,
 ) -> Sql:
-    """Gives one row: the body, the number of rows in it, and the number there would be without a limit.
+    """Build a statement that returns one row: the body, its number of rows, and the total without a limit.
 
-    A body of more than `most_bytes` is null.
+    A body larger than `most_bytes` is null.
     """
-    where, where_values = reading.where
-    select, select_values = reading.select
-    page = f"select {select} from {source.sql} where {where}{reading.order} limit %s offset %s"  # noqa: S608 names from the catalogue
-    # In the order of the text.
-    values = [*select_values, *where_values, *reading.order_values, reading.limit, reading.offset, most_bytes]
+    where, where_values = query.where
+    select, select_values = query.select
+    page = f"select {select} from {source.sql} where {where}{query.order} limit %s offset %s"  # noqa: S608 names from the catalogue
+    # In the order of the placeholders.
+    values = [*select_values, *where_values, *query.order_values, query.limit, query.offset, most_bytes]
     body = f"json_agg({'page.value' if source.is_scalar else 'page'})"
     if is_stripped:
         body = f"json_strip_nulls({body})"
@@ -135,7 +135,7 @@ def statement(
 # Filters
 
 
-def _where(source: Source, parameters: Iterable[tuple[str, str]]) -> Sql:
+def _where(source: RowSource, parameters: Iterable[tuple[str, str]]) -> Sql:
     budget = _Budget()
     conditions: list[Sql] = []
     for name, value in parameters:
@@ -147,7 +147,7 @@ def _where(source: Source, parameters: Iterable[tuple[str, str]]) -> Sql:
 
 
 class _Budget:
-    """How many conditions are left to a request, however they are nested."""
+    """Counts the conditions of a request across all nested groups."""
 
     def __init__(self) -> None:
         self._left = MOST_FILTERS
@@ -155,58 +155,62 @@ class _Budget:
     def take(self) -> None:
         self._left -= 1
         if self._left < 0:
-            raise misread(f"there are more than {MOST_FILTERS} filters")
+            raise parse_error(f"the query string has more than {MOST_FILTERS} filters")
 
 
-def _item(source: Source, text: str, budget: _Budget, depth: int) -> Sql:
-    """One part of `or=(…)`: a condition, or another group."""
+def _item(source: RowSource, text: str, budget: _Budget, depth: int) -> Sql:
+    """Parse one item of `or=(…)`: a condition or a nested group."""
     if depth == 0:
-        raise misread(f"groups of filters are nested more than {MOST_DEPTH} deep")
+        raise parse_error(f"filter groups are nested more than {MOST_DEPTH} levels deep")
     if (group := _GROUP.fullmatch(text)) is None:
         name, dot, expression = text.partition(".")
         if not dot:
-            raise misread(f"failed to parse logic tree ({shortened(text)})")
+            raise parse_error(f"failed to parse logic tree ({shortened(text)})")
         return _condition(source, name, expression, budget, is_nested=True)
     parts = [_item(source, part, budget, depth - 1) for part in _list(group["rest"])]
     if not parts:
-        raise misread(f"failed to parse logic tree ({shortened(text)})")
+        raise parse_error(f"failed to parse logic tree ({shortened(text)})")
     condition, values = _joined(parts, group["word"])
     return (f"not ({condition})" if group["not"] else condition), values
 
 
-def _condition(source: Source, name: str, expression: str, budget: _Budget, *, is_nested: bool) -> Sql:
+def _condition(source: RowSource, name: str, expression: str, budget: _Budget, *, is_nested: bool) -> Sql:
     budget.take()
-    place = _Field.find(source, name)
+    column = _Field.find(source, name)
     is_negated = expression.startswith("not.")
     operator, dot, value = expression.removeprefix("not.").partition(".")
     if not dot:
-        raise misread(
+        raise parse_error(
             f'"failed to parse filter ({shortened(expression)})"',
-            "a filter is an operator, a dot and a value",
+            "a filter has the form operator.value",
         )
-    condition, values = _comparison(place, operator, value, is_nested=is_nested)
-    return (f"not ({condition})" if is_negated else condition), [*place.values, *values]
+    condition, values = _comparison(column, operator, value, is_nested=is_nested)
+    return (f"not ({condition})" if is_negated else condition), [*column.values, *values]
 
 
-def _comparison(place: _Field, operator: str, value: str, *, is_nested: bool) -> Sql:
+def _comparison(column: _Field, operator: str, value: str, *, is_nested: bool) -> Sql:
     if operator == "in":
         given = [_unquoted(part) for part in _list(value)]
         if len(given) > MOST_VALUES:
-            raise misread(f"there are more than {MOST_VALUES} values in a filter")
-        return f"{place.sql} = any (%s::{place.type}[])", [given]
+            raise parse_error(f"the filter has more than {MOST_VALUES} values")
+        return f"{column.sql} = any (%s::{column.type}[])", [given]
     if is_nested:
-        # Within a group a quoted value may hold commas and brackets.
+        # Within a group, quoted values may contain commas and parentheses.
         value = _unquoted(value)
     if operator == "is":
         if value.lower() not in _IS:
-            raise misread(f"failed to parse filter (is.{shortened(value)})", f"is takes {', '.join(_IS)}")
-        return f"{place.sql} {_IS[value.lower()]}", []
+            raise parse_error(
+                f"failed to parse filter (is.{shortened(value)})", f"is accepts {', '.join(_IS)}"
+            )
+        return f"{column.sql} {_IS[value.lower()]}", []
     if operator in ("like", "ilike"):
-        return f"{place.sql} {operator} %s", [value.replace("*", "%")]
+        return f"{column.sql} {operator} %s", [value.replace("*", "%")]
     if operator not in _OPERATORS:
         known = ", ".join([*_OPERATORS, "in", "is", "like", "ilike"])
-        raise misread(f"failed to parse filter ({shortened(operator)}.…)", f"the operators are {known}")
-    return f"{place.sql} {_OPERATORS[operator]} %s::{place.type}", [value]
+        raise parse_error(
+            f"failed to parse filter ({shortened(operator)}.…)", f"supported operators: {known}"
+        )
+    return f"{column.sql} {_OPERATORS[operator]} %s::{column.type}", [value]
 
 
 def _joined(conditions: Sequence[Sql], word: str) -> Sql:
@@ -219,7 +223,7 @@ def _joined(conditions: Sequence[Sql], word: str) -> Sql:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """A column, or a part of a JSON document in one: `params`, `params->>topic`."""
+    """A column, or a path into a JSON column: `params`, `params->>topic`."""
 
     sql: str
     values: list[Any]
@@ -227,23 +231,23 @@ class _Field:
     label: str
 
     @classmethod
-    def find(cls, source: Source, text: str) -> _Field:
+    def find(cls, source: RowSource, text: str) -> _Field:
         name, arrow, _ = text.partition("->")
         column = source.columns.get(_unquoted(name.strip()))
         if column is None:
-            # PostgreSQL's own words for it, in which nothing of the text becomes SQL.
-            raise Refused(400, "42703", f"column {source.name}.{shortened(name)} does not exist")
+            # PostgreSQL's own message, without putting the name into SQL.
+            raise RestError(400, "42703", f"column {source.name}.{shortened(name)} does not exist")
         if not arrow:
             return cls(column.sql, [], column.type, column.name)
         steps = _STEP.findall(text[len(name) :])
         if "".join(sign + key for sign, key in steps) != text[len(name) :] or len(steps) > MOST_DEPTH:
-            raise misread(f"failed to parse column ({shortened(text)})")
+            raise parse_error(f"failed to parse column ({shortened(text)})")
         if column.type not in ("json", "jsonb"):
-            raise Refused(404, "42883", f"column {source.name}.{column.name} is not a JSON document")
+            raise RestError(404, "42883", f"column {source.name}.{column.name} is not JSON")
         sql, values, type = column.sql, list[Any](), column.type
         for sign, key in steps:
             if type == "text":
-                raise misread(f"failed to parse column ({shortened(text)})", "nothing comes after ->>")
+                raise parse_error(f"failed to parse column ({shortened(text)})", "->> must be the last step")
             is_index = re.fullmatch(r"\d{1,9}", key) is not None
             sql = f"({sql} {sign} %s::{'integer' if is_index else 'text'})"
             values.append(int(key) if is_index else key)
@@ -251,57 +255,61 @@ class _Field:
         return cls(sql, values, type, steps[-1][1])
 
 
-def _select(source: Source, text: str) -> Sql:
+def _select(source: RowSource, text: str) -> Sql:
     if source.is_scalar:
         if text.strip() not in ("", "*"):
-            raise Refused(400, "42703", f"{source.name} gives values, which have no columns")
+            raise RestError(400, "42703", f"{source.name} returns a scalar, which has no columns")
         return "value", []
     chosen: list[str] = []
     values: list[Any] = []
     uses = Counter[str]()
-    for part in _few(text) or ("*",):
+    for part in _column_list(text) or ("*",):
         if part.strip() == "*":
-            # Once is enough, and a statement has room for so many columns only.
+            # Select all columns once: PostgreSQL limits the number of columns.
             chosen += ["*"] if "*" not in chosen else []
             continue
         if "(" in part:
-            raise Refused(
+            raise RestError(
                 400,
                 "PGRST200",
                 f"Could not find a relationship in the schema cache for {shortened(part)}",
-                hint="Tables are not embedded here: read them one by one, or call a function.",
+                hint="Embedding is not supported: read the tables separately, or call a function.",
             )
         alias = _ALIASED.fullmatch(part)
         name = alias["field"] if alias else part
         if "::" in name:
-            raise misread(f"failed to parse select parameter ({shortened(part)})", "there are no casts here")
-        place = _Field.find(source, name)
-        uses[f"{place.sql} {place.values}"] += 1
-        if uses[f"{place.sql} {place.values}"] > MOST_USES:
-            raise misread(f"{shortened(name)} is selected more than {MOST_USES} times")
-        label = alias["alias"].strip() if alias else place.label
+            raise parse_error(
+                f"failed to parse select parameter ({shortened(part)})", "casts are not supported"
+            )
+        column = _Field.find(source, name)
+        uses[f"{column.sql} {column.values}"] += 1
+        if uses[f"{column.sql} {column.values}"] > MOST_USES:
+            raise parse_error(f"{shortened(name)} is selected more than {MOST_USES} times")
+        label = alias["alias"].strip() if alias else column.label
         if not _LABEL.fullmatch(label):
-            raise misread(f"failed to parse select parameter ({shortened(part)})", "give it a plain name")
-        chosen.append(f'{place.sql} as "{label}"')
-        values += place.values
+            raise parse_error(
+                f"failed to parse select parameter ({shortened(part)})", "the alias must be a plain name"
+            )
+        chosen.append(f'{column.sql} as "{label}"')
+        values += column.values
     return ", ".join(chosen), values
 
 
-def _order(source: Source, text: str) -> tuple[str, list[Any]]:
+def _order(source: RowSource, text: str) -> tuple[str, list[Any]]:
     terms: list[str] = []
     values: list[Any] = []
-    for term in _few(text):
+    for term in _column_list(text):
         name, *words = term.split(".")
-        place = _Field.find(source, name)
+        column = _Field.find(source, name)
         directions = [_DIRECTIONS.get(word) for word in words]
         kinds = [word.startswith("nulls") for word in words]
         if None in directions or kinds not in ([], [False], [True], [False, True]):
-            raise misread(
+            raise parse_error(
                 f'"failed to parse order ({shortened(text)})"',
-                "asc or desc may follow a column, then nullsfirst or nullslast",
+                "use column.asc or column.desc, optionally followed by .nullsfirst or .nullslast",
             )
-        terms.append(place.sql + "".join(direction or "" for direction in directions))
-        values += place.values
+        terms.append(column.sql + "".join(direction or "" for direction in directions))
+        values += column.values
     return (" order by " + ", ".join(terms) if terms else ""), values
 
 
@@ -322,14 +330,14 @@ def _page(single: Mapping[str, str], range_header: str | None) -> tuple[int | No
     return (None if last is None else last - first + 1), first
 
 
-def out_of_range(details: str) -> Refused:
-    """A page that cannot be."""
-    return Refused(416, "PGRST103", "Requested range not satisfiable", details=details)
+def out_of_range(details: str) -> RestError:
+    """An error for an unsatisfiable range."""
+    return RestError(416, "PGRST103", "Requested range not satisfiable", details=details)
 
 
 def _number(text: str, what: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,19}", text) or int(text) > _LARGEST:
-        raise misread(f"failed to parse {what.lower()} ({shortened(text)})", "it is a whole number")
+        raise parse_error(f"failed to parse {what.lower()} ({shortened(text)})", "it must be an integer")
     if int(text) < 0:
         raise out_of_range(f"{what} should be greater than or equal to zero.")
     return int(text)
@@ -339,25 +347,25 @@ def _number(text: str, what: str) -> int:
 
 
 def _list(text: str) -> list[str]:
-    """The parts of `(a,"b,c",d)`."""
+    """Split a list such as `(a,"b,c",d)`."""
     if not (text.startswith("(") and text.endswith(")") and len(text) >= 2):
-        raise misread(f"failed to parse list ({shortened(text)})", "a list is in brackets")
+        raise parse_error(f"failed to parse list ({shortened(text)})", "a list must be in parentheses")
     return list(_split(text[1:-1])) if text != "()" else []
 
 
-def _few(text: str) -> list[str]:
-    """The parts of a list of columns, which is not meant to be long."""
+def _column_list(text: str) -> list[str]:
+    """Split a list of columns, and limit its length."""
     parts = list(_split(text)) if text.strip() else []
     if len(parts) > MOST_FILTERS:
-        raise misread(f"there are more than {MOST_FILTERS} columns")
+        raise parse_error(f"the list has more than {MOST_FILTERS} columns")
     return parts
 
 
 def _split(text: str) -> Iterator[str]:
-    """Parts between commas that are in no quotation marks, brackets or braces."""
+    """Split at commas outside of quotation marks, parentheses and braces."""
     start = depth = 0
     is_quoted = is_escaped = False
-    for place, character in enumerate(text):
+    for position, character in enumerate(text):
         if is_escaped:
             is_escaped = False
         elif is_quoted and character == "\\":
@@ -371,12 +379,12 @@ def _split(text: str) -> Iterator[str]:
         elif character in ")}":
             depth -= 1
         elif character == "," and depth == 0:
-            yield text[start:place]
-            start = place + 1
+            yield text[start:position]
+            start = position + 1
         if depth < 0:
             break
     if is_quoted or depth != 0:
-        raise misread(f"failed to parse ({shortened(text)})", "quotation marks and brackets come in pairs")
+        raise parse_error(f"failed to parse ({shortened(text)})", "unbalanced quotation marks or parentheses")
     yield text[start:]
 
 

@@ -1,4 +1,4 @@
-"""What the headers of a request ask for: the schema, the form of the answer, a count."""
+"""Preferences in request headers: schema, response format, count."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from fastapi import Request
 
-from penstock.api.rest.refusals import Refused, shortened
+from penstock.api.rest.errors import RestError, shortened
 
 SCHEMAS = ("penstock", "public")
-"""Both mean schema penstock: a client that names none asks for public."""
+"""Both mean schema penstock: clients send `public` by default."""
 
 _SINGLE = "application/vnd.pgrst.object+json"
 _PLAIN = ("application/json", "application/vnd.pgrst.array+json", "application/*", "*/*")
-# What is understood or can be left undone without harm. The others are refused when the request is strict.
+# Preferences that are supported or harmless to ignore. With handling=strict, others are rejected.
 _PREFERENCES = {
     "count": ("exact", "planned", "estimated"),
     "return": ("minimal", "representation", "headers-only"),
@@ -23,18 +23,18 @@ _PREFERENCES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """How the caller wants the answer."""
+class Preferences:
+    """How the caller wants the response."""
 
     is_single: bool
     is_stripped: bool
-    """Whether fields that are null are left out."""
+    """Whether null fields are omitted."""
     is_counted: bool
     is_minimal: bool
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the answer says about them."""
+        """The response header that lists the applied preferences."""
         applied = [
             *(["count=exact"] if self.is_counted else []),
             *(["return=minimal"] if self.is_minimal else []),
@@ -47,15 +47,15 @@ class Wishes:
         return f"{kind}; charset=utf-8"
 
 
-def read(request: Request) -> Wishes:
-    """Understand the headers, or refuse them."""
+def read(request: Request) -> Preferences:
+    """Parse the headers. Raises RestError if they are invalid."""
     _check_schema(request)
     is_single, is_stripped = _form(request.headers.get("accept") or "*/*")
     preferences = _preferences(request.headers.getlist("prefer"))
-    return Wishes(
+    return Preferences(
         is_single=is_single,
         is_stripped=is_stripped,
-        # Whatever way of counting was asked for: the exact one is never worse.
+        # The exact count also satisfies a request for an estimate.
         is_counted="count" in preferences,
         is_minimal=preferences.get("return") == "minimal",
     )
@@ -65,7 +65,7 @@ def _check_schema(request: Request) -> None:
     name = "accept-profile" if request.method in ("GET", "HEAD") else "content-profile"
     for schema in request.headers.getlist(name):
         if schema not in SCHEMAS:
-            raise Refused(
+            raise RestError(
                 406,
                 "PGRST106",
                 f"Invalid schema: {shortened(schema)}",
@@ -74,12 +74,12 @@ def _check_schema(request: Request) -> None:
 
 
 def _form(accept: str) -> tuple[bool, bool]:
-    """Whether one object is wanted, and whether without nulls."""
+    """Whether the caller wants one object, and whether without nulls."""
     for choice in accept.split(","):
         kind, *parameters = (part.strip().lower() for part in choice.split(";"))
         if kind == _SINGLE or kind in _PLAIN:
             return kind == _SINGLE, "nulls=stripped" in parameters
-    raise Refused(406, "PGRST107", f"None of these media types are available: {shortened(accept)}")
+    raise RestError(406, "PGRST107", f"None of these media types are available: {shortened(accept)}")
 
 
 def _preferences(headers: list[str]) -> dict[str, str]:
@@ -88,12 +88,12 @@ def _preferences(headers: list[str]) -> dict[str, str]:
     for text in ",".join(headers).split(","):
         name, _, value = (part.strip() for part in text.partition("="))
         if value in _PREFERENCES.get(name, ()):
-            # The first of two counts, as RFC 7240 has it.
+            # The first of several values wins (RFC 7240).
             found.setdefault(name, value)
         elif name:
             unknown.append(text.strip())
     if unknown and found.get("handling") == "strict":
-        raise Refused(
+        raise RestError(
             400,
             "PGRST122",
             "Invalid preferences given with handling=strict",

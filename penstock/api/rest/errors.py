@@ -1,4 +1,4 @@
-"""Refusals in PostgREST's words: a status, and a body with exactly code, details, hint and message."""
+"""Errors in PostgREST's format: a status, and a body with exactly code, details, hint and message."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from penstock.errors import PenstockError, Unauthenticated, Unavailable
 _OURS = re.compile(r"PT([1-5]\d\d)")
 _LONGEST_NAME = 100
 
-# As PostgREST has it: a whole SQLSTATE wins over its class, and what is not here is the request's fault.
+# PostgREST's mapping: a full SQLSTATE takes precedence over its class; all others are 400.
 _STATUS_OF_SQLSTATE = {
     "23503": 409,
     "23505": 409,
@@ -51,8 +51,8 @@ _STATUS_OF_CLASS = {
 }
 
 
-class Refused(Exception):
-    """What PostgREST would refuse by itself, or passes on from the database."""
+class RestError(Exception):
+    """An error of PostgREST itself, or one it passes on from the database."""
 
     def __init__(
         self, status: int, code: str, message: str, *, details: str | None = None, hint: str | None = None
@@ -68,40 +68,40 @@ class Refused(Exception):
             self.headers["WWW-Authenticate"] = "Bearer"
 
     def response(self) -> JSONResponse:
-        """The answer that says this."""
+        """The HTTP response for this error."""
         return JSONResponse(self.body, self.status, self.headers)
 
 
-def missing_right(what: str, *, is_anon: bool) -> Refused:
-    """A right that was not granted: who is nobody may log in, who is somebody may not."""
-    return Refused(401 if is_anon else 403, "42501", f"permission denied for {what}")
+def permission_denied(what: str, *, is_anon: bool) -> RestError:
+    """A missing permission: 401 for anonymous callers, who can log in, and 403 for others."""
+    return RestError(401 if is_anon else 403, "42501", f"permission denied for {what}")
 
 
-def misread(message: str, details: str | None = None) -> Refused:
-    """A part of the URL that cannot be understood."""
-    return Refused(400, "PGRST100", message, details=details)
+def parse_error(message: str, details: str | None = None) -> RestError:
+    """A part of the URL that cannot be parsed."""
+    return RestError(400, "PGRST100", message, details=details)
 
 
 def shortened(name: str) -> str:
-    """A name as it was sent, for a message: at most so long."""
+    """Shorten a name for an error message."""
     return name if len(name) <= _LONGEST_NAME else name[:_LONGEST_NAME] + "…"
 
 
-def refusal_of(error: Exception, *, is_anon: bool) -> Refused | None:
-    """What an exception means to the caller; None when it is a mistake of ours."""
-    if isinstance(error, Refused):
+def error_for(error: Exception, *, is_anon: bool) -> RestError | None:
+    """The error to report for an exception; None if it is a bug."""
+    if isinstance(error, RestError):
         return error
     cause: Any = error.__cause__ if isinstance(error, PenstockError) else error
     if sqlstate := getattr(cause, "sqlstate", None):
         return _of_database(sqlstate, cause.diag, is_anon=is_anon)
     match error:
         case ClientDisconnect():
-            return Refused(400, "PGRST102", "The request ended early")
+            return RestError(400, "PGRST102", "The client disconnected before the request was complete")
         case Unauthenticated():
-            return Refused(401, "PGRST301", error.message, hint=error.hint)
+            return RestError(401, "PGRST301", error.message, hint=error.hint)
         case Unavailable():
-            # Where and how the database could not be reached is not the caller's business.
-            return Refused(503, "PGRST001", "The database cannot answer now. Try again.")
+            # Do not reveal the address of the database.
+            return RestError(503, "PGRST001", "The database is unavailable. Try again.")
         case PenstockError():
             details = json.dumps({"code": error.code, **error.details}, default=str)
             return _ours(error.status, error.message, details, error.hint)
@@ -109,26 +109,26 @@ def refusal_of(error: Exception, *, is_anon: bool) -> Refused | None:
             return None
 
 
-def _of_database(sqlstate: str, diag: Any, *, is_anon: bool) -> Refused:
+def _of_database(sqlstate: str, diag: Any, *, is_anon: bool) -> RestError:
     message: str = diag.message_primary or ""
     if found := _OURS.fullmatch(sqlstate):
-        # Our functions chose these words for the caller.
+        # Penstock's functions word these messages for callers.
         return _ours(int(found[1]), message, diag.message_detail, diag.message_hint)
     if sqlstate == "42501":
-        return Refused(401 if is_anon else 403, sqlstate, message)
+        return RestError(401 if is_anon else 403, sqlstate, message)
     status = _STATUS_OF_SQLSTATE.get(sqlstate) or _STATUS_OF_CLASS.get(sqlstate[:2]) or 400
     if status >= 500 and sqlstate != "57014":
-        # PostgreSQL's own words about itself may name files, addresses and logins.
-        message = "The database cannot answer this now. Try again."
-    # PostgreSQL's detail may hold values of rows that the caller may not see.
-    return Refused(status, sqlstate, message)
+        # PostgreSQL's own messages may name files, addresses and logins.
+        message = "The database is unavailable. Try again."
+    # PostgreSQL's detail may contain values of rows that the caller may not see.
+    return RestError(status, sqlstate, message)
 
 
-def _ours(status: int, message: str, details: str | None, hint: str | None) -> Refused:
-    refused = Refused(status, f"PT{status}", message, details=details, hint=hint)
+def _ours(status: int, message: str, details: str | None, hint: str | None) -> RestError:
+    error = RestError(status, f"PT{status}", message, details=details, hint=hint)
     if (seconds := _retry_after(details)) is not None:
-        refused.headers["Retry-After"] = str(seconds)
-    return refused
+        error.headers["Retry-After"] = str(seconds)
+    return error
 
 
 def _retry_after(detail: str | None) -> int | None:
