@@ -1,4 +1,4 @@
-"""PostgreSQL for the faults: with fsync, to be killed, on a disk that can be filled where that can be made."""
+"""PostgreSQL for the fault runs: with fsync, and on a disk image that can be filled where one can be mounted."""
 
 from __future__ import annotations
 
@@ -34,6 +34,14 @@ class Postgres:
         self.dsn = self.cluster.dsn(DATABASE)
         self.tcp_dsn = self.cluster.dsn(DATABASE, tcp=True)
         self.port = int(str(conninfo_to_dict(self.tcp_dsn)["port"]))
+
+    def create(self, database: str) -> str:
+        """Another database of this server: its address."""
+        self.cluster.create_database(database)
+        return self.cluster.dsn(database)
+
+    def log(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in self.cluster.data.glob("log/*.log"))
 
     def execute(self, query: str, params: Any = None) -> list[db.Row]:
         with db.connect(self.dsn, name="faults") as connection:
