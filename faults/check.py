@@ -102,11 +102,11 @@ _TROUBLE = f"""(a.outcome = 'failed' and not {_CANCELED} and not {_DISK_FULL} an
   or a.error_details ->> 'type' in ('Unavailable', 'AdminShutdown', 'CrashShutdown', 'CannotConnectNow', 'PoolTimeout', 'ConnectionTimeout')
   or a.error_message ~ 'server closed the connection|consuming input failed|sending query failed|the connection is (closed|lost)|connection (failed|refused|timeout)|terminating connection|SSL connection has been closed|the database system is'))"""
 _WARM = "(" + ", ".join(f"'{kind}'" for kind in work.WARM) + ")"
-# Seconds by which something may be late when these disturbances fell in between: their length, and some to recover.
-_EXCUSED = """(select coalesce(sum(least(d.until, {end}) - greatest(d.since, {start}) + 5), 0) from (
-  select down_at as since, up_at as until from faults.outages
-  union all select at, at + 5 from faults.strikes
-  union all select at, at + 5 from faults.killed where by = 'api') as d where d.until > {start} and d.since < {end})"""
+# Seconds by which upkeep may be late because of what happened in between: outages, broken sessions, API restarts.
+_EXCUSED = """(select coalesce(sum(d.seconds), 0) from (
+  select down_at as at, up_at - down_at + 3 as seconds from faults.outages
+  union all select at, 2 from faults.strikes where name in ('backend.ended', 'backend.canceled')
+  union all select at, 6 from faults.killed where by = 'api') as d where d.at between {start} - 30 and {end} and d.at + d.seconds > {start})"""
 LATE_SECONDS = 5
 
 # Each query returns violations. The group is a line of the summary.
@@ -218,8 +218,8 @@ CHECKS: dict[str, dict[str, str]] = {
             using (tenant_id, action, meter) where s.amount is distinct from l.amount""",
         "a sum of costs is not the sum of its lines": """
             select * from (
-              select tenant_id, provider, cost_type, sum(amount) as amount, sum(lines) as n from penstock.cost_sums where tenant_id is not null group by 1, 2, 3) as s
-            full join (select tenant_id, provider, cost_type, sum(base_amount) as amount, count(*) as n from penstock.cost_entries group by 1, 2, 3) as l
+              select tenant_id, coalesce(provider, '') as provider, cost_type, sum(amount) as amount, sum(lines) as n from penstock.cost_sums where tenant_id is not null group by 1, 2, 3) as s
+            full join (select tenant_id, coalesce(provider, '') as provider, cost_type, sum(base_amount) as amount, count(*) as n from penstock.cost_entries group by 1, 2, 3) as l
             using (tenant_id, provider, cost_type) where s.amount is distinct from l.amount or s.n is distinct from l.n""",
     },
     "ledger": {

@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +24,7 @@ from faults import app as work
 from faults import check, history, points, processes, rpc
 from faults.history import History
 from faults.proxy import Proxy
-from faults.schedule import LOST, Fault, schedule
+from faults.schedule import FAULTS, LOST, Fault, schedule
 from faults.server import Disk, Postgres, place
 from penstock import db, migrate
 from penstock.server import ensure_login
@@ -64,6 +64,8 @@ class Plan:
     """Whether there is a second database, for workers that only use the HTTP API."""
     migrate_every: float | None = 5
     """Seconds between two starts of `migrate`."""
+    faults: tuple[str, ...] = tuple(FAULTS)
+    """The faults that happen."""
     is_disk_wanted: bool = True
     drain_seconds: float = 600
     """How long the rest of the work may take after the last fault."""
@@ -260,16 +262,14 @@ class Run:
         plan = self.plan
         async with self.proxy.listening() as port:
             self.proxied = self.postgres.tcp_dsn.replace(f":{self.postgres.port}/", f":{port}/")
-            self.ends_at = time.monotonic() + plan.seconds * 0.9
             url, key = self._start_api() if plan.has_api else (None, None)
+            rpc_url = self._start_rpc(self.rpc) if self.rpc else None
             if plan.has_warm:
                 options = self._worker_options(list(work.WARM))
                 self.warm = Slot(
                     "idle worker",
                     lambda: self._start(processes.worker, self.logs, self.postgres.dsn, options, None, False),
                 )
-            rpc_url = self._start_rpc(self.rpc) if self.rpc else None
-            self._producer_count = plan.producers + plan.has_api
             for number in range(plan.workers):
                 self.workers.append(
                     Slot(
@@ -279,20 +279,14 @@ class Run:
                         has_begun=self._has_begun,
                     )
                 )
-            for number in range(plan.producers):
-                self.producers.append(Slot(f"producer{number}", self._producer(number, None, None)))
-            if url:
-                self.producers.append(
-                    Slot(f"producer{plan.producers}", self._producer(plan.producers, url, key))
-                )
             running = [asyncio.create_task(self._supervise()), asyncio.create_task(self._operate())]
             if self.warm:
-                self._feed_warm("warm up")
+                await self._feed_warm("warm up")
+            self._start_producers(url, key)
             if plan.migrate_every:
                 running.append(asyncio.create_task(self._migrate_often(plan.migrate_every)))
             if self.rpc and rpc_url:
-                feeding = asyncio.create_task(self.rpc.feed(rpc_url, lambda: self.is_healing, plan.seed))
-                self.feeding.add(feeding)
+                self._feed(self.rpc.feed(rpc_url, lambda: self.is_healing, plan.seed))
             try:
                 await self._let_happen()
                 began = time.monotonic()
@@ -306,6 +300,19 @@ class Run:
                 await asyncio.gather(*running, return_exceptions=True)
                 await self._stop_all()
                 await asyncio.gather(*self.feeding, return_exceptions=True)
+
+    def _start_producers(self, url: str | None, key: str | None) -> None:
+        self.ends_at = time.monotonic() + self.plan.seconds * 0.9
+        self._producer_count = self.plan.producers + (url is not None)
+        for number in range(self._producer_count):
+            is_last = number == self.plan.producers
+            spawn = self._producer(number, url if is_last else None, key if is_last else None)
+            self.producers.append(Slot(f"producer{number}", spawn))
+
+    def _feed(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.feeding.add(task)
+        task.add_done_callback(self.feeding.discard)
 
     def _start_api(self) -> tuple[str, str]:
         [row] = self.postgres.execute("select secret from penstock.create_key('faults', 'service', null)")
@@ -338,13 +345,8 @@ class Run:
 
     # --- the idle worker, and migrates ---
 
-    def _feed_warm(self, *flavours: str) -> None:
+    async def _feed_warm(self, *flavours: str) -> None:
         """Give the idle worker a few tasks, one job after the other."""
-        task = asyncio.create_task(self._feed_warm_with(flavours))
-        self.feeding.add(task)
-        task.add_done_callback(self.feeding.discard)
-
-    async def _feed_warm_with(self, flavours: tuple[str, ...]) -> None:
         assert self.warm
         while not self._has_started(self.warm):
             if self.is_healing:
@@ -398,7 +400,7 @@ class Run:
                 )
 
     async def _let_happen(self) -> None:
-        left_out = set() if self.disk else {"disk.full"}
+        left_out = set(FAULTS) - set(self.plan.faults) | (set() if self.disk else {"disk.full"})
         if not self.plan.has_api:
             left_out.add("api.killed")
         if not self.plan.has_rpc:
@@ -517,7 +519,7 @@ class Run:
         await asyncio.to_thread(postgres.start)
         self.history.note("outage", down_at=down_at, up_at=history.now(), why=f"{what}.{how}")
         if self.warm and what != "disk":
-            self._feed_warm("warm", "warm up")
+            self._feed(self._feed_warm("warm", "warm up"))
         return True
 
     async def _supervise(self) -> None:

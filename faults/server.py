@@ -18,7 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from penstock import db, embedded, testing
 
-SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "1GB", "max_connections": "300"}
+SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "1GB", "max_connections": "300", "logging_collector": "on",
+            "log_filename": "postgresql.log", "log_rotation_age": "0", "log_rotation_size": "0"}  # fmt: skip
 DATABASE = "faults"
 DISK_BYTES = 6 << 30
 
