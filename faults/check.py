@@ -95,8 +95,8 @@ _LOST_TO_DEATHS = "exists (select from penstock.dead_letters d where d.job_id = 
 
 # An attempt that failed because a connection to the database broke, or could not be made. A statement that
 # pg_cancel_backend stopped and a full disk are counted on their own.
-_CANCELED = "a.error_message ~ 'canceling statement due to user request'"
-_DISK_FULL = "(a.error_details ->> 'type' = 'DiskFull' or a.error_message ~ 'No space left on device')"
+_CANCELED = "coalesce(a.error_message, '') ~ 'canceling statement due to user request'"
+_DISK_FULL = "(a.error_details ->> 'type' is not distinct from 'DiskFull' or coalesce(a.error_message, '') ~ 'No space left on device')"
 _TROUBLE = f"""(a.outcome = 'failed' and not {_CANCELED} and not {_DISK_FULL} and (
   a.error_code in ('unavailable', '57P01', '57P02', '57P03')
   or a.error_details ->> 'type' in ('Unavailable', 'AdminShutdown', 'CrashShutdown', 'CannotConnectNow', 'PoolTimeout', 'ConnectionTimeout')

@@ -41,7 +41,7 @@ class Caller:
 
     def __init__(self, url: str, key: str, is_over: Callable[[], bool] = lambda: False) -> None:
         self._is_over = is_over
-        self._http = httpx.Client(
+        self.http = httpx.Client(
             base_url=f"{url}/rest/v1/rpc/", headers={"authorization": f"Bearer {key}"}, timeout=10
         )
 
@@ -49,7 +49,7 @@ class Caller:
         """The function's answer. Every function used here may be called twice."""
         while not self._is_over():
             try:
-                answer = self._http.post(function, json=arguments)
+                answer = self.http.post(function, json=arguments)
             except httpx.HTTPError:
                 time.sleep(_PAUSE)
                 continue
