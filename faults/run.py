@@ -12,6 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -260,6 +261,8 @@ class Run:
 
     async def run(self) -> None:
         plan = self.plan
+        # Many of its threads wait: for PostgreSQL, for the idle worker, for an answer of an API.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
         async with self.proxy.listening() as port:
             self.proxied = self.postgres.tcp_dsn.replace(f":{self.postgres.port}/", f":{port}/")
             url, key = self._start_api() if plan.has_api else (None, None)

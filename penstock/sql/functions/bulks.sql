@@ -157,7 +157,7 @@ begin
       case
         -- What is short as it is stored cannot be long as text.
         when pg_column_size(e.value) > v_limit / 8 and octet_length(e.value::text) > v_limit
-          then jsonb_build_object('code', 'too_large', 'message', format('it is larger than %s bytes', v_limit))
+          then jsonb_build_object('code', 'too_large', 'message', format('the row has %s bytes as JSON; the limit is %s', octet_length(e.value::text), v_limit))
         when not v_is_readable and not _is_readable(e.value)
           then '{"code": "unreadable", "message": "it is nested deeper than 64 levels, or holds a number beyond 1e308"}'
         else e.value -> 'problem' end as problem
