@@ -1457,7 +1457,7 @@ view penstock.usage_days
   grant to service_role: select
 
 view penstock.worker_list
-  comment: Workers and whether they are alive, late or gone.
+  comment: Workers and whether they respond: late after 30 seconds without a heartbeat, gone after 60. One that is gone for 10 minutes is left out.
   options: security_invoker=true
   column id: text
   column host: text
@@ -1469,6 +1469,7 @@ view penstock.worker_list
   column started_at: timestamp with time zone
   column beat_at: timestamp with time zone
   column state: text
+  reads penstock.leases: expires_at, worker_id
   reads penstock.workers: beat_at, concurrency, host, id, kinds, pid, running, started_at, state, version
   grant to service_role: select
 
@@ -1961,7 +1962,7 @@ function penstock._judged_rows(penstock.bulks, jsonb)
   returns: SETOF penstock.bulk_rows
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 8f9fab4bcf1f87c149f4d19521411bf4
+  body: sha256 66b2f061d16b359dc0e29a56b2fda7d0
   comment: Rows as they are stored: with their keys, or with what is wrong with them.
 
 function penstock._keep_canceled(penstock.leases[])
@@ -3308,8 +3309,8 @@ function penstock.report_worker(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 47ba36165606bfdb8e9f83e353d210e7
-  comment: A worker says that it is there: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.
+  body: sha256 0c654cfacc40449e6204d7c1c3a14542
+  comment: A worker says that it is there, and removes the rows of workers that have not been heard of for 10 minutes (of stopped ones: for a day): {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.
   grant to service_role: execute
 
 function penstock.reschedule_task(bigint, double precision, text, bigint, text)
