@@ -11,7 +11,9 @@ from penstock import testing
 
 def report(sql: Any, worker: str, state: str = "running") -> None:
     sql.execute(
-        "select penstock.report_worker(%s, jsonb_build_object('state', %s::text, 'running', 3))", worker, state
+        "select penstock.report_worker(%s, jsonb_build_object('state', %s::text, 'running', 3))",
+        worker,
+        state,
     )
 
 
