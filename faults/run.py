@@ -13,8 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,8 @@ import penstock
 from faults import app as work
 from faults import check, history, points, processes, rpc
 from faults.history import History
+from faults.idle import IdleWorker
+from faults.plan import DEFAULT_LEASE, Plan, Result, promises
 from faults.proxy import Proxy
 from faults.schedule import FAULTS, LOST, Fault, schedule
 from faults.server import Disk, Postgres, place
@@ -35,63 +36,10 @@ _context = multiprocessing.get_context("forkserver")
 GONE = (0, -signal.SIGTERM)
 SELDOM = {"return.sent": 1, "beat.sent": 2, "upkeep.sent": 2}
 """Points that are rarely reached, and how often a process reaches one before it dies."""
-DEFAULT_LEASE = 10
 STALL = 0.88
 """The length of a short stop, as a part of the lease."""
 RPC_DRAIN_SECONDS = 20
 """How long HTTP-only work may take after the last fault, beside a lease."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How large a run is."""
-
-    server: int = 18
-    tasks: int = 200_000
-    seed: int = 7
-    seconds: float = 900
-    """How long faults happen, and how long work comes."""
-    every: float = 2.5
-    """Seconds between two faults, on average."""
-    workers: int = 4
-    producers: int = 2
-    lease_seconds: int | None = None
-    """None: the worker's own default."""
-    poison: int = 10
-    has_api: bool = True
-    has_warm: bool = True
-    """Whether a worker is warm and idle through each restart of PostgreSQL."""
-    has_rpc: bool = True
-    """Whether there is a second database, for workers that only use the HTTP API."""
-    migrate_every: float | None = 5
-    """Seconds between two starts of `migrate`."""
-    faults: tuple[str, ...] = tuple(FAULTS)
-    """The faults that happen."""
-    is_disk_wanted: bool = True
-    drain_seconds: float = 600
-    """How long the rest of the work may take after the last fault."""
-
-
-@dataclass
-class Result:
-    """The findings of a run."""
-
-    plan: Plan
-    version: str
-    found: check.Found
-    faults: Counter[str]
-    skipped: dict[str, str]
-    armed: Counter[str]
-    fired: Counter[str]
-    lost_answers: Counter[str]
-    ended_by_themselves: list[str]
-    seconds: float
-    drained_in: float
-    promises: list[tuple[str, str, bool]] = field(default_factory=list[tuple[str, str, bool]])
-
-    @property
-    def is_good(self) -> bool:
-        return all(holds for _, _, holds in self.promises)
 
 
 @dataclass
@@ -145,7 +93,6 @@ class Run:
         self.rpc_api: Slot | None = None
         self.rpc_workers: list[Slot] = []
         self.feeding: set[asyncio.Task[None]] = set()
-        self.fed = 0
         self.migrators: list[Any] = []
         self.spawned = 0
         self.limit = 0
@@ -273,6 +220,7 @@ class Run:
                     "idle worker",
                     lambda: self._start(processes.worker, self.logs, self.postgres.dsn, options, None, False),
                 )
+                self.idle = IdleWorker(self.postgres, self.history, self.tenants["warm"])
             for number in range(plan.workers):
                 self.workers.append(
                     Slot(
@@ -291,10 +239,10 @@ class Run:
             if self.rpc and rpc_url:
                 self._feed(self.rpc.feed(rpc_url, lambda: self.is_healing, plan.seed))
             try:
-                await self._let_happen()
+                await self._follow_schedule()
                 began = time.monotonic()
                 await self._heal()
-                await self._await_the_end()
+                await self._wait_for_the_end()
                 self.drained_in = time.monotonic() - began
             finally:
                 self.is_healing = True
@@ -346,51 +294,15 @@ class Run:
             name, lambda: self._start(processes.api, logs, settings, port)
         ), f"http://127.0.0.1:{port}"
 
-    # --- the idle worker, and migrates ---
-
     async def _feed_warm(self, *flavours: str) -> None:
-        """Give the idle worker a few tasks, one job after the other."""
+        """Give the idle worker a few tasks, one job after the other, once it has started."""
         assert self.warm
         while not self._has_started(self.warm):
             if self.is_healing:
                 return
             await asyncio.sleep(0.1)
         for flavour in flavours:
-            self.fed += 1
-            size = {"warm": len(work.WARM), "warm up": 12}[flavour]
-            params = {"flavour": flavour, "seed": 900_000_000 + self.fed, "size": size}
-            key = f"warm-{self.fed}"
-            self.history.note("attempted", key=key, **params)
-            if (job_id := await asyncio.to_thread(self._start_warm, key, params)) is None:
-                self.history.note("unknown", key=key)
-                return
-            self.history.note("acknowledged", key=key, job=job_id)
-            await asyncio.to_thread(self._wait_for_warm, job_id)
-
-    def _start_warm(self, key: str, params: dict[str, Any]) -> str | None:
-        """The job's id, or None when PostgreSQL went away for long."""
-        drawn = work.work.draw(params)
-        options = {"idempotency_key": key, "tenant_id": self.tenants[params["flavour"]]}
-        for _ in range(50):
-            try:
-                [row] = self.postgres.execute(
-                    "select penstock.start_job('work', %s, %s, %s)::text as id",
-                    [db.Json(drawn.params), db.Json(drawn.tasks), db.Json(options)],
-                )
-                return row["id"]
-            except (psycopg.Error, penstock.PenstockError) as error:
-                self.history.note("unknown", key=key, error=str(error)[:200])
-                time.sleep(0.2)
-        return None
-
-    def _wait_for_warm(self, job_id: str) -> None:
-        query = "select from penstock.jobs where id = %s and finished_at is not null"
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            with suppress(psycopg.Error, penstock.PenstockError):
-                if self.postgres.execute(query, [job_id]):
-                    return
-            time.sleep(0.1)
+            await asyncio.to_thread(self.idle.feed, flavour)
 
     async def _migrate_often(self, every: float) -> None:
         """Run `migrate` beside the traffic; now and then two at once."""
@@ -402,7 +314,7 @@ class Run:
                     await asyncio.to_thread(self._start, processes.migrator, self.logs, self.postgres.dsn)
                 )
 
-    async def _let_happen(self) -> None:
+    async def _follow_schedule(self) -> None:
         left_out = set(FAULTS) - set(self.plan.faults) | (set() if self.disk else {"disk.full"})
         if not self.plan.has_api:
             left_out.add("api.killed")
@@ -411,12 +323,12 @@ class Run:
         began, happening = time.monotonic(), set[asyncio.Task[None]]()
         for fault in schedule(self.plan.seed, self.plan.seconds, self.plan.every, left_out):
             await asyncio.sleep(max(0.0, began + fault.at - time.monotonic()))
-            happening.add(asyncio.create_task(self._happen(fault)))
+            happening.add(asyncio.create_task(self._try_fault(fault)))
         await asyncio.sleep(max(0.0, began + self.plan.seconds - time.monotonic()))
         if happening:
             await asyncio.gather(*happening)
 
-    async def _happen(self, fault: Fault) -> None:
+    async def _try_fault(self, fault: Fault) -> None:
         try:
             if await self._apply(fault):
                 self.faults[fault.name] += 1
@@ -532,7 +444,7 @@ class Run:
                 if slot.process is None:
                     slot.process = await asyncio.to_thread(slot.spawn)
                 elif not slot.process.is_alive():
-                    self._bury(slot)
+                    self._record_end(slot)
                     is_done = slot in self.producers and slot.process.exitcode == 0
                     slot.why = "done" if is_done else None
                     if is_done:
@@ -541,7 +453,7 @@ class Run:
                         slot.process = await asyncio.to_thread(slot.spawn)
             await asyncio.sleep(0.05)
 
-    def _bury(self, slot: Slot) -> None:
+    def _record_end(self, slot: Slot) -> None:
         code, pid = slot.process.exitcode, slot.process.pid
         if slot.why == "drained" and code in GONE:
             if slot is self.workers[0]:
@@ -561,12 +473,12 @@ class Run:
         """Raises the quota, and resumes jobs that have spent their budget."""
         while True:
             try:
-                await asyncio.to_thread(self._give_room)
+                await asyncio.to_thread(self._raise_limits)
             except (psycopg.Error, penstock.PenstockError) as error:
                 self.history.note("missed", name="operator", error=str(error))
             await asyncio.sleep(1)
 
-    def _give_room(self) -> None:
+    def _raise_limits(self) -> None:
         with db.connect(self.postgres.dsn, name="faults operator", wait_seconds=0) as connection:
             tight = self.tenants["pages"]
             held = connection.execute(
@@ -596,7 +508,7 @@ class Run:
             link.held.clear()
         self.history.note("healed")
 
-    async def _await_the_end(self) -> None:
+    async def _wait_for_the_end(self) -> None:
         now = time.monotonic()
         deadline, rpc_deadline = now + self.plan.drain_seconds, now + self.lease_seconds + RPC_DRAIN_SECONDS
         is_rpc_done = self.rpc is None
@@ -684,66 +596,3 @@ def run(
         )  # fmt: skip
     result.promises = promises(result)
     return result
-
-
-def promises(result: Result) -> list[tuple[str, str, bool]]:
-    """Each promise, what was found, and whether it holds."""
-    found, figures = result.found, result.found.figures
-    made: list[tuple[str, str, bool]] = []
-    for group, text in {
-        "lost": "acknowledged work lost, or with a wrong outcome",
-        "unexpected": "work that was never requested, or is left over",
-        "duplicated": "duplicated work",
-        "effects": "effects in the database, duplicated or missing",
-        "leases": "two leases at once",
-        "stale": "stale writes accepted",
-        "transitions": "illegal transitions",
-        "counters": "wrong counters and sums",
-        "ledger": "wrong accounts, holds, usage and costs",
-        "limits": "limits, quotas and budgets exceeded",
-        "drains": "tasks left behind by drained workers",
-        "trouble": "attempts charged to database trouble",
-        "warm": "tasks charged, lost or dead-lettered by the worker that was idle through a restart",
-        "migrates": "job starts that met a deadlock or lock timeout, and failed migrates",
-        "rpc": "wrong with HTTP-only workers: any of the above, late reclaims, late retries, tasks left behind",
-    }.items():
-        if group in found.wrong:
-            n = found.count(group)
-            made.append((text, str(n), n == 0))
-    n = len(result.ended_by_themselves)
-    made.append(("processes that ended unexpectedly", str(n), n == 0))
-    if result.faults["worker.paused"] >= 3:
-        n = figures["stale writes rejected"] + figures["stale heartbeats rejected"]
-        made.append(("stale writes and heartbeats rejected (more than 0)", str(n), n > 0))
-    if result.plan.lease_seconds is None:
-        for name, most in (
-            ("killed → begun again, p99 (s)", 12),
-            ("stopped → begun again, p99 (s)", 12),
-            ("killed → begun again with PostgreSQL restarted in between, p99 less the outage (s)", 12),
-            ("stopped → begun again with PostgreSQL restarted in between, p99 less the outage (s)", 12),
-            ("PostgreSQL back → first completion, most (s)", 5),
-        ):
-            value = figures[name]
-            made.append((f"{name}, at most {most}", f"{value}", value is None or value <= most))
-    return made
-
-
-def as_dict(result: Result) -> dict[str, Any]:
-    return {
-        "server": result.version,
-        "plan": asdict(result.plan),
-        "is_good": result.is_good,
-        "seconds": round(result.seconds, 1),
-        "drained_in": round(result.drained_in, 1),
-        "promises": [
-            {"what": what, "found": value, "holds": holds} for what, value, holds in result.promises
-        ],
-        "figures": result.found.figures,
-        "faults": dict(sorted(result.faults.items())),
-        "skipped": result.skipped,
-        "points": {
-            name: {"armed": result.armed[name], "fired": result.fired[name]}
-            for name in (*points.OF_WORKERS, *points.OF_PRODUCERS)
-        },
-        "lost_answers": dict(sorted(result.lost_answers.items())),
-    }

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from faults import check, report, run, schedule
+from faults import check, plan, report, run, schedule
 from penstock import db, testing
 from penstock.errors import PenstockError
 
 pytestmark = pytest.mark.slow
 
-PLAN = run.Plan(
+PLAN = plan.Plan(
     tasks=1500, seed=5, seconds=8, every=0.7, workers=3, producers=1, lease_seconds=3, poison=1, is_disk_wanted=False,
     drain_seconds=60,
 )  # fmt: skip
