@@ -56,7 +56,7 @@ class IdleWorker:
         return None
 
     def _wait(self, job_id: str) -> None:
-        query = "select from penstock.jobs where id = %s and finished_at is not null"
+        query = "select id from penstock.jobs where id = %s and finished_at is not null"
         deadline = time.monotonic() + _WAIT_SECONDS
         while time.monotonic() < deadline:
             with suppress(psycopg.Error, penstock.PenstockError):

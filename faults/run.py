@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -231,6 +232,8 @@ class Run:
                     )
                 )
             running = [asyncio.create_task(self._supervise()), asyncio.create_task(self._operate())]
+            for address in (url, rpc_url):
+                await _until_it_listens(address)
             if self.warm:
                 await self._feed_warm("warm up")
             self._start_producers(url, key)
@@ -566,6 +569,16 @@ class Run:
                 for sentence, rows in sentences.items()
             }
         return found
+
+
+async def _until_it_listens(url: str | None) -> None:
+    """Wait for an API to start, at most a minute."""
+    for _ in range(600 if url else 0):
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", int(str(url).rpartition(":")[2]))
+            writer.close()
+            return
+        await asyncio.sleep(0.1)
 
 
 def run(
