@@ -24,6 +24,7 @@ KIND = "remote"
 WORKERS = 3
 BATCH = 3
 JOB_SIZE = 4
+LEAST_JOBS = 5
 RETRY_SECONDS = 1
 _PAUSE = 0.3
 
@@ -126,11 +127,13 @@ class Scene:
                 connection, "select secret from penstock.create_key('rpc', 'worker', null)"
             )
 
-    async def feed(self, url: str, is_over: Callable[[], bool], seed: int) -> None:
-        """Start a small job about once a second."""
+    async def feed(
+        self, url: str, is_enough: Callable[[], bool], is_over: Callable[[], bool], seed: int
+    ) -> None:
+        """Start a small job about once a second until it is enough, and a few in any case."""
         dice, number = random.Random(seed), 0
         api = Caller(url, self.service_key, is_over)
-        while not is_over():
+        while not is_over() and (number < LEAST_JOBS or not is_enough()):
             number += 1
             await asyncio.to_thread(self._start, api, f"rpc-{number}", number)
             await asyncio.sleep(dice.uniform(0.5, 1.5))

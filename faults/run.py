@@ -83,7 +83,7 @@ class Run:
         self.faults: Counter[str] = Counter()
         self.armed: Counter[str] = Counter()
         self.ended_by_themselves: list[str] = []
-        self.is_healing = False
+        self.is_healing = self.is_ending = False
         self.server_lock = asyncio.Lock()
         self.postgres = Postgres((disk.folder if disk else folder) / "postgres", plan.server)
         self.proxy = Proxy(self.postgres.port)
@@ -240,7 +240,7 @@ class Run:
             if plan.migrate_every:
                 running.append(asyncio.create_task(self._migrate_often(plan.migrate_every)))
             if self.rpc and rpc_url:
-                self._feed(self.rpc.feed(rpc_url, lambda: self.is_healing, plan.seed))
+                self._feed(self.rpc.feed(rpc_url, lambda: self.is_healing, lambda: self.is_ending, plan.seed))
             try:
                 await self._follow_schedule()
                 began = time.monotonic()
@@ -248,7 +248,7 @@ class Run:
                 await self._wait_for_the_end()
                 self.drained_in = time.monotonic() - began
             finally:
-                self.is_healing = True
+                self.is_healing = self.is_ending = True
                 for task in running:
                     task.cancel()
                 await asyncio.gather(*running, return_exceptions=True)
@@ -513,7 +513,7 @@ class Run:
 
     async def _wait_for_the_end(self) -> None:
         now = time.monotonic()
-        deadline, rpc_deadline = now + self.plan.drain_seconds, now + self.lease_seconds + RPC_DRAIN_SECONDS
+        deadline, rpc_deadline = now + self.plan.drain_seconds, 0.0
         is_rpc_done = self.rpc is None
         while (now := time.monotonic()) < deadline:
             try:
@@ -521,6 +521,7 @@ class Run:
                     self.postgres.execute, "select count(*) as n from penstock.jobs where finished_at is null"
                 )
                 if self.rpc and not is_rpc_done and not self.feeding:
+                    rpc_deadline = rpc_deadline or now + self.lease_seconds + RPC_DRAIN_SECONDS
                     is_rpc_done = await asyncio.to_thread(self.rpc.is_done) or now > rpc_deadline
                 if row["n"] == 0 and not self.producers and not self.feeding and is_rpc_done:
                     return
