@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from faults import report, run
+from faults.plan import Plan
 
 
 def main() -> int:
@@ -23,11 +24,11 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="a folder for the histories and logs")
     parser.add_argument("--save", action="store_true", help="keep the figures")
     given = parser.parse_args()
-    plan = run.Plan(
+    plan = Plan(
         server=given.server, tasks=given.tasks, seed=given.seed, seconds=given.minutes * 60, every=given.every,
         workers=given.workers, lease_seconds=given.lease, poison=max(1, given.tasks // 20_000),
     )  # fmt: skip
-    # So that what was started is stopped as well.
+    # SIGTERM must stop the processes that the run has started.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     result = run.run(plan, given.keep)
     print(report.table(result))

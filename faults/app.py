@@ -1,4 +1,4 @@
-"""The work: an app whose tasks tell what they do, and whose jobs can be drawn again from what was asked for."""
+"""The app under test: its handlers record what they do, and its jobs can be drawn again from their parameters."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ REQUESTS_PER_MINUTE, TOKENS_PER_MINUTE, PLACES = 3000, 400_000, 8
 UNITS = {"input_tokens": 100, "output_tokens": 50}
 HUNGRY_BYTES = 512 << 20
 
-# A broken connection costs a transactional attempt: there must be enough of them.
+# Deaths and lost answers are frequent here: a task must not run out of attempts.
 _MANY: dict[str, Any] = {"max_attempts": 50, "backoff": "50ms", "backoff_cap": "500ms"}
 _history: History | None = None
 
 
 def tell(history: History) -> None:
-    """Where this process's handlers write their history."""
+    """Set the history that this process's handlers write to."""
     global _history
     _history = history
 
@@ -144,6 +144,51 @@ async def call(ctx: Context, n: int) -> int:
     return n
 
 
+# For the worker that is idle through every restart. Few attempts: none may be charged to a stale connection.
+_FEW: dict[str, Any] = {"max_attempts": 3, "backoff": "50ms", "backoff_cap": "100ms"}
+WARM = ("warm_post", "warm_post_in_thread", "warm_call", "warm_cost", "warm_plain")
+COST = "fixture"
+
+
+@app.task(transactional=True, **_FEW)
+async def warm_post(ctx: Context, n: int, seconds: float) -> int:
+    note(ctx, "began")
+    await ctx.connection.execute(EFFECT, [ctx.task_id, ctx.lease, n])
+    await asyncio.sleep(seconds)
+    return n
+
+
+@app.task(transactional=True, **_FEW)
+def warm_post_in_thread(ctx: Context, n: int, seconds: float) -> int:
+    note(ctx, "began")
+    ctx.connection.execute(EFFECT, [ctx.task_id, ctx.lease, n])
+    time.sleep(seconds)
+    return n
+
+
+@app.task(**_FEW)
+async def warm_call(ctx: Context, n: int, seconds: float) -> int:
+    note(ctx, "began")
+    await asyncio.sleep(seconds)
+    await ctx.ausage(input_tokens=10 + n % 90, output_tokens=n % 50)
+    return n
+
+
+@app.task(**_FEW)
+async def warm_cost(ctx: Context, n: int, seconds: float) -> int:
+    note(ctx, "began")
+    await asyncio.sleep(seconds)
+    await ctx.acost(COST, "0.01")
+    return n
+
+
+@app.task(**_FEW)
+async def warm_plain(ctx: Context, n: int, seconds: float) -> int:
+    note(ctx, "began")
+    await asyncio.sleep(seconds)
+    return n
+
+
 @app.task(**_MANY)
 async def page(ctx: Context, n: int) -> int:
     """Uses what was estimated, of a quota."""
@@ -153,12 +198,21 @@ async def page(ctx: Context, n: int) -> int:
 
 
 MIX = {"plain": 70, "post": 18, "post_in_thread": 3, "flaky": 6, "slow": 1, "doomed": 0.5, "hungry": 0.5}
-FLAVOURS = ("mix", "tree", "grow", "calls", "budget", "pages", "poison")
+FLAVOURS = ("mix", "tree", "grow", "calls", "budget", "pages", "poison", "warm", "warm up")
+KINDS = [kind for kind in app.tasks if kind not in WARM]
+"""What every worker but the idle one runs."""
+
+
+def warm_step(kind: str, n: int, seconds: float) -> None:
+    task = app.tasks[kind]
+    if kind == "warm_call":
+        task = task.options(provider=PRICED, units=UNITS)
+    task.step(n, seconds)
 
 
 @app.job
 def work(flavour: str, seed: int, size: int) -> None:
-    """A job of `size` tasks, the same whenever it is drawn."""
+    """A job of `size` tasks. Equal parameters draw equal jobs."""
     dice = random.Random(seed)
     n = seed * 1000
     match flavour:
@@ -183,6 +237,13 @@ def work(flavour: str, seed: int, size: int) -> None:
         case "poison":
             for k in range(size):
                 poison.step(n + k)
+        case "warm":
+            for k in range(size):
+                warm_step(WARM[k % len(WARM)], n + k, 0.01)
+        case "warm up":
+            # As many at once as the worker runs, so that its pools open all their connections.
+            for k in range(size):
+                warm_step("warm_call" if k % 4 == 3 else "warm_post", n + k, 0.3)
         case _:
             for k in range(size):
                 plain.step(n + k)

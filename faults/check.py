@@ -1,7 +1,7 @@
-"""The checker: everything that must hold of a whole history, as queries that return what does not.
+"""The checker: what must hold over a whole history, as queries that return the violations.
 
-The history is in the database itself (jobs, tasks, results, attempts, ledgers), in a log of moves that triggers of our
-own keep there, and in what the processes wrote down while they lived.
+The history is the database itself (jobs, tasks, results, attempts, ledgers), a log of moves that triggers write there,
+and the files that the processes wrote while they ran.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from faults import app as work
 from faults.invariants import INVARIANTS
 from penstock import db
 
-# Moves are numbered when they are made. Whoever moves a task holds its lease's row, so that for one task the numbers
-# are in the order of the commits.
+# Moves are numbered when they are made. A transaction that moves a task holds the lock of its lease's row, so the
+# numbers of one task are in commit order.
 TABLES = """
 create schema faults;
 create table faults.effects (task_id bigint, lease bigint, n bigint);
 create table faults.moves (
   seq bigint generated always as identity, at timestamptz not null default clock_timestamp(), xid bigint not null default pg_current_xact_id()::text::bigint,
-  what text, task_id bigint, lease bigint, worker_id text, lane_id integer, is_gated boolean, granted_at timestamptz);
+  what text, task_id bigint, lease bigint, worker_id text, lane_id integer, is_gated boolean, granted_at timestamptz, due_at timestamptz);
 create table faults.job_moves (seq bigint generated always as identity, job_id uuid, was text, became text);
 create table faults.over (at timestamptz default clock_timestamp(), tenant_id uuid, job_id uuid, meter text, used numeric, held numeric, most numeric);
 create table faults.attempted (key text, at double precision, flavour text, seed bigint, size integer);
 create table faults.acknowledged (key text, job_id uuid);
-create table faults.unknown (key text);
+create table faults.unknown (key text, error text);
 create table faults.refusals (key text, error text);
 create table faults.began (task_id bigint, lease bigint, pid integer, at double precision);
 create table faults.used (task_id bigint, lease bigint);
@@ -36,6 +36,8 @@ create table faults.killed (pid integer, at double precision, by text);
 create table faults.drained (pid integer, began_at double precision, at double precision);
 create table faults.strikes (at double precision, name text);
 create table faults.outages (down_at double precision, up_at double precision, why text);
+create table faults.stops (pid integer, at double precision, seconds double precision, is_short boolean);
+create table faults.migrations (at double precision, seconds double precision, error text);
 
 create function faults.note_lease() returns trigger language plpgsql as $$
 begin
@@ -43,13 +45,20 @@ begin
     insert into faults.moves (what, task_id, lease, worker_id, lane_id, is_gated, granted_at)
     select 'granted', task_id, lease, worker_id, lane_id, is_gated, started_at from changed;
   else
-    insert into faults.moves (what, task_id, lease, worker_id, lane_id, is_gated)
-    select 'released', task_id, lease, worker_id, lane_id, is_gated from changed;
+    insert into faults.moves (what, task_id, lease, worker_id, lane_id, is_gated, due_at)
+    select 'released', task_id, lease, worker_id, lane_id, is_gated, expires_at from changed;
   end if;
   return null;
 end $$;
 create trigger faults_granted after insert on penstock.leases referencing new table as changed for each statement execute function faults.note_lease();
 create trigger faults_released after delete on penstock.leases referencing old table as changed for each statement execute function faults.note_lease();
+
+create function faults.note_parked() returns trigger language plpgsql as $$
+begin
+  insert into faults.moves (what, task_id, due_at) select 'unparked', task_id, until from changed where until < 'infinity';
+  return null;
+end $$;
+create trigger faults_unparked after delete on penstock.parked referencing old table as changed for each statement execute function faults.note_parked();
 
 create function faults.note_result() returns trigger language plpgsql as $$
 begin
@@ -84,7 +93,23 @@ _PID = "reverse(split_part(reverse(a.worker_id), '-', 2))::integer"
 _N = "(t.input ->> 'n')::bigint"
 _LOST_TO_DEATHS = "exists (select from penstock.dead_letters d where d.job_id = r.job_id and d.task_id = r.task_id and d.reason = 'worker_deaths')"
 
-# What each query returns is wrong. The group is a line of the summary.
+# An attempt that failed because a connection to the database broke, or could not be made. A statement that
+# pg_cancel_backend stopped and a full disk are counted on their own.
+_CANCELED = "coalesce(a.error_message, '') ~ 'canceling statement due to user request'"
+_DISK_FULL = "(a.error_details ->> 'type' is not distinct from 'DiskFull' or coalesce(a.error_message, '') ~ 'No space left on device')"
+_TROUBLE = f"""(a.outcome = 'failed' and not {_CANCELED} and not {_DISK_FULL} and (
+  a.error_code in ('unavailable', '57P01', '57P02', '57P03')
+  or a.error_details ->> 'type' in ('Unavailable', 'AdminShutdown', 'CrashShutdown', 'CannotConnectNow', 'PoolTimeout', 'ConnectionTimeout')
+  or a.error_message ~ 'server closed the connection|consuming input failed|sending query failed|the connection is (closed|lost)|connection (failed|refused|timeout)|terminating connection|SSL connection has been closed|the database system is'))"""
+_WARM = "(" + ", ".join(f"'{kind}'" for kind in work.WARM) + ")"
+# Seconds by which upkeep may be late because of what happened in between: outages, broken sessions, API restarts.
+_EXCUSED = """(select coalesce(sum(d.seconds), 0) from (
+  select down_at as at, up_at - down_at + 3 as seconds from faults.outages
+  union all select at, 2 from faults.strikes where name in ('backend.ended', 'backend.canceled')
+  union all select at, 6 from faults.killed where by = 'api') as d where d.at between {start} - 30 and {end} and d.at + d.seconds > {start})"""
+LATE_SECONDS = 5
+
+# Each query returns violations. The group is a line of the summary.
 CHECKS: dict[str, dict[str, str]] = {
     "lost": {
         "an acknowledged job is not there": """
@@ -136,7 +161,7 @@ CHECKS: dict[str, dict[str, str]] = {
         "an effect is missing": """
             select t.id from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
             left join faults.effects e on e.task_id = t.id and e.lease = r.lease
-            where t.kind in ('post', 'post_in_thread') and r.outcome = 'succeeded' and e.task_id is null""",
+            where t.kind in ('post', 'post_in_thread', 'warm_post', 'warm_post_in_thread') and r.outcome = 'succeeded' and e.task_id is null""",
         "an effect without a task that succeeded": """
             select e.* from faults.effects e where not exists (
               select from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
@@ -193,8 +218,8 @@ CHECKS: dict[str, dict[str, str]] = {
             using (tenant_id, action, meter) where s.amount is distinct from l.amount""",
         "a sum of costs is not the sum of its lines": """
             select * from (
-              select tenant_id, provider, cost_type, sum(amount) as amount, sum(lines) as n from penstock.cost_sums where tenant_id is not null group by 1, 2, 3) as s
-            full join (select tenant_id, provider, cost_type, sum(base_amount) as amount, count(*) as n from penstock.cost_entries group by 1, 2, 3) as l
+              select tenant_id, coalesce(provider, '') as provider, cost_type, sum(amount) as amount, sum(lines) as n from penstock.cost_sums where tenant_id is not null group by 1, 2, 3) as s
+            full join (select tenant_id, coalesce(provider, '') as provider, cost_type, sum(base_amount) as amount, count(*) as n from penstock.cost_entries group by 1, 2, 3) as l
             using (tenant_id, provider, cost_type) where s.amount is distinct from l.amount or s.n is distinct from l.n""",
     },
     "ledger": {
@@ -202,14 +227,18 @@ CHECKS: dict[str, dict[str, str]] = {
         "something is still set aside": "select id::text, status from penstock.holds where status = 'held' union all select tenant_id::text, held::text from penstock.accounts where held <> 0",
         "usage that is not what was used": f"""
             select u.id, u.task_id, u.units from penstock.usage_events u join penstock.tasks t on t.job_id = u.job_id and t.id = u.task_id
-            where case t.kind when 'call' then u.is_estimate or (u.units ->> 'input_tokens')::bigint <> 10 + {_N} % 90 or (u.units ->> 'output_tokens')::bigint <> {_N} % 50
+            where case when t.kind in ('call', 'warm_call') then u.is_estimate or (u.units ->> 'input_tokens')::bigint <> 10 + {_N} % 90 or (u.units ->> 'output_tokens')::bigint <> {_N} % 50
               else u.units <> t.units end""",
         "a lease's usage is there twice": "select task_id, lease, count(*) from penstock.usage_events group by 1, 2 having count(*) > 1",
         "usage that was acknowledged is not there": """
             select u.* from faults.used u left join penstock.usage_events e on e.task_id = u.task_id and e.lease = u.lease where e.id is null""",
         "a call or a page that succeeded was not counted": """
             select t.id from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id and r.outcome = 'succeeded'
-            left join penstock.usage_events e on e.task_id = t.id and e.lease = r.lease where t.kind in ('call', 'page') and e.id is null""",
+            left join penstock.usage_events e on e.task_id = t.id and e.lease = r.lease where t.kind in ('call', 'warm_call', 'page') and e.id is null""",
+        "an attempt's cost is there twice": f"select task_id, lease, count(*) from penstock.cost_entries where cost_type = '{work.COST}' group by 1, 2 having count(*) > 1",
+        "a cost that was acknowledged is not there": f"""
+            select t.id from penstock.tasks t join penstock.results r on r.job_id = t.job_id and r.task_id = t.id and r.outcome = 'succeeded'
+            left join penstock.cost_entries c on c.task_id = t.id and c.lease = r.lease and c.cost_type = '{work.COST}' where t.kind = 'warm_cost' and c.id is null""",
         "a cost that is not units times price": """
             select c.id from penstock.cost_entries c join penstock.usage_events u on u.task_id = c.task_id and u.lease = c.lease
             where c.base_amount <> (u.units ->> c.meter)::numeric * case c.meter when 'input_tokens' then 0.00000015 when 'output_tokens' then 0.0000006 end""",
@@ -241,16 +270,97 @@ CHECKS: dict[str, dict[str, str]] = {
             where a.outcome = 'lost' and extract(epoch from a.ended_at) > d.began_at and not exists (
               select from faults.strikes s where s.at between d.began_at - 20 and d.at)""",
     },
+    "trouble": {
+        "an attempt was charged to database trouble": f"""
+            select a.task_id, a.lease, a.error_code, left(a.error_message, 200) as error_message from penstock.attempts a where {_TROUBLE}""",
+    },
+    "warm": {
+        "a task of the idle worker was charged an attempt for database trouble": f"""
+            select t.id, t.kind, a.error_code, left(a.error_message, 200) as error_message from penstock.attempts a
+            join penstock.tasks t on t.job_id = a.job_id and t.id = a.task_id where t.kind in {_WARM} and {_TROUBLE}""",
+        # This worker is never killed nor stopped. It may lose a claim whose answer PostgreSQL could not send.
+        "a task of the idle worker was lost": f"""
+            select t.id, t.kind, a.worker_id from penstock.attempts a join penstock.tasks t on t.job_id = a.job_id and t.id = a.task_id
+            where t.kind in {_WARM} and a.outcome = 'lost' and not exists (select from faults.strikes s
+              where s.at between extract(epoch from a.started_at) - 2 and extract(epoch from a.ended_at))
+            and not exists (select from faults.outages o
+              where o.down_at < extract(epoch from a.ended_at) and o.up_at > extract(epoch from a.started_at) - 2)""",
+        "a task of the idle worker was dead-lettered": f"""
+            select d.task_id, d.kind, d.reason, left(d.error_message, 200) as error_message from penstock.dead_letters d where d.kind in {_WARM}""",
+    },
+    "migrates": {
+        "a job start met a deadlock or a lock timeout": """
+            select key, error from (select key, error from faults.unknown union all select key, error from faults.refusals) as x
+            where error ~* 'deadlock detected|lock timeout'""",
+        "a migrate failed while PostgreSQL was up": """
+            select m.* from faults.migrations m where m.error is not null and not exists (
+              select from faults.strikes s where s.at between m.at - m.seconds - 3 and m.at)
+            and not exists (select from faults.outages o where o.down_at < m.at and o.up_at > m.at - m.seconds - 3)""",
+    },
 }
-_RECOVERY = f"""
-with again as (
-  select k.by, k.at, extract(epoch from a.ended_at) - k.at as back, g.is_gated, extract(epoch from g.at) - k.at as claimed,
-    exists (select from faults.outages o where o.up_at > k.at and o.down_at < k.at + 20) as is_outage
-  from faults.killed k join penstock.attempts a on {_PID} = k.pid and a.outcome = 'lost' and extract(epoch from a.ended_at) > k.at
-    and extract(epoch from a.started_at) <= k.at
-  cross join lateral (select m.at, m.is_gated from faults.moves m where m.task_id = a.task_id and m.what = 'granted' and m.lease > a.lease order by m.lease limit 1) as g
+# Of the database whose workers only use the HTTP API, beside all of the above.
+RPC_CHECKS: dict[str, dict[str, str]] = {
+    "upkeep": {
+        "an expired lease was not taken back in time": f"""
+            select * from (
+              select m.task_id, extract(epoch from m.due_at) as due, extract(epoch from m.at) as done from faults.moves m
+              join penstock.attempts a on a.task_id = m.task_id and a.lease = m.lease and a.outcome = 'lost' where m.what = 'released'
+              union all
+              select task_id, extract(epoch from expires_at), extract(epoch from clock_timestamp()) from penstock.leases) as x
+            where x.done - x.due > {LATE_SECONDS} + {_EXCUSED.format(start="x.due", end="x.done")}""",
+        "a retry was not queued in time": f"""
+            select * from (
+              select task_id, extract(epoch from due_at) as due, extract(epoch from at) as done from faults.moves where what = 'unparked'
+              union all
+              select task_id, extract(epoch from until), extract(epoch from clock_timestamp()) from penstock.parked where until < 'infinity') as x
+            where x.done - x.due > {LATE_SECONDS} + {_EXCUSED.format(start="x.due", end="x.done")}""",
+    },
+}
+# A task's next handler after its worker was killed or stopped. A second mishap on the way is counted from there.
+_AGAIN = f"""
+create table faults.again as with killed as (
+  select k.pid, k.at, a.task_id, a.lease from faults.killed k
+  join penstock.attempts a on {_PID} = k.pid and a.outcome = 'lost' and extract(epoch from a.started_at) <= k.at and extract(epoch from a.ended_at) > k.at
+), stopped as (
+  select s.pid, s.at, a.task_id, a.lease from faults.stops s
+  join faults.moves a on a.what = 'granted' and a.worker_id is not null and {_PID} = s.pid and extract(epoch from a.at) <= s.at
+    and not exists (select from faults.moves r where r.what = 'released' and r.task_id = a.task_id and r.lease = a.lease and extract(epoch from r.at) <= s.at)
+), paired as (
+  select 'killed' as what, k.pid, k.at, k.task_id, n.lease, n.is_gated from killed k cross join lateral (
+    select m.lease, m.is_gated from faults.moves m where m.what = 'granted' and m.task_id = k.task_id and m.lease > k.lease order by m.lease limit 1) as n
+  union all
+  select 'stopped', s.pid, s.at, s.task_id, n.lease, n.is_gated from stopped s cross join lateral (
+    select m.lease, m.is_gated from faults.moves m where m.what = 'granted' and m.task_id = s.task_id and m.lease >= s.lease
+      and not exists (select from faults.began b where b.task_id = s.task_id and b.lease = m.lease and b.at <= s.at) order by m.lease limit 1) as n
 )
+  select p.what, p.at, b.at - p.at as seconds,
+    (select coalesce(sum(least(o.up_at, b.at) - greatest(o.down_at, p.at)), 0) from faults.outages o where o.up_at > p.at and o.down_at < b.at) as away,
+    exists (select from faults.outages o where o.up_at > p.at and o.down_at < b.at) as is_outage
+  from paired p join faults.began b on b.task_id = p.task_id and b.lease = p.lease
+  where not p.is_gated
+    and not exists (select from faults.killed k where k.pid = p.pid and k.at > p.at and k.at < b.at)
+    and not exists (select from faults.stops k where k.pid = p.pid and k.at > p.at and k.at < b.at)
 """
+
+
+def _times(what: str) -> dict[str, str]:
+    """How long until a task began again after its worker was killed or stopped."""
+    of = f"from faults.again where what = '{what}' and"
+    p50, p99 = (f"percentile_cont({part}) within group (order by " for part in (0.5, 0.99))
+    name, away = f"{what} → begun again", "with PostgreSQL restarted in between"
+    return {
+        f"{name}, tasks": f"select count(*) {of} not is_outage",
+        f"{name}, p50 (s)": f"select {p50} seconds) {of} not is_outage",
+        f"{name}, p99 (s)": f"select {p99} seconds) {of} not is_outage",
+        f"{name}, most (s)": f"select max(seconds) {of} not is_outage",
+        f"{name} {away}, tasks": f"select count(*) {of} is_outage",
+        f"{name} {away}, p50 (s)": f"select {p50} seconds) {of} is_outage",
+        f"{name} {away}, p99 (s)": f"select {p99} seconds) {of} is_outage",
+        f"{name} {away}, most (s)": f"select max(seconds) {of} is_outage",
+        f"{name} {away}, p99 less the outage (s)": f"select {p99} seconds - away) {of} is_outage",
+    }
+
+
 # Where it did not go away again at once.
 _BACK = """
 with back as (
@@ -291,28 +401,52 @@ FIGURES = {
           where l.provider = '{work.LIMITED}' and g.what = 'granted') as s""",
     "ledger lines": "select count(*) from penstock.cost_entries",
     "holds settled": "select count(*) from penstock.holds where status <> 'held'",
-    "tasks taken back from killed workers": _RECOVERY + "select count(*) from again",
-    "killed → claimed again, p50 (s)": _RECOVERY
-    + "select percentile_cont(0.5) within group (order by claimed) from again where not is_gated and not is_outage",
-    "killed → claimed again, p99 (s)": _RECOVERY
-    + "select percentile_cont(0.99) within group (order by claimed) from again where not is_gated and not is_outage",
-    "killed → claimed again, most (s)": _RECOVERY
-    + "select max(claimed) from again where not is_gated and not is_outage",
-    "killed → claimed again, p99 with PostgreSQL away as well (s)": _RECOVERY
-    + "select percentile_cont(0.99) within group (order by claimed) from again where not is_gated",
+    **_times("killed"),
+    **_times("stopped"),
     "outages of PostgreSQL": "select count(*) from faults.outages",
     "PostgreSQL back → first completion, p50 (s)": _BACK
     + "select percentile_cont(0.5) within group (order by seconds) from back",
     "PostgreSQL back → first completion, most (s)": _BACK + "select max(seconds) from back",
+    "attempts charged to database trouble": f"select count(*) from penstock.attempts a where {_TROUBLE}",
+    "attempts failed because a statement was canceled or the disk was full": f"""
+        select count(*) from penstock.attempts a where a.outcome = 'failed' and ({_CANCELED} or {_DISK_FULL})""",
+    "tasks of the idle worker": f"select count(*) from penstock.tasks where kind in {_WARM}",
+    "tasks of the idle worker, attempts charged": f"""
+        select count(*) from penstock.attempts a join penstock.tasks t on t.job_id = a.job_id and t.id = a.task_id where t.kind in {_WARM}""",
+    "job start → end of the idle worker's tasks after a restart, most (s)": """
+        select max(extract(epoch from j.finished_at - j.created_at)) from penstock.jobs j join faults.attempted a on a.key = j.idempotency_key where a.flavour = 'warm'""",
+    "migrates with nothing to do": "select count(*) from faults.migrations",
+    "migrates, failed": "select count(*) from faults.migrations where error is not null",
+    "migrates, p50 (s)": "select percentile_cont(0.5) within group (order by seconds) from faults.migrations where error is null",
+    "migrates, most (s)": "select max(seconds) from faults.migrations where error is null",
+}
+# Of the database whose workers only use the HTTP API.
+RPC_FIGURES = {
+    "HTTP-only workers: tasks": "select count(*) from penstock.tasks",
+    "HTTP-only workers: tasks ended": "select count(*) from penstock.results",
+    "HTTP-only workers: attempts failed": "select count(*) from penstock.attempts where outcome = 'failed'",
+    "HTTP-only workers: attempts lost": "select count(*) from penstock.attempts where outcome = 'lost'",
+    "HTTP-only workers: expired lease → taken back, most (s)": """
+        select greatest((select max(extract(epoch from m.at - m.due_at)) from faults.moves m
+            join penstock.attempts a on a.task_id = m.task_id and a.lease = m.lease and a.outcome = 'lost' where m.what = 'released'),
+          (select max(extract(epoch from clock_timestamp() - expires_at)) from penstock.leases))""",
+    "HTTP-only workers: retry due → queued, most (s)": """
+        select greatest((select max(extract(epoch from at - due_at)) from faults.moves where what = 'unparked'),
+          (select max(extract(epoch from clock_timestamp() - until)) from penstock.parked where until < 'infinity'))""",
+    **{
+        f"HTTP-only workers: {name}": query
+        for name, query in _times("killed").items()
+        if "restarted" not in name and not name.endswith("tasks")
+    },
 }
 
 
 @dataclass
 class Found:
-    """What the checker says."""
+    """The checker's findings."""
 
     wrong: dict[str, dict[str, list[db.Row]]] = field(default_factory=dict[str, dict[str, list[db.Row]]])
-    """By group and sentence: what is not as it must be."""
+    """Violations by group and sentence."""
     figures: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def count(self, group: str) -> int:
@@ -323,7 +457,7 @@ class Found:
 _LINES = {
     "attempted": ("attempted", ("key", "at", "flavour", "seed", "size")),
     "acknowledged": ("acknowledged", ("key", "job")),
-    "unknown": ("unknown", ("key",)),
+    "unknown": ("unknown", ("key", "error")),
     "refusal": ("refusals", ("key", "error")),
     "began": ("began", ("task", "lease", "pid", "at")),
     "used": ("used", ("task", "lease")),
@@ -332,16 +466,18 @@ _LINES = {
     "drained": ("drained", ("victim", "began_at", "at")),
     "strike": ("strikes", ("at", "name")),
     "outage": ("outages", ("down_at", "up_at", "why")),
+    "stopped": ("stops", ("victim", "at", "seconds", "is_short")),
+    "migrated": ("migrations", ("at", "seconds", "error")),
 }
 
 
 def load(connection: db.SyncConnection, lines: Iterable[dict[str, Any]]) -> None:
-    """Bring what the processes wrote down into the database."""
+    """Load the processes' histories into the database."""
     by_table: dict[str, list[tuple[Any, ...]]] = {table: [] for table, _ in _LINES.values()}
     for line in lines:
         if found := _LINES.get(line["event"]):
             table, fields = found
-            # Who killed itself is its own victim.
+            # A process that killed itself names no victim.
             line.setdefault("victim", line["pid"])
             by_table[table].append(tuple(line.get(name) for name in fields))
     with connection.cursor() as cursor:
@@ -358,29 +494,34 @@ def load(connection: db.SyncConnection, lines: Iterable[dict[str, Any]]) -> None
         "acknowledged (key)",
     ):
         connection.execute(f"create index on faults.{table}".encode())
-    # The checks look tasks up by their number alone, which nobody else does.
+    # Only these checks look tasks up without their job.
     connection.execute("create index on penstock.results (task_id)")
     connection.execute("create index on penstock.tasks (id)")
     connection.execute("create index on penstock.usage_events (task_id, lease)")
     connection.execute("create index on penstock.cost_entries (task_id, lease)")
     connection.execute("analyze")
+    connection.execute(_AGAIN.encode())
 
 
-def check(connection: db.SyncConnection, groups: Iterable[str] = CHECKS) -> Found:
-    """Ask everything."""
+def check(
+    connection: db.SyncConnection,
+    groups: Iterable[str] | None = None,
+    checks: dict[str, dict[str, str]] = CHECKS,
+) -> Found:
+    """Run all checks, or those of some groups."""
     found = Found()
-    for group in groups:
+    for group in checks if groups is None else groups:
         found.wrong[group] = {}
-        for sentence, query in CHECKS[group].items():
+        for sentence, query in checks[group].items():
             rows = connection.execute(query.encode()).fetchall()
             if rows:
                 found.wrong[group][sentence] = rows
     return found
 
 
-def figures(connection: db.SyncConnection) -> dict[str, Any]:
+def figures(connection: db.SyncConnection, queries: dict[str, str] = FIGURES) -> dict[str, Any]:
     made: dict[str, Any] = {}
-    for name, query in FIGURES.items():
+    for name, query in queries.items():
         [row] = connection.execute(query.encode()).fetchall()
         [value] = row.values()
         made[name] = None if value is None else round(float(value), 2) if float(value) % 1 else int(value)

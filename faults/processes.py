@@ -1,4 +1,4 @@
-"""What the processes run: a worker, a producer, the API. Started by fork from a server that has all loaded."""
+"""What the processes run: a worker, a producer, the API, a migrate. A fork server has the modules loaded."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ import penstock.worker
 from faults import app as work
 from faults import points
 from faults.history import History
-from penstock import AsyncClient, server
+from penstock import AsyncClient, migrate, server
 from penstock.errors import Limited, PenstockError, TimedOut, Unavailable
 from penstock.settings import Settings
 
@@ -33,7 +33,7 @@ Starter = Callable[[str, dict[str, Any], dict[str, Any]], Coroutine[Any, Any, st
 
 @dataclass(frozen=True)
 class Order:
-    """What a producer is to start: how many tasks, how fast, in whose name."""
+    """What a producer starts: how many tasks, how fast, for which tenants."""
 
     name: str
     tasks: int
@@ -49,7 +49,7 @@ class Order:
 
 
 def _begin(folder: Path, name: str) -> History:
-    """Logs go to a file; Ctrl-C is for whoever started us."""
+    """Sends the logs to a file and ignores Ctrl-C, which the parent handles."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     log = os.open(folder / f"{name}-{os.getpid()}.log", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.dup2(log, 1)
@@ -84,8 +84,19 @@ def api(folder: Path, settings: dict[str, Any], port: int) -> None:
     server.run(Settings(**settings), host="127.0.0.1", port=port, app=work.app)
 
 
+def migrator(folder: Path, dsn: str) -> None:
+    """What `penstock migrate` does, on a database that is up to date."""
+    history = _begin(folder, "migrate")
+    began, error = time.monotonic(), None
+    try:
+        migrate.migrate(dsn)
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"[:300]
+    history.note("migrated", seconds=time.monotonic() - began, error=error)
+
+
 def producer(folder: Path, order: dict[str, Any]) -> None:
-    """Starts jobs, each with a key of its own, and writes down what it asked for before what it was told."""
+    """Starts jobs, each with an idempotency key; records each request before it is sent, and its answer."""
     asked = Order(**order)
     history = _begin(folder, asked.name)
     points.arm(history, asked.armed)
@@ -134,7 +145,7 @@ def _flavour(dice: random.Random) -> str:
 async def _ask(
     start: Starter, key: str, params: dict[str, Any], options: dict[str, Any], history: History, roll: float
 ) -> None:
-    """Ask until it is known. Some give up when they do not know: then it is there or not, but not twice."""
+    """Repeat the request until it is answered. Some give up: then the job exists once or not at all."""
     history.note("attempted", key=key, **params)
     while True:
         try:
@@ -167,7 +178,6 @@ async def _starter(order: Order) -> AsyncGenerator[Starter]:
     app.use(order.dsn)
 
     async def from_python(type: str, params: dict[str, Any], options: dict[str, Any]) -> str:
-        # Whoever waits in vain does not know either.
         async with _limit(15):
             return str((await app.job_types[type].options(**options).astart(**params)).id)
 

@@ -1,4 +1,4 @@
-"""The summary of a run, and where its figures are kept: faults/results/latest.json and docs/reliability.md."""
+"""The summary of a run, and its figures in faults/results/latest.json and docs/reliability.md."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from faults import points
 from faults.check import show
-from faults.run import Result, as_dict
+from faults.plan import Result, as_dict
 from faults.schedule import FAULTS
 
 ROOT = Path(__file__).parent.parent

@@ -1,4 +1,4 @@
-"""One run: starts everything, lets the faults happen, heals, waits until all work has ended, and has it checked."""
+"""One run: starts the processes, applies the faults, heals, waits until all work has ended, and runs the checker."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import signal
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,81 +22,43 @@ import psycopg
 
 import penstock
 from faults import app as work
-from faults import check, history, points, processes
+from faults import check, history, points, processes, rpc
 from faults.history import History
+from faults.idle import IdleWorker
+from faults.plan import DEFAULT_LEASE, Plan, Result, promises
 from faults.proxy import Proxy
-from faults.schedule import LOST, Fault, schedule
+from faults.schedule import FAULTS, LOST, Fault, schedule
 from faults.server import Disk, Postgres, place
 from penstock import db, migrate
 from penstock.server import ensure_login
 
 _context = multiprocessing.get_context("forkserver")
-# How a worker ends that was told to: in order, or because it had only begun and held nothing.
+# The exit codes of a worker that was told to stop: after its drain, or before it held anything.
 GONE = (0, -signal.SIGTERM)
 SELDOM = {"return.sent": 1, "beat.sent": 2, "upkeep.sent": 2}
-"""Points that are reached seldom, and how often one gets there before it dies."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How large a run is."""
-
-    server: int = 18
-    tasks: int = 200_000
-    seed: int = 7
-    seconds: float = 900
-    """How long faults happen, and how long work comes."""
-    every: float = 2.5
-    """Seconds between two faults, on average."""
-    workers: int = 4
-    producers: int = 2
-    lease_seconds: int | None = None
-    """None: the worker's own default."""
-    poison: int = 10
-    has_api: bool = True
-    is_disk_wanted: bool = True
-    drain_seconds: float = 600
-    """How long the rest of the work may take after the last fault."""
-
-
-@dataclass
-class Result:
-    """What a run found."""
-
-    plan: Plan
-    version: str
-    found: check.Found
-    faults: Counter[str]
-    skipped: dict[str, str]
-    armed: Counter[str]
-    fired: Counter[str]
-    lost_answers: Counter[str]
-    ended_by_themselves: list[str]
-    seconds: float
-    drained_in: float
-    promises: list[tuple[str, str, bool]] = field(default_factory=list[tuple[str, str, bool]])
-
-    @property
-    def is_good(self) -> bool:
-        return all(holds for _, _, holds in self.promises)
+"""Points that are rarely reached, and how often a process reaches one before it dies."""
+STALL = 0.88
+"""The length of a short stop, as a part of the lease."""
+RPC_DRAIN_SECONDS = 20
+"""How long HTTP-only work may take after the last fault, beside a lease."""
 
 
 @dataclass
 class Slot:
-    """A place for a process, which is filled again when it dies."""
+    """A process that is started again when it dies."""
 
     name: str
     spawn: Callable[[], Any]
     process: Any = None
     why: str | None = None
-    """Why it is about to end, if we know."""
+    """The reason for its coming end, where the run knows it."""
     drained_at: float = 0.0
     is_paused: bool = False
     is_short: bool = False
     armed: str | None = None
     """The point at which it kills itself."""
     has_begun: Callable[[int], bool] = lambda _: True
-    """Whether the process of this number is far enough to be hit by what it has to handle itself."""
+    """Whether the process with this pid handles signals by now."""
 
     @property
     def is_up(self) -> bool:
@@ -119,17 +83,33 @@ class Run:
         self.faults: Counter[str] = Counter()
         self.armed: Counter[str] = Counter()
         self.ended_by_themselves: list[str] = []
-        self.is_healing = False
+        self.is_healing = self.is_ending = False
         self.server_lock = asyncio.Lock()
         self.postgres = Postgres((disk.folder if disk else folder) / "postgres", plan.server)
         self.proxy = Proxy(self.postgres.port)
         self.workers: list[Slot] = []
         self.producers: list[Slot] = []
         self.api: Slot | None = None
+        self.warm: Slot | None = None
+        self.rpc_api: Slot | None = None
+        self.rpc_workers: list[Slot] = []
+        self.feeding: set[asyncio.Task[None]] = set()
+        self.migrators: list[Any] = []
         self.spawned = 0
         self.limit = 0
         migrate.migrate(self.postgres.dsn)
         self.tenants = self._prepare()
+        self.rpc = rpc.Scene(self.postgres.create(rpc.DATABASE), folder) if plan.has_rpc else None
+
+    @property
+    def lease_seconds(self) -> int:
+        return self.plan.lease_seconds or DEFAULT_LEASE
+
+    @property
+    def slots(self) -> list[Slot]:
+        """Every process that is started again when it dies."""
+        singles = [slot for slot in (self.warm, self.api, self.rpc_api) if slot]
+        return [*self.workers, *singles, *self.rpc_workers, *self.producers]
 
     # --- before ---
 
@@ -154,7 +134,13 @@ class Run:
                 one("select penstock.set_price(%s, 'output_tokens', 0.60, '{\"per\": 1000000}')", name)
             one("select penstock.set_limit(%s, 'tokens', 1000000000000)", tenants["calls"])
             one("select penstock.set_limit(%s, 'pages', %s)", tenants["tight"], self.limit)
-        by_flavour = {"calls": "calls", "budget": "calls", "pages": "tight"}
+        by_flavour = {
+            "calls": "calls",
+            "budget": "calls",
+            "warm": "calls",
+            "warm up": "calls",
+            "pages": "tight",
+        }
         return {flavour: str(tenants[by_flavour.get(flavour, "all")]) for flavour in work.FLAVOURS}
 
     def _worker(self, number: int) -> Callable[[], Any]:
@@ -168,7 +154,7 @@ class Run:
                 armed = (name, SELDOM.get(name) or self.dice.randint(1, 10))
                 self.armed[name] += 1
             self.workers[number].armed = armed and armed[0]
-            options = {} if self.plan.lease_seconds is None else {"lease_seconds": self.plan.lease_seconds}
+            options = self._worker_options(work.KINDS)
             # One is near PostgreSQL, the others behind the proxy.
             dsn = self.postgres.dsn if number == 0 else self.proxied
             return self._start(
@@ -177,8 +163,12 @@ class Run:
 
         return spawn
 
+    def _worker_options(self, kinds: list[str]) -> dict[str, Any]:
+        lease = {} if self.plan.lease_seconds is None else {"lease_seconds": self.plan.lease_seconds}
+        return {"kinds": kinds, **lease}
+
     def _has_begun(self, pid: int) -> bool:
-        """A worker says so when it can hear signals."""
+        """Whether a worker handles signals: then it has written to its history."""
         path = self.logs / f"worker-{pid}.jsonl"
         return path.exists() and path.stat().st_size > 0
 
@@ -219,11 +209,19 @@ class Run:
 
     async def run(self) -> None:
         plan = self.plan
+        # Many of its threads wait: for PostgreSQL, for the idle worker, for an answer of an API.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(32))
         async with self.proxy.listening() as port:
             self.proxied = self.postgres.tcp_dsn.replace(f":{self.postgres.port}/", f":{port}/")
-            self.ends_at = time.monotonic() + plan.seconds * 0.9
             url, key = self._start_api() if plan.has_api else (None, None)
-            self._producer_count = plan.producers + plan.has_api
+            rpc_url = self._start_rpc(self.rpc) if self.rpc else None
+            if plan.has_warm:
+                options = self._worker_options(list(work.WARM))
+                self.warm = Slot(
+                    "idle worker",
+                    lambda: self._start(processes.worker, self.logs, self.postgres.dsn, options, None, False),
+                )
+                self.idle = IdleWorker(self.postgres, self.history, self.tenants["warm"])
             for number in range(plan.workers):
                 self.workers.append(
                     Slot(
@@ -233,53 +231,107 @@ class Run:
                         has_begun=self._has_begun,
                     )
                 )
-            for number in range(plan.producers):
-                self.producers.append(Slot(f"producer{number}", self._producer(number, None, None)))
-            if url:
-                self.producers.append(
-                    Slot(f"producer{plan.producers}", self._producer(plan.producers, url, key))
-                )
-            supervising = asyncio.create_task(self._supervise())
-            operating = asyncio.create_task(self._operate())
+            running = [asyncio.create_task(self._supervise()), asyncio.create_task(self._operate())]
+            for address in (url, rpc_url):
+                await _until_it_listens(address)
+            if self.warm:
+                await self._feed_warm("warm up")
+            self._start_producers(url, key)
+            if plan.migrate_every:
+                running.append(asyncio.create_task(self._migrate_often(plan.migrate_every)))
+            if self.rpc and rpc_url:
+                self._feed(self.rpc.feed(rpc_url, lambda: self.is_healing, lambda: self.is_ending, plan.seed))
             try:
-                await self._let_happen()
+                await self._follow_schedule()
                 began = time.monotonic()
                 await self._heal()
-                await self._await_the_end()
+                await self._wait_for_the_end()
                 self.drained_in = time.monotonic() - began
             finally:
-                supervising.cancel()
-                operating.cancel()
-                await asyncio.gather(supervising, operating, return_exceptions=True)
+                self.is_healing = self.is_ending = True
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
                 await self._stop_all()
+                await asyncio.gather(*self.feeding, return_exceptions=True)
+
+    def _start_producers(self, url: str | None, key: str | None) -> None:
+        self.ends_at = time.monotonic() + self.plan.seconds * 0.9
+        self._producer_count = self.plan.producers + (url is not None)
+        for number in range(self._producer_count):
+            is_last = number == self.plan.producers
+            spawn = self._producer(number, url if is_last else None, key if is_last else None)
+            self.producers.append(Slot(f"producer{number}", spawn))
+
+    def _feed(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self.feeding.add(task)
+        task.add_done_callback(self.feeding.discard)
 
     def _start_api(self) -> tuple[str, str]:
+        [row] = self.postgres.execute("select secret from penstock.create_key('faults', 'service', null)")
+        self.api, url = self._serve("api", self.postgres.dsn, self.logs)
+        return url, row["secret"]
+
+    def _start_rpc(self, scene: rpc.Scene) -> str:
+        self.rpc_api, url = self._serve("rpc api", scene.dsn, scene.logs)
+
+        def spawn() -> Any:
+            return self._start(rpc.worker, scene.logs, url, scene.worker_key, self.lease_seconds)
+
+        self.rpc_workers = [Slot(f"rpc worker{number}", spawn) for number in range(rpc.WORKERS)]
+        return url
+
+    def _serve(self, name: str, dsn: str, logs: Path) -> tuple[Slot, str]:
+        """`penstock serve` of a database, and its address."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         settings = {
-            "database_url": self.postgres.dsn,
-            "api_url": ensure_login(self.postgres.dsn),
+            "database_url": dsn,
+            "api_url": ensure_login(dsn),
             "jwt_secret": "only for the faults, and for nothing else",
-            "home": self.folder / "home",
+            "home": self.folder / f"home {name}",
         }
-        [row] = self.postgres.execute("select secret from penstock.create_key('faults', 'service', null)")
-        self.api = Slot("api", lambda: self._start(processes.api, self.logs, settings, port))
-        return f"http://127.0.0.1:{port}", row["secret"]
+        return Slot(
+            name, lambda: self._start(processes.api, logs, settings, port)
+        ), f"http://127.0.0.1:{port}"
 
-    async def _let_happen(self) -> None:
-        left_out = set() if self.disk else {"disk.full"}
+    async def _feed_warm(self, *flavours: str) -> None:
+        """Give the idle worker a few tasks, one job after the other, once it has started."""
+        assert self.warm
+        while not self._has_started(self.warm):
+            if self.is_healing:
+                return
+            await asyncio.sleep(0.1)
+        for flavour in flavours:
+            await asyncio.to_thread(self.idle.feed, flavour)
+
+    async def _migrate_often(self, every: float) -> None:
+        """Run `migrate` beside the traffic; now and then two at once."""
+        while not self.is_healing:
+            await asyncio.sleep(self.dice.uniform(0.5, 1.5) * every)
+            self.migrators = [process for process in self.migrators if process.is_alive()]
+            if len(self.migrators) < 2:
+                self.migrators.append(
+                    await asyncio.to_thread(self._start, processes.migrator, self.logs, self.postgres.dsn)
+                )
+
+    async def _follow_schedule(self) -> None:
+        left_out = set(FAULTS) - set(self.plan.faults) | (set() if self.disk else {"disk.full"})
         if not self.plan.has_api:
             left_out.add("api.killed")
+        if not self.plan.has_rpc:
+            left_out.add("rpc.killed")
         began, happening = time.monotonic(), set[asyncio.Task[None]]()
         for fault in schedule(self.plan.seed, self.plan.seconds, self.plan.every, left_out):
             await asyncio.sleep(max(0.0, began + fault.at - time.monotonic()))
-            happening.add(asyncio.create_task(self._happen(fault)))
+            happening.add(asyncio.create_task(self._try_fault(fault)))
         await asyncio.sleep(max(0.0, began + self.plan.seconds - time.monotonic()))
         if happening:
             await asyncio.gather(*happening)
 
-    async def _happen(self, fault: Fault) -> None:
+    async def _try_fault(self, fault: Fault) -> None:
         try:
             if await self._apply(fault):
                 self.faults[fault.name] += 1
@@ -295,14 +347,16 @@ class Run:
     async def _apply(self, fault: Fault) -> bool:
         what, _, how = fault.name.partition(".")
         if what == "worker":
-            # Hardly anything but a drain hands tasks back.
+            # Little but a drain hands tasks back.
             returning = [slot for slot in self.workers if slot.armed == "return.sent" and how == "drained"]
-            # One that is stopped before it has reached PostgreSQL gives up, as it should after 30 s.
-            others = [slot for slot in self.workers if how != "paused" or self._has_started(slot)]
+            # A worker that is stopped before it has reached PostgreSQL gives up, as it should after 30 s.
+            is_stop = how in ("paused", "stalled")
+            others = [slot for slot in self.workers if not is_stop or self._has_started(slot)]
             victim = self._pick(returning, fault.roll) or self._pick(others, fault.roll)
             return victim is not None and await self._hit(victim, how, fault.size)
-        if what in ("producer", "api"):
-            slots = self.producers if what == "producer" else [self.api] if self.api else []
+        if what in ("producer", "api", "rpc"):
+            apis = [slot for slot in (self.api, self.rpc_api) if slot]
+            slots = {"producer": self.producers, "api": apis, "rpc": self.rpc_workers}[what]
             victim = self._pick(slots, fault.roll)
             return victim is not None and await self._hit(victim, "killed", fault.size)
         if what == "link":
@@ -316,15 +370,19 @@ class Run:
             case "killed":
                 victim.why = "killed"
                 victim.signal(signal.SIGKILL)
-                self.history.note("killed", victim=pid, by="us")
+                is_rpc = victim is self.rpc_api or victim in self.rpc_workers
+                told = self.rpc.history if self.rpc and is_rpc else self.history
+                told.note("killed", victim=pid, by="api" if victim in (self.api, self.rpc_api) else "us")
             case "drained":
                 victim.why = "drained"
                 victim.signal(signal.SIGTERM)
                 victim.drained_at = history.now()
-            case "paused":
+            case "paused" | "stalled":
+                seconds = self.lease_seconds * (1.2 + 0.8 * size if how == "paused" else STALL)
                 victim.is_paused = True
                 victim.signal(signal.SIGSTOP)
-                await asyncio.sleep((self.plan.lease_seconds or 10) * (1.2 + 0.8 * size))
+                self.history.note("stopped", victim=pid, seconds=seconds, is_short=how == "stalled")
+                await asyncio.sleep(seconds)
                 victim.signal(signal.SIGCONT)
                 victim.is_paused = False
             case _:
@@ -378,16 +436,18 @@ class Run:
                 self.disk.free()
         await asyncio.to_thread(postgres.start)
         self.history.note("outage", down_at=down_at, up_at=history.now(), why=f"{what}.{how}")
+        if self.warm and what != "disk":
+            self._feed(self._feed_warm("warm", "warm up"))
         return True
 
     async def _supervise(self) -> None:
-        """Start again what has died, and note what died by itself."""
+        """Start processes again that have died, and record unexpected ends."""
         while True:
-            for slot in (*self.workers, *([self.api] if self.api else []), *self.producers):
+            for slot in self.slots:
                 if slot.process is None:
                     slot.process = await asyncio.to_thread(slot.spawn)
                 elif not slot.process.is_alive():
-                    self._bury(slot)
+                    self._record_end(slot)
                     is_done = slot in self.producers and slot.process.exitcode == 0
                     slot.why = "done" if is_done else None
                     if is_done:
@@ -396,30 +456,32 @@ class Run:
                         slot.process = await asyncio.to_thread(slot.spawn)
             await asyncio.sleep(0.05)
 
-    def _bury(self, slot: Slot) -> None:
+    def _record_end(self, slot: Slot) -> None:
         code, pid = slot.process.exitcode, slot.process.pid
         if slot.why == "drained" and code in GONE:
             if slot is self.workers[0]:
                 self.history.note("drained", victim=pid, began_at=slot.drained_at)
         elif code == -signal.SIGKILL:
-            pass  # by us, by a point, or by poison: the histories say which
+            pass  # by the run, by a point, or by poison: the histories say which
         elif not (slot in self.producers and code == 0):
+            is_rpc = slot is self.rpc_api or slot in self.rpc_workers
             self.history.note("died", victim=pid, code=code, name=slot.name)
             if not slot.is_short:
-                logs = sorted(self.logs.glob(f"*-{pid}.log"))
+                folder = self.rpc.logs if self.rpc and is_rpc else self.logs
+                logs = sorted(folder.glob(f"*-{pid}.log"))
                 tail = logs[0].read_text(errors="replace")[-1500:] if logs else ""
                 self.ended_by_themselves.append(f"{slot.name} ({pid}) ended with {code}:\n{tail}")
 
     async def _operate(self) -> None:
-        """Somebody buys more quota, and lets jobs go on that have spent their budget."""
+        """Raises the quota, and resumes jobs that have spent their budget."""
         while True:
             try:
-                await asyncio.to_thread(self._give_room)
+                await asyncio.to_thread(self._raise_limits)
             except (psycopg.Error, penstock.PenstockError) as error:
                 self.history.note("missed", name="operator", error=str(error))
             await asyncio.sleep(1)
 
-    def _give_room(self) -> None:
+    def _raise_limits(self) -> None:
         with db.connect(self.postgres.dsn, name="faults operator", wait_seconds=0) as connection:
             tight = self.tenants["pages"]
             held = connection.execute(
@@ -442,32 +504,39 @@ class Run:
 
     async def _heal(self) -> None:
         self.is_healing = True
-        # A fault that failed half way may have left it lying.
+        # A fault that failed half way may have left it down.
         await asyncio.to_thread(self.postgres.start)
         self.proxy.delay, self.proxy.drops = 0.0, []
         for link in self.proxy.links:
             link.held.clear()
         self.history.note("healed")
 
-    async def _await_the_end(self) -> None:
-        deadline = time.monotonic() + self.plan.drain_seconds
-        while time.monotonic() < deadline:
+    async def _wait_for_the_end(self) -> None:
+        now = time.monotonic()
+        deadline, rpc_deadline = now + self.plan.drain_seconds, 0.0
+        is_rpc_done = self.rpc is None
+        while (now := time.monotonic()) < deadline:
             try:
                 [row] = await asyncio.to_thread(
                     self.postgres.execute, "select count(*) as n from penstock.jobs where finished_at is null"
                 )
-                if row["n"] == 0 and not self.producers:
+                if self.rpc and not is_rpc_done and not self.feeding:
+                    rpc_deadline = rpc_deadline or now + self.lease_seconds + RPC_DRAIN_SECONDS
+                    is_rpc_done = await asyncio.to_thread(self.rpc.is_done) or now > rpc_deadline
+                if row["n"] == 0 and not self.producers and not self.feeding and is_rpc_done:
                     return
             except (psycopg.Error, penstock.PenstockError) as error:
                 self.history.note("missed", name="look", error=str(error))
             await asyncio.sleep(0.3)
 
     async def _stop_all(self) -> None:
-        slots = [slot for slot in (*self.workers, self.api, *self.producers) if slot and slot.process]
+        slots = [slot for slot in self.slots if slot.process]
         for slot in slots:
             if slot.process.is_alive():
                 slot.signal(signal.SIGCONT)
                 slot.process.terminate()
+        for process in self.migrators:
+            await asyncio.to_thread(process.join, 30)
         deadline = time.monotonic() + 45
         for slot in slots:
             await asyncio.to_thread(slot.process.join, max(0.1, deadline - time.monotonic()))
@@ -475,7 +544,9 @@ class Run:
                 self.ended_by_themselves.append(f"{slot.name} did not end")
                 slot.process.kill()
                 slot.process.join()
-            elif slot in self.workers and slot.process.exitcode not in GONE and not slot.is_short:
+            elif (
+                slot in (*self.workers, self.warm) and slot.process.exitcode not in GONE and not slot.is_short
+            ):
                 self.ended_by_themselves.append(f"{slot.name} ended with {slot.process.exitcode}")
 
     def check(self, look: Callable[[db.SyncConnection], None]) -> check.Found:
@@ -484,16 +555,39 @@ class Run:
             check.load(connection, history.read(self.logs))
             found = check.check(connection)
             found.figures = check.figures(connection)
+            found.figures["deadlocks in PostgreSQL's log"] = self.postgres.log().count("deadlock detected")
             look(connection)
+        if self.rpc:
+            strikes = [
+                line for line in history.read(self.logs, "run") if line["event"] in ("strike", "outage")
+            ]
+            remote = self.rpc.check(strikes)
+            found.figures |= remote.figures
+            # One line of the summary for everything that is wrong in the other database.
+            found.wrong["rpc"] = {
+                f"{group}: {sentence}": rows
+                for group, sentences in remote.wrong.items()
+                for sentence, rows in sentences.items()
+            }
         return found
+
+
+async def _until_it_listens(url: str | None) -> None:
+    """Wait for an API to start, at most a minute."""
+    for _ in range(600 if url else 0):
+        with suppress(OSError):
+            _, writer = await asyncio.open_connection("127.0.0.1", int(str(url).rpartition(":")[2]))
+            writer.close()
+            return
+        await asyncio.sleep(0.1)
 
 
 def run(
     plan: Plan, keep: Path | None = None, look: Callable[[db.SyncConnection], None] = lambda _: None
 ) -> Result:
-    """Run it all, and say how it went. `keep`: a folder for the histories. `look`: at the database at the end."""
-    # What is loaded here once need not be loaded for every process.
-    _context.set_forkserver_preload(["faults.processes"])
+    """Run it all and return the findings. `keep`: a folder for the histories. `look`: called with the database."""
+    # Modules that are loaded here need not be loaded for every process.
+    _context.set_forkserver_preload(["faults.processes", "faults.rpc"])
     began = time.monotonic()
     with place(is_disk_wanted=plan.is_disk_wanted) as (folder, disk, why):
         made = Run(plan, folder, disk)
@@ -504,6 +598,8 @@ def run(
         finally:
             if keep is not None:
                 shutil.copytree(made.logs, keep, dirs_exist_ok=True)
+                if made.rpc:
+                    shutil.copytree(made.rpc.logs, keep / "rpc", dirs_exist_ok=True)
             made.postgres.close()
         lines = [line for line in history.read(made.logs) if line["event"] == "killed"]
         result = Result(
@@ -514,63 +610,3 @@ def run(
         )  # fmt: skip
     result.promises = promises(result)
     return result
-
-
-def promises(result: Result) -> list[tuple[str, str, bool]]:
-    """What was promised, what was found, and whether that is the same."""
-    found, figures = result.found, result.found.figures
-    made: list[tuple[str, str, bool]] = []
-    for group, text in {
-        "lost": "acknowledged work lost, or ended otherwise than it should",
-        "unexpected": "work that nobody asked for, or left over",
-        "duplicated": "work twice",
-        "effects": "effects in the database twice or missing",
-        "leases": "two leases at once",
-        "stale": "stale writes accepted",
-        "transitions": "illegal transitions",
-        "counters": "counters and sums off",
-        "ledger": "accounts, holds, usage and costs off",
-        "limits": "limits, quotas and budgets passed",
-        "drains": "tasks left behind by drained workers",
-    }.items():
-        n = found.count(group)
-        made.append((text, str(n), n == 0))
-    made.append(
-        (
-            "processes that ended by themselves",
-            str(len(result.ended_by_themselves)),
-            not result.ended_by_themselves,
-        )
-    )
-    if result.faults["worker.paused"] >= 3:
-        n = figures["stale writes rejected"] + figures["stale heartbeats rejected"]
-        made.append(("stale writes and heartbeats rejected (more than 0)", str(n), n > 0))
-    if result.plan.lease_seconds is None:
-        for name, most in (
-            ("killed → claimed again, p99 (s)", 15),
-            ("PostgreSQL back → first completion, most (s)", 5),
-        ):
-            value = figures[name]
-            made.append((f"{name}, at most {most}", f"{value}", value is None or value <= most))
-    return made
-
-
-def as_dict(result: Result) -> dict[str, Any]:
-    return {
-        "server": result.version,
-        "plan": asdict(result.plan),
-        "is_good": result.is_good,
-        "seconds": round(result.seconds, 1),
-        "drained_in": round(result.drained_in, 1),
-        "promises": [
-            {"what": what, "found": value, "holds": holds} for what, value, holds in result.promises
-        ],
-        "figures": result.found.figures,
-        "faults": dict(sorted(result.faults.items())),
-        "skipped": result.skipped,
-        "points": {
-            name: {"armed": result.armed[name], "fired": result.fired[name]}
-            for name in (*points.OF_WORKERS, *points.OF_PRODUCERS)
-        },
-        "lost_answers": dict(sorted(result.lost_answers.items())),
-    }

@@ -1,18 +1,20 @@
-"""Which faults happen when: a list made of a seed, so that the same seed gives the same list."""
+"""Which faults happen when. The same seed gives the same schedule."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass
 
-# What happens, how often beside the others, and in which words.
+# Each fault: its relative frequency, and its name in the report.
 FAULTS = {
     "worker.killed": (24, "kill -9 of a worker"),
     "worker.paused": (7, "SIGSTOP for longer than the lease, then SIGCONT"),
+    "worker.stalled": (7, "SIGSTOP for just less than the lease, then SIGCONT"),
     "worker.drained": (6, "SIGTERM"),
     "worker.clock": (4, "a worker's wall clock jumps by up to a day"),
     "producer.killed": (5, "kill -9 of a producer"),
     "api.killed": (3, "kill -9 of the API"),
+    "rpc.killed": (5, "kill -9 of a worker that only uses the HTTP API"),
     "link.cut": (7, "some connections are cut"),
     "link.half": (5, "some connections pass nothing any more in one direction, then break"),
     "link.slow": (4, "everything between clients and PostgreSQL takes longer"),
@@ -30,7 +32,7 @@ LOST = (b"complete_tasks", b"start_job", b"claim_tasks", b"COMMIT", b"fail_tasks
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that happens at a moment. `roll` and `size` (0 to 1) decide to whom, and how much of it."""
+    """A fault and its time. `roll` and `size` (0 to 1) choose the victim and the extent."""
 
     at: float
     name: str
@@ -39,7 +41,7 @@ class Fault:
 
 
 def schedule(seed: int, seconds: float, every: float, left_out: set[str]) -> list[Fault]:
-    """Each fault once, in an order of the dice, then at random; about one in `every` seconds."""
+    """Each fault once, in random order, then at random by frequency; one per `every` seconds on average."""
     dice = random.Random(seed)
     weights = {name: weight for name, (weight, _) in FAULTS.items() if name not in left_out}
     first = sorted(weights)

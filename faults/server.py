@@ -1,4 +1,4 @@
-"""PostgreSQL for the faults: with fsync, to be killed, on a disk that can be filled where that can be made."""
+"""PostgreSQL for the fault runs: with fsync, and on a disk image that can be filled where one can be mounted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from psycopg.conninfo import conninfo_to_dict
 
 from penstock import db, embedded, testing
 
-SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "1GB", "max_connections": "300"}
+SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "1GB", "max_connections": "300", "logging_collector": "on",
+            "log_filename": "postgresql.log", "log_rotation_age": "0", "log_rotation_size": "0"}  # fmt: skip
 DATABASE = "faults"
 DISK_BYTES = 6 << 30
 
@@ -34,6 +35,14 @@ class Postgres:
         self.dsn = self.cluster.dsn(DATABASE)
         self.tcp_dsn = self.cluster.dsn(DATABASE, tcp=True)
         self.port = int(str(conninfo_to_dict(self.tcp_dsn)["port"]))
+
+    def create(self, database: str) -> str:
+        """Another database of this server: its address."""
+        self.cluster.create_database(database)
+        return self.cluster.dsn(database)
+
+    def log(self) -> str:
+        return "".join(path.read_text(errors="replace") for path in self.cluster.data.glob("log/*.log"))
 
     def execute(self, query: str, params: Any = None) -> list[db.Row]:
         with db.connect(self.dsn, name="faults") as connection:

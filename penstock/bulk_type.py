@@ -52,6 +52,7 @@ MOST_TASKS = 50_000
 SAMPLE = 1000
 """Rows drawn for a forecast."""
 _MAX_REJECTED = 20
+_MAX_KEY_LENGTH = 1000
 _NONE = object()
 _PARAMS = "select params from penstock.jobs where id = %s"
 
@@ -218,25 +219,39 @@ class BulkType(Generic[T]):
                 found += problems
         return SourceCheck(rows, good, found)
 
-    def checked(self, source: Iterable[Any]) -> Iterator[list[RowProblem]]:
-        """Yield the problems of each row."""
+    def checked(
+        self, source: Iterable[Any], *, max_row_bytes: int = bulks.MAX_ROW_BYTES
+    ) -> Iterator[list[RowProblem]]:
+        """Yield the problems of each row: those for which the job would reject it."""
+        for _, _, problems in self._examined(source, max_row_bytes):
+            yield problems
+
+    def _examined(
+        self, source: Iterable[Any], max_row_bytes: int = bulks.MAX_ROW_BYTES
+    ) -> Iterator[tuple[bulks.Row, T | None, list[RowProblem]]]:
+        """Yield each row with its model, or with its problems."""
         keys: dict[int, int] = {}
         for row in bulks.numbered(source):
             if row.problem is not None:
-                yield [_reported(row.number, row.problem)]
+                yield row, None, [_reported(row.number, row.problem)]
                 continue
-            _, problems = self._validated(row.number, row.data)
+            if (size := bulks.row_bytes(row, max_row_bytes)) is not None:
+                text = f"the row has {size:,} bytes as JSON; the limit is {max_row_bytes:,}"
+                yield row, None, [RowProblem(row.number, None, "too_large", text)]
+                continue
+            model, problems = self._validated(row.number, row.data)
             if self.key:
                 key = _key(row.data, self.key)
                 # Hashes need a tenth of the memory of keys.
                 first = None if key is None else keys.setdefault(hash(key), row.number)
                 if key is None:
-                    text = f"the key is empty: {', '.join(self.key)}"
+                    columns = ", ".join(self.key)
+                    text = f"the key is empty or longer than {_MAX_KEY_LENGTH} characters: {columns}"
                     problems = [*problems, RowProblem(row.number, self.key[0], "no_key", text)]
                 elif first != row.number:
                     text = f"row {first} has the same key"
                     problems = [*problems, RowProblem(row.number, self.key[0], "duplicate_key", text)]
-            yield problems
+            yield row, None if problems else model, problems
 
     async def aforecast(self, source: Any, **params: Any) -> Forecast:
         """Forecast cost, usage and duration of a job for these rows, from a sample. Does not start it."""
@@ -250,13 +265,12 @@ class BulkType(Generic[T]):
         return self.app.block(self.aforecast(source, **params))
 
     def sample(self, source: Any, params: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float]:
-        """The tasks of a sample of the valid rows, and the factor from the sample to all rows."""
+        """The tasks of a sample of the rows that would run, and the factor from the sample to all of them."""
         values = self._signature.check(self._signature.encode(dict(params))[0])
         packs = _Sample(SAMPLE if self.batch is None else -(-SAMPLE // self.batch))
         taken: list[BulkRow[T]] = []
         with bulks.opened(source) as table:
-            for row in bulks.numbered(table):
-                model, _ = (None, []) if row.problem else self._validated(row.number, row.data)
+            for row, model, _ in self._examined(table):
                 if model is None:
                     continue
                 key = (_key(row.data, self.key) if self.key else None) or str(row.number)
@@ -574,7 +588,8 @@ def _key(data: Mapping[str, Any], columns: Sequence[str]) -> str | None:
     values = [data.get(column) for column in columns]
     if all(value is None or value == "" for value in values):
         return None
-    return str(values[0]) if len(values) == 1 else repr(values)
+    key = str(values[0]) if len(values) == 1 else repr(values)
+    return key if len(key) <= _MAX_KEY_LENGTH else None
 
 
 def _reported(number: int, problem: Any) -> RowProblem:

@@ -25,6 +25,8 @@ FIELDS: Mapping[str, filters.Field] = {
     "age": filters.age("created_at"),
 }
 PART = 5000
+MAX_ROW_BYTES = 262_144
+"""Default of the setting `max_input_bytes`: the size of a row as JSON above which the database refuses it."""
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 _PAGE = 1000
 
@@ -149,6 +151,31 @@ async def add_rows(
         await db.send_in_parts(map(_document, rows), send, most=PART, dumps=_text, in_thread=is_file)
         await send(db.Json([]), load)
     return RowsAdded(**{name: sum(count[name] for count in counts) for name in counts[0]})
+
+
+def row_bytes(row: Row, limit: int) -> int | None:
+    """The size of a row as the database counts it, if that is more than `limit`."""
+    # A character has at most six bytes as JSON. Few rows are so large that their bytes have to be counted.
+    if _most_bytes(row.data) + 100 <= limit:
+        return None
+    text = json.dumps({"number": row.number, "data": row.data}, ensure_ascii=False, default=str)
+    size = len(text.encode(errors="replace"))
+    return size if size > limit else None
+
+
+def _most_bytes(value: Any) -> int:
+    match value:
+        case str():
+            return 6 * len(value) + 4
+        case Mapping():
+            items = cast("Mapping[str, Any]", value).items()
+            return 4 + sum(_most_bytes(name) + _most_bytes(item) for name, item in items)
+        case builtins.list() | tuple():
+            return 4 + sum(map(_most_bytes, cast("Sequence[Any]", value)))
+        case int() | float() | None:
+            return 350
+        case _:
+            return 6 * len(str(value)) + 4
 
 
 def _document(row: Row) -> dict[str, Any]:

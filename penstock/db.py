@@ -349,11 +349,13 @@ def _filling(
     part: list[Any], texts: list[str], stream: Iterator[Any], most: int, dumps: Callable[[Any], str]
 ) -> Iterator[None]:
     """Read a part, step by step. Each item is serialised once."""
-    size = 0
-    while size < _PART_BYTES and (some := list(islice(stream, min(100, most - len(part))))):
+    size, step = 0, 1
+    while size < _PART_BYTES and (some := list(islice(stream, min(step, most - len(part))))):
         part += some
         texts.append(dumps(some)[1:-1])
         size += len(texts[-1])
+        # Large items are read one by one, so that a part is never much larger than it should be.
+        step = min(100, 2 * step) if len(texts[-1]) < _PART_BYTES // 100 else max(1, step // 2)
         yield
 
 

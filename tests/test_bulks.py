@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
@@ -26,6 +27,7 @@ from penstock import (
     tasks,
     testing,
 )
+from penstock import db as db_module
 from penstock.bulk_type import BulkType, pack
 from penstock.bulks import Taken
 from penstock.types import BulkResult
@@ -286,6 +288,65 @@ def test_check_needs_no_database() -> None:
         (3, "title", "missing"), (3, "title", "no_key"), (4, "seconds", "bad_value"),
         (5, "title", "duplicate_key"), (6, "column_3", "too_many_cells"),
     ]  # fmt: skip
+
+
+LARGE_TEXTS = ["x" * 262_070, "x" * 262_200, "é" * 131_100, '"' * 131_100, "\u0001" * 43_700, "x" * 1000]
+
+
+def test_check_and_the_job_refuse_the_same_large_rows(app: App, db: testing.Database) -> None:
+    """R0.1: `check` finds the rows that the database refuses as too large, with their size and the limit."""
+
+    @app.bulk(row=Idea, key=["title"])
+    def ideas(row: Idea) -> Any: ...
+
+    rows = [{"title": f"{n}{text}", "seconds": 1} for n, text in enumerate(LARGE_TEXTS)]
+    rows = [{"title": str(n), "text": row["title"]} for n, row in enumerate(rows)]
+    found = ideas.check(rows)
+    too_large = [each.line for each in found.problems]
+    assert too_large == [2, 3, 4, 5] and {each.code for each in found.problems} == {"too_large"}
+    assert "262,144" in found.problems[0].message and "262,2" in found.problems[0].message
+    job = ideas.start(rows)
+    stored = db.execute(
+        "select number, problem from penstock.bulk_rows where job_id = %s order by number", [job.id]
+    )
+    assert [row["number"] for row in stored if row["problem"]] == too_large
+    sizes = [each.message.replace(",", "") for each in found.problems]
+    assert [row["problem"]["message"] for row in stored if row["problem"]] == sizes
+
+
+def test_the_default_limit_of_a_row_is_the_database_s(db: testing.Database) -> None:
+    [row] = db.execute("select penstock._setting('max_input_bytes') as value")
+    assert int(row["value"]) == bulks.MAX_ROW_BYTES
+
+
+async def test_large_rows_are_sent_in_parts_of_bounded_size() -> None:
+    """R0.1: the memory does not grow with the rows: no part is much larger than eight megabytes."""
+    sizes: list[int] = []
+
+    async def send(part: Any) -> None:
+        sizes.append(len(part.dumps(part.obj)))
+
+    rows = ({"number": n, "data": {"text": "x" * 1_000_000}} for n in range(40))
+    await db_module.send_in_parts(rows, send, most=5000, dumps=json.dumps)
+    assert max(sizes) < 10_000_000 and sum(sizes) > 40_000_000
+    sizes.clear()
+    await db_module.send_in_parts(({"n": n} for n in range(20_000)), send, most=5000, dumps=json.dumps)
+    assert len(sizes) == 4, "small rows go in few parts"
+
+
+def test_a_forecast_counts_only_rows_that_would_run(app: App) -> None:
+    """B2: rows with a duplicate key, without a key or too large cost nothing."""
+
+    @app.task
+    async def render(seconds: int) -> None: ...
+
+    @app.bulk(row=Idea, key=["title"])
+    def ideas(row: Idea) -> Any:
+        return render.step(row.seconds)
+
+    rows = [{"title": title} for title in ("a", "b", "a", "a", "c")]
+    rows += [{"title": "x" * 1001}, {"title": "d", "text": "x" * 300_000}, {"seconds": 1}]
+    assert ideas.forecast(rows).tasks == 3 == ideas.check(rows).good
 
 
 def test_declarations_that_make_no_sense(app: App) -> None:

@@ -11,11 +11,14 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 import penstock.db
+from faults import check as checker
+from faults import rpc
 from faults.proxy import Proxy
 from faults.server import Postgres, place
 from penstock import App, Context, Reschedule, Unavailable, Worker, api, jobs, migrate, testing
@@ -361,3 +364,167 @@ async def test_what_begins_is_begun_again_while_the_database_is_away() -> None:
     with pytest.raises(Unavailable):
         answers = iter([Unavailable("away")])
         await penstock.db.once_it_answers(begin, wait_seconds=-1)
+
+
+# --- the checker of the fault runs -------------------------------------------------------------------------
+
+LOST_CONNECTIONS = [
+    {"code": "unavailable", "message": "consuming input failed: server closed the connection unexpectedly"},
+    {"code": "handler_error", "message": "x", "details": {"type": "AdminShutdown"}},
+    {"code": "handler_error", "message": "terminating connection due to administrator command"},
+    {"code": "57P01", "message": "x"},
+]
+OTHER_FAILURES = [
+    {"code": "handler_error", "message": "not yet", "details": {"type": "ValueError"}},
+    {"code": "unavailable", "message": "canceling statement due to user request"},
+    {"code": "handler_error", "message": "x", "details": {"type": "DiskFull"}},
+]
+
+
+@pytest.fixture
+def faulted(db: testing.Database) -> testing.Database:
+    """A database with the fault runs' tables and triggers."""
+    db.execute(checker.TABLES)
+    return db
+
+
+def start(db: testing.Database, kind: str, tasks: int = 1) -> list[int]:
+    """Start a job of tasks of one kind, which fail at most three times; their ids."""
+    db.execute('select penstock.define_kind(%s, \'{"max_attempts": 3, "backoff_seconds": 0}\')', [kind])
+    tenant = db.execute("select penstock.ensure_tenant('a') as id")[0]["id"]
+    [job] = db.execute(
+        "select penstock.start_job('x', '{}', %s, %s) as id",
+        [
+            penstock.db.Json([{"kind": kind, "key": str(n)} for n in range(tasks)]),
+            penstock.db.Json({"tenant_id": str(tenant)}),
+        ],
+    )
+    return [row["id"] for row in db.execute("select id from penstock.tasks where job_id = %s", [job["id"]])]
+
+
+def claim(db: testing.Database, worker: str, seconds: int = 10) -> list[dict[str, Any]]:
+    return db.execute("select id, lease from penstock.claim_tasks(%s, 100, null, %s)", [worker, seconds])
+
+
+def violations(db: testing.Database, group: str, checks: Any = checker.CHECKS) -> dict[str, int]:
+    """The sentences of a group that are violated, with the number of rows."""
+    with penstock.db.connect(db.dsn) as connection:
+        found = checker.check(connection, [group], checks)
+    return {sentence: len(rows) for sentence, rows in found.wrong[group].items()}
+
+
+@pytest.mark.parametrize("kind", ["post", "warm_post"])
+def test_attempts_charged_to_database_trouble_are_found(faulted: testing.Database, kind: str) -> None:
+    start(faulted, kind, len(LOST_CONNECTIONS) + len(OTHER_FAILURES))
+    for held, error in zip(claim(faulted, "w"), LOST_CONNECTIONS + OTHER_FAILURES, strict=True):
+        faulted.execute(
+            "select * from penstock.fail_tasks('w', array[%s], array[%s::bigint], array[%s::jsonb])",
+            [held["id"], held["lease"], penstock.db.Json(error)],
+        )
+    assert list(violations(faulted, "trouble").values()) == [len(LOST_CONNECTIONS)]
+    assert list(violations(faulted, "warm").values()) == ([len(LOST_CONNECTIONS)] if "warm" in kind else [])
+
+
+def test_a_task_that_the_idle_worker_lost_or_dead_lettered_is_found(
+    faulted: testing.Database, clock: testing.Clock
+) -> None:
+    [task] = start(faulted, "warm_plain")
+    for _ in range(3):
+        claim(faulted, "w")
+        clock.advance(minutes=1)
+        faulted.execute("select penstock.upkeep()")
+    found = violations(faulted, "warm")
+    assert found == {
+        "a task of the idle worker was lost": 3,
+        "a task of the idle worker was dead-lettered": 1,
+    }
+    # A claim whose answer PostgreSQL could not send is no violation.
+    faulted.execute(
+        "insert into faults.strikes select extract(epoch from started_at), 'x' from penstock.attempts"
+    )
+    assert "a task of the idle worker was lost" not in violations(faulted, "warm")
+    assert task
+
+
+def test_starts_that_met_a_deadlock_and_failed_migrates_are_found(faulted: testing.Database) -> None:
+    faulted.execute(
+        "insert into faults.unknown values ('a', 'deadlock detected'), ('b', 'server closed the connection'); "
+        "insert into faults.refusals values ('c', 'canceling statement due to lock timeout'); "
+        "insert into faults.migrations values (10, 1, null), (20, 1, 'Unavailable'), (30, 1, 'Unavailable'); "
+        "insert into faults.outages values (28, 29.5, 'postgres.killed')"
+    )
+    assert violations(faulted, "migrates") == {
+        "a job start met a deadlock or a lock timeout": 2,
+        "a migrate failed while PostgreSQL was up": 1,
+    }
+
+
+def test_late_reclaims_and_late_retries_of_http_only_workers_are_found(faulted: testing.Database) -> None:
+    start(faulted, "remote", 2)
+    [held, failed] = claim(faulted, "rpc-1-x", seconds=1)
+    faulted.execute("select penstock.fail_task(%s, 'rpc-1-x', 'x', %s, 0.1)", [failed["id"], failed["lease"]])
+    assert violations(faulted, "upkeep", checker.RPC_CHECKS) == {}
+    late = "set expires_at = clock_timestamp() - interval '20 seconds'"
+    faulted.execute(f"update penstock.leases {late}")
+    faulted.execute("update penstock.parked set until = clock_timestamp() - interval '20 seconds'")
+    both = {"an expired lease was not taken back in time": 1, "a retry was not queued in time": 1}
+    assert violations(faulted, "upkeep", checker.RPC_CHECKS) == both
+    faulted.execute("select penstock.upkeep()")
+    assert violations(faulted, "upkeep", checker.RPC_CHECKS) == both, "also once they are back"
+    faulted.execute(
+        "insert into faults.outages select x - 20, x - 3, 'postgres.killed' from extract(epoch from now()) as x"
+    )
+    assert violations(faulted, "upkeep", checker.RPC_CHECKS) == {}, "PostgreSQL was down"
+    assert held
+
+
+def test_times_after_kills_and_stops_are_measured_apart(faulted: testing.Database) -> None:
+    """A task begins again under a later lease, or under the same one when it had not begun."""
+    for task, pid, begun_at in ((1, 11, 12), (2, 22, 9), (3, 22, 30)):
+        faulted.execute(
+            "insert into faults.moves (what, task_id, lease, worker_id, is_gated, at) values "
+            "('granted', %(task)s, 1, %(worker)s, false, to_timestamp(0)), "
+            "('granted', %(task)s, 2, 'vm-99-x', false, to_timestamp(%(at)s))",
+            {"task": task, "worker": f"vm-{pid}-x", "at": begun_at},
+        )
+    faulted.execute("delete from faults.moves where task_id = 2 and lease = 2")
+    [task] = start(faulted, "plain")
+    faulted.execute(
+        "insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, "
+        "outcome, error_code) select job_id, 1, 1, tenant_id, 1, 'vm-11-x', to_timestamp(0), to_timestamp(11), "
+        "'lost', 'x' from penstock.tasks"
+    )
+    with penstock.db.connect(faulted.dsn) as connection:
+        checker.load(connection, [
+            {"event": "killed", "at": 1, "pid": 0, "victim": 11, "by": "us"},
+            {"event": "stopped", "at": 1, "pid": 0, "victim": 22, "seconds": 8, "is_short": True},
+            {"event": "outage", "at": 1, "pid": 0, "down_at": 20, "up_at": 24, "why": "postgres.killed"},
+            {"event": "began", "at": 12.5, "pid": 99, "task": 1, "lease": 2},
+            {"event": "began", "at": 9.5, "pid": 22, "task": 2, "lease": 1},
+            {"event": "began", "at": 0.5, "pid": 22, "task": 3, "lease": 1},
+            {"event": "began", "at": 30, "pid": 99, "task": 3, "lease": 2},
+        ])  # fmt: skip
+        figures = checker.figures(connection)
+    assert figures["killed → begun again, most (s)"] == 11.5
+    assert figures["stopped → begun again, most (s)"] == 8.5
+    assert figures["stopped → begun again with PostgreSQL restarted in between, most (s)"] == 29
+    assert (
+        figures["stopped → begun again with PostgreSQL restarted in between, p99 less the outage (s)"] == 25
+    )
+    assert task
+
+
+def test_calls_of_an_http_only_worker_are_repeated_until_they_are_answered() -> None:
+    answers = iter([503, 200, 410])
+    sent: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        sent.append(request.url.path)
+        return httpx.Response(next(answers), json=[])
+
+    caller = rpc.Caller("http://x", "key")
+    caller.http = httpx.Client(transport=httpx.MockTransport(answer), base_url="http://x/rest/v1/rpc/")
+    assert caller.call("claim_tasks", p_worker_id="w") == []
+    assert sent == ["/rest/v1/rpc/claim_tasks"] * 2
+    with pytest.raises(rpc.Rejected):
+        caller.call("fail_task")

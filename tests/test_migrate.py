@@ -373,15 +373,17 @@ def test_check_names_a_difference(live: db.SyncConnection, change: str) -> None:
 def test_check_names_a_view_that_was_defined_anew(live: db.SyncConnection) -> None:
     """R2.12/differences: also where columns, types and tables stay the same."""
     definition = live.execute(
-        "select pg_get_viewdef('penstock.worker_list'::regclass, true) as sql"
+        "select pg_get_viewdef('penstock.dead_letter_list'::regclass, true) as sql"
     ).fetchone()
     assert definition
-    changed = definition["sql"].rstrip("; \n") + " where pid > 1" if "WHERE" not in definition["sql"] else ""
+    changed = (
+        definition["sql"].rstrip("; \n") + " where attempts > 1" if "WHERE" not in definition["sql"] else ""
+    )
     assert changed, "choose a view without a condition"
     live.execute(
-        f"create or replace view penstock.worker_list with (security_invoker = true) as {changed}".encode()
+        f"create or replace view penstock.dead_letter_list with (security_invoker = true) as {changed}".encode()
     )
-    assert "view penstock.worker_list: was defined anew" in migrate.check(live)
+    assert "view penstock.dead_letter_list: was defined anew" in migrate.check(live)
 
 
 def test_check_names_what_is_not_applied(empty: testing.Database, folder: Path) -> None:

@@ -1480,7 +1480,7 @@ view penstock.usage_days
   grant to service_role: select
 
 view penstock.worker_list
-  comment: Workers, with their state: running, draining, late, gone or stopped.
+  comment: Workers, with their state: running, draining, late (no heartbeat for 30 seconds), gone (for 60 seconds; listed for 10 minutes) or stopped.
   options: security_invoker=true
   column id: text
   column host: text
@@ -1492,6 +1492,7 @@ view penstock.worker_list
   column started_at: timestamp with time zone
   column beat_at: timestamp with time zone
   column state: text
+  reads penstock.leases: expires_at, worker_id
   reads penstock.workers: beat_at, concurrency, host, id, kinds, pid, running, started_at, state, version
   grant to service_role: select
 
@@ -2786,7 +2787,7 @@ function penstock._validated_rows(penstock.bulks, jsonb)
   returns: SETOF penstock.bulk_rows
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 419655ddea269a28809dfae779a3b211
+  body: sha256 ddd9acd2efd787286583544197f27997
   comment: Rows in the form in which they are stored: with a key, or with a problem.
 
 function penstock._visible_job(uuid, text[])
@@ -3578,8 +3579,8 @@ function penstock.report_worker(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 47ba36165606bfdb8e9f83e353d210e7
-  comment: A worker says that it is there: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.
+  body: sha256 0c654cfacc40449e6204d7c1c3a14542
+  comment: A worker says that it is there, and removes the rows of workers that have not been heard of for 10 minutes (of stopped ones: for a day): {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.
   grant to service_role: execute
 
 function penstock.reschedule_task(bigint, double precision, text, bigint, text)

@@ -74,16 +74,29 @@ from penstock.dead_letters;
 comment on view penstock.dead_letter_list is 'Tasks that failed permanently.';
 
 create or replace view penstock.worker_list with (security_invoker = true) as
-select id, host, pid, kinds, concurrency, version, running, started_at, beat_at,
+select w.id, w.host, w.pid, w.kinds, w.concurrency, w.version,
+  -- The tasks of a worker that is gone have been requeued.
+  case when w.state = 'stopped' or s.silent > interval '60 seconds' then 0 else w.running end as running,
+  w.started_at, w.beat_at,
   case
-    when state = 'stopped' then 'stopped'
-    when beat_at < penstock._now() - interval '60 seconds' then 'gone'
-    when beat_at < penstock._now() - interval '30 seconds' then 'late'
-    else state
+    when w.state = 'stopped' then 'stopped'
+    when s.silent > interval '60 seconds' then 'gone'
+    when s.silent > interval '30 seconds' then 'late'
+    else w.state
   end as state
-from penstock.workers;
+from penstock.workers w
+-- A worker with a long lease reports less often: it is alive while one of its leases is valid.
+cross join lateral (
+  select case
+    when penstock._now() - w.beat_at <= interval '30 seconds' then interval '0'
+    when exists (
+      select from penstock.leases l where l.worker_id = w.id and l.expires_at > penstock._now())
+    then interval '0'
+    else penstock._now() - w.beat_at end as silent) as s
+where w.state = 'stopped' or s.silent <= interval '10 minutes';
 comment on view penstock.worker_list is
-  'Workers, with their state: running, draining, late, gone or stopped.';
+  'Workers, with their state: running, draining, late (no heartbeat for 30 seconds), gone (for 60 seconds; '
+  'listed for 10 minutes) or stopped.';
 
 create or replace view penstock.provider_list with (security_invoker = true) as
 select

@@ -942,7 +942,7 @@ class TestReclaim:
     def test_after_an_outage_workers_get_two_seconds_to_extend_their_leases(
         self, sql: Contract, clock: Clock
     ) -> None:
-        """R1.6: leases that expired while the database was away are not lost until their workers had a chance."""
+        """R1.6/stale-leases: leases that expired while the database was away are not lost until their workers had a chance."""
         sql.start(2)
         assert sql.reclaim() == 0
         before, during = sql.claim_one(seconds=1), sql.claim_one(seconds=100)

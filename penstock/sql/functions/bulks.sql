@@ -194,8 +194,8 @@ begin
       case
         -- Cheap first: the text of a row is at most 8 times as long as its stored form.
         when pg_column_size(e.value) > v_limit / 8 and octet_length(e.value::text) > v_limit
-          then jsonb_build_object('code', 'too_large',
-            'message', format('the row is larger than %s bytes', v_limit))
+          then jsonb_build_object('code', 'too_large', 'message',
+            format('the row has %s bytes as JSON; the limit is %s', octet_length(e.value::text), v_limit))
         when not v_is_readable and not _is_readable(e.value)
           then jsonb_build_object('code', 'unreadable',
             'message', 'the row is nested deeper than 64 levels or has a number beyond 1e308')

@@ -10,10 +10,15 @@ begin
     array(select jsonb_array_elements_text(coalesce(p_info -> 'kinds', '[]'))), coalesce((p_info ->> 'concurrency')::integer, 1),
     coalesce(p_info ->> 'version', '?'), coalesce(p_info ->> 'state', 'running'), coalesce((p_info ->> 'running')::integer, 0), v_now, v_now)
   on conflict (id) do update set state = excluded.state, running = excluded.running, beat_at = excluded.beat_at;
-  delete from workers where beat_at < v_now - interval '1 day';
+  -- A worker that was killed leaves its row behind. Rows that another report is writing are passed over.
+  delete from workers where id = any (array(
+    select w.id from workers w
+    where w.beat_at < v_now - case when w.state = 'stopped' then interval '1 day' else interval '10 minutes' end
+      and not exists (select from leases l where l.worker_id = w.id and l.expires_at > v_now)
+    for update skip locked));
 end
 $$;
-comment on function penstock.report_worker(text, jsonb) is 'A worker says that it is there: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.';
+comment on function penstock.report_worker(text, jsonb) is 'A worker says that it is there, and removes the rows of workers that have not been heard of for 10 minutes (of stopped ones: for a day): {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.';
 
 create or replace function penstock.drain_worker(p_worker_id text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
