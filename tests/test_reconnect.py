@@ -52,7 +52,7 @@ async def test_a_pool_hands_out_no_connection_that_the_server_closed(db: testing
 async def test_a_warm_idle_worker_survives_the_loss_of_all_its_connections(
     app: App, db: testing.Database, way: str
 ) -> None:
-    """R1.6: with one attempt allowed, the first task after the loss succeeds."""
+    """R1.6/dead-worker: with one attempt allowed, the first task after the loss succeeds."""
 
     @app.task(max_attempts=1, transactional=True)
     async def transactional(ctx: Context) -> str:
@@ -116,7 +116,7 @@ async def test_a_connection_lost_inside_a_transaction_costs_no_attempt(
 async def test_a_report_whose_answer_is_lost_is_sent_again_and_counts_once(
     app: App, db: testing.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R2.1, R0.4: neither is the attempt lost, nor is anything counted twice."""
+    """R2.1/best-effort: neither is the attempt lost, nor is anything counted twice."""
     call, failed = database.call, set[str]()
 
     async def lossy(where: Any, function: str, **arguments: Any) -> Any:

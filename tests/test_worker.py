@@ -22,7 +22,7 @@ from penstock import db as database
 from penstock import worker as worker_module
 from penstock.errors import NotMigrated
 from penstock.settings import Settings
-from penstock.tasks import Claim, Done, Failed, Refusal, claim
+from penstock.tasks import Claim, Done, Failed, Refusal, claim, heartbeat_sync
 from penstock.upkeep import Tidy, Upkeep
 from penstock.worker.beat import Beat
 from penstock.worker.desk import Desk
@@ -346,7 +346,7 @@ async def test_an_unanswered_heartbeat_stops_no_handler_and_no_task_is_claimed(
         return "done"
 
     unanswered = threading.Event()
-    heartbeat = worker_module.beat.tasks.heartbeat_sync
+    heartbeat = heartbeat_sync
     async with running(app, lease_seconds=1, concurrency=2) as worker:
         job = await work.astart()
         await eventually.aio(lambda: count(db, "penstock.leases"))
@@ -872,7 +872,7 @@ async def test_a_task_whose_lease_may_have_expired_begins_only_once_a_heartbeat_
 def test_a_stop_neither_strands_a_task_nor_costs_it_an_attempt(
     workload: Any, start_worker: Any, db: testing.Database, eventually: Any, stopped_seconds: float
 ) -> None:
-    """R1.6: below the lease the worker goes on; above it, with no other worker, it asks and goes on as well."""
+    """R1.6/stale-leases: below the lease the worker goes on; above it, with no other worker, it asks and goes on as well."""
     process = start_worker(lease_seconds=3, concurrency=2)
     jobs = [workload.hold.start("gate") for _ in range(2)]
     eventually(lambda: count(db, "effects") == 2, "two run")

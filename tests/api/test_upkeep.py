@@ -37,7 +37,7 @@ def test_no_request_fails_after_the_server_lost_its_connections(world: World) ->
 
 @pytest.mark.usefixtures("quick_upkeep")
 def test_a_server_requeues_expired_leases(world: World, eventually: Any) -> None:
-    """R1.6: workers in other languages speak only the contract; nothing else runs upkeep."""
+    """R1.6/stale-leases: workers in other languages speak only the contract; nothing else runs upkeep."""
     world.kind("work")
     claim = {"p_worker_id": "w", "p_task_types": ["work"], "p_lease_seconds": 1}
     [row] = world.db.execute("select penstock.create_tenant('acme') as id")
