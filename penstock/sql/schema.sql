@@ -119,6 +119,7 @@ table penstock.allowances
   constraint allowances_source_check: CHECK ((source = ANY (ARRAY['override'::text, 'purchase'::text])))
   constraint allowances_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   index allowances_key: CREATE UNIQUE INDEX allowances_key ON penstock.allowances USING btree (tenant_id, key) WHERE (key IS NOT NULL)
+  index allowances_meter: CREATE INDEX allowances_meter ON penstock.allowances USING btree (meter)
   index allowances_tenant: CREATE INDEX allowances_tenant ON penstock.allowances USING btree (tenant_id, meter)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
@@ -866,6 +867,7 @@ table penstock.prices
   constraint prices_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   constraint prices_variant_check: CHECK ((variant ~ '^[a-z][a-z0-9_]{0,62}$'::text))
   index prices_key: CREATE UNIQUE INDEX prices_key ON penstock.prices USING btree (tenant_id, provider, meter, variant, valid_from) NULLS NOT DISTINCT
+  index prices_meter: CREATE INDEX prices_meter ON penstock.prices USING btree (meter)
   index prices_provider: CREATE INDEX prices_provider ON penstock.prices USING btree (provider, meter)
   policy members_read: permissive for select to authenticated using ((tenant_id IS NULL) OR (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants)))
   policy service_reads: permissive for select to service_role using true
@@ -883,6 +885,7 @@ table penstock.profiles
   constraint profiles_display_name_check: CHECK ((length(display_name) <= 200))
   constraint profiles_pkey: PRIMARY KEY (user_id)
   constraint profiles_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index profiles_tenant: CREATE INDEX profiles_tenant ON penstock.profiles USING btree (tenant_id)
   policy own_profile: permissive for select to authenticated using (user_id = ( SELECT auth.uid() AS uid))
   policy own_profile_update: permissive for update to authenticated using (user_id = ( SELECT auth.uid() AS uid)) with check (user_id = ( SELECT auth.uid() AS uid))
   policy service_reads: permissive for select to service_role using true
@@ -1093,6 +1096,7 @@ table penstock.tenant_limits
   constraint tenant_limits_meter_fkey: FOREIGN KEY (meter) REFERENCES penstock.meters(name)
   constraint tenant_limits_pkey: PRIMARY KEY (tenant_id, meter)
   constraint tenant_limits_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index tenant_limits_meter: CREATE INDEX tenant_limits_meter ON penstock.tenant_limits USING btree (meter)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -1114,6 +1118,7 @@ table penstock.tenants
   constraint tenants_plan_fkey: FOREIGN KEY (plan) REFERENCES penstock.plans(name)
   constraint tenants_weight_check: CHECK (((weight > (0)::double precision) AND (weight <= (1000)::double precision)))
   index tenants_name: CREATE INDEX tenants_name ON penstock.tenants USING btree (name)
+  index tenants_plan: CREATE INDEX tenants_plan ON penstock.tenants USING btree (plan)
   policy members_read: permissive for select to authenticated using (id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -1595,7 +1600,8 @@ function penstock._bucket(double precision)
   arguments: p_seconds double precision
   returns: integer
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 cee196524f5099f8ffdba8c1047b5579
+  settings: search_path=pg_catalog, pg_temp
+  body: sha256 c68432cec2bf3db4126f044c50a7a0c1
   comment: The bucket of a duration: number n begins at 2^(n/2) milliseconds.
 
 function penstock._bulk_row_state(penstock.bulk_rows)
@@ -2127,6 +2133,7 @@ function penstock._pace(double precision, timestamp with time zone, timestamp wi
   arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=pg_catalog, pg_temp
   body: sha256 a08d75b865a51eb505953ba86e8c1943
   comment: What share of its limits an endpoint uses: a refusal lowers it, ten minutes bring it back.
   grant to service_role: execute
@@ -2380,7 +2387,8 @@ function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 4a9fefb2a6586c474ad6f13772f85717
+  settings: search_path=penstock, pg_temp
+  body: sha256 43895c87a7d128f80fca95656e63136d
   comment: What a row has cost so far, in the base currency.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2405,7 +2413,8 @@ function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 aff1bee12770cdadc1d1f85369343d46
+  settings: search_path=penstock, pg_temp
+  body: sha256 1ea95ebb977a613fd79929b4f36823bd
   comment: The value of a setting.
 
 function penstock._settle(penstock.leases[], boolean, penstock.leases[])
@@ -2435,7 +2444,7 @@ function penstock._slot_ends(smallint, bigint)
   arguments: p_width smallint, p_slot bigint
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 1c916af58322c56f1affa53388798101
+  body: sha256 cfe69a777aff00e87f3727ecabc58886
   comment: Until when (in seconds since 1970) what was admitted in a slot counts.
   grant to service_role: execute
 

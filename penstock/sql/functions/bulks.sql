@@ -542,8 +542,8 @@ $$;
 comment on function penstock.mark_rows_written(uuid, bigint[], text[]) is 'Notes which states of rows were written back to the source.';
 
 create or replace function penstock._row_cost(p_row penstock.bulk_rows)
-returns numeric language sql stable as $$
-  -- A batch's rows share its cost. A division adds digits that say nothing. (Inlined.)
+returns numeric language sql stable set search_path = penstock, pg_temp as $$
+  -- A batch's rows share its cost. A division adds digits that say nothing.
   select trim_scale(coalesce(sum(c.base_amount), 0) / coalesce(p_row.batch_size, 1)) from penstock.cost_entries c
   where c.job_id = p_row.job_id and c.task_id between p_row.first_id and p_row.last_id
 $$;

@@ -2,8 +2,7 @@
 -- that is looked at all day must not get slower with the queue.
 
 create or replace function penstock._bucket(p_seconds double precision)
-returns integer language sql immutable as $$
-  -- Sets no path, so that it is inlined: it is asked for each task that ends.
+returns integer language sql immutable set search_path = pg_catalog, pg_temp as $$
   select least(60, floor(2 / ln(2::double precision) * ln(greatest(p_seconds * 1000, 1))))::integer
 $$;
 comment on function penstock._bucket(double precision) is 'The bucket of a duration: number n begins at 2^(n/2) milliseconds.';
