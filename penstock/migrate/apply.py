@@ -129,8 +129,11 @@ class _Migration:
         for unit in self._differing("grants"):
             privileges.change(self.connection, lambda of=unit: self._apply(runner, [of]))
         self._apply(runner, sorted(self._differing("trigger"), key=lambda unit: (unit.table, unit.key)))
-        locked = self._locked_tables()
         policies = sorted(self._differing("policy"), key=lambda unit: (unit.table, unit.key))
+        # An app's are checked for breaches before anything of it is committed.
+        locked = (
+            self._locked_tables() if self.source.schema == PENSTOCK else {unit.table for unit in policies}
+        )
         self._apply(runner, (unit for unit in policies if unit.table in locked))
         later = [unit for unit in policies if unit.table not in locked]
         record_code(self.connection, self.source, unfinished=later)
@@ -141,7 +144,6 @@ class _Migration:
         with self.connection.transaction():
             execute(self.connection, prologue(self.source.schema, lock=False))
             self._apply(Runner(self.connection), policies)
-            _refuse_breaches(self.connection, self.source)
 
     def _finish(self) -> None:
         with self.connection.transaction():

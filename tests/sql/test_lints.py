@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock import migrate, testing
-from penstock.apps import video_ideas
+from penstock.apps.video_ideas.app import app
 
 pytestmark = pytest.mark.every_postgres
 
@@ -17,7 +17,7 @@ join pg_attribute a on a.attrelid = c.conrelid and a.attnum = k.number
 where c.contype = 'f' and c.connamespace in ('penstock'::regnamespace, 'video_ideas'::regnamespace)
   and not exists (
     select from pg_index i
-    where i.indrelid = c.conrelid and i.indisvalid and i.indpred is null
+    where i.indrelid = c.conrelid and i.indisvalid
       and (i.indkey::smallint[])[0:cardinality(c.conkey) - 1] @> c.conkey)
 group by c.oid, c.conrelid
 """
@@ -42,8 +42,8 @@ INLINED = {
 def both(db: testing.Database) -> testing.Database:
     """Penstock as it is shipped (the tests' clock is another function), and an app beside it."""
     migrate.migrate(db.dsn)
-    assert video_ideas.app.own
-    migrate.migrate(db.dsn, folder=video_ideas.app.own.folder, schema=video_ideas.app.own.schema)
+    assert app.own
+    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
     return db
 
 
