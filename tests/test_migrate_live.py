@@ -121,44 +121,51 @@ def test_a_changed_function_and_policy_touch_nothing_else(live: testing.Database
     assert check(live) == []
 
 
-DRIFT = [
-    "create or replace function penstock._now() returns timestamptz language sql as 'select now()'",
-    "alter function penstock.get_job security invoker",
-    "alter function penstock.get_job reset search_path",
-    "alter function penstock._uuid7() reset search_path",
-    "drop function penstock.backlog",
-    "drop function penstock.my_tenants cascade",
-    "comment on function penstock.backlog() is 'x'",
-    "grant execute on function penstock.get_job to anon",
-    "grant execute on function penstock.get_job to public",
-    "revoke execute on function penstock.get_job from authenticated",
-    "grant insert on penstock.audit_log to authenticated",
-    "grant select on penstock.jobs to service_role with grant option",
-    "revoke select on penstock.jobs from authenticated",
-    "grant update (status) on penstock.jobs to authenticated",
-    "revoke update (display_name) on penstock.profiles from authenticated",
-    "grant create on schema penstock to anon",
-    "drop policy members_read on penstock.jobs",
-    "alter policy members_read on penstock.jobs using (true)",
-    "alter policy members_read on penstock.jobs to public",
-    "drop trigger jobs_transitions on penstock.jobs",
-    "alter table penstock.jobs disable trigger jobs_transitions",
-    "drop trigger penstock_on_new_user on auth.users",
-    "drop view penstock.worker_list",
-    "drop view penstock.price_list cascade",
-    "alter view penstock.job_list set (security_invoker = false)",
-    "create or replace view penstock.dead_letter_list with (security_invoker = true) as select id, tenant_id, job_id,"
-    " task_id, kind, reason, error_code, error_message, attempts, died_at from penstock.dead_letters where id > 7",
-    "comment on view penstock.job_list is 'x'",
-]
+DRIFT = {
+    "functions and triggers": [
+        "create or replace function penstock._now() returns timestamptz language sql as 'select now()'",
+        "alter function penstock.get_job security invoker",
+        "alter function penstock.open_job reset search_path",
+        "alter function penstock._uuid7() reset search_path",
+        "drop function penstock.backlog",
+        "comment on function penstock.pulse() is 'x'",
+        "drop trigger jobs_transitions on penstock.jobs",
+        "alter table penstock.jobs disable trigger jobs_audit",
+        "drop trigger penstock_on_new_user on auth.users",
+    ],
+    "grants": [
+        "grant execute on function penstock.get_job to anon",
+        "grant execute on function penstock.open_job to public",
+        "revoke execute on function penstock.forecast from authenticated",
+        "grant insert on penstock.audit_log to authenticated",
+        "grant select on penstock.jobs to service_role with grant option",
+        "revoke select on penstock.tasks from authenticated",
+        "grant update (status) on penstock.jobs to authenticated",
+        "revoke update (display_name) on penstock.profiles from authenticated",
+        "grant create on schema penstock to anon",
+    ],
+    "policies and views": [
+        "drop policy members_read on penstock.jobs",
+        "alter policy members_read on penstock.tasks using (true)",
+        "alter policy members_read on penstock.phases to public",
+        "drop view penstock.worker_list",
+        "drop view penstock.price_list cascade",
+        "alter view penstock.job_list set (security_invoker = false)",
+        "comment on view penstock.task_list is 'x'",
+        "create or replace view penstock.dead_letter_list with (security_invoker = true) as select id, tenant_id, job_id,"
+        " task_id, kind, reason, error_code, error_message, attempts, died_at from penstock.dead_letters where id > 7",
+    ],
+    "what others depend on": ["drop function penstock.my_tenants cascade"],
+}
 
 
-def test_migrate_repairs_what_was_changed_by_hand(live: testing.Database) -> None:
-    for change in DRIFT:
+@pytest.mark.parametrize("kind", DRIFT)
+def test_migrate_repairs_what_was_changed_by_hand(live: testing.Database, kind: str) -> None:
+    for change in DRIFT[kind]:
         live.execute(change)
-        assert check(live), change
-        assert migrate.migrate(live.dsn) == []
-        assert check(live) == [], change
+    assert len(check(live)) >= len(DRIFT[kind])
+    assert migrate.migrate(live.dsn) == []
+    assert check(live) == []
     before = catalogue(live)
     migrate.migrate(live.dsn)
     assert catalogue(live) == before
