@@ -108,6 +108,31 @@ def test_what_gives_something_away_is_refused_whole(db: testing.Database, folder
     migrate.migrate(db.dsn, folder=folder, schema="boxes")
 
 
+@pytest.mark.every_postgres
+def test_a_later_version_that_gives_something_away_is_refused_whole(
+    db: testing.Database, folder: Path
+) -> None:
+    migrate.migrate(db.dsn, folder=folder, schema="boxes")
+    for name, old, new in (
+        ("functions/boxes.sql", "p_id $$", "p_id + 1 $$"),
+        ("grants.sql", "for select to authenticated using", "for select using"),
+    ):
+        (folder / name).write_text(FILES[name].replace(old, new))
+    with pytest.raises(NotMigrated, match="policy members_read of boxes is for everybody"):
+        migrate.migrate(db.dsn, folder=folder, schema="boxes")
+    assert db.execute("select boxes.pack(1)") == [{"pack": 1}]
+    (folder / "grants.sql").write_text(FILES["grants.sql"])
+    migrate.migrate(db.dsn, folder=folder, schema="boxes")
+    assert db.execute("select boxes.pack(1)") == [{"pack": 2}]
+    # What somebody changed by hand is named, and repaired.
+    db.execute("drop policy members_read on boxes.boxes")
+    assert check(db, folder) == ["policy members_read on boxes.boxes: missing"]
+    db.execute("alter function boxes.pack(bigint) cost 7")
+    assert "function boxes.pack: changed since migrate created it" in check(db, folder)
+    migrate.migrate(db.dsn, folder=folder, schema="boxes")
+    assert check(db, folder) == []
+
+
 def test_penstocks_own_schema_has_no_breach(conn: db.SyncConnection) -> None:
     """R2.10/definers, R2.10/by-name: the same questions, of schema penstock."""
     assert migrate.breaches(conn) == []

@@ -119,6 +119,7 @@ table penstock.allowances
   constraint allowances_source_check: CHECK ((source = ANY (ARRAY['override'::text, 'purchase'::text])))
   constraint allowances_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   index allowances_key: CREATE UNIQUE INDEX allowances_key ON penstock.allowances USING btree (tenant_id, key) WHERE (key IS NOT NULL)
+  index allowances_meter: CREATE INDEX allowances_meter ON penstock.allowances USING btree (meter)
   index allowances_tenant: CREATE INDEX allowances_tenant ON penstock.allowances USING btree (tenant_id, meter)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
@@ -633,7 +634,7 @@ table penstock.jobs
   index jobs_tenant_status: CREATE INDEX jobs_tenant_status ON penstock.jobs USING btree (tenant_id, status, id)
   index jobs_type: CREATE INDEX jobs_type ON penstock.jobs USING btree (type, created_at)
   trigger jobs_audit: CREATE TRIGGER jobs_audit AFTER UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION penstock._audit_job()
-  trigger jobs_transitions: CREATE TRIGGER jobs_transitions BEFORE UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((((((((((((((((old.status <> 'queued'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'queued'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'paused'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'running'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'running'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'queued'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'canceled'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'completed'::text))) AND ((old.status <> 'paused'::text) OR (new.status <> 'failed'::text))) AND ((old.status <> 'failed'::text) OR (new.status <> 'running'::text))))) EXECUTE FUNCTION penstock._guard_job()
+  trigger jobs_transitions: CREATE TRIGGER jobs_transitions BEFORE UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((old.status <> 'queued'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'paused'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'canceled'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'completed'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'failed'::text)) AND ((old.status <> 'running'::text) OR (new.status <> 'paused'::text)) AND ((old.status <> 'running'::text) OR (new.status <> 'completed'::text)) AND ((old.status <> 'running'::text) OR (new.status <> 'failed'::text)) AND ((old.status <> 'running'::text) OR (new.status <> 'canceled'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'queued'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'canceled'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'completed'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'failed'::text)) AND ((old.status <> 'failed'::text) OR (new.status <> 'running'::text)))) EXECUTE FUNCTION penstock._guard_job()
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -866,6 +867,7 @@ table penstock.prices
   constraint prices_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   constraint prices_variant_check: CHECK ((variant ~ '^[a-z][a-z0-9_]{0,62}$'::text))
   index prices_key: CREATE UNIQUE INDEX prices_key ON penstock.prices USING btree (tenant_id, provider, meter, variant, valid_from) NULLS NOT DISTINCT
+  index prices_meter: CREATE INDEX prices_meter ON penstock.prices USING btree (meter)
   index prices_provider: CREATE INDEX prices_provider ON penstock.prices USING btree (provider, meter)
   policy members_read: permissive for select to authenticated using ((tenant_id IS NULL) OR (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants)))
   policy service_reads: permissive for select to service_role using true
@@ -883,6 +885,7 @@ table penstock.profiles
   constraint profiles_display_name_check: CHECK ((length(display_name) <= 200))
   constraint profiles_pkey: PRIMARY KEY (user_id)
   constraint profiles_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index profiles_tenant: CREATE INDEX profiles_tenant ON penstock.profiles USING btree (tenant_id)
   policy own_profile: permissive for select to authenticated using (user_id = ( SELECT auth.uid() AS uid))
   policy own_profile_update: permissive for update to authenticated using (user_id = ( SELECT auth.uid() AS uid)) with check (user_id = ( SELECT auth.uid() AS uid))
   policy service_reads: permissive for select to service_role using true
@@ -1093,6 +1096,7 @@ table penstock.tenant_limits
   constraint tenant_limits_meter_fkey: FOREIGN KEY (meter) REFERENCES penstock.meters(name)
   constraint tenant_limits_pkey: PRIMARY KEY (tenant_id, meter)
   constraint tenant_limits_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index tenant_limits_meter: CREATE INDEX tenant_limits_meter ON penstock.tenant_limits USING btree (meter)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -1114,6 +1118,7 @@ table penstock.tenants
   constraint tenants_plan_fkey: FOREIGN KEY (plan) REFERENCES penstock.plans(name)
   constraint tenants_weight_check: CHECK (((weight > (0)::double precision) AND (weight <= (1000)::double precision)))
   index tenants_name: CREATE INDEX tenants_name ON penstock.tenants USING btree (name)
+  index tenants_plan: CREATE INDEX tenants_plan ON penstock.tenants USING btree (plan)
   policy members_read: permissive for select to authenticated using (id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -1129,6 +1134,7 @@ table penstock.upkeep_runs
   comment on column away_until: Workers get a moment after this to extend leases that expired while the database was away.
   constraint upkeep_runs_id_check: CHECK (id)
   constraint upkeep_runs_pkey: PRIMARY KEY (id)
+  policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
 table penstock.usage_events
@@ -1166,6 +1172,7 @@ table penstock.usage_keys
   constraint usage_keys_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
   constraint usage_keys_pkey: PRIMARY KEY (tenant_id, key)
   index usage_keys_at: CREATE INDEX usage_keys_at ON penstock.usage_keys USING btree (at)
+  policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
 table penstock.usage_sums
@@ -1611,7 +1618,8 @@ function penstock._bucket(double precision)
   arguments: p_seconds double precision
   returns: integer
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 cf5dc2723ed7d4c397808284fa761966
+  settings: search_path=pg_catalog, pg_temp
+  body: sha256 c68432cec2bf3db4126f044c50a7a0c1
   comment: The histogram bucket of a duration; bucket n begins at 2^(n/2) milliseconds.
 
 function penstock._bulk_row_state(penstock.bulk_rows)
@@ -2310,6 +2318,7 @@ function penstock._pace(double precision, timestamp with time zone, timestamp wi
   arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=pg_catalog, pg_temp
   body: sha256 a08d75b865a51eb505953ba86e8c1943
   comment: What share of its limits an endpoint uses: a refusal lowers it, ten minutes bring it back.
   grant to service_role: execute
@@ -2635,7 +2644,8 @@ function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 8695fc227901860e2c4a76d50922c359
+  settings: search_path=penstock, pg_temp
+  body: sha256 3edb3da6f3d399325622efb7b2210b43
   comment: The cost of a row so far, in the base currency.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2668,7 +2678,8 @@ function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 ca6d294604d2366dcf4ea86c8850aef5
+  settings: search_path=penstock, pg_temp
+  body: sha256 1ea95ebb977a613fd79929b4f36823bd
   comment: The value of a setting.
 
 function penstock._settle(penstock.leases[], boolean, penstock.leases[])
@@ -2714,7 +2725,7 @@ function penstock._slot_ends(smallint, bigint)
   arguments: p_width smallint, p_slot bigint
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 1c916af58322c56f1affa53388798101
+  body: sha256 cfe69a777aff00e87f3727ecabc58886
   comment: Until when (in seconds since 1970) what was admitted in a slot counts.
   grant to service_role: execute
 

@@ -366,7 +366,7 @@ class TestMatrix:
         ]
 
 
-INLINED = ("_now", "_bucket", "_setting", "_size", "_slot_ends", "_pace", "_bulk_row_state", "_row_cost")
+INLINED = ("_now", "_size", "_slot_ends", "_bulk_row_state")
 
 
 class TestCatalogue:

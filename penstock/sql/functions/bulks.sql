@@ -701,9 +701,8 @@ comment on function penstock.mark_rows_written(uuid, bigint[], text[]) is
   'Records the states of rows that were written back to the source.';
 
 create or replace function penstock._row_cost(p_row penstock.bulk_rows)
-returns numeric language sql stable as $$
-  -- The rows of a batch share its cost; trim_scale removes the trailing zeros
-  -- of the division. No search_path is set, so that PostgreSQL can inline it.
+returns numeric language sql stable set search_path = penstock, pg_temp as $$
+  -- The rows of a batch share its cost; trim_scale removes the trailing zeros of the division.
   select trim_scale(coalesce(sum(c.base_amount), 0) / coalesce(p_row.batch_size, 1))
     from penstock.cost_entries c
   where c.job_id = p_row.job_id and c.task_id between p_row.first_id and p_row.last_id

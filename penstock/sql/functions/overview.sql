@@ -2,8 +2,7 @@
 -- so that a page that is open all day does not get slower as the queue grows.
 
 create or replace function penstock._bucket(p_seconds double precision)
-returns integer language sql immutable as $$
-  -- Sets no search_path, so that PostgreSQL can inline it: it runs for each task that ends.
+returns integer language sql immutable set search_path = pg_catalog, pg_temp as $$
   select least(60, floor(2 / ln(2::double precision) * ln(greatest(p_seconds * 1000, 1))))::integer
 $$;
 comment on function penstock._bucket(double precision) is

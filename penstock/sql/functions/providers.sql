@@ -97,13 +97,13 @@ comment on function penstock._size(jsonb, bigint) is 'What of a provider''s limi
 
 create or replace function penstock._slot_ends(p_width smallint, p_slot bigint)
 returns double precision language sql immutable as $$
-  -- Like _size and _pace it names no table and sets no path, so that it is inlined.
+  -- Like _size it names no table and sets no path, so that it is inlined: a claim calls it for every slot.
   select case p_width when 1 then p_slot * 0.25::double precision + 60.75 else p_slot * 60::double precision + 3661 end
 $$;
 comment on function penstock._slot_ends(smallint, bigint) is 'Until when (in seconds since 1970) what was admitted in a slot counts.';
 
 create or replace function penstock._pace(p_pace double precision, p_paced_at timestamptz, p_now timestamptz)
-returns double precision language sql immutable as $$
+returns double precision language sql immutable set search_path = pg_catalog, pg_temp as $$
   select least(1, p_pace + extract(epoch from p_now - p_paced_at)::double precision / 600)
 $$;
 comment on function penstock._pace(double precision, timestamptz, timestamptz) is

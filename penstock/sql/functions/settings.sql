@@ -1,8 +1,7 @@
 -- Settings: configuration shared by all workers.
 
 create or replace function penstock._setting(p_name text)
-returns jsonb language sql stable as $$
-  -- Names the schema instead of setting search_path, so that PostgreSQL can inline it.
+returns jsonb language sql stable set search_path = penstock, pg_temp as $$
   select value from penstock.settings where name = p_name
 $$;
 comment on function penstock._setting(text) is 'The value of a setting.';
