@@ -14,12 +14,63 @@ type penstock.booking
   column used: numeric
   column held: numeric
 
+type penstock.capacity
+  column requests: bigint
+  column tokens: bigint
+  column places: bigint
+  column max_requests: bigint
+  column max_tokens: bigint
+
+type penstock.claim_candidate
+  column tid: tid
+  column task_id: bigint
+  column job_id: uuid
+  column tenant_id: uuid
+  column units: jsonb
+  column provider: text
+  column on_limit: text
+  column job_status: text
+
+type penstock.claim_limit
+  column tenant_id: uuid
+  column job_id: uuid
+  column meter: text
+  column amount: numeric
+  column mode: text
+  column resets_at: timestamp with time zone
+  column remaining: numeric
+
+type penstock.claim_need
+  column amounts: jsonb
+  column has_budget: boolean
+  column cost: numeric
+  column shortage: text
+
+type penstock.claim_pick
+  column tids: tid[]
+  column gated_lane_ids: integer[]
+  column reservations: penstock.reservation[]
+  column is_more: boolean
+  column has_reserved: boolean
+
 type penstock.phase_delta
   column job_id: uuid
   column "position": smallint
   column succeeded: integer
   column failed: integer
   column canceled: integer
+
+type penstock.provider_choice
+  column provider: text
+  column reason: text
+  column is_open: boolean
+
+type penstock.reservation
+  column task_id: bigint
+  column tenant_id: uuid
+  column job_id: uuid
+  column amounts: jsonb
+  column has_budget: boolean
 
 type penstock.task_spec
   column kind: text
@@ -37,6 +88,14 @@ type penstock.task_spec
   column idempotency_key: text
   column route: jsonb
   column confirm: boolean
+
+type penstock.window_fit
+  column tids: tid[]
+  column requests: bigint
+  column tokens: bigint
+  column next_requests: bigint
+  column next_tokens: bigint
+  column oversized: tid[]
 
 sequence penstock.lease_numbers
   definition: bigint start 1 increment 10000 minimum 1 maximum 9223372036854775807 cache 1
@@ -1534,13 +1593,21 @@ function penstock._add_up_costs()
   body: sha256 f2076a3434e330d7e7a5e024f51a73e3
   comment: Every line of the ledger is in the sums, in the same transaction.
 
-function penstock._admit(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
-  arguments: p_kinds text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first boolean, p_is_empty boolean, p_is_patient boolean, OUT tids tid[], OUT lanes integer[], OUT held bigint[], OUT amounts jsonb[], OUT is_more boolean, OUT has_booked boolean
-  returns: record
+function penstock._admit(penstock.endpoints, penstock.capacity, penstock.window_fit, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_capacity penstock.capacity, p_fit penstock.window_fit, p_now timestamp with time zone
+  returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9534eda55d781e49c6ae6020dc69734f
-  comment: Chooses what may be claimed from gated lanes: in order, within each provider's windows and concurrency, within quotas and budgets. Counts what it chose.
+  body: sha256 1d2b8d4d68c91b32f75c7ee4fd8d9f7e
+  comment: Counts the tasks that fit in the windows of their endpoint, parks those that never fit, and closes the endpoint until the next one fits.
+
+function penstock._apply_told_limits(penstock.endpoints, penstock.endpoint_states, bigint, bigint)
+  arguments: p_endpoint penstock.endpoints, p_before penstock.endpoint_states, p_requests bigint, p_tokens bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e2779fe1adab3542760898b55246cb75
+  comment: Keeps the limits that a provider reports, for an hour (see _forget_told_limits), and retries tasks that a lower one had parked.
 
 function penstock._artifact_path(text, text, text, text)
   arguments: p_folder text, p_stem text, p_name text, p_content_type text
@@ -1583,6 +1650,22 @@ function penstock._base_rate(text, timestamp with time zone)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock._batch_without(bigint[], bigint[], penstock.leases[])
+  arguments: p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], OUT task_ids bigint[], OUT leases bigint[]
+  returns: record
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 df3849258e9be9ac491cafc292304e06
+  comment: The tasks of a batch that are not among those taken.
+
+function penstock._best_provider(jsonb, uuid, jsonb)
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
+  returns: penstock.provider_choice
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cc13fdb2794d16acb3e8e4f97a15d9a9
+  comment: The provider that a route prefers: open ones first, then the cheapest, the fastest or the first of the list.
+
 function penstock._book(penstock.booking[])
   arguments: p_bookings penstock.booking[]
   returns: void
@@ -1615,6 +1698,13 @@ function penstock._bury(penstock.leases[], text[], text[], text[])
   body: sha256 149190f1b1ad6d12b99b1f8ff170cc25
   comment: Ends tasks as failed for good, with their letters, and everything that follows.
 
+function penstock._call_size(jsonb, bigint)
+  arguments: p_units jsonb, p_default_tokens bigint
+  returns: TABLE(requests bigint, tokens bigint)
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 f84e976b54b4e0d4101c5f652ec9a423
+  comment: The requests and tokens that a call counts in its endpoint's windows.
+
 function penstock._caller_tenant(uuid)
   arguments: p_tenant_id uuid
   returns: uuid
@@ -1623,29 +1713,13 @@ function penstock._caller_tenant(uuid)
   body: sha256 8820aefaec22d59fab6faa9e6f90db23
   comment: The tenant a call works for: the one named, if the caller may, else the caller's own.
 
-function penstock._can_spend(integer, timestamp with time zone)
+function penstock._can_count_calls(integer, timestamp with time zone)
   arguments: p_endpoint_id integer, p_at timestamp with time zone
   returns: boolean
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c402fc35953dcc3c6c74e09459f8d5fe
-  comment: Whether what is admitted at a moment can be counted without waiting for anybody.
-
-function penstock._candidates(jsonb, uuid, jsonb)
-  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
-  returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 becf3fb3f63097f98622e50309c9e027
-  comment: The endpoints that can do what a route asks for, with what decides among them.
-
-function penstock._check_arrays(bigint[], bigint[], integer)
-  arguments: p_task_ids bigint[], p_leases bigint[], p_others integer
-  returns: void
-  attributes: plpgsql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 693e62f1970390f9c8a19a4908ae8fd1
-  comment: The arrays of a batch have one length.
+  body: sha256 3b82da2ed48319c7144dad28e9d00a56
+  comment: Whether calls admitted at a given time can be counted without waiting for another transaction.
 
 function penstock._check_artifact(text, text, bigint, bigint)
   arguments: p_name text, p_content_type text, p_bytes bigint, p_limit bigint
@@ -1654,6 +1728,22 @@ function penstock._check_artifact(text, text, bigint, bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 66c2cf1e7de8c45e13210349ac331c8c
   comment: Refuses what cannot be the name, type or size of a file.
+
+function penstock._check_batch(bigint[], bigint[], integer)
+  arguments: p_task_ids bigint[], p_leases bigint[], p_values integer
+  returns: void
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b2f877274c4d97353e166c5704db9580
+  comment: Rejects a batch that is too large, or whose arrays differ in length.
+
+function penstock._check_claim(text, integer, integer)
+  arguments: p_worker_id text, p_max_tasks integer, p_lease_seconds integer
+  returns: void
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ea7e1773bd11ede5737809a4887d187e
+  comment: Rejects a claim with invalid arguments.
 
 function penstock._check_cycles(integer[], integer[], integer)
   arguments: p_parents integer[], p_children integer[], p_count integer
@@ -1668,8 +1758,8 @@ function penstock._check_demands(penstock.jobs, penstock.task_spec[])
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 98e3aa28aee61355ded67af066f6f92d
-  comment: Refuses tasks whose provider or units are not right or whose queue is full. Returns by how many seconds to delay those of which provider.
+  body: sha256 a6549f9247d02fb88233d6854d5b26f1
+  comment: Rejects tasks with an invalid provider or units, or whose queue is full. Returns the delay in seconds for the tasks of each provider under pressure.
 
 function penstock._check_document(jsonb, text, integer)
   arguments: p_document jsonb, p_name text, p_limit integer
@@ -1692,8 +1782,8 @@ function penstock._check_holder(text, bigint)
   returns: void
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0e90977fa6e8ebf1ffa4e407f7b8bccb
-  comment: Whoever speaks of a task says who it is.
+  body: sha256 c7979e32b9a3f5d7826e49465fe90a46
+  comment: Requires a report to name its lease or its worker.
 
 function penstock._check_keys(uuid, penstock.task_spec[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[]
@@ -1702,6 +1792,14 @@ function penstock._check_keys(uuid, penstock.task_spec[])
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
   body: sha256 184c57ff523cdc111fca1da95fbdcb94
   comment: Keys are unique in the job and every parent exists.
+
+function penstock._check_queue_depth(penstock.endpoints, bigint)
+  arguments: p_endpoint penstock.endpoints, p_more bigint
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 82ab35c440ce523061f8067d98e16042
+  comment: Rejects tasks that would make an endpoint's queue longer than its depth_limit.
 
 function penstock._check_rows(jsonb)
   arguments: p_rows jsonb
@@ -1735,21 +1833,36 @@ function penstock._check_units(jsonb, text)
   body: sha256 20c8d30614bc27f261ab1f6b0c1f9547
   comment: Refuses units that are not amounts of known meters.
 
+function penstock._choice_document(penstock.provider_choice)
+  arguments: p_choice penstock.provider_choice
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9fc9aeebf2b55659aa4de6441cfc19dd
+  comment: The choice as it is kept in the task's route.
+
 function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0adaa0bfa9f8320a06ba158064272b8d
-  comment: Gives tasks that ask for features the provider they are to use.
+  body: sha256 4b8c5f59d17aa208ecd3a6555e75e087
+  comment: Sets the provider of each task that has a route.
 
-function penstock._chosen(jsonb, uuid, jsonb)
-  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
-  returns: jsonb
+function penstock._claimed_task(penstock.leases)
+  arguments: p_lease penstock.leases
+  returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: sql, stable, security invoker, parallel unsafe
+  body: sha256 e24a9dd8a11b0b073a5317700e127319
+  comment: What a worker gets of a task it has claimed: the input with the outputs of its parents, the attempt, its limits.
+
+function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states, jsonb)
+  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_signal jsonb
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8b07b77bf761b6b69ea9ac9d7118c4bd
-  comment: The endpoint for a route, and why this one.
+  body: sha256 92435f50736b65eed14803d4a21e9e2d
+  comment: Closes an endpoint whose account is exhausted until open_provider.
 
 function penstock._compact()
   returns: void
@@ -1758,6 +1871,22 @@ function penstock._compact()
   body: sha256 e7a7c805994dea4502c26043a9c93b42
   comment: Adds up what was recorded since the last time.
 
+function penstock._count_calls(penstock.endpoints, timestamp with time zone, bigint, bigint)
+  arguments: p_endpoint penstock.endpoints, p_at timestamp with time zone, p_requests bigint, p_tokens bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 878b14733deb0a3ddb9a4deb0ebd6887
+  comment: Counts calls admitted at a given time in their endpoint's windows. Negative amounts take them back.
+
+function penstock._count_foreign_calls(penstock.endpoints, bigint, bigint)
+  arguments: p_endpoint penstock.endpoints, p_requests_left bigint, p_tokens_left bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 02bae69333ad284662fb3ad00c318470
+  comment: Counts calls that others made with the same account: less is left, as the provider says, than was counted here.
+
 function penstock._count_job(penstock.jobs)
   arguments: p_job penstock.jobs
   returns: void
@@ -1765,6 +1894,14 @@ function penstock._count_job(penstock.jobs)
   settings: search_path=penstock, pg_temp
   body: sha256 e91728e82bf84166853c812ebf44bb81
   comment: Counts a new job where jobs are limited, and refuses one too many.
+
+function penstock._current_pace(double precision, timestamp with time zone, timestamp with time zone)
+  arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
+  returns: double precision
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 a08d75b865a51eb505953ba86e8c1943
+  comment: The share of its limits that an endpoint may use: a 429 lowers it, and it recovers within ten minutes.
+  grant to service_role: execute
 
 function penstock._delete_artifacts(penstock.artifacts[])
   arguments: p_artifacts penstock.artifacts[]
@@ -1787,7 +1924,7 @@ function penstock._do_chore(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 02642d4ceb82a3cd29b06453c09ac593
+  body: sha256 37b8853e17bcdb5887d19b0144de4023
   comment: Does one bite of what a pause, resume or cancel left to do, and says how many tasks it moved.
 
 function penstock._endpoint(text, uuid)
@@ -1796,7 +1933,15 @@ function penstock._endpoint(text, uuid)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 d5d0159e0643c1aa8491ec5c6148f4b8
-  comment: The endpoint of this name: the tenant's own, else the one for all.
+  comment: The endpoint of this name: the tenant's own, or the one for all tenants.
+
+function penstock._enter_endpoint(integer, integer[], timestamp with time zone, boolean)
+  arguments: p_endpoint_id integer, p_admitted integer[], p_now timestamp with time zone, p_may_wait boolean, OUT verdict text, OUT is_locked boolean, OUT endpoint penstock.endpoints, OUT capacity penstock.capacity
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1eb961c305b86041c7942c23c4e0bb2e
+  comment: Locks an endpoint's state so that one claim at a time counts in its windows, and returns what it has free. The verdict is open, full, closed, busy (locked by another claim) or later (counting would have to wait).
 
 function penstock._estimated_cost(text, uuid, jsonb)
   arguments: p_provider text, p_tenant_id uuid, p_units jsonb
@@ -1810,7 +1955,7 @@ function penstock._expire_holds()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6dfb568ee222272c40184ec3b71f0129
+  body: sha256 55f315a24946ac8f3ab887db62d1f3ce
   comment: Gives back what callers set aside and forgot.
 
 function penstock._family(bigint[])
@@ -1842,8 +1987,16 @@ function penstock._finish_of(uuid, jsonb)
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e1885b93a76d112565454c02b0aa3b68
+  body: sha256 0178dc9480ebf904ddc933bb72407eb3
   comment: When groups of tasks will have ended: step by step, what the workers, the windows and the places let through. Null: never, as things are.
+
+function penstock._fit_into_windows(tid[], penstock.endpoints, penstock.capacity)
+  arguments: p_tids tid[], p_endpoint penstock.endpoints, p_capacity penstock.capacity
+  returns: penstock.window_fit
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 50af66b753ccf6b14fde0eec823487f0
+  comment: Which of these tasks fit into what is left of an endpoint's windows: the first ones, in order, until one does not fit.
 
 function penstock._forecast(uuid, jsonb)
   arguments: p_tenant_id uuid, p_groups jsonb
@@ -1857,24 +2010,24 @@ function penstock._forget_told_limits()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 abfcde95fc173a781bb0e8585da0e043
-  comment: A provider's lower limit counts for an hour after it was told; what was too large for it is tried again.
+  body: sha256 ddadc5e17029f160b7e7a57c46c01ae8
+  comment: Forgets lower limits that providers reported more than an hour ago, and retries tasks that were too large for them.
 
-function penstock._free_unclaimed(bigint[], jsonb[], timestamp with time zone)
-  arguments: p_held bigint[], p_amounts jsonb[], p_now timestamp with time zone
-  returns: void
-  attributes: sql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 774dd05d115fd064d24a6839cafeae18
-  comment: Gives back what was set aside for tasks whose job was stopped before they had a lease.
+function penstock._free_capacity(penstock.endpoints, penstock.endpoint_states, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamp with time zone
+  returns: penstock.capacity
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 8b9c89b4b836c23942fa5af20d6eb8fd
+  comment: What is left of an endpoint's limits now, and the most its windows ever allow (null: no limit).
 
-function penstock._freed(penstock.holds)
-  arguments: p_hold penstock.holds
-  returns: penstock.booking[]
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 b5ca37677593bc8d09f4443ac9e6c2f9
-  comment: What is booked back when a hold ends: what of it was not spent.
+function penstock._free_concurrency(penstock.endpoints, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
+  returns: bigint
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 fe870b0b2d470108f67875a38064266c
+  comment: How many more concurrent calls an endpoint allows (null: no limit).
 
 function penstock._guard_job()
   returns: trigger
@@ -1898,6 +2051,14 @@ function penstock._has_price(text, uuid, timestamp with time zone)
   settings: search_path=penstock, pg_temp
   body: sha256 53294bab9c56357458f061a499b2bd60
   comment: Whether a provider has any price now.
+
+function penstock._has_quota_or_budget(tid[])
+  arguments: p_tids tid[]
+  returns: boolean
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a40874f11cac186ee957510c8d1eb3d4
+  comment: Whether any of these tasks belongs to a tenant with limits or to a job with a budget. Most do not, and skip the accounts.
 
 function penstock._hold_bytes(uuid, bigint)
   arguments: p_tenant_id uuid, p_bytes bigint
@@ -1931,6 +2092,14 @@ function penstock._is_readable(jsonb)
   body: sha256 87eec6a6efb7a45a8332435f8be95dbc
   comment: Whether common readers of JSON can read this document.
 
+function penstock._is_route(jsonb)
+  arguments: p_route jsonb
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 de84e68054d6184b718b6ea75aa07206
+  comment: Whether a document is a valid route.
+
 function penstock._is_running(uuid, bigint, bigint)
   arguments: p_job_id uuid, p_first_id bigint, p_last_id bigint
   returns: boolean
@@ -1956,6 +2125,14 @@ function penstock._is_time(timestamp with time zone)
   body: sha256 923a0e7cb9cb66576ffa24cc054fcc45
   comment: Whether a time is one that is kept: from the year 2000 to the year 9998.
 
+function penstock._is_under_pressure(penstock.endpoints, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
+  returns: boolean
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2ed332ca0f22f375a5a981e97e2ab26b
+  comment: Whether more of an endpoint's capacity is used than its backpressure_threshold, so that new tasks are delayed.
+
 function penstock._judged_rows(penstock.bulks, jsonb)
   arguments: p_bulk penstock.bulks, p_rows jsonb
   returns: SETOF penstock.bulk_rows
@@ -1969,8 +2146,8 @@ function penstock._keep_canceled(penstock.leases[])
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cde74b6f6d091c228ede52b18ca9a0bc
-  comment: Gives back what was running when its job was stopped.
+  body: sha256 f741fb4201e4bcb9697bea3e04b7a68b
+  comment: Requeues tasks that were running when their job was stopped.
 
 function penstock._keep_lease(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint
@@ -1978,7 +2155,7 @@ function penstock._keep_lease(bigint, text, bigint)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 726339d35573dbf329b42b496b546b15
-  comment: Refuses unless this is the live lease, and keeps it from ending until the transaction does, which may be a handler's: it can be extended meanwhile, and report.
+  comment: Rejects a report unless its lease is current, and keeps the lease from ending until the transaction ends, which may be a handler's. Heartbeats and progress reports go on.
 
 function penstock._keep_ledger()
   returns: trigger
@@ -2003,6 +2180,22 @@ function penstock._lane(text, text, uuid, boolean)
   body: sha256 0e73339f2bc0a9431f2fcfacb4b2d850
   comment: The lane of a kind and a provider endpoint, made when first asked for.
 
+function penstock._lanes_of_tenant(uuid)
+  arguments: p_tenant_id uuid
+  returns: TABLE(lane_id integer, priority smallint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: enable_bitmapscan=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 47fa586fec7a80c1e36c9af1f4a75a92
+  comment: The lanes and priorities in which the tenant has tasks that can be claimed.
+
+function penstock._lease_tasks(penstock.claim_pick, text, timestamp with time zone, integer)
+  arguments: p_pick penstock.claim_pick, p_worker_id text, p_now timestamp with time zone, p_lease_seconds integer
+  returns: SETOF penstock.leases
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f32a3f4eb02dd2f8e1caacf035d7dca2
+  comment: Moves the picked tasks whose jobs run from ready to leases, in the order of their slots, and starts their jobs.
+
 function penstock._leased_bulk(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint
   returns: penstock.bulks
@@ -2019,13 +2212,13 @@ function penstock._limits(uuid, timestamp with time zone)
   body: sha256 1f19372d5ff518915de2099ce7559929
   comment: The limits that hold for a tenant: its own or its plan's, and what overrides and purchases add. The only place that decides this. A meter without a row is not limited.
 
-function penstock._lines(uuid)
-  arguments: p_tenant_id uuid
-  returns: TABLE(lane_id integer, priority smallint)
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: enable_bitmapscan=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 328bf4ad37dcdd25cb5c3d2e3127b3c7
-  comment: The lanes and priorities in which tasks of this tenant stand in line.
+function penstock._lock_limits(tid[], timestamp with time zone, boolean)
+  arguments: p_tids tid[], p_now timestamp with time zone, p_may_wait boolean, OUT limits penstock.claim_limit[], OUT busy_tenants uuid[]
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8c181f5d5b3933e377f4e57d311b49d5
+  comment: Locks the accounts of the quotas and budgets that these tasks may use and returns what remains of each. busy_tenants: those with an account that another transaction has locked, when this one may not wait.
 
 function penstock._locked_account(uuid, uuid, text, date, boolean)
   arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_is_patient boolean
@@ -2057,15 +2250,15 @@ function penstock._lost_code(bigint)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 09ad2464d2825a69fc299a300144626a
-  comment: Why a lease is gone: its job was canceled, or it was lost.
+  comment: Why a lease is gone: canceled (its job was) or lease_lost.
 
 function penstock._many_outputs(uuid, bigint)
   arguments: p_job_id uuid, p_task_id bigint
   returns: jsonb
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0648bdd952bda0161e4772fdf4bd1373
-  comment: The outputs of a task's many parents, as far as they fit into one document.
+  body: sha256 2a5e860265549f22673d818952cc51ac
+  comment: The outputs of a task with many parents, as far as they fit into one document.
 
 function penstock._matching_letters(jsonb)
   arguments: p_filter jsonb
@@ -2075,6 +2268,14 @@ function penstock._matching_letters(jsonb)
   body: sha256 e900f41b66108fdaaff7985fb89d1936
   comment: The caller's dead letters that match a filter.
 
+function penstock._measure_need(penstock.claim_candidate, penstock.claim_limit[], timestamp with time zone)
+  arguments: p_task penstock.claim_candidate, p_limits penstock.claim_limit[], p_now timestamp with time zone
+  returns: penstock.claim_need
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7d2f491a3222a5cff167151cc2df1c90
+  comment: What a task needs of the limits that apply to it, and what it is short of. A limit that is only observed leaves a usage event instead.
+
 function penstock._move_progress(penstock.phase_delta[])
   arguments: p_deltas penstock.phase_delta[]
   returns: void
@@ -2082,6 +2283,13 @@ function penstock._move_progress(penstock.phase_delta[])
   settings: search_path=penstock, pg_temp
   body: sha256 3981a02993ad0ee1e9c9603a10b06b6a
   comment: Moves the counts of phases, in one lock order, and ends the jobs that are through.
+
+function penstock._not_begun()
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7c29369683f8719e57fe1e921947158c
+  comment: The reserved reason with which workers release tasks they claimed and never began: the calls admitted for these tasks were not made.
 
 function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_units jsonb, p_hold_id uuid, p_provider text, p_details jsonb
@@ -2104,7 +2312,7 @@ function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with t
   returns: timestamp with time zone
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9072ea308a216f71e5b23a8d1a65c3e1
+  body: sha256 33652b9622ab382e6b91fb67c65038d7
   comment: When a call of this size fits into the windows.
 
 function penstock._ordinal(bigint)
@@ -2114,22 +2322,6 @@ function penstock._ordinal(bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 ee010c31a932bc8d1b33071ea25ad652
   comment: 1st, 2nd, 3rd, 12th.
-
-function penstock._others(bigint[], bigint[], penstock.leases[])
-  arguments: p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], OUT task_ids bigint[], OUT leases bigint[]
-  returns: record
-  attributes: sql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 df3849258e9be9ac491cafc292304e06
-  comment: What is left of a batch without those taken.
-
-function penstock._pace(double precision, timestamp with time zone, timestamp with time zone)
-  arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
-  returns: double precision
-  attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 a08d75b865a51eb505953ba86e8c1943
-  comment: What share of its limits an endpoint uses: a refusal lowers it, ten minutes bring it back.
-  grant to service_role: execute
 
 function penstock._pace_of(text, text)
   arguments: p_kind text, p_provider text, OUT seconds double precision, OUT spread double precision, OUT samples integer
@@ -2147,6 +2339,14 @@ function penstock._parents(uuid, jsonb)
   body: sha256 610f64dba7811535965879c05eeb0e03
   comment: The tasks of a job that new ones come after.
 
+function penstock._park(tid[], text, text, timestamp with time zone)
+  arguments: p_tids tid[], p_reason text, p_waits_for text, p_until timestamp with time zone
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 436ce276c08b39db7f7b5aa858f041c8
+  comment: Moves tasks from ready to parked until there is room for them.
+
 function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_rows penstock.ready[]
   returns: penstock.ready[]
@@ -2154,6 +2354,22 @@ function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[
   settings: search_path=penstock, pg_temp
   body: sha256 91e32777d3d1441a7c914492644d6800
   comment: Sets aside the new tasks that may not run yet and returns the others.
+
+function penstock._park_short(penstock.claim_candidate, penstock.claim_need, penstock.claim_limit[], timestamp with time zone)
+  arguments: p_task penstock.claim_candidate, p_need penstock.claim_need, p_limits penstock.claim_limit[], p_now timestamp with time zone
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 208b0276fc946311dbd048063647f90a
+  comment: Parks a task that has no price, budget or quota, until when that may change.
+
+function penstock._park_stopped(tid[])
+  arguments: p_tids tid[]
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0eec6a5eaa4dcdae4b250ea39129f649
+  comment: Takes the rows that got no lease out of ready: parks tasks of paused and failed jobs, deletes those of ended jobs.
 
 function penstock._parse_tasks(jsonb)
   arguments: p_tasks jsonb
@@ -2167,7 +2383,7 @@ function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e46cd9d8920c72c5619ad3a9f18224fa
+  body: sha256 e066f174c53f96b53d0287b005f7bedd
   comment: Pauses jobs whose budget has no room for any of their tasks, and those that pause for want of quota.
 
 function penstock._percentile(jsonb, double precision)
@@ -2186,21 +2402,21 @@ function penstock._period(text, timestamp with time zone)
   body: sha256 ae7f2b6aab712c69141be7113ce8e91e
   comment: The period of a meter that a moment falls into, in UTC.
 
-function penstock._places(penstock.endpoints, timestamp with time zone)
-  arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
-  returns: bigint
-  attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 7d4c1d79f41d996d5030bd83ec0e20ec
-  comment: How many more calls an endpoint takes at once (null: no limit).
+function penstock._pick_gated(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
+  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean
+  returns: penstock.claim_pick
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 420035c65211e8631d1cc8721a016b81
+  comment: Locks the next rows of ready in gated lanes, in order and within the windows and the concurrency of their endpoints, within quotas and budgets, and counts them there.
 
-function penstock._prefer(tid[])
-  arguments: p_tids tid[]
+function penstock._pick_open(text[], integer, uuid[], timestamp with time zone)
+  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone
   returns: tid[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a40e2f1264ae0e087286f72a5d18ee1e
-  comment: Where a tenant's queue holds several priorities, gives its slots to its best tasks.
+  body: sha256 dfc3b2d8c8d02f9089ccb8fcf4284b78
+  comment: Locks the next rows of ready in lanes without limits and returns them, so that no other claim takes them.
 
 function penstock._price(text, uuid, text, text, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_meter text, p_variant text, p_at timestamp with time zone
@@ -2223,32 +2439,32 @@ function penstock._promote(integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 1333d8757b2c8da56740f2edb8c4e022
-  comment: Queues what waited for a time that has come.
+  body: sha256 b748e1ed4ffbd7fb1e8af30f55f1bc96
+  comment: Queues parked tasks whose time has come.
 
 function penstock._prune_providers(integer)
   arguments: p_limit integer
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ecc98277b183e2a1eb545b97742b4add
-  comment: Forgets what no window holds any more, at most so many rows of each sort.
+  body: sha256 d21f9582c74b4633ee4abbf5fb360384
+  comment: Deletes slots and calls that no window counts any more, at most p_limit of each.
 
 function penstock._queue(penstock.ready[], boolean)
   arguments: p_rows penstock.ready[], p_is_front boolean
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5e3693216bf9fb52ba488ab9d3ec2d6c
-  comment: Puts tasks in line, each tenant behind its own last slot.
+  body: sha256 ed599374dfc25609666289fb1a3afd8c
+  comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
 
 function penstock._ready_task(penstock.jobs)
   arguments: p_job penstock.jobs
   returns: bigint
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 b1fb119f8880e5c080906b7440b266c1
-  comment: A task of the job that stands in line, the best one.
+  body: sha256 1cdc69d11bad45d4e2190dddcfe54162
+  comment: The job's task with the best priority that can be claimed, or null.
 
 function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
   arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
@@ -2258,13 +2474,13 @@ function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
   body: sha256 ae9992d3e935dba6b2f4b539cccc941b
   comment: Writes down what attempts used and what it costs, takes it from their holds, and says what to book.
 
-function penstock._refusals(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
-  arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
-  returns: TABLE(id bigint, code text)
+function penstock._record_holds(penstock.reservation[], timestamp with time zone)
+  arguments: p_reservations penstock.reservation[], p_now timestamp with time zone
+  returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 562c46c1b6432bfb631925490f6759c3
-  comment: Settles what was accepted of a batch and says which tasks were not, and why. What was said before with the same lease counts as accepted.
+  body: sha256 e0ee6138d6ae2ee217799d9dc85e765d
+  comment: Writes a hold for each reservation whose task got a lease, and takes the other reservations back.
 
 function penstock._refuse(integer, text, text, jsonb, text)
   arguments: p_status integer, p_code text, p_message text, p_fields jsonb DEFAULT '{}'::jsonb, p_hint text DEFAULT NULL::text
@@ -2279,15 +2495,23 @@ function penstock._refuse_lost(bigint)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6a1c794acfae79a4a49ac67c16212586
-  comment: Tells whoever comes with another lease than the live one.
+  body: sha256 9ae5927ee956f369a7da4821d5a0f71b
+  comment: Rejects a report whose lease is not current.
 
 function penstock._refuse_waiting()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fdc7d00c351dbfcc40a5fa1c0938684b
-  comment: Ends tasks for which a quota had no room, in jobs that say so.
+  body: sha256 20df8bf2ce8ec9735aff3fef242f98b7
+  comment: Ends parked tasks that had no quota, in jobs whose on_limit is refuse.
+
+function penstock._release_bookings(penstock.holds)
+  arguments: p_hold penstock.holds
+  returns: penstock.booking[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b5ca37677593bc8d09f4443ac9e6c2f9
+  comment: What is booked back when a hold ends: what of it was not spent.
 
 function penstock._replay(bigint[])
   arguments: p_letter_ids bigint[]
@@ -2311,7 +2535,7 @@ function penstock._require_lease(bigint, text, bigint)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 948198f079b0381380c2408e6419f5cd
-  comment: Refuses unless this is the live lease; locks it, for a moment: whoever keeps it longer takes _keep_lease.
+  comment: Rejects a report unless its lease is current, and locks the lease. For long transactions use _keep_lease.
 
 function penstock._require_role(uuid, text[])
   arguments: p_tenant_id uuid, p_roles text[]
@@ -2326,39 +2550,55 @@ function penstock._required_endpoint(text, uuid)
   returns: penstock.endpoints
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bd6ef9cc20ae7be802b65ee04eae4523
-  comment: The endpoint of this name, or a refusal.
+  body: sha256 426ba1e41c764a6f475c81b588de2d4b
+  comment: The endpoint of this name; raises an error when there is none.
 
 function penstock._reroute()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2f73221251c31b1710fcdb977332806c
-  comment: Sends tasks that asked for features elsewhere when their lane has closed.
+  body: sha256 66bdd806861417edd48a0dca17f8821c
+  comment: Moves ready tasks that have a route from closed endpoints to open ones.
+
+function penstock._reservation_bookings(penstock.reservation[], timestamp with time zone, integer)
+  arguments: p_reservations penstock.reservation[], p_at timestamp with time zone, p_sign integer
+  returns: penstock.booking[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b37996526d091503ce5a822e7cfddb6a
+  comment: How reservations move accounts: the tenant's, and for costs the budget of the job. Sign -1 takes them back.
+
+function penstock._reserve_pick(penstock.claim_pick, timestamp with time zone, boolean)
+  arguments: p_pick penstock.claim_pick, p_now timestamp with time zone, p_may_wait boolean
+  returns: penstock.claim_pick
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 25e747dd77348af6ee0a0f106b8380db
+  comment: Reserves quota and budget for picked tasks and drops those that get none from the pick and from the windows.
 
 function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
-  arguments: p_tids tid[], p_now timestamp with time zone, p_is_patient boolean, OUT tids tid[], OUT held bigint[], OUT amounts jsonb[], OUT is_refused boolean, OUT unused_jobs uuid[], OUT unused_tasks bigint[]
+  arguments: p_tids tid[], p_now timestamp with time zone, p_may_wait boolean, OUT tids tid[], OUT reservations penstock.reservation[], OUT is_refused boolean, OUT unused penstock.claim_candidate[]
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 a0ae9718d3b92b445c6571e3d40bf8c4
-  comment: Of tasks that are about to be claimed: sets aside what their tenants' quotas and their jobs' budgets have room for, and takes the others out of the line. Names those that were counted in a window for nothing.
+  body: sha256 a16398a8eee08f3d7a6b60194181a2f5
+  comment: Reserves what picked tasks need of their tenants' quotas and their jobs' budgets, and parks those for which nothing is left. unused: tasks that were counted in a window and are not claimed.
 
 function penstock._retry_parked(text, integer[], timestamp with time zone)
   arguments: p_waits_for text, p_lane_ids integer[], p_at timestamp with time zone
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 da8ebd672f980a1ad9a7c8dc0c13a3a6
-  comment: What waits for a limit or a price in these lanes is tried again at a moment.
+  body: sha256 7a49eb359c771497d8e7d7af32003567
+  comment: Makes the tasks of these lanes that wait for a limit or a price due at a given time.
 
 function penstock._return_tasks(penstock.leases[], integer)
   arguments: p_leases penstock.leases[], p_deaths integer
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bdb75cb1ab04c8a11b2f1058b9fab2df
-  comment: Puts leased tasks back in front.
+  body: sha256 e44baba7b1b9ff355bba9f600b6161ea
+  comment: Requeues leased tasks at the front.
 
 function penstock._revive_children(uuid, bigint[])
   arguments: p_job_id uuid, p_task_ids bigint[]
@@ -2368,13 +2608,13 @@ function penstock._revive_children(uuid, bigint[])
   body: sha256 7619e2705c6ec0bf17e45e8605bfb0c5
   comment: Brings back what was canceled because these tasks had failed.
 
-function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamp with time zone)
-  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamp with time zone, OUT requests bigint, OUT tokens bigint, OUT places bigint, OUT most_requests bigint, OUT most_tokens bigint
-  returns: record
-  attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 25e8f8646047cf8f5e0969b27cb16681
-  comment: What is left of an endpoint's limits now (null: no limit), and the most it ever has.
+function penstock._route_candidates(jsonb, uuid, jsonb)
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
+  returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 36b2286695e87e677140a65616959d72
+  comment: The endpoints that have the features of a route, with what decides between them.
 
 function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
@@ -2393,14 +2633,6 @@ function penstock._row_key(jsonb, text[])
   body: sha256 f384c5dd23fcf102c4dcd0491b6f68ff
   comment: A row's key, of several columns: a list of their texts. What has none of them has no key.
 
-function penstock._set_aside(tid[], text, text, timestamp with time zone)
-  arguments: p_tids tid[], p_reason text, p_waits_for text, p_until timestamp with time zone
-  returns: void
-  attributes: sql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 1f7f991b89aa2d113fc71912edc2b6e1
-  comment: Takes tasks out of the line until there is room for them.
-
 function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
@@ -2413,8 +2645,16 @@ function penstock._settle(penstock.leases[], boolean, penstock.leases[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 f91a63c1c4e3aceea6685e711edddeba
+  body: sha256 c22cfa7419dc49ca1851bf16dc05c04a
   comment: Attempts have ended: a success commits what was reported, or else its estimate; everything else (and what was stopped meanwhile) commits only what was reported. The rest is given back. Once per transaction, so that accounts are locked in their order.
+
+function penstock._settle_batch(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
+  arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
+  returns: TABLE(id bigint, code text)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 56abb14cd9696f87df21dcb1680d2bb4
+  comment: Settles the accepted tasks of a batch and returns the rejected ones with the reason. A report that was accepted before with the same lease is accepted again.
 
 function penstock._settle_children(uuid, bigint[], bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] DEFAULT NULL::bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
@@ -2424,28 +2664,21 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   body: sha256 2fce01efcf5ecb92b9eb39dc39862eb4
   comment: Parents have ended: children of a parent that did not succeed are canceled with their descendants. Returns what that does to the progress, and the children that now wait for nothing, for the caller to queue when it has all its locks.
 
-function penstock._size(jsonb, bigint)
-  arguments: p_units jsonb, p_default_tokens bigint
-  returns: TABLE(requests bigint, tokens bigint)
-  attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 f84e976b54b4e0d4101c5f652ec9a423
-  comment: What of a provider's limits a call takes.
-
 function penstock._slot_ends(smallint, bigint)
   arguments: p_width smallint, p_slot bigint
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 1c916af58322c56f1affa53388798101
-  comment: Until when (in seconds since 1970) what was admitted in a slot counts.
+  body: sha256 3b23d3dbb9167d2f0373a135312bb0bc
+  comment: Until when (in seconds since 1970) the calls of a slot count.
   grant to service_role: execute
 
-function penstock._spend(penstock.endpoints, timestamp with time zone, bigint, bigint)
-  arguments: p_endpoint penstock.endpoints, p_at timestamp with time zone, p_requests bigint, p_tokens bigint
+function penstock._slow_down(penstock.endpoints, penstock.endpoint_states, jsonb, integer, double precision)
+  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_signal jsonb, p_status integer, p_retry_after double precision
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6837b2100aa9406c8ab703fc8146b643
-  comment: Counts what was admitted at a moment; less than nothing gives back.
+  body: sha256 7687939d4bbe3f7d6ce1245a833eaf2c
+  comment: Closes an endpoint that rejected a call for as long as it asked for, and lowers its pace.
 
 function penstock._spent(uuid, date)
   arguments: p_tenant_id uuid, p_day date
@@ -2478,6 +2711,22 @@ function penstock._sum_units(jsonb, jsonb)
   body: sha256 6ab4d0b9ba9e816366f0eea67524a7a1
   comment: Amounts added, meter by meter.
 
+function penstock._swap_in_best_priority(tid[])
+  arguments: p_tids tid[]
+  returns: tid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7cf6b4270d4c9e9aa77dff695d189e48
+  comment: Where a tenant's queue holds several priorities, gives the picked slots to its best tasks and returns their rows.
+
+function penstock._take_from_limits(penstock.claim_limit[], penstock.claim_candidate, jsonb)
+  arguments: p_limits penstock.claim_limit[], p_task penstock.claim_candidate, p_amounts jsonb
+  returns: penstock.claim_limit[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d45f54dabb299969c0b60f789d54951f
+  comment: The limits after a task's reservation, for the next task of the batch.
+
 function penstock._task_state(uuid, bigint)
   arguments: p_job_id uuid, p_task_id bigint
   returns: TABLE(state text, reason text, until timestamp with time zone, attempt integer, started_at timestamp with time zone, worker_id text, fraction real, message text)
@@ -2496,21 +2745,42 @@ function penstock._thrift_of(text, text)
   body: sha256 84c7a029dfe51b4c9e8650876669d3e0
   comment: What calls cost in truth, as a part of their estimates.
 
+function penstock._to_parked(penstock.ready, timestamp with time zone, text, text)
+  arguments: p_ready penstock.ready, p_until timestamp with time zone, p_reason text, p_waits_for text DEFAULT NULL::text
+  returns: penstock.parked
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 ef78f579b5d33cd1780c23ff6c6c9f7f
+  comment: A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.
+
+function penstock._to_ready(penstock.leases, integer, integer)
+  arguments: p_lease penstock.leases, p_more_failures integer DEFAULT 0, p_more_deaths integer DEFAULT 0
+  returns: penstock.ready
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 c4b509cd9f4733df4af6e71b5e834c4a
+  comment: A leased task as a row for _queue.
+
+function penstock._to_ready(penstock.parked)
+  arguments: p_parked penstock.parked
+  returns: penstock.ready
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 ea3d648b6f5e19dda5e6125411b8caa0
+  comment: A parked task as a row for _queue.
+
 function penstock._uncount_artifacts(penstock.artifacts[])
   arguments: p_artifacts penstock.artifacts[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bb2be17608537a2727c7c3b9ef5040d8
+  body: sha256 2f88eed62dc656e3541e33e749baf4e8
   comment: Gives back what files take of the quotas, or had set aside. Their rows are locked by the caller. Once per transaction.
 
-function penstock._unspend(penstock.leases[])
+function penstock._uncount_calls(penstock.leases[])
   arguments: p_leases penstock.leases[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a02f34317af9324606d1f4c3417db3b1
-  comment: These calls were never made: their room is free again.
+  body: sha256 09889c90b4b96db1a4f5201f5b89ff01
+  comment: Takes calls that were never made out of their endpoints' windows.
 
 function penstock._uuid7()
   returns: uuid
@@ -2551,7 +2821,7 @@ function penstock._waiting_task(penstock.jobs)
   body: sha256 b7c9d4c7b41b7c38fe6baaf3d2771a43
   comment: A task of the job that waits, the one that is nearest to its turn.
 
-function penstock._wake(uuid[], integer)
+function penstock._wake_fitting(uuid[], integer)
   arguments: p_tenant_ids uuid[], p_depth integer
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
@@ -2563,7 +2833,7 @@ function penstock._wake_missed()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 756d60e995e4a14fd5c039c6c7448a20
+  body: sha256 3204c38fda3684865cd05e15c204257a
   comment: Looks for tasks that were set aside although there is room for them by now, and queues them.
 
 function penstock._wake_waiting(uuid[])
@@ -2571,7 +2841,7 @@ function penstock._wake_waiting(uuid[])
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c22f08f0419d997ff9e286c08acac1d6
+  body: sha256 be94fef12462f509ecc63f58cf5ec9e9
   comment: Something was given back, or there is more to use: queues what waited for it, as far as it fits.
 
 function penstock._whole_units(jsonb, boolean)
@@ -2587,8 +2857,8 @@ function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double pr
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 001f481d6cc6b0f015403edecc257677
-  comment: Takes room for one call outside a claim: true, or false when there is none now. Its place comes back with release_api_capacity, or after p_ttl_seconds. The same p_key takes it once.
+  body: sha256 4f3a2cb565e4c2217f3ad4bf6d62164b
+  comment: Reserves capacity for one call outside a claim: true, or false when there is none now. The call counts as concurrent until release_api_capacity, or for p_ttl_seconds. The same p_key reserves once.
   grant to service_role: execute
 
 function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
@@ -2698,8 +2968,8 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 9e7696c7385f739282bd8d28e1946c83
-  comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, within limits, quotas and budgets, each with a lease that lasts p_lease_seconds without a heartbeat.
+  body: sha256 7691826dce4b176f303feeb3c71110f7
+  comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
 function penstock.commit_hold(uuid, jsonb, uuid)
@@ -2707,7 +2977,7 @@ function penstock.commit_hold(uuid, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2b7925562a3e3652385a37a4214d3618
+  body: sha256 4ee6cc62c113330486f9f90585c80a6c
   comment: Books the actual amounts (default: those set aside) and ends the hold. A repeated commit changes nothing; one after the expiry still books.
   grant to service_role: execute
 
@@ -2716,8 +2986,8 @@ function penstock.complete_task(bigint, text, jsonb, bigint)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 86a9ecbc6607f5ee0e74a8075f165d6e
-  comment: Ends one task as succeeded; refuses with 410 when the lease is gone.
+  body: sha256 629346881d4df88db9cc7721377cc0e4
+  comment: Ends one task as succeeded; fails with 410 when its lease is gone.
   grant to service_role: execute
 
 function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
@@ -2725,8 +2995,8 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 3d4353c45f16c2b9e163f4d7177d4fe2
-  comment: Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.
+  body: sha256 21507e1a1401f6e1ef5ef0736d2f2794
+  comment: Ends tasks as succeeded. Returns only those rejected, with lease_lost, canceled or too_large. Repeating the call is accepted.
   grant to service_role: execute
 
 function penstock.confirm_job(uuid)
@@ -2909,7 +3179,7 @@ function penstock.explain_task(uuid, bigint)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6d63d11e05c783fe16de272399551f06
+  body: sha256 c8ec94a985a5322c84fe8bec50dea4de
   comment: Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2919,8 +3189,8 @@ function penstock.fail_task(bigint, text, text, bigint, double precision, boolea
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8e1222a148ba339e4cf9238ad8b93187
-  comment: Ends one attempt as failed: retried after a backoff, not before p_retry_after_seconds, or dead-lettered; refuses with 410 when the lease is gone.
+  body: sha256 67eb091d7d5defd01a03463e67c324a5
+  comment: Ends one attempt as failed: the task is retried after a backoff, not before p_retry_after_seconds, or moved to the dead letters. Fails with 410 when the lease is gone.
   grant to service_role: execute
 
 function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
@@ -2928,8 +3198,8 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b3e565cc693428f2003e297138a4af1b
-  comment: Ends attempts as failed: each is retried after a backoff, or dead-lettered. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those refused.
+  body: sha256 d7dbc8249bda73d47a7c03a2b3e09656
+  comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
   grant to service_role: execute
 
 function penstock.finish_artifact(uuid, text, bigint, bigint, text)
@@ -2955,7 +3225,7 @@ function penstock.forecast(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8250fc1d5a919130782c6ba50a010d74
+  body: sha256 f20aa47708b22d6b0c1b61ef505a81d6
   comment: What is left of a job will cost so much and end then.
   grant to authenticated: execute
   grant to service_role: execute
@@ -2965,7 +3235,7 @@ function penstock.forecast_job(text, jsonb, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f7bb886cfec65ecb45d1074d1a7fc7df
+  body: sha256 a4e4a94c13b9226b543f770f233d4125
   comment: What start_job with the same arguments would cost (low, expected, high), use of the quotas, and take until its end under the present limits, backlog and history. With the option times the tasks are a sample, and there are so many times as many. Changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3024,7 +3294,7 @@ function penstock.heartbeat_task(bigint, text, bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 7de495125f66d77fdc21abfddb8eb1c6
-  comment: Extends one lease; refuses with 410 when it is gone.
+  comment: Extends one lease; fails with 410 when it is gone.
   grant to service_role: execute
 
 function penstock.heartbeat_tasks(text, jsonb, integer)
@@ -3032,8 +3302,8 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   returns: TABLE(id bigint, lease bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 c7c19773c3a0a88c90ecf074558653e7
-  comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone: lease_lost or canceled.
+  body: sha256 165d43ed1c7f38e3788b7e1b48acc2d3
+  comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone, with lease_lost or canceled.
   grant to service_role: execute
 
 function penstock.job_graph(uuid, bigint, integer)
@@ -3107,8 +3377,8 @@ function penstock.next_opening(text[])
   returns: double precision
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 844a9521be31196ed0afc9f0ba24dbab
-  comment: In how many seconds a claim that found nothing may find something without a word: a lane that is full or closed opens, or one is looked at whole. null: unknown.
+  body: sha256 d6b6cea98be9fbdad24085dc0772cf08
+  comment: In how many seconds a claim that found nothing may find something without being notified: an endpoint opens, or a lane is read whole. Null: unknown.
   grant to service_role: execute
 
 function penstock.on_new_user()
@@ -3143,8 +3413,8 @@ function penstock.open_provider(text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e962aa1f2e38d2536d04f5aa543566db
-  comment: Opens a lane that a provider's answer closed, after its account was topped up or the trouble is over. A lower limit that it told is forgotten.
+  body: sha256 8c3b4ff3a42c93407fca3feb39b82476
+  comment: Opens an endpoint that closed after a provider's answer, once its account is topped up or the problem is solved. Forgets a lower limit that the provider reported.
   grant to service_role: execute
 
 function penstock.orphaned_artifacts(text[])
@@ -3207,8 +3477,8 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 80c953e509a15633ef9c26bf0daf73c4
-  comment: Takes back tasks whose lease ran out, as many as one transaction should: queued again at once, or dead-lettered when their worker died too often. Returns how many; there may be more.
+  body: sha256 0b44db038adeda0dbf2cbf1cafd037d8
+  comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
   grant to service_role: execute
 
 function penstock.record_changes(bigint, text, bigint, jsonb)
@@ -3234,7 +3504,7 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 48f332dc62d828599c9355787cc61d3e
+  body: sha256 8677b456560529399d33e323935508da
   comment: What an attempt (p_task_id, p_worker_id, p_lease) or a tenant's action used, as {"requests", "input_tokens", …}; priced at once where its provider has prices. Options: variant, provider, details.
   grant to service_role: execute
 
@@ -3243,8 +3513,8 @@ function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a466417a09c0db091de390b95ed546e1
-  comment: Ends a call of acquire_api_capacity and replaces its estimate by the actual tokens. A second release changes nothing.
+  body: sha256 7790393fd751b384507546eb6620935c
+  comment: Ends a call of acquire_api_capacity and replaces its estimate with the actual tokens. A second release changes nothing.
   grant to service_role: execute
 
 function penstock.release_hold(uuid, uuid)
@@ -3252,7 +3522,7 @@ function penstock.release_hold(uuid, uuid)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 82baa17fe3e8c745a085cc3946d15097
+  body: sha256 a6c559abbfef67d4933f9e47895571ec
   comment: Gives back what a hold has set aside; a second release changes nothing and returns false.
   grant to service_role: execute
 
@@ -3281,8 +3551,8 @@ function penstock.report_limited(bigint, text, bigint, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 52428a254f3add97a8a08e4465e8f485
-  comment: A provider refused an attempt's call (see report_provider for the signal): its lane closes for all workers, and the task goes back to the queue without costing an attempt.
+  body: sha256 6bec22abef5401574604c89c11ab411b
+  comment: Reports that a provider rejected an attempt's call (see report_provider for the signal): its endpoint closes for all workers, and the task is requeued without using up an attempt.
   grant to service_role: execute
 
 function penstock.report_progress(bigint, text, bigint, double precision, text)
@@ -3290,8 +3560,8 @@ function penstock.report_progress(bigint, text, bigint, double precision, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a475f2b1b27f7d517911cd71022985e6
-  comment: How far a running task is (0 to 1), and a line for people.
+  body: sha256 f20edc8c6c4b88a8ac6b6fcf8dab6ef7
+  comment: Reports how far a running task is (0 to 1), with a message for people.
   grant to service_role: execute
 
 function penstock.report_provider(text, jsonb, uuid)
@@ -3299,8 +3569,8 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 572240eb8b8885a6fedf8751ce641c2a
-  comment: What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
+  body: sha256 d04230faf4e6788cc36eb8fa13613c01
+  comment: Reports what a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A 429 closes the endpoint for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
   grant to service_role: execute
 
 function penstock.report_worker(text, jsonb)
@@ -3317,8 +3587,8 @@ function penstock.reschedule_task(bigint, double precision, text, bigint, text)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f2cc1de3052a62906c1d8dafd885a068
-  comment: Gives one task back to the queue without costing an attempt.
+  body: sha256 6964aa159902d158f2c08d1067d08dc0
+  comment: Requeues one task without using up an attempt.
   grant to service_role: execute
 
 function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text)
@@ -3326,8 +3596,8 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a67565d161b882a85ea1b1f198b19bdc
-  comment: Gives tasks back to the queue, now or after a delay, without costing an attempt. With the reason "not begun" what was admitted for them counts as not used. Returns only those refused.
+  body: sha256 a859932c8466860b86b334aab433b9f1
+  comment: Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those rejected.
   grant to service_role: execute
 
 function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
@@ -3458,8 +3728,8 @@ function penstock.set_provider(text, jsonb, uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0b425c40f318bc5dfd7b2f8e45dca581
-  comment: Makes or changes a provider endpoint, for all or for one tenant: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. A limit that is null is none. Takes effect at once.
+  body: sha256 488be3191994229686055d2c47f4bec5
+  comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. Null: no limit. Takes effect at once.
   grant to service_role: execute
 
 function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb)
@@ -3571,8 +3841,8 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 e9af12278eed37eb923d15e6f9e8fde9
-  comment: What any worker does now and then, and lets be when it would have to wait for somebody for three seconds: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
+  body: sha256 ef7f7ac33495c6e455fd9a3b907bb6e1
+  comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, does a bite of a large pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 
 function penstock.use_key(bytea)

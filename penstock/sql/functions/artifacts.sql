@@ -68,7 +68,7 @@ begin
     update holds h set status = 'released', settled_at = _now() from due where h.id = due.id returning h as hold
   )
   select array_agg(g.hold) into v_holds from gone g;
-  v_bookings := v_bookings || array(select b from unnest(v_holds) as h cross join lateral unnest(_freed(h)) as b);
+  v_bookings := v_bookings || array(select b from unnest(v_holds) as h cross join lateral unnest(_release_bookings(h)) as b);
   if cardinality(v_bookings) > 0 then
     perform _book(v_bookings);
     perform _wake_waiting(array(select distinct a.tenant_id from unnest(p_artifacts) as a));

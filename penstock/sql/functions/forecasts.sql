@@ -90,8 +90,8 @@ begin
       -- Of the types that it has below: a session plans for those that it saw first.
       select 1::bigint as requests, 0::bigint as tokens into v_ahead;
       if v_endpoint.id is not null then
-        v_room := _room(v_endpoint, v_state, v_now);
-        select s.requests, s.tokens into v_ahead from _size(v_task.units, v_endpoint.default_tokens) as s;
+        v_room := _free_capacity(v_endpoint, v_state, v_now);
+        select s.requests, s.tokens into v_ahead from _call_size(v_task.units, v_endpoint.default_tokens) as s;
         -- So many are ahead, each about as large as this one.
         v_seconds := greatest(case when isfinite(v_state.closed_until) then extract(epoch from greatest(v_state.closed_until, v_state.open_at) - v_now) end,
           60.0 * (v_place * v_ahead.requests - v_room.requests) / nullif(v_endpoint.requests_per_minute, 0),
@@ -286,7 +286,7 @@ begin
       if array_position(v_names, v_group ->> 'provider') is null then
         v_endpoint := _endpoint(v_group ->> 'provider', p_tenant_id);
         select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
-        v_room := _room(v_endpoint, v_state, v_now);
+        v_room := _free_capacity(v_endpoint, v_state, v_now);
         v_names := v_names || v_endpoint.name;
         v_request_room := v_request_room || coalesce(v_room.requests, 1e18)::double precision;
         v_token_room := v_token_room || coalesce(v_room.tokens, 1e18)::double precision;
@@ -550,7 +550,7 @@ begin
       'doubt', case when v_times > 1 then coalesce(x.spread, 0) / sqrt(x.n) * x.n * v_times else 0 end,
       'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
         select u.key, sum(u.value::numeric) * v_times as amount from spec s cross join lateral jsonb_each_text(
-          _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (select z.tokens from _size(s.units, (_endpoint(s.provider, v_tenant_id)).default_tokens) as z)) else '{}' end) as u
+          _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (select z.tokens from _call_size(s.units, (_endpoint(s.provider, v_tenant_id)).default_tokens) as z)) else '{}' end) as u
         where s.g = x.g group by u.key) as u),
       'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from spec c cross join lateral unnest(c.after) as a(key) join spec p on p.key = a.key where c.g = x.g and p.g <> x.g)) order by x.g)
   into v_groups from grouped x;
@@ -582,7 +582,7 @@ begin
   select jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider, 'count', x.n, 'running', x.running, 'cost', x.cost,
       'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
         select u.key, sum(u.value::numeric) as amount from open s cross join lateral jsonb_each_text(
-          _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (select z.tokens from _size(s.units, (_endpoint(s.provider, v_job.tenant_id)).default_tokens) as z)) else '{}' end) as u
+          _whole_units(s.units, s.provider is not null) || case when s.provider is not null then jsonb_build_object('tokens', (select z.tokens from _call_size(s.units, (_endpoint(s.provider, v_job.tenant_id)).default_tokens) as z)) else '{}' end) as u
         where s.g = x.g group by u.key) as u),
       'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from open c join edges e on e.job_id = p_job_id and e.child_id = c.id
         join open p on p.id = e.parent_id where c.g = x.g and p.g <> x.g)) order by x.g)

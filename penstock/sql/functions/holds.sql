@@ -150,14 +150,14 @@ end
 $$;
 comment on function penstock._locked_hold(uuid, uuid) is 'A caller''s hold, locked.';
 
-create or replace function penstock._freed(p_hold penstock.holds)
+create or replace function penstock._release_bookings(p_hold penstock.holds)
 returns penstock.booking[] language sql stable set search_path = penstock, pg_temp as $$
   select array_agg(row(p_hold.tenant_id, s.job_id, u.key, case when s.job_id is null then (_period(u.key, p_hold.at)).starts else 'epoch' end,
     0, -greatest(0, u.value::numeric - coalesce((p_hold.spent ->> u.key)::numeric, 0)))::booking)
   from jsonb_each_text(p_hold.amounts) as u
   cross join lateral (select null::uuid as job_id union all select p_hold.job_id where p_hold.has_budget and u.key = 'cost') as s
 $$;
-comment on function penstock._freed(penstock.holds) is 'What is booked back when a hold ends: what of it was not spent.';
+comment on function penstock._release_bookings(penstock.holds) is 'What is booked back when a hold ends: what of it was not spent.';
 
 create or replace function penstock.commit_hold(p_hold_id uuid, p_actual jsonb default null, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -177,7 +177,7 @@ begin
   -- Also after it expired: what was used is owed.
   update holds set status = 'committed', spent = v_units, settled_at = _now() where id = v_hold.id;
   perform _book(_note_usage(v_hold.tenant_id, v_hold.action, v_units, v_hold.id, null, null)
-    || case when v_hold.status = 'held' then _freed(v_hold) else '{}' end);
+    || case when v_hold.status = 'held' then _release_bookings(v_hold) else '{}' end);
   perform _wake_waiting(array[v_hold.tenant_id]);
 end
 $$;
@@ -195,7 +195,7 @@ begin
     return false;
   end if;
   update holds set status = 'released', settled_at = _now() where id = v_hold.id;
-  perform _book(_freed(v_hold));
+  perform _book(_release_bookings(v_hold));
   perform _wake_waiting(array[v_hold.tenant_id]);
   return true;
 end
@@ -216,7 +216,7 @@ begin
   if v_holds is null then
     return 0;
   end if;
-  perform _book(array(select b from unnest(v_holds) as h cross join lateral unnest(_freed(h)) as b));
+  perform _book(array(select b from unnest(v_holds) as h cross join lateral unnest(_release_bookings(h)) as b));
   perform _wake_waiting(array(select distinct h.tenant_id from unnest(v_holds) as h));
   return cardinality(v_holds);
 end
@@ -225,11 +225,11 @@ comment on function penstock._expire_holds() is 'Gives back what callers set asi
 
 create or replace function penstock._wake_waiting(p_tenant_ids uuid[])
 returns void language sql set search_path = penstock, pg_temp as $$
-  select _wake(p_tenant_ids, 10)
+  select _wake_fitting(p_tenant_ids, 10)
 $$;
 comment on function penstock._wake_waiting(uuid[]) is 'Something was given back, or there is more to use: queues what waited for it, as far as it fits.';
 
-create or replace function penstock._wake(p_tenant_ids uuid[], p_depth integer)
+create or replace function penstock._wake_fitting(p_tenant_ids uuid[], p_depth integer)
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_line record;
@@ -309,7 +309,7 @@ begin
   return v_count;
 end
 $$;
-comment on function penstock._wake(uuid[], integer) is
+comment on function penstock._wake_fitting(uuid[], integer) is
   'Queues what waits for quotas and budgets of these tenants that have room now, passing by at most so many that do not fit. Returns how many it queued.';
 
 create or replace function penstock._wake_missed()
@@ -344,7 +344,7 @@ begin
     select p.ctid from parked p join lanes l on l.id = p.lane_id
     join endpoints e on e.id = l.endpoint_id join endpoint_states s on s.endpoint_id = e.id
     join tasks t on t.job_id = p.job_id and t.id = p.task_id
-    cross join lateral _size(t.units, e.default_tokens) as z
+    cross join lateral _call_size(t.units, e.default_tokens) as z
     where p.tenant_id = any (v_tenants) and p.waits_for in ('price', 'limit') and p.until = 'infinity' and (
       p.waits_for = 'price' and (_has_price(l.provider, p.tenant_id, _now())
         or not exists (select from jobs j where j.id = p.job_id and j.budget is not null)
@@ -352,7 +352,7 @@ begin
       or p.waits_for = 'limit' and z.requests <= coalesce(least(e.requests_per_minute, e.requests_per_hour, s.requests_limit), z.requests)
         and z.tokens <= coalesce(least(e.tokens_per_minute, e.tokens_per_hour, s.tokens_limit), z.tokens))
     limit 500 for no key update of p skip locked));
-  return _wake(v_tenants, 100);
+  return _wake_fitting(v_tenants, 100);
 end
 $$;
 comment on function penstock._wake_missed() is 'Looks for tasks that were set aside although there is room for them by now, and queues them.';

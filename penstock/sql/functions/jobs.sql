@@ -459,7 +459,7 @@ begin
       get diagnostics v_count = row_count;
       v_left := v_left - v_count;
     end if;
-    for v_line in select * from _lines(v_chore.tenant_id) loop
+    for v_line in select * from _lanes_of_tenant(v_chore.tenant_id) loop
       exit when v_left <= 0;
       with due as (
         select ctid from ready

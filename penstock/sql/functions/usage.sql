@@ -142,9 +142,9 @@ begin
     select e.* into v_endpoint from lanes l join endpoints e on e.id = l.endpoint_id where l.id = v_lease.lane_id;
     if coalesce(v_endpoint.tokens_per_minute, v_endpoint.tokens_per_hour) is not null then
       -- The first report takes the estimate's place, the others come on top.
-      select s.tokens into v_estimate from tasks t cross join lateral _size(t.units, v_endpoint.default_tokens) as s
+      select s.tokens into v_estimate from tasks t cross join lateral _call_size(t.units, v_endpoint.default_tokens) as s
       where t.job_id = v_lease.job_id and t.id = p_task_id;
-      select s.tokens into v_actual from _size(p_units, 0) as s;
+      select s.tokens into v_actual from _call_size(p_units, 0) as s;
       v_more := v_actual - case when v_lease.usage is null then v_estimate else 0 end;
       if v_more < 0 then
         -- What waits for tokens may fit now. Who has the state in hand is just looking.
@@ -154,7 +154,7 @@ begin
           perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.endpoint_id = v_endpoint.id;
         end if;
       end if;
-      perform _spend(v_endpoint, v_lease.started_at, 0, v_more);
+      perform _count_calls(v_endpoint, v_lease.started_at, 0, v_more);
     end if;
   end if;
   perform _book(_record(array[v_lease], array[p_units], false, coalesce(p_options ->> 'variant', 'standard'), p_options -> 'details'));
@@ -189,7 +189,7 @@ begin
     from unnest(v_leases) as l where h.task_id = l.task_id and h.lease = l.lease and h.status = 'held' returning h as hold
   )
   select array_agg(g.hold) into v_holds from gone g;
-  v_bookings := v_bookings || array(select b from unnest(v_holds) as h cross join lateral unnest(_freed(h)) as b);
+  v_bookings := v_bookings || array(select b from unnest(v_holds) as h cross join lateral unnest(_release_bookings(h)) as b);
   perform _book(v_bookings);
   if v_holds is not null then
     perform _wake_waiting(array(select distinct h.tenant_id from unnest(v_holds) as h));
