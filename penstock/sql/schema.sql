@@ -1606,7 +1606,7 @@ function penstock._apply_told_limits(penstock.endpoints, penstock.endpoint_state
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e2779fe1adab3542760898b55246cb75
+  body: sha256 04ae663649fa5a914a8f067f5e25cb12
   comment: Keeps the limits that a provider reports, for an hour (see _forget_told_limits), and retries tasks that a lower one had parked.
 
 function penstock._artifact_path(text, text, text, text)
@@ -1655,7 +1655,7 @@ function penstock._batch_without(bigint[], bigint[], penstock.leases[])
   returns: record
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 df3849258e9be9ac491cafc292304e06
+  body: sha256 7535b26146983a11a7fc04d1571e606a
   comment: The tasks of a batch that are not among those taken.
 
 function penstock._best_provider(jsonb, uuid, jsonb)
@@ -1663,7 +1663,7 @@ function penstock._best_provider(jsonb, uuid, jsonb)
   returns: penstock.provider_choice
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cc13fdb2794d16acb3e8e4f97a15d9a9
+  body: sha256 63727af1e799fe479ab3f64844306bb4
   comment: The provider that a route prefers: open ones first, then the cheapest, the fastest or the first of the list.
 
 function penstock._book(penstock.booking[])
@@ -1671,8 +1671,8 @@ function penstock._book(penstock.booking[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f22bbbedadcf8f8298aa19c7982751af
-  comment: Moves accounts, in one lock order.
+  body: sha256 b09d3a005ec063d1506575b6f2b14237
+  comment: Adds to accounts, in the lock order.
 
 function penstock._bucket(double precision)
   arguments: p_seconds double precision
@@ -1734,7 +1734,7 @@ function penstock._check_batch(bigint[], bigint[], integer)
   returns: void
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b2f877274c4d97353e166c5704db9580
+  body: sha256 0d71be4bc4cd6ecc7d511b42611beb20
   comment: Rejects a batch that is too large, or whose arrays differ in length.
 
 function penstock._check_claim(text, integer, integer)
@@ -1758,7 +1758,7 @@ function penstock._check_demands(penstock.jobs, penstock.task_spec[])
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a6549f9247d02fb88233d6854d5b26f1
+  body: sha256 a2b5cd799e52f277de89b32836e50b3a
   comment: Rejects tasks with an invalid provider or units, or whose queue is full. Returns the delay in seconds for the tasks of each provider under pressure.
 
 function penstock._check_document(jsonb, text, integer)
@@ -1846,14 +1846,14 @@ function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4b8c5f59d17aa208ecd3a6555e75e087
+  body: sha256 355ed1aea1512d2181c2d0fc11fc6509
   comment: Sets the provider of each task that has a route.
 
 function penstock._claimed_task(penstock.leases)
   arguments: p_lease penstock.leases
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: sql, stable, security invoker, parallel unsafe
-  body: sha256 e24a9dd8a11b0b073a5317700e127319
+  body: sha256 e72511f2e96366a12c9af54e6f71284a
   comment: What a worker gets of a task it has claimed: the input with the outputs of its parents, the attempt, its limits.
 
 function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states, jsonb)
@@ -1861,7 +1861,7 @@ function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states,
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 92435f50736b65eed14803d4a21e9e2d
+  body: sha256 34f758ee2f5aece374b7fce1f14ec7f6
   comment: Closes an endpoint whose account is exhausted until open_provider.
 
 function penstock._compact()
@@ -1892,8 +1892,8 @@ function penstock._count_job(penstock.jobs)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e91728e82bf84166853c812ebf44bb81
-  comment: Counts a new job where jobs are limited, and refuses one too many.
+  body: sha256 1b1e90a013a9cc433ba1dc692187fd96
+  comment: Counts a new job where jobs are limited, and rejects it over the limit.
 
 function penstock._current_pace(double precision, timestamp with time zone, timestamp with time zone)
   arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
@@ -1955,8 +1955,8 @@ function penstock._expire_holds()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 55f315a24946ac8f3ab887db62d1f3ce
-  comment: Gives back what callers set aside and forgot.
+  body: sha256 8657b19e33eb535254879aa1ad458b5a
+  comment: Frees what callers reserved and never committed or released.
 
 function penstock._family(bigint[])
   arguments: p_letter_ids bigint[], OUT job_ids uuid[], OUT task_ids bigint[]
@@ -2018,7 +2018,7 @@ function penstock._free_capacity(penstock.endpoints, penstock.endpoint_states, t
   returns: penstock.capacity
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 8b9c89b4b836c23942fa5af20d6eb8fd
+  body: sha256 4796ef42fa92066363b7a0024fc6369a
   comment: What is left of an endpoint's limits now, and the most its windows ever allow (null: no limit).
 
 function penstock._free_concurrency(penstock.endpoints, timestamp with time zone)
@@ -2026,7 +2026,7 @@ function penstock._free_concurrency(penstock.endpoints, timestamp with time zone
   returns: bigint
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 fe870b0b2d470108f67875a38064266c
+  body: sha256 e3bd655d2012f5ea2400e40eccd0f4e8
   comment: How many more concurrent calls an endpoint allows (null: no limit).
 
 function penstock._guard_job()
@@ -2193,7 +2193,7 @@ function penstock._lease_tasks(penstock.claim_pick, text, timestamp with time zo
   returns: SETOF penstock.leases
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f32a3f4eb02dd2f8e1caacf035d7dca2
+  body: sha256 ba922ee7d7e1dfd0dafaa39b8712b444
   comment: Moves the picked tasks whose jobs run from ready to leases, in the order of their slots, and starts their jobs.
 
 function penstock._leased_bulk(bigint, text, bigint)
@@ -2212,29 +2212,37 @@ function penstock._limits(uuid, timestamp with time zone)
   body: sha256 1f19372d5ff518915de2099ce7559929
   comment: The limits that hold for a tenant: its own or its plan's, and what overrides and purchases add. The only place that decides this. A meter without a row is not limited.
 
+function penstock._limits_waited_for(uuid[])
+  arguments: p_tenant_ids uuid[]
+  returns: TABLE(tenant_id uuid, waits_for text, job_id uuid)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 98d6b45e1cc06efe68dc6f1f5fdaa3c7
+  comment: The quotas (a meter) and budgets (with the job) for which parked tasks of these tenants wait.
+
 function penstock._lock_limits(tid[], timestamp with time zone, boolean)
   arguments: p_tids tid[], p_now timestamp with time zone, p_may_wait boolean, OUT limits penstock.claim_limit[], OUT busy_tenants uuid[]
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8c181f5d5b3933e377f4e57d311b49d5
+  body: sha256 a3bfc771553f8397d91494627719124d
   comment: Locks the accounts of the quotas and budgets that these tasks may use and returns what remains of each. busy_tenants: those with an account that another transaction has locked, when this one may not wait.
 
 function penstock._locked_account(uuid, uuid, text, date, boolean)
-  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_is_patient boolean
+  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_may_wait boolean
   returns: penstock.accounts
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c875530d4f93c26e4a78183da65122f3
-  comment: An account, locked, made when it is missing; null when that would mean to wait and we may not.
+  body: sha256 9c7f6e4b4832febd780964f1b33bc864
+  comment: Locks an account and returns it, and creates a missing one. Null when that needs waiting and p_may_wait is false.
 
 function penstock._locked_hold(uuid, uuid)
   arguments: p_hold_id uuid, p_tenant_id uuid
   returns: penstock.holds
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d80775a8f9f0f2bb61e690adab9aee9c
-  comment: A caller's hold, locked.
+  body: sha256 7f03da86c93810aff8a39ca768d70882
+  comment: Locks a hold that a caller reserved, and returns it.
 
 function penstock._locked_job(uuid)
   arguments: p_job_id uuid
@@ -2273,7 +2281,7 @@ function penstock._measure_need(penstock.claim_candidate, penstock.claim_limit[]
   returns: penstock.claim_need
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7d2f491a3222a5cff167151cc2df1c90
+  body: sha256 b74caa12bbf8f65d67a41156c2323490
   comment: What a task needs of the limits that apply to it, and what it is short of. A limit that is only observed leaves a usage event instead.
 
 function penstock._move_progress(penstock.phase_delta[])
@@ -2360,7 +2368,7 @@ function penstock._park_short(penstock.claim_candidate, penstock.claim_need, pen
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 208b0276fc946311dbd048063647f90a
+  body: sha256 61aac5abe9c50ccb1dba4e8c3133af5c
   comment: Parks a task that has no price, budget or quota, until when that may change.
 
 function penstock._park_stopped(tid[])
@@ -2368,8 +2376,16 @@ function penstock._park_stopped(tid[])
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0eec6a5eaa4dcdae4b250ea39129f649
+  body: sha256 57edd8dc15353032f8dedf186d8321d2
   comment: Takes the rows that got no lease out of ready: parks tasks of paused and failed jobs, deletes those of ended jobs.
+
+function penstock._parked_that_fit(uuid, text, uuid, integer)
+  arguments: p_tenant_id uuid, p_waits_for text, p_job_id uuid, p_max_misfits integer
+  returns: tid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0347d9dada2aeddfe92e68300c19b2dd
+  comment: The first 500 tasks parked for a quota or budget, those for which enough is left now.
 
 function penstock._parse_tasks(jsonb)
   arguments: p_tasks jsonb
@@ -2407,7 +2423,7 @@ function penstock._pick_gated(text[], integer, uuid[], timestamp with time zone,
   returns: penstock.claim_pick
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 420035c65211e8631d1cc8721a016b81
+  body: sha256 bb8ba4b0f300517a25fa084620cbc287
   comment: Locks the next rows of ready in gated lanes, in order and within the windows and the concurrency of their endpoints, within quotas and budgets, and counts them there.
 
 function penstock._pick_open(text[], integer, uuid[], timestamp with time zone)
@@ -2447,7 +2463,7 @@ function penstock._prune_providers(integer)
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d21f9582c74b4633ee4abbf5fb360384
+  body: sha256 99c10bbeda5d9083d51ae3ad169f9b7c
   comment: Deletes slots and calls that no window counts any more, at most p_limit of each.
 
 function penstock._queue(penstock.ready[], boolean)
@@ -2455,7 +2471,7 @@ function penstock._queue(penstock.ready[], boolean)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ed599374dfc25609666289fb1a3afd8c
+  body: sha256 70e056281a045e426cdfbc058fe982a4
   comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
 
 function penstock._ready_task(penstock.jobs)
@@ -2502,7 +2518,7 @@ function penstock._refuse_waiting()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 20df8bf2ce8ec9735aff3fef242f98b7
+  body: sha256 14263bac41dc9a5ad65be6bb84972b61
   comment: Ends parked tasks that had no quota, in jobs whose on_limit is refuse.
 
 function penstock._release_bookings(penstock.holds)
@@ -2510,8 +2526,8 @@ function penstock._release_bookings(penstock.holds)
   returns: penstock.booking[]
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b5ca37677593bc8d09f4443ac9e6c2f9
-  comment: What is booked back when a hold ends: what of it was not spent.
+  body: sha256 33b1fce0042c338ea67fd24965b32534
+  comment: What to book when a hold ends: the part that was not spent is free again.
 
 function penstock._replay(bigint[])
   arguments: p_letter_ids bigint[]
@@ -2581,7 +2597,7 @@ function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 a16398a8eee08f3d7a6b60194181a2f5
+  body: sha256 aaf1ef449c44191bd0588c01e63cf9ae
   comment: Reserves what picked tasks need of their tenants' quotas and their jobs' budgets, and parks those for which nothing is left. unused: tasks that were counted in a window and are not claimed.
 
 function penstock._retry_parked(text, integer[], timestamp with time zone)
@@ -2613,7 +2629,7 @@ function penstock._route_candidates(jsonb, uuid, jsonb)
   returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 36b2286695e87e677140a65616959d72
+  body: sha256 ad7395d675a42a9e6693b417696d77db
   comment: The endpoints that have the features of a route, with what decides between them.
 
 function penstock._row_cost(penstock.bulk_rows)
@@ -2653,7 +2669,7 @@ function penstock._settle_batch(text, text, bigint[], bigint[], penstock.leases[
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 56abb14cd9696f87df21dcb1680d2bb4
+  body: sha256 59f0bdc76ca7ad423c86721cf53f81ed
   comment: Settles the accepted tasks of a batch and returns the rejected ones with the reason. A report that was accepted before with the same lease is accepted again.
 
 function penstock._settle_children(uuid, bigint[], bigint[])
@@ -2668,7 +2684,7 @@ function penstock._slot_ends(smallint, bigint)
   arguments: p_width smallint, p_slot bigint
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 3b23d3dbb9167d2f0373a135312bb0bc
+  body: sha256 0b29647ba10f814caf530b71a4b7f90e
   comment: Until when (in seconds since 1970) the calls of a slot count.
   grant to service_role: execute
 
@@ -2679,6 +2695,13 @@ function penstock._slow_down(penstock.endpoints, penstock.endpoint_states, jsonb
   settings: search_path=penstock, pg_temp
   body: sha256 7687939d4bbe3f7d6ce1245a833eaf2c
   comment: Closes an endpoint that rejected a call for as long as it asked for, and lowers its pace.
+
+function penstock._some_waiting_tenants()
+  returns: uuid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a8a168b9bbb14ab7c0575356c6aff3bb
+  comment: Ten tenants with tasks parked for a limit: the first two, and eight from a random one on.
 
 function penstock._spent(uuid, date)
   arguments: p_tenant_id uuid, p_day date
@@ -2749,7 +2772,7 @@ function penstock._to_parked(penstock.ready, timestamp with time zone, text, tex
   arguments: p_ready penstock.ready, p_until timestamp with time zone, p_reason text, p_waits_for text DEFAULT NULL::text
   returns: penstock.parked
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 ef78f579b5d33cd1780c23ff6c6c9f7f
+  body: sha256 38154fb1a64d371f79194e40331f469d
   comment: A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.
 
 function penstock._to_ready(penstock.leases, integer, integer)
@@ -2763,7 +2786,7 @@ function penstock._to_ready(penstock.parked)
   arguments: p_parked penstock.parked
   returns: penstock.ready
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 ea3d648b6f5e19dda5e6125411b8caa0
+  body: sha256 b97678828213b1f8122d13583735a694
   comment: A parked task as a row for _queue.
 
 function penstock._uncount_artifacts(penstock.artifacts[])
@@ -2822,19 +2845,19 @@ function penstock._waiting_task(penstock.jobs)
   comment: A task of the job that waits, the one that is nearest to its turn.
 
 function penstock._wake_fitting(uuid[], integer)
-  arguments: p_tenant_ids uuid[], p_depth integer
+  arguments: p_tenant_ids uuid[], p_max_misfits integer
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6705f61031bd5a70c85490c558efe811
-  comment: Queues what waits for quotas and budgets of these tenants that have room now, passing by at most so many that do not fit. Returns how many it queued.
+  body: sha256 d4abab7008aaa861a2d7e35f85a6f13c
+  comment: Queues parked tasks of these tenants that fit into their quotas and budgets now, and returns how many. For each limit it stops after p_max_misfits tasks that do not fit.
 
 function penstock._wake_missed()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 3204c38fda3684865cd05e15c204257a
-  comment: Looks for tasks that were set aside although there is room for them by now, and queues them.
+  body: sha256 3208949aa3307bba1b040fefbba5a4c1
+  comment: Finds parked tasks for which there is room by now, of a few tenants at a time, and queues them.
 
 function penstock._wake_waiting(uuid[])
   arguments: p_tenant_ids uuid[]
@@ -2842,7 +2865,7 @@ function penstock._wake_waiting(uuid[])
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 be94fef12462f509ecc63f58cf5ec9e9
-  comment: Something was given back, or there is more to use: queues what waited for it, as far as it fits.
+  comment: Queues parked tasks of tenants that have more quota or budget now, as far as they fit.
 
 function penstock._whole_units(jsonb, boolean)
   arguments: p_units jsonb, p_is_call boolean
@@ -2857,7 +2880,7 @@ function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double pr
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4f3a2cb565e4c2217f3ad4bf6d62164b
+  body: sha256 c21c4829c8d8edfbd9200d705f9e6405
   comment: Reserves capacity for one call outside a claim: true, or false when there is none now. The call counts as concurrent until release_api_capacity, or for p_ttl_seconds. The same p_key reserves once.
   grant to service_role: execute
 
@@ -2950,8 +2973,8 @@ function penstock.check_accounts()
   returns: TABLE(tenant_id uuid, job_id uuid, meter text, period date, what text, kept numeric, true_amount numeric)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 46c9355427085793c8b09ce114207d50
-  comment: Every account that is not the sum of its usage, costs and holds. No row: all is well.
+  body: sha256 b314de007ea4c8f47bb9cb13d0f105f1
+  comment: Every account that is not the sum of its usage, costs and holds. No row: all are right.
   grant to service_role: execute
 
 function penstock.check_key()
@@ -2968,7 +2991,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 7691826dce4b176f303feeb3c71110f7
+  body: sha256 ecdbdd74e2c50feff9c5f557740561a8
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -2977,8 +3000,8 @@ function penstock.commit_hold(uuid, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4ee6cc62c113330486f9f90585c80a6c
-  comment: Books the actual amounts (default: those set aside) and ends the hold. A repeated commit changes nothing; one after the expiry still books.
+  body: sha256 960a90a6b5b8132d452fb743f6067e9c
+  comment: Books the actual amounts (default: those reserved) and ends the hold. Repeating it changes nothing; an expired hold can still be committed.
   grant to service_role: execute
 
 function penstock.complete_task(bigint, text, jsonb, bigint)
@@ -2986,7 +3009,7 @@ function penstock.complete_task(bigint, text, jsonb, bigint)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 629346881d4df88db9cc7721377cc0e4
+  body: sha256 25c821ad187e1f11c14f76368ebacec0
   comment: Ends one task as succeeded; fails with 410 when its lease is gone.
   grant to service_role: execute
 
@@ -2995,7 +3018,7 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 21507e1a1401f6e1ef5ef0736d2f2794
+  body: sha256 08bfeb065c91822969c55ee63cd787ee
   comment: Ends tasks as succeeded. Returns only those rejected, with lease_lost, canceled or too_large. Repeating the call is accepted.
   grant to service_role: execute
 
@@ -3189,7 +3212,7 @@ function penstock.fail_task(bigint, text, text, bigint, double precision, boolea
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 67eb091d7d5defd01a03463e67c324a5
+  body: sha256 f94b57acae344d8995e3d7f792ca9890
   comment: Ends one attempt as failed: the task is retried after a backoff, not before p_retry_after_seconds, or moved to the dead letters. Fails with 410 when the lease is gone.
   grant to service_role: execute
 
@@ -3198,7 +3221,7 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d7dbc8249bda73d47a7c03a2b3e09656
+  body: sha256 063b59a6fd40f3c83e807db091b1ecc2
   comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
   grant to service_role: execute
 
@@ -3293,7 +3316,7 @@ function penstock.heartbeat_task(bigint, text, bigint)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7de495125f66d77fdc21abfddb8eb1c6
+  body: sha256 e000e8428d9270f252fbaaa51323feea
   comment: Extends one lease; fails with 410 when it is gone.
   grant to service_role: execute
 
@@ -3302,7 +3325,7 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   returns: TABLE(id bigint, lease bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 165d43ed1c7f38e3788b7e1b48acc2d3
+  body: sha256 9f2720e6cb7734bc34608d54f4bb97ad
   comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone, with lease_lost or canceled.
   grant to service_role: execute
 
@@ -3413,7 +3436,7 @@ function penstock.open_provider(text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8c3b4ff3a42c93407fca3feb39b82476
+  body: sha256 565f0fa1ee925c9a7c0d65c2033dd918
   comment: Opens an endpoint that closed after a provider's answer, once its account is topped up or the problem is solved. Forgets a lower limit that the provider reported.
   grant to service_role: execute
 
@@ -3477,7 +3500,7 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0b44db038adeda0dbf2cbf1cafd037d8
+  body: sha256 c4b58a92b9123e4c5ad2b7ab4f4bf77a
   comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
   grant to service_role: execute
 
@@ -3522,8 +3545,8 @@ function penstock.release_hold(uuid, uuid)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a6c559abbfef67d4933f9e47895571ec
-  comment: Gives back what a hold has set aside; a second release changes nothing and returns false.
+  body: sha256 7e74be5a72d94a7cc58f187921907b75
+  comment: Frees what a hold reserved. A second release changes nothing and returns false.
   grant to service_role: execute
 
 function penstock.remove_schedule(uuid)
@@ -3569,7 +3592,7 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d04230faf4e6788cc36eb8fa13613c01
+  body: sha256 4c40655145ae1f8037fc36820d24b2f0
   comment: Reports what a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A 429 closes the endpoint for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
   grant to service_role: execute
 
@@ -3596,7 +3619,7 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a859932c8466860b86b334aab433b9f1
+  body: sha256 9c9bc26d5aeac192d67259d7e8eabaa5
   comment: Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those rejected.
   grant to service_role: execute
 
@@ -3605,8 +3628,8 @@ function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3d4add6f86b58c091263672c7274424f
-  comment: Sets amounts of meters aside, all or none, and returns the hold's id; refuses with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key gives the same hold.
+  body: sha256 240522066699fd645018165181bf5989
+  comment: Reserves amounts of meters, all or none, and returns the id of the hold; fails with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key returns the same hold.
   grant to service_role: execute
 
 function penstock.reset_quota(uuid, text, text)
@@ -3728,7 +3751,7 @@ function penstock.set_provider(text, jsonb, uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 488be3191994229686055d2c47f4bec5
+  body: sha256 874de82d4bbf917879edd22d9513a8c1
   comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. Null: no limit. Takes effect at once.
   grant to service_role: execute
 

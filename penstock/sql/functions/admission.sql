@@ -16,7 +16,8 @@ begin
     select s.n, u.key, u.value from unnest(p_specs) with ordinality as s(
       kind, key, input, after, after_failure, phase, provider, units, priority, run_at, max_attempts,
       timeout_seconds, idempotency_key, route, confirm, n)
-    cross join lateral jsonb_each(case jsonb_typeof(s.units) when 'object' then s.units else '{}' end) as u) as x
+    cross join lateral jsonb_each(
+      case jsonb_typeof(s.units) when 'object' then s.units else '{}' end) as u) as x
   where x.key = 'cost' or not exists (select from meters m where m.name = x.key)
     or case jsonb_typeof(x.value) when 'number' then x.value::numeric not between 0 and 1000000000000
       else true end
@@ -25,7 +26,8 @@ begin
     perform _check_units((p_specs[v_index + 1]).units, format('tasks[%s].units', v_index));
   end if;
   for v_group in
-    select s.provider, count(*) as n, min(s.n) - 1 as first, max(z.requests) as requests, max(z.tokens) as tokens
+    select s.provider, count(*) as n, min(s.n) - 1 as first,
+      max(z.requests) as requests, max(z.tokens) as tokens
     from unnest(p_specs) with ordinality as s(
       kind, key, input, after, after_failure, phase, provider, units, priority, run_at, max_attempts,
       timeout_seconds, idempotency_key, route, confirm, n)
@@ -49,7 +51,8 @@ begin
     if p_job.budget is not null and not _has_price(v_group.provider, p_job.tenant_id, v_now) then
       perform _refuse(422, 'no_price',
         format('%s has no price: a job with a budget cannot use it', v_group.provider),
-        jsonb_build_object('field', format('tasks[%s].provider', v_group.first), 'provider', v_group.provider),
+        jsonb_build_object(
+          'field', format('tasks[%s].provider', v_group.first), 'provider', v_group.provider),
         'Add one with penstock.set_price.');
     end if;
     perform _check_queue_depth(v_endpoint, v_group.n);
@@ -149,7 +152,8 @@ begin
       select r.ctid from ready r
       where r.lane_id = v_lane.id and r.vtime >= v_lane.read_from and r.job_id <> all (p_stopped)
       -- One more than there is room for: its size tells when the window opens for it.
-      order by r.vtime limit least(p_max - cardinality(v_pick.tids), v_capacity.places, v_capacity.requests + 1)
+      order by r.vtime
+      limit least(p_max - cardinality(v_pick.tids), v_capacity.places, v_capacity.requests + 1)
       for update skip locked);
     continue when v_tids = '{}';
     if exists (select from mixed m where m.lane_id = v_lane.id) then

@@ -14,15 +14,15 @@
 --      (claim_tasks)    \
 --                        +-----> results and dead_letters   no attempt left
 --
--- A task is in exactly one of ready, parked, leases and results. Canceling a job deletes the rows that are left.
+-- A task is in exactly one of ready, parked, leases and results. Canceling a job deletes its other rows.
 --
 -- claim_tasks runs these stages, in a few rounds when tasks of a stopped job were in the way:
---   _pick_open     locks rows of lanes without limits                                       (this file)
---   _pick_gated    locks rows of lanes with a provider or units, within limits              (admission.sql)
---   _reserve_pick  reserves quota and budget for those, parks tasks that have none          (reservations.sql)
---   _lease_tasks   moves the rows from ready to leases                                      (this file)
---   _park_stopped  takes tasks of paused, failed and canceled jobs out of ready             (this file)
---   _record_holds  writes down the reservations of the tasks that got a lease               (reservations.sql)
+--   _pick_open     locks rows of lanes without limits                               (this file)
+--   _pick_gated    locks rows of lanes with a provider or units, within limits      (admission.sql)
+--   _reserve_pick  reserves quota and budget for those, parks tasks that have none  (reservations.sql)
+--   _lease_tasks   moves the rows from ready to leases                              (this file)
+--   _park_stopped  takes tasks of paused, failed and canceled jobs out of ready     (this file)
+--   _record_holds  records the reservations of the tasks that got a lease           (reservations.sql)
 --
 -- LOCK ORDER. A transaction that holds row locks may wait for another row lock only further down this list.
 -- Within a table rows are locked in the order given. tests/sql/lock_order.py reads this list.
@@ -46,9 +46,9 @@
 --
 --   never waited for: lanes, shares, mixed
 --
--- Locks taken with SKIP LOCKED cannot be part of a deadlock, so they may be taken in any order: all rows that the claim,
--- reclaim_stale_tasks, heartbeats and upkeep lock in ready, parked, leases and jobs, and all of lanes, shares and mixed.
--- A lock that is skipped is retried by the next claim or the next upkeep.
+-- A lock taken with SKIP LOCKED never waits, so it may be taken at any point: the rows that the claim,
+-- reclaim_stale_tasks, heartbeats and upkeep lock in ready, parked, leases and jobs, and all of lanes, shares
+-- and mixed. The next claim or the next upkeep comes back for rows that were skipped.
 
 create or replace function penstock.claim_tasks(
   p_worker_id text, p_max_tasks integer default 1, p_task_types text[] default null,
@@ -100,7 +100,8 @@ begin
     continue when v_pick.tids = '{}' and v_pick.is_more;
     if v_pick.tids = '{}' then
       -- The lanes may hold only tasks of stopped jobs: clear some away in case no worker does upkeep.
-      perform _do_chore(c.job_id, 500) from (select h.job_id from chores h order by h.created_at limit 1) as c;
+      perform _do_chore(c.job_id, 500)
+      from (select h.job_id from chores h order by h.created_at limit 1) as c;
       exit;
     end if;
     return query
@@ -129,7 +130,8 @@ comment on function penstock.claim_tasks(text, integer, text[], integer) is
   'within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a '
   'heartbeat.';
 
-create or replace function penstock._check_claim(p_worker_id text, p_max_tasks integer, p_lease_seconds integer)
+create or replace function penstock._check_claim(
+  p_worker_id text, p_max_tasks integer, p_lease_seconds integer)
 returns void language plpgsql immutable set search_path = penstock, pg_temp as $$
 begin
   if coalesce(length(p_worker_id), 0) not between 1 and 200 then
@@ -244,12 +246,14 @@ begin
   with picked as (
     -- The lateral look-up fixes the plan, also one made when there was one job: one index probe per task.
     -- With the tenant named, any index of jobs serves.
-    select r.ctid as tid, r.*, j.status, v_number + row_number() over (order by r.vtime, r.priority, r.task_id) as lease
+    select r.ctid as tid, r.*, j.status,
+      v_number + row_number() over (order by r.vtime, r.priority, r.task_id) as lease
     from ready r cross join lateral (
       select x.status from jobs x where x.id = r.job_id and x.tenant_id = r.tenant_id offset 0) as j
     where r.ctid = any (p_pick.tids)
   ), gone as (
-    delete from ready where ctid = any (array(select p.tid from picked p where p.status in ('queued', 'running')))
+    delete from ready
+    where ctid = any (array(select p.tid from picked p where p.status in ('queued', 'running')))
   ), leased as (
     insert into leases (task_id, lease, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
       has_parents, has_children, worker_id, started_at, expires_at, is_gated)
@@ -261,8 +265,9 @@ begin
     -- A job that is locked is started by the next claim.
     update jobs j set status = 'running', started_at = coalesce(j.started_at, p_now)
     where j.id = any (array(
-      select q.id from jobs q where q.id = any (array(select p.job_id from picked p where p.status = 'queued'))
-      and q.status || '' = 'queued' for no key update skip locked))
+      select q.id from jobs q
+      where q.id = any (array(select p.job_id from picked p where p.status = 'queued'))
+        and q.status || '' = 'queued' for no key update skip locked))
   ), moved as (
     -- Every 200 ms is enough for the lane's clock: a row updated by every claim would be a bottleneck.
     update lanes l set
@@ -289,8 +294,9 @@ returns void language sql set search_path = penstock, pg_temp as $$
   ), stopped as (
     -- While these locks are held no resume can miss the tasks. A locked job is being changed: its tasks stay
     -- in ready.
-    select q.id from jobs q where q.id = any (array(select m.job_id from met m where m.status in ('paused', 'failed')))
-    and q.status || '' in ('paused', 'failed') for share skip locked
+    select q.id from jobs q
+    where q.id = any (array(select m.job_id from met m where m.status in ('paused', 'failed')))
+      and q.status || '' in ('paused', 'failed') for share skip locked
   ), gone as (
     delete from ready r where r.ctid = any (array(
       select m.tid from met m
@@ -313,7 +319,8 @@ language sql stable as $$
   select p_lease.task_id, p_lease.lease, p_lease.job_id, p_lease.tenant_id, t.kind, t.key,
     case when not p_lease.has_parents then t.input
       when exists (
-        select from penstock.edges e where e.job_id = p_lease.job_id and e.child_id = p_lease.task_id offset 64)
+        select from penstock.edges e
+        where e.job_id = p_lease.job_id and e.child_id = p_lease.task_id offset 64)
       then t.input || penstock._many_outputs(p_lease.job_id, p_lease.task_id)
       else t.input || jsonb_build_object('after', (
         select coalesce(jsonb_object_agg(p.key, r.output), '{}')

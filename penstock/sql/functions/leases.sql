@@ -74,7 +74,8 @@ declare
   v_until timestamptz := _now() + make_interval(secs => v_seconds);
 begin
   if v_seconds not between 1 and 86400 then
-    perform _refuse(422, 'invalid_lease', format('p_lease_seconds must be between 1 and 86400 (got %s)', v_seconds),
+    perform _refuse(422, 'invalid_lease',
+      format('p_lease_seconds must be between 1 and 86400 (got %s)', v_seconds),
       '{"field": "p_lease_seconds"}');
   end if;
   -- A locked lease is being completed by its own worker: it is neither extended nor lost.
@@ -88,7 +89,8 @@ begin
   return query
   select g.id, g.lease, case when h.task_id is null then _lost_code(g.id) else 'canceled' end
   from jsonb_to_recordset(p_leases) as g(id bigint, lease bigint)
-  left join leases h on h.task_id = g.id and h.lease = coalesce(g.lease, h.lease) and h.worker_id = p_worker_id
+  left join leases h on h.task_id = g.id and h.lease = coalesce(g.lease, h.lease)
+    and h.worker_id = p_worker_id
   left join jobs j on j.id = h.job_id
   where h.task_id is null or h.is_canceled or j.status not in ('queued', 'running', 'paused');
 exception when data_exception then
@@ -99,15 +101,18 @@ comment on function penstock.heartbeat_tasks(text, jsonb, integer) is
   'Extends a worker''s leases [{"id", "lease"}] and returns those that are gone, with lease_lost or '
   'canceled.';
 
-create or replace function penstock.heartbeat_task(p_task_id bigint, p_worker_id text, p_lease bigint default null)
+create or replace function penstock.heartbeat_task(
+  p_task_id bigint, p_worker_id text, p_lease bigint default null)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_code text;
 begin
   select h.code into v_code
-  from heartbeat_tasks(p_worker_id, jsonb_build_array(jsonb_build_object('id', p_task_id, 'lease', p_lease))) as h;
+  from heartbeat_tasks(
+    p_worker_id, jsonb_build_array(jsonb_build_object('id', p_task_id, 'lease', p_lease))) as h;
   if v_code is not null then
-    perform _refuse(410, v_code, 'you do not hold the lease of this task', jsonb_build_object('task_id', p_task_id));
+    perform _refuse(410, v_code, 'you do not hold the lease of this task',
+      jsonb_build_object('task_id', p_task_id));
   end if;
   return true;
 end
@@ -142,7 +147,8 @@ begin
   if p_task_ids is null or cardinality(p_task_ids) not between 1 and 10000
      or (p_leases is not null and cardinality(p_leases) <> cardinality(p_task_ids))
      or p_values is not null and p_values <> cardinality(p_task_ids) then
-    perform _refuse(422, 'invalid_batch', 'a batch must have 1 to 10000 tasks, with one lease and one value for each');
+    perform _refuse(422, 'invalid_batch',
+      'a batch must have 1 to 10000 tasks, with one lease and one value for each');
   end if;
 end
 $$;
@@ -185,13 +191,13 @@ begin
         and not d.is_canceled
       returning d.*
     ), ended as (
-      insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome,
-        worker_id, output)
-      select g.job_id, g.task_id, g.lease, g.tenant_id, g.started_at, v_now, g.failures + g.deaths + 1, g.phase,
-        'succeeded', p_worker_id, o.output
+      insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase,
+        outcome, worker_id, output)
+      select g.job_id, g.task_id, g.lease, g.tenant_id, g.started_at, v_now, g.failures + g.deaths + 1,
+        g.phase, 'succeeded', p_worker_id, o.output
       from gone g left join (
-        select distinct on (x.id, x.lease) x.* from unnest(p_task_ids, p_leases, p_outputs) as x(id, lease, output)
-        where x.output is not null
+        select distinct on (x.id, x.lease) x.*
+        from unnest(p_task_ids, p_leases, p_outputs) as x(id, lease, output) where x.output is not null
       ) as o on o.id = g.task_id and coalesce(o.lease, g.lease) = g.lease
     )
     select (select count(*) from gone),
@@ -264,24 +270,29 @@ begin
         and (octet_length(g.output::text) > p_limit or not _is_readable(g.output)) then 'too_large'
       else _lost_code(g.id) end
   from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
-  left join leases l on l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id
+  left join leases l on l.task_id = g.id and l.lease = coalesce(g.lease, l.lease)
+    and l.worker_id = p_worker_id
   where not exists (
     select from tasks t join results r on r.job_id = t.job_id and r.task_id = t.id
-    where t.id = g.id and r.outcome = p_outcome and r.worker_id = p_worker_id and r.lease = coalesce(g.lease, r.lease))
+    where t.id = g.id and r.outcome = p_outcome and r.worker_id = p_worker_id
+      and r.lease = coalesce(g.lease, r.lease))
   and not exists (
     select from tasks t join attempts a on a.job_id = t.job_id and a.task_id = t.id
     where t.id = g.id and a.outcome = p_outcome and a.worker_id = p_worker_id and a.lease = g.lease);
 end
 $$;
-comment on function penstock._settle_batch(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer) is
+comment on function penstock._settle_batch(
+  text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer) is
   'Settles the accepted tasks of a batch and returns the rejected ones with the reason. A report that was '
   'accepted before with the same lease is accepted again.';
 
 create or replace function penstock._batch_without(
-  p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], out task_ids bigint[], out leases bigint[])
+  p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[],
+  out task_ids bigint[], out leases bigint[])
 language sql immutable set search_path = penstock, pg_temp as $$
   select array_agg(g.id), array_agg(g.lease) from unnest(p_task_ids, p_leases) as g(id, lease)
-  where not exists (select from unnest(p_taken) as t where t.task_id = g.id and t.lease = coalesce(g.lease, t.lease))
+  where not exists (
+    select from unnest(p_taken) as t where t.task_id = g.id and t.lease = coalesce(g.lease, t.lease))
 $$;
 comment on function penstock._batch_without(bigint[], bigint[], penstock.leases[]) is
   'The tasks of a batch that are not among those taken.';
@@ -292,13 +303,15 @@ returns boolean language plpgsql security definer set search_path = penstock, pg
 declare
   v_code text;
 begin
-  select c.code into v_code from complete_tasks(p_worker_id, array[p_task_id], array[p_lease], array[p_output]) as c;
+  select c.code into v_code
+  from complete_tasks(p_worker_id, array[p_task_id], array[p_lease], array[p_output]) as c;
   if v_code = 'too_large' then
     perform _refuse(413, v_code, 'the output is too large, nested too deep, or has a number beyond 1e308',
       jsonb_build_object('field', 'p_output', 'task_id', p_task_id),
       'Keep files in object storage and pass their path.');
   elsif v_code is not null then
-    perform _refuse(410, v_code, 'you do not hold the lease of this task', jsonb_build_object('task_id', p_task_id));
+    perform _refuse(410, v_code, 'you do not hold the lease of this task',
+      jsonb_build_object('task_id', p_task_id));
   end if;
   return true;
 end
@@ -323,15 +336,18 @@ begin
   perform _check_batch(p_task_ids, p_leases, cardinality(p_errors));
   with gone as (
     delete from leases l using unnest(p_task_ids, p_leases, p_errors) as g(id, lease, error)
-    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id and not l.is_canceled
+    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id
+      and not l.is_canceled
     returning l as held, g.error
   )
-  select array_agg(g.held order by (g.held).task_id), array_agg(coalesce(g.error, '{}') order by (g.held).task_id)
+  select array_agg(g.held order by (g.held).task_id),
+    array_agg(coalesce(g.error, '{}') order by (g.held).task_id)
   into v_failed, v_errors from gone g;
 
   if v_failed is not null then
     with error as (
-      select f.held, (f.held).*, left(coalesce(nullif(f.error ->> 'code', ''), 'handler_error'), 100) as error_code,
+      select f.held, (f.held).*,
+        left(coalesce(nullif(f.error ->> 'code', ''), 'handler_error'), 100) as error_code,
         left(coalesce(f.error ->> 'message', ''), 10000) as error_message,
         case
           when octet_length((f.error -> 'details')::text) <= 128 then f.error -> 'details'
@@ -363,10 +379,11 @@ begin
         end as death
       from error e
     ), logged as (
-      insert into attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome,
-        error_code, error_message, error_details, retry_in_seconds)
+      insert into attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at,
+        outcome, error_code, error_message, error_details, retry_in_seconds)
       select d.job_id, d.task_id, d.lease, d.tenant_id, d.failures + d.deaths + 1, d.worker_id, d.started_at,
-        v_now, 'failed', d.error_code, d.error_message, d.error_details, case when d.death is null then d.delay end
+        v_now, 'failed', d.error_code, d.error_message, d.error_details,
+        case when d.death is null then d.delay end
       from decided d
     ), kept as (
       insert into parked
@@ -409,10 +426,12 @@ declare
   v_code text;
 begin
   select f.code into v_code from fail_tasks(p_worker_id, array[p_task_id], array[p_lease],
-    array[jsonb_strip_nulls(jsonb_build_object('code', p_error_code, 'message', p_error, 'details', p_error_details,
-      'retry_after_seconds', p_retry_after_seconds, 'permanent', p_permanent))]) as f;
+    array[jsonb_strip_nulls(jsonb_build_object('code', p_error_code, 'message', p_error,
+      'details', p_error_details, 'retry_after_seconds', p_retry_after_seconds,
+      'permanent', p_permanent))]) as f;
   if v_code is not null then
-    perform _refuse(410, v_code, 'you do not hold the lease of this task', jsonb_build_object('task_id', p_task_id));
+    perform _refuse(410, v_code, 'you do not hold the lease of this task',
+      jsonb_build_object('task_id', p_task_id));
   end if;
   return true;
 end
@@ -438,13 +457,15 @@ declare
 begin
   perform _check_batch(p_task_ids, p_leases, null);
   if coalesce(p_delay_seconds, 0) not between 0 and 86400 * 366 then
-    perform _refuse(422, 'invalid_delay', format('p_delay_seconds must be between 0 and %s, a year (got %s)', 86400 * 366, p_delay_seconds),
+    perform _refuse(422, 'invalid_delay',
+      format('p_delay_seconds must be between 0 and %s, a year (got %s)', 86400 * 366, p_delay_seconds),
       '{"field": "p_delay_seconds"}');
   end if;
   with gone as (
     delete from leases l using unnest(p_task_ids, p_leases) as g(id, lease)
-    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = coalesce(p_worker_id, l.worker_id)
-      and not l.is_canceled and (g.lease is not null or p_worker_id is not null)
+    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease)
+      and l.worker_id = coalesce(p_worker_id, l.worker_id) and not l.is_canceled
+      and (g.lease is not null or p_worker_id is not null)
     returning l as held
   )
   select array_agg(g.held) into v_leases from gone g;

@@ -12,18 +12,20 @@ $$;
 comment on function penstock._endpoint(text, uuid) is
   'The endpoint of this name: the tenant''s own, or the one for all tenants.';
 
-create or replace function penstock.set_provider(p_name text, p_values jsonb default '{}', p_tenant_id uuid default null)
+create or replace function penstock.set_provider(
+  p_name text, p_values jsonb default '{}', p_tenant_id uuid default null)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   c_fields constant text[] := array['status', 'requests_per_minute', 'requests_per_hour', 'tokens_per_minute',
-    'tokens_per_hour', 'concurrency', 'default_tokens', 'backpressure_threshold', 'backpressure_delay_seconds',
-    'depth_limit', 'features'];
+    'tokens_per_hour', 'concurrency', 'default_tokens', 'backpressure_threshold',
+    'backpressure_delay_seconds', 'depth_limit', 'features'];
   v_old endpoints;
   v_new endpoints;
 begin
   if p_name is null or p_name !~ '^[a-z0-9][a-z0-9_.-]{0,99}/[A-Za-z0-9][A-Za-z0-9_.:/-]{0,98}$' then
     perform _refuse(422, 'invalid_provider',
-      format('a provider''s name must be like openai/gpt-4o (got %L)', left(p_name, 200)), '{"field": "p_name"}');
+      format('a provider''s name must be like openai/gpt-4o (got %L)', left(p_name, 200)),
+      '{"field": "p_name"}');
   end if;
   perform _check_fields(p_values, c_fields, 'provider');
   if p_tenant_id is not null and not exists (select from tenants where id = p_tenant_id) then
@@ -75,13 +77,15 @@ declare
 begin
   update endpoint_states s set open_at = 'epoch', closed_until = 'epoch', closed_reason = null, pace = 1,
     requests_limit = null, tokens_limit = null
-  from endpoints e where e.id = s.endpoint_id and e.name = p_name and e.tenant_id is not distinct from p_tenant_id
+  from endpoints e
+  where e.id = s.endpoint_id and e.name = p_name and e.tenant_id is not distinct from p_tenant_id
   returning e.id into v_id;
   if not found then
     perform _refuse(422, 'unknown_provider', format('unknown provider %L', left(p_name, 200)));
   end if;
   perform _retry_parked('limit', array(select id from lanes where endpoint_id = v_id), _now());
-  insert into provider_events (at, endpoint_id, tenant_id, event) values (_now(), v_id, p_tenant_id, 'opened');
+  insert into provider_events (at, endpoint_id, tenant_id, event)
+  values (_now(), v_id, p_tenant_id, 'opened');
   perform _audit(p_tenant_id, 'provider.opened', null, 'provider:' || p_name);
   perform pg_notify('penstock', 'chores');
   perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.provider = p_name;
@@ -104,12 +108,14 @@ comment on function penstock._call_size(jsonb, bigint) is
 create or replace function penstock._slot_ends(p_width smallint, p_slot bigint)
 returns double precision language sql immutable as $$
   -- Like _call_size and _current_pace it names no table and sets no search path, so that it is inlined.
-  select case p_width when 1 then p_slot * 0.25::double precision + 60.75 else p_slot * 60::double precision + 3661 end
+  select case p_width when 1 then p_slot * 0.25::double precision + 60.75
+    else p_slot * 60::double precision + 3661 end
 $$;
 comment on function penstock._slot_ends(smallint, bigint) is
   'Until when (in seconds since 1970) the calls of a slot count.';
 
-create or replace function penstock._current_pace(p_pace double precision, p_paced_at timestamptz, p_now timestamptz)
+create or replace function penstock._current_pace(
+  p_pace double precision, p_paced_at timestamptz, p_now timestamptz)
 returns double precision language sql immutable as $$
   select least(1, p_pace + extract(epoch from p_now - p_paced_at)::double precision / 600)
 $$;
@@ -117,7 +123,8 @@ comment on function penstock._current_pace(double precision, timestamptz, timest
   'The share of its limits that an endpoint may use: a 429 lowers it, and it recovers within ten minutes.';
 
 create or replace function penstock._free_concurrency(p_endpoint penstock.endpoints, p_now timestamptz)
-returns bigint language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+returns bigint language plpgsql stable set search_path = penstock, pg_temp
+  set enable_seqscan = off set jit = off as $$
 begin
   if p_endpoint.concurrency is null then
     return null;
@@ -125,7 +132,8 @@ begin
   -- Counts the leases and calls there are: a separate counter could leak.
   return greatest(0, p_endpoint.concurrency
     - (select coalesce(sum(x.n), 0) from lanes l
-       cross join lateral (select count(*) as n from leases y where y.lane_id = l.id and y.is_gated offset 0) as x
+       cross join lateral (
+         select count(*) as n from leases y where y.lane_id = l.id and y.is_gated offset 0) as x
        where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id)
     - (select count(*) from calls c where c.endpoint_id = p_endpoint.id and c.expires_at > p_now));
 end
@@ -159,7 +167,8 @@ begin
   v_free.tokens := floor(v_tokens * v_pace) - v_minute.tokens;
   if p_endpoint.requests_per_hour is not null or p_endpoint.tokens_per_hour is not null then
     select coalesce(sum(s.requests), 0) as requests, coalesce(sum(s.tokens), 0) as tokens into v_hour
-    from spent s where s.endpoint_id = p_endpoint.id and s.width = 60 and _slot_ends(s.width, s.slot) > v_epoch;
+    from spent s
+    where s.endpoint_id = p_endpoint.id and s.width = 60 and _slot_ends(s.width, s.slot) > v_epoch;
     v_free.requests := least(v_free.requests, p_endpoint.requests_per_hour - v_hour.requests);
     v_free.tokens := least(v_free.tokens, p_endpoint.tokens_per_hour - v_hour.tokens);
   end if;
@@ -274,7 +283,8 @@ declare
 begin
   if p_estimated_tokens is null or p_estimated_tokens not between 0 and 1000000000 then
     perform _refuse(422, 'invalid_units',
-      format('p_estimated_tokens must be between 0 and 1000000000 (got %s)', coalesce(p_estimated_tokens::text, 'null')),
+      format('p_estimated_tokens must be between 0 and 1000000000 (got %s)',
+        coalesce(p_estimated_tokens::text, 'null')),
       '{"field": "p_estimated_tokens"}');
   end if;
   if p_ttl_seconds is null or not p_ttl_seconds between 1 and 86400 then
@@ -284,7 +294,8 @@ begin
   end if;
   if p_estimated_tokens > least(v_endpoint.tokens_per_minute, v_endpoint.tokens_per_hour) then
     perform _refuse(422, 'over_limit',
-      format('a call of %s tokens is more than %s allows in any window', p_estimated_tokens, v_endpoint.name));
+      format('a call of %s tokens is more than %s allows in any window',
+        p_estimated_tokens, v_endpoint.name));
   end if;
   select * into v_state from endpoint_states where endpoint_id = v_endpoint.id for no key update;
   -- Read again: it may have changed while this call waited for the lock.
@@ -313,8 +324,8 @@ comment on function penstock.acquire_api_capacity(text, text, bigint, text, uuid
   'concurrent until release_api_capacity, or for p_ttl_seconds. The same p_key reserves once.';
 
 create or replace function penstock.release_api_capacity(
-  p_provider_name text, p_api_endpoint text, p_estimated_tokens bigint default 1000, p_actual_tokens bigint default null,
-  p_key text default null, p_tenant_id uuid default null)
+  p_provider_name text, p_api_endpoint text, p_estimated_tokens bigint default 1000,
+  p_actual_tokens bigint default null, p_key text default null, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_endpoint endpoints := _required_endpoint(p_provider_name || '/' || p_api_endpoint, p_tenant_id);
@@ -348,7 +359,8 @@ comment on function penstock.release_api_capacity(text, text, bigint, bigint, te
   'Ends a call of acquire_api_capacity and replaces its estimate with the actual tokens. A second release '
   'changes nothing.';
 
-create or replace function penstock.report_provider(p_name text, p_signal jsonb, p_tenant_id uuid default null)
+create or replace function penstock.report_provider(
+  p_name text, p_signal jsonb, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 -- Lock order: see claim.sql.
 declare
@@ -357,7 +369,8 @@ declare
   v_signal record;
 begin
   begin
-    select (p_signal ->> 'status')::integer as status, coalesce((p_signal ->> 'exhausted')::boolean, false) as exhausted,
+    select (p_signal ->> 'status')::integer as status,
+      coalesce((p_signal ->> 'exhausted')::boolean, false) as exhausted,
       (p_signal ->> 'retry_after_seconds')::double precision as retry_after,
       (p_signal #>> '{requests,limit}')::bigint as requests_limit,
       (p_signal #>> '{requests,remaining}')::bigint as requests_left,
@@ -365,15 +378,16 @@ begin
       (p_signal #>> '{tokens,remaining}')::bigint as tokens_left
     into v_signal;
   exception when data_exception then
-    perform _refuse(422, 'invalid_signal', 'the signal must be {"status", "retry_after_seconds", "exhausted", '
-      '"message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}');
+    perform _refuse(422, 'invalid_signal',
+      'the signal must be {"status", "retry_after_seconds", "exhausted", "message", '
+      '"requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}');
   end;
   select * into v_state from endpoint_states where endpoint_id = v_endpoint.id for no key update;
   if v_signal.exhausted then
     perform _close_exhausted(v_endpoint, v_state, p_signal);
     return;
   end if;
-  if v_signal.status = 429 or v_signal.status >= 500 and v_signal.retry_after is not null or v_signal.status = 529 then
+  if v_signal.status in (429, 529) or v_signal.status >= 500 and v_signal.retry_after is not null then
     perform _slow_down(v_endpoint, v_state, p_signal, v_signal.status, v_signal.retry_after);
   end if;
   if v_signal.requests_limit is not null or v_signal.tokens_limit is not null then
@@ -397,7 +411,8 @@ begin
     closed_reason = 'quota exhausted' || coalesce(': ' || left(p_signal ->> 'message', 500), '')
   where endpoint_id = p_endpoint.id;
   insert into provider_events (at, endpoint_id, tenant_id, event, details)
-  select v_now, p_endpoint.id, p_endpoint.tenant_id, 'exhausted', p_signal where p_state.closed_until < 'infinity';
+  select v_now, p_endpoint.id, p_endpoint.tenant_id, 'exhausted', p_signal
+  where p_state.closed_until < 'infinity';
   -- Upkeep reroutes tasks at once.
   perform pg_notify('penstock', 'chores');
 end
@@ -452,7 +467,8 @@ declare
 begin
   -- A reported limit counts when it is lower than ours. Zero is ignored: no call would ever tell a new one.
   update endpoint_states set
-    requests_limit = case when p_requests between 1 and p_endpoint.requests_per_minute - 1 then p_requests end,
+    requests_limit = case when p_requests between 1 and p_endpoint.requests_per_minute - 1
+      then p_requests end,
     tokens_limit = case when p_tokens between 1 and p_endpoint.tokens_per_minute - 1 then p_tokens end,
     told_at = v_now
   where endpoint_id = p_endpoint.id returning * into v_after;
@@ -541,7 +557,8 @@ $$;
 comment on function penstock._uncount_calls(penstock.leases[]) is
   'Takes calls that were never made out of their endpoints'' windows.';
 
-create or replace function penstock.report_limited(p_task_id bigint, p_worker_id text, p_lease bigint, p_signal jsonb)
+create or replace function penstock.report_limited(
+  p_task_id bigint, p_worker_id text, p_lease bigint, p_signal jsonb)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_lease leases;
@@ -572,7 +589,8 @@ returns void language sql set search_path = penstock, pg_temp as $$
     select ctid from spent where _slot_ends(width, slot) + 30 < extract(epoch from _now())
     limit p_limit for update skip locked));
   delete from calls where ctid = any (array(
-    select ctid from calls where expires_at < _now() - interval '1 hour' limit p_limit for update skip locked))
+    select ctid from calls where expires_at < _now() - interval '1 hour'
+    limit p_limit for update skip locked))
 $$;
 comment on function penstock._prune_providers(integer) is
   'Deletes slots and calls that no window counts any more, at most p_limit of each.';

@@ -10,7 +10,8 @@
 create or replace function penstock._to_ready(p_parked penstock.parked)
 returns penstock.ready language sql immutable as $$
   select row(p_parked.task_id, 0, p_parked.job_id, p_parked.tenant_id, p_parked.lane_id, p_parked.priority,
-    p_parked.phase, p_parked.failures, p_parked.deaths, p_parked.has_parents, p_parked.has_children)::penstock.ready
+    p_parked.phase, p_parked.failures, p_parked.deaths, p_parked.has_parents,
+    p_parked.has_children)::penstock.ready
 $$;
 comment on function penstock._to_ready(penstock.parked) is 'A parked task as a row for _queue.';
 
@@ -27,8 +28,8 @@ comment on function penstock._to_ready(penstock.leases, integer, integer) is
 create or replace function penstock._to_parked(
   p_ready penstock.ready, p_until timestamptz, p_reason text, p_waits_for text default null)
 returns penstock.parked language sql immutable as $$
-  select row(p_ready.task_id, p_ready.job_id, p_ready.tenant_id, p_ready.lane_id, p_ready.priority, p_ready.phase,
-    p_ready.failures, p_ready.deaths, p_ready.has_parents, p_ready.has_children, 0,
+  select row(p_ready.task_id, p_ready.job_id, p_ready.tenant_id, p_ready.lane_id, p_ready.priority,
+    p_ready.phase, p_ready.failures, p_ready.deaths, p_ready.has_parents, p_ready.has_children, 0,
     p_until, p_reason, p_waits_for)::penstock.parked
 $$;
 comment on function penstock._to_parked(penstock.ready, timestamptz, text, text) is
@@ -87,7 +88,8 @@ begin
     insert into ready (task_id, vtime, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
       has_parents, has_children)
     select r.task_id, case when p_is_front then v_clock else v_start + v_step * row_number() over () end,
-      r.job_id, r.tenant_id, r.lane_id, r.priority, r.phase, r.failures, r.deaths, r.has_parents, r.has_children
+      r.job_id, r.tenant_id, r.lane_id, r.priority, r.phase, r.failures, r.deaths,
+      r.has_parents, r.has_children
     from unnest(p_rows) as r
     where r.lane_id = v_group.lane_id and r.tenant_id = v_group.tenant_id;
     perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.id = v_group.lane_id;
@@ -117,7 +119,8 @@ comment on function penstock._lanes_of_tenant(uuid) is
   'The lanes and priorities in which the tenant has tasks that can be claimed.';
 
 create or replace function penstock._ready_task(p_job penstock.jobs)
-returns bigint language plpgsql stable set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+returns bigint language plpgsql stable set search_path = penstock, pg_temp
+  set enable_seqscan = off set jit = off as $$
 declare
   v_lane record;
   v_task_id bigint;
@@ -138,7 +141,8 @@ comment on function penstock._ready_task(penstock.jobs) is
   'The job''s task with the best priority that can be claimed, or null.';
 
 create or replace function penstock._promote(p_limit integer)
-returns integer language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set jit = off as $$
+returns integer language plpgsql set search_path = penstock, pg_temp
+  set enable_seqscan = off set jit = off as $$
 declare
   v_now timestamptz := _now();
   v_again ready[];
@@ -190,8 +194,8 @@ begin
   end if;
   insert into attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome,
     error_code, error_message)
-  select job_id, task_id, lease, tenant_id, failures + deaths + 1, worker_id, started_at, v_now, 'lost', 'worker_lost',
-    format('worker %s stopped sending heartbeats', worker_id)
+  select job_id, task_id, lease, tenant_id, failures + deaths + 1, worker_id, started_at, v_now, 'lost',
+    'worker_lost', format('worker %s stopped sending heartbeats', worker_id)
   from unnest(v_lost) where not is_canceled;
   v_dead := array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 >= v_max_deaths);
   if cardinality(v_dead) > 0 then

@@ -72,7 +72,8 @@ begin
   for v_task in
     select r.ctid, r.task_id, r.job_id, r.tenant_id, t.units, l.provider, j.on_limit, j.status
     from ready r join lanes l on l.id = r.lane_id
-    cross join lateral (select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
+    cross join lateral (
+      select x.units from tasks x where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
     cross join lateral (select x.on_limit, x.status from jobs x where x.id = r.job_id offset 0) as j
     where r.ctid = any (p_tids) order by r.vtime, r.task_id
   loop
@@ -146,10 +147,12 @@ begin
       select b.tenant_id, b.id, 'cost', b.budget, 'enforce', 'epoch', 'infinity' from budgeted b
       union all
       -- A job's reservation is also its tenant's, with or without a limit there.
-      select b.tenant_id, null, 'cost', null, null, (_period('cost', p_now)).starts, null from budgeted b) as x
+      select b.tenant_id, null, 'cost', null, null, (_period('cost', p_now)).starts, null
+      from budgeted b) as x
     order by x.tenant_id, x.job_id, x.meter, x.amount nulls last
   loop
-    v_account := _locked_account(v_limit.tenant_id, v_limit.job_id, v_limit.meter, v_limit.period, p_may_wait);
+    v_account := _locked_account(
+      v_limit.tenant_id, v_limit.job_id, v_limit.meter, v_limit.period, p_may_wait);
     if v_account.tenant_id is null then
       busy_tenants := busy_tenants || v_limit.tenant_id;
     elsif v_limit.amount is not null then
@@ -172,7 +175,8 @@ declare
   v_applying record;
   v_limit record;
 begin
-  select count(*) > 0 as is_any, bool_or(l.meter = 'cost') as has_cost, bool_or(l.job_id is not null) as has_budget,
+  select count(*) > 0 as is_any, bool_or(l.meter = 'cost') as has_cost,
+    bool_or(l.job_id is not null) as has_budget,
     min(l.remaining) filter (where l.job_id is not null) as budget_left
   into v_applying from unnest(p_limits) as l
   where l.tenant_id = p_task.tenant_id and (l.job_id is null or l.job_id = p_task.job_id);
@@ -196,7 +200,8 @@ begin
   end if;
   for v_limit in
     select l.meter, l.mode, l.remaining, u.value, u.value::numeric as amount
-    from jsonb_each(v_units) with ordinality as u(meter, value, n) join unnest(p_limits) as l on l.meter = u.meter
+    from jsonb_each(v_units) with ordinality as u(meter, value, n)
+    join unnest(p_limits) as l on l.meter = u.meter
     where l.tenant_id = p_task.tenant_id and l.job_id is null order by u.n
   loop
     v_need.amounts := v_need.amounts || jsonb_build_object(v_limit.meter, v_limit.value);
@@ -246,8 +251,9 @@ begin
         where p.provider = p_task.provider and p.valid_from > p_now), 'infinity'));
   elsif p_need.shortage = 'budget' then
     select l.* into v_limit from unnest(p_limits) as l where l.job_id = p_task.job_id;
-    perform _park(array[p_task.tid], format('budget: %s left of %s, needs up to %s', trim_scale(v_limit.remaining),
-      trim_scale(v_limit.amount), trim_scale(p_need.cost)), 'budget', 'infinity');
+    perform _park(array[p_task.tid], format('budget: %s left of %s, needs up to %s',
+      trim_scale(v_limit.remaining), trim_scale(v_limit.amount), trim_scale(p_need.cost)),
+      'budget', 'infinity');
   elsif p_task.on_limit = 'refuse' then
     perform _park(array[p_task.tid], 'quota: ' || p_need.shortage, 'refused', 'infinity');
   else
@@ -312,9 +318,9 @@ begin
   ), gone as (
     delete from parked p where p.ctid = any (array(select ctid from due)) returning *
   )
-  select array_agg(row(g.task_id, 0, g.job_id, g.tenant_id, g.lane_id, g.priority, g.phase, g.failures, g.deaths,
-      g.has_parents, g.has_children, false, 'quota', _now(), _now(), null, null, false, null)::leases
-      order by g.task_id),
+  select array_agg(row(g.task_id, 0, g.job_id, g.tenant_id, g.lane_id, g.priority, g.phase, g.failures,
+      g.deaths, g.has_parents, g.has_children, false, 'quota', _now(), _now(), null, null, false,
+      null)::leases order by g.task_id),
     array_agg(g.reason || ' has no room' order by g.task_id)
   into v_gone, v_reasons from gone g;
   if v_gone is null then

@@ -7,9 +7,11 @@ language sql stable set search_path = penstock, pg_temp as $$
   select e.name, e.status = 'active' and s.closed_until <= _now() + interval '30 seconds',
     _estimated_cost(e.name, p_tenant_id, p_units),
     (select avg(extract(epoch from r.finished_at - r.started_at)) from (
-       select u.job_id, u.task_id from usage_events u where u.provider = e.name order by u.id desc limit 50) as u
+       select u.job_id, u.task_id from usage_events u where u.provider = e.name
+       order by u.id desc limit 50) as u
      join results r on r.job_id = u.job_id and r.task_id = u.task_id),
-    (select o.n from jsonb_array_elements_text(coalesce(p_route -> 'providers', '[]')) with ordinality as o(name, n)
+    (select o.n
+     from jsonb_array_elements_text(coalesce(p_route -> 'providers', '[]')) with ordinality as o(name, n)
      where o.name = e.name limit 1)::integer
   from endpoints e join endpoint_states s on s.endpoint_id = e.id
   where (e.tenant_id = p_tenant_id or e.tenant_id is null and not exists (
@@ -24,7 +26,8 @@ comment on function penstock._route_candidates(jsonb, uuid, jsonb) is
 create or replace function penstock._best_provider(p_route jsonb, p_tenant_id uuid, p_units jsonb)
 returns penstock.provider_choice language sql stable set search_path = penstock, pg_temp as $$
   select row(c.name, case coalesce(p_route ->> 'prefer', 'cheapest')
-      when 'cheapest' then coalesce(format('cheapest: %s', trim_scale(c.cost)), 'the only one, without a price')
+      when 'cheapest' then
+        coalesce(format('cheapest: %s', trim_scale(c.cost)), 'the only one, without a price')
       when 'fastest' then
         coalesce(format('fastest: %s s on average', round(c.seconds::numeric, 2)), 'fastest: not used before')
       else format('number %s of the list', c.place) end
@@ -53,8 +56,8 @@ begin
   where s.route is not null and s.route <> 'null' and not _is_route(s.route) limit 1;
   if found then
     perform _refuse(422, 'invalid_route',
-      format('the route of task %s must be {"features": […], "providers": […], "prefer": "cheapest", "fastest" or '
-        '"listed"} with features or providers', v_index),
+      format('the route of task %s must be {"features": […], "providers": […], "prefer": "cheapest", '
+        '"fastest" or "listed"}, with features or providers', v_index),
       jsonb_build_object('field', format('tasks[%s].route', v_index)));
   end if;
   -- Each distinct route with the same units is decided once.
