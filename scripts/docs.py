@@ -15,7 +15,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 # The numbers of the specification; what no test names is shown as open.
 REQUIREMENTS = {"R0": 9, "R1": 10, "R2": 12, "R3": 9, "R4": 8, "B": 7}
-_COMMENT = re.compile(r"comment on function penstock\.(\w+)\((.*?)\) is\s+'((?:[^']|'')*)';", re.S)
+# A long comment is several literals, each on a line of its own.
+_COMMENT = re.compile(r"comment on function penstock\.(\w+)\((.*?)\) is\s+'((?:[^']|''|'\s*\n\s*')*)';", re.S)
+_NEXT_LITERAL = re.compile(r"'\s*\n\s*'")
 _HEADER = re.compile(r"create or replace function penstock\.(\w+)\s*\((.*?)\)\s*returns", re.S)
 _NUMBER = re.compile(r"\b(R[0-4]\.\d+|B[1-7]|S[1-9]\d?)\b")
 _SEVERAL = re.compile(r"\bS(\d+) to S(\d+)\b")
@@ -27,7 +29,10 @@ def functions() -> str:
     lines: list[str] = []
     for path in sorted((ROOT / "penstock/sql/functions").glob("*.sql")):
         text = path.read_text()
-        comments = {name: comment.replace("''", "'") for name, _, comment in _COMMENT.findall(text)}
+        comments = {
+            name: _NEXT_LITERAL.sub("", comment).replace("''", "'")
+            for name, _, comment in _COMMENT.findall(text)
+        }
         public = [
             (name, arguments)
             for name, arguments in _HEADER.findall(text)

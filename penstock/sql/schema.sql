@@ -2196,6 +2196,13 @@ function penstock._lease_tasks(penstock.claim_pick, text, timestamp with time zo
   body: sha256 ba922ee7d7e1dfd0dafaa39b8712b444
   comment: Moves the picked tasks whose jobs run from ready to leases, in the order of their slots, and starts their jobs.
 
+function penstock._lease_to_ready(penstock.leases, integer, integer)
+  arguments: p_lease penstock.leases, p_more_failures integer DEFAULT 0, p_more_deaths integer DEFAULT 0
+  returns: penstock.ready
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 c4b509cd9f4733df4af6e71b5e834c4a
+  comment: A leased task as a row for _queue.
+
 function penstock._leased_bulk(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint
   returns: penstock.bulks
@@ -2352,7 +2359,7 @@ function penstock._park(tid[], text, text, timestamp with time zone)
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 436ce276c08b39db7f7b5aa858f041c8
+  body: sha256 2b057af91517207c09f2bd31a709b70a
   comment: Moves tasks from ready to parked until there is room for them.
 
 function penstock._park_new(penstock.jobs, penstock.task_spec[], penstock.ready[])
@@ -2376,7 +2383,7 @@ function penstock._park_stopped(tid[])
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 57edd8dc15353032f8dedf186d8321d2
+  body: sha256 b802acc5a4d23751c6bae6891704f08f
   comment: Takes the rows that got no lease out of ready: parks tasks of paused and failed jobs, deletes those of ended jobs.
 
 function penstock._parked_that_fit(uuid, text, uuid, integer)
@@ -2386,6 +2393,13 @@ function penstock._parked_that_fit(uuid, text, uuid, integer)
   settings: search_path=penstock, pg_temp
   body: sha256 0347d9dada2aeddfe92e68300c19b2dd
   comment: The first 500 tasks parked for a quota or budget, those for which enough is left now.
+
+function penstock._parked_to_ready(penstock.parked)
+  arguments: p_parked penstock.parked
+  returns: penstock.ready
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 b97678828213b1f8122d13583735a694
+  comment: A parked task as a row for _queue.
 
 function penstock._parse_tasks(jsonb)
   arguments: p_tasks jsonb
@@ -2481,6 +2495,13 @@ function penstock._ready_task(penstock.jobs)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 1cdc69d11bad45d4e2190dddcfe54162
   comment: The job's task with the best priority that can be claimed, or null.
+
+function penstock._ready_to_parked(penstock.ready, timestamp with time zone, text, text)
+  arguments: p_ready penstock.ready, p_until timestamp with time zone, p_reason text, p_waits_for text DEFAULT NULL::text
+  returns: penstock.parked
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 38154fb1a64d371f79194e40331f469d
+  comment: A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.
 
 function penstock._record(penstock.leases[], jsonb[], boolean, text, jsonb)
   arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
@@ -2768,27 +2789,6 @@ function penstock._thrift_of(text, text)
   body: sha256 84c7a029dfe51b4c9e8650876669d3e0
   comment: What calls cost in truth, as a part of their estimates.
 
-function penstock._to_parked(penstock.ready, timestamp with time zone, text, text)
-  arguments: p_ready penstock.ready, p_until timestamp with time zone, p_reason text, p_waits_for text DEFAULT NULL::text
-  returns: penstock.parked
-  attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 38154fb1a64d371f79194e40331f469d
-  comment: A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.
-
-function penstock._to_ready(penstock.leases, integer, integer)
-  arguments: p_lease penstock.leases, p_more_failures integer DEFAULT 0, p_more_deaths integer DEFAULT 0
-  returns: penstock.ready
-  attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 c4b509cd9f4733df4af6e71b5e834c4a
-  comment: A leased task as a row for _queue.
-
-function penstock._to_ready(penstock.parked)
-  arguments: p_parked penstock.parked
-  returns: penstock.ready
-  attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 b97678828213b1f8122d13583735a694
-  comment: A parked task as a row for _queue.
-
 function penstock._uncount_artifacts(penstock.artifacts[])
   arguments: p_artifacts penstock.artifacts[]
   returns: void
@@ -2849,7 +2849,7 @@ function penstock._wake_fitting(uuid[], integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d4abab7008aaa861a2d7e35f85a6f13c
+  body: sha256 cc2df2c4dcc8bca477e42e56e46aa0bb
   comment: Queues parked tasks of these tenants that fit into their quotas and budgets now, and returns how many. For each limit it stops after p_max_misfits tasks that do not fit.
 
 function penstock._wake_missed()
@@ -3221,7 +3221,7 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 063b59a6fd40f3c83e807db091b1ecc2
+  body: sha256 31f85bc8f6d27b41835863697d7f8dd7
   comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
   grant to service_role: execute
 
@@ -3619,7 +3619,7 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9c9bc26d5aeac192d67259d7e8eabaa5
+  body: sha256 bb23802705e28dce55a55495cb84a299
   comment: Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those rejected.
   grant to service_role: execute
 

@@ -366,7 +366,20 @@ class TestMatrix:
         ]
 
 
-INLINED = ("_now", "_bucket", "_setting", "_call_size", "_slot_ends", "_current_pace", "_bulk_row_state", "_row_cost", "_to_ready", "_to_parked", "_claimed_task")
+INLINED = (
+    "_now",
+    "_bucket",
+    "_setting",
+    "_call_size",
+    "_slot_ends",
+    "_current_pace",
+    "_bulk_row_state",
+    "_row_cost",
+    "_parked_to_ready",
+    "_lease_to_ready",
+    "_ready_to_parked",
+    "_claimed_task",
+)
 
 
 class TestCatalogue:

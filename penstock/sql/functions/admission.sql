@@ -304,7 +304,7 @@ create or replace function penstock._park(p_tids tid[], p_reason text, p_waits_f
 returns void language sql set search_path = penstock, pg_temp as $$
   with gone as (
     delete from ready r where r.ctid = any (p_tids)
-    returning _to_parked(r, p_until, p_reason, p_waits_for) as task
+    returning _ready_to_parked(r, p_until, p_reason, p_waits_for) as task
   )
   insert into parked select (g.task).* from gone g
 $$;

@@ -301,7 +301,7 @@ returns void language sql set search_path = penstock, pg_temp as $$
     delete from ready r where r.ctid = any (array(
       select m.tid from met m
       where m.status in ('canceled', 'completed') or m.job_id in (select s.id from stopped s)))
-    returning r.job_id, _to_parked(r, 'infinity', 'paused') as task
+    returning r.job_id, _ready_to_parked(r, 'infinity', 'paused') as task
   )
   -- The rest of a canceled job is not kept.
   insert into parked select (g.task).* from gone g join stopped s on s.id = g.job_id

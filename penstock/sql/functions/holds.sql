@@ -285,7 +285,8 @@ begin
       where ctid = any (v_tids) and tenant_id = v_limit.tenant_id and waits_for = v_limit.waits_for
       for update skip locked
     ), gone as (
-      delete from parked p where p.ctid = any (array(select ctid from due)) returning _to_ready(p) as task
+      delete from parked p where p.ctid = any (array(select ctid from due))
+      returning _parked_to_ready(p) as task
     )
     select array_agg(g.task order by (g.task).task_id) into v_rows from gone g;
     perform _queue(v_rows, true);

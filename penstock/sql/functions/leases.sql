@@ -387,11 +387,11 @@ begin
       from decided d
     ), kept as (
       insert into parked
-      select (_to_parked(_to_ready(d.held, 1), v_now + make_interval(secs => d.delay), 'retry')).*
+      select (_ready_to_parked(_lease_to_ready(d.held, 1), v_now + make_interval(secs => d.delay), 'retry')).*
       from decided d where d.death is null and d.delay > 0
     )
     select
-      array_agg(_to_ready(d.held, 1)) filter (where d.death is null and d.delay <= 0),
+      array_agg(_lease_to_ready(d.held, 1)) filter (where d.death is null and d.delay <= 0),
       array_agg(d.held order by d.task_id) filter (where d.death is not null),
       array_agg(d.death order by d.task_id) filter (where d.death is not null),
       array_agg(d.error_code order by d.task_id) filter (where d.death is not null),
@@ -476,7 +476,7 @@ begin
     perform _return_tasks(v_leases, 0);
   else
     insert into parked
-    select (_to_parked(_to_ready(l), v_now + make_interval(secs => p_delay_seconds),
+    select (_ready_to_parked(_lease_to_ready(l), v_now + make_interval(secs => p_delay_seconds),
       left(coalesce(p_reason, 'rescheduled'), 200))).*
     from unnest(v_leases) as l;
   end if;

@@ -7,32 +7,32 @@
 -- The columns of a task that move between ready, parked and leases are named here, in _queue and in
 -- _lease_tasks, and nowhere else. These three set no search path, so that they are inlined.
 
-create or replace function penstock._to_ready(p_parked penstock.parked)
+create or replace function penstock._parked_to_ready(p_parked penstock.parked)
 returns penstock.ready language sql immutable as $$
   select row(p_parked.task_id, 0, p_parked.job_id, p_parked.tenant_id, p_parked.lane_id, p_parked.priority,
     p_parked.phase, p_parked.failures, p_parked.deaths, p_parked.has_parents,
     p_parked.has_children)::penstock.ready
 $$;
-comment on function penstock._to_ready(penstock.parked) is 'A parked task as a row for _queue.';
+comment on function penstock._parked_to_ready(penstock.parked) is 'A parked task as a row for _queue.';
 
-create or replace function penstock._to_ready(
+create or replace function penstock._lease_to_ready(
   p_lease penstock.leases, p_more_failures integer default 0, p_more_deaths integer default 0)
 returns penstock.ready language sql immutable as $$
   select row(p_lease.task_id, 0, p_lease.job_id, p_lease.tenant_id, p_lease.lane_id, p_lease.priority,
     p_lease.phase, p_lease.failures + p_more_failures, p_lease.deaths + p_more_deaths,
     p_lease.has_parents, p_lease.has_children)::penstock.ready
 $$;
-comment on function penstock._to_ready(penstock.leases, integer, integer) is
+comment on function penstock._lease_to_ready(penstock.leases, integer, integer) is
   'A leased task as a row for _queue.';
 
-create or replace function penstock._to_parked(
+create or replace function penstock._ready_to_parked(
   p_ready penstock.ready, p_until timestamptz, p_reason text, p_waits_for text default null)
 returns penstock.parked language sql immutable as $$
   select row(p_ready.task_id, p_ready.job_id, p_ready.tenant_id, p_ready.lane_id, p_ready.priority,
     p_ready.phase, p_ready.failures, p_ready.deaths, p_ready.has_parents, p_ready.has_children, 0,
     p_until, p_reason, p_waits_for)::penstock.parked
 $$;
-comment on function penstock._to_parked(penstock.ready, timestamptz, text, text) is
+comment on function penstock._ready_to_parked(penstock.ready, timestamptz, text, text) is
   'A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.';
 
 create or replace function penstock._queue(p_rows penstock.ready[], p_is_front boolean)
