@@ -29,13 +29,13 @@
 --
 --    1. tenants
 --    2. schedules
---    3. leases            one; the leases of a batch by position in the table
+--    3. leases            the leases of a batch by position in the table
 --    4. bulks
 --    5. ready             add_tasks and replay wait for the claim that locked a parent's row
 --    6. parked            by task id
 --    7. phases            by job and position
 --    8. jobs              by id
---    9. dead_letters
+--    9. dead_letters      to delete them
 --   10. chores
 --   11. artifacts         by id
 --   12. endpoints
@@ -45,6 +45,7 @@
 --   16. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
 --   never waited for: lanes, shares, mixed
+--   inserted into at any point: dead_letters
 --
 -- A lock taken with SKIP LOCKED never waits, so it may be taken at any point: the rows that the claim,
 -- reclaim_stale_tasks, heartbeats and upkeep lock in ready, parked, leases and jobs, and all of lanes, shares
