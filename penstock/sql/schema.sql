@@ -2432,12 +2432,20 @@ function penstock._period(text, timestamp with time zone)
   body: sha256 ae7f2b6aab712c69141be7113ce8e91e
   comment: The period of a meter that a moment falls into, in UTC.
 
+function penstock._pick_from_lane(integer, bigint, uuid[], bigint)
+  arguments: p_lane_id integer, p_read_from bigint, p_stopped uuid[], p_max bigint
+  returns: tid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7473a1cdd9ebdffb6dd8c03dc25c6333
+  comment: Locks the next rows of ready in one lane and returns them.
+
 function penstock._pick_gated(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
   arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean
   returns: penstock.claim_pick
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bb8ba4b0f300517a25fa084620cbc287
+  body: sha256 be67e377276d03e6edb55b7630e2b4a9
   comment: Locks the next rows of ready in gated lanes, in order and within the windows and the concurrency of their endpoints, within quotas and budgets, and counts them there.
 
 function penstock._pick_open(text[], integer, uuid[], timestamp with time zone)
@@ -2849,7 +2857,7 @@ function penstock._wake_fitting(uuid[], integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cc2df2c4dcc8bca477e42e56e46aa0bb
+  body: sha256 0c86efd35f975b0e120b025fa9addf08
   comment: Queues parked tasks of these tenants that fit into their quotas and budgets now, and returns how many. For each limit it stops after p_max_misfits tasks that do not fit.
 
 function penstock._wake_missed()

@@ -148,17 +148,10 @@ begin
     v_pick.is_more := v_pick.is_more or v_gate.verdict = 'later';
     continue when v_gate.verdict <> 'open';
     v_capacity := v_gate.capacity;
-    v_tids := array(
-      select r.ctid from ready r
-      where r.lane_id = v_lane.id and r.vtime >= v_lane.read_from and r.job_id <> all (p_stopped)
-      -- One more than there is room for: its size tells when the window opens for it.
-      order by r.vtime
-      limit least(p_max - cardinality(v_pick.tids), v_capacity.places, v_capacity.requests + 1)
-      for update skip locked);
+    -- One more than there is room for: its size tells when the window opens for it.
+    v_tids := _pick_from_lane(v_lane.id, v_lane.read_from, p_stopped,
+      least(p_max - cardinality(v_pick.tids), v_capacity.places, v_capacity.requests + 1));
     continue when v_tids = '{}';
-    if exists (select from mixed m where m.lane_id = v_lane.id) then
-      v_tids := _swap_in_best_priority(v_tids);
-    end if;
     if v_lane.endpoint_id is not null then
       v_fit := _fit_into_windows(v_tids, v_gate.endpoint, v_capacity);
       perform _admit(v_gate.endpoint, v_capacity, v_fit, p_now);
@@ -185,6 +178,25 @@ $$;
 comment on function penstock._pick_gated(text[], integer, uuid[], timestamptz, boolean, boolean, boolean) is
   'Locks the next rows of ready in gated lanes, in order and within the windows and the concurrency of their '
   'endpoints, within quotas and budgets, and counts them there.';
+
+create or replace function penstock._pick_from_lane(
+  p_lane_id integer, p_read_from bigint, p_stopped uuid[], p_max bigint)
+returns tid[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_tids tid[];
+begin
+  v_tids := array(
+    select r.ctid from ready r
+    where r.lane_id = p_lane_id and r.vtime >= p_read_from and r.job_id <> all (p_stopped)
+    order by r.vtime limit p_max for update skip locked);
+  if v_tids <> '{}' and exists (select from mixed m where m.lane_id = p_lane_id) then
+    v_tids := _swap_in_best_priority(v_tids);
+  end if;
+  return v_tids;
+end
+$$;
+comment on function penstock._pick_from_lane(integer, bigint, uuid[], bigint) is
+  'Locks the next rows of ready in one lane and returns them.';
 
 create or replace function penstock._enter_endpoint(
   p_endpoint_id integer, p_admitted integer[], p_now timestamptz, p_may_wait boolean,
