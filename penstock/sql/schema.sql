@@ -1671,7 +1671,7 @@ function penstock._book(penstock.booking[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b09d3a005ec063d1506575b6f2b14237
+  body: sha256 9c3f119c942ac4977169763644a40bba
   comment: Adds to accounts, in the lock order.
 
 function penstock._bucket(double precision)
@@ -1892,7 +1892,7 @@ function penstock._count_job(penstock.jobs)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1b1e90a013a9cc433ba1dc692187fd96
+  body: sha256 ec09c2fe953c4aa0099d4a429cbcc726
   comment: Counts a new job where jobs are limited, and rejects it over the limit.
 
 function penstock._current_pace(double precision, timestamp with time zone, timestamp with time zone)
@@ -1955,7 +1955,7 @@ function penstock._expire_holds()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8657b19e33eb535254879aa1ad458b5a
+  body: sha256 832cbb0a5f5024e02714d3238d37fbf8
   comment: Frees what callers reserved and never committed or released.
 
 function penstock._family(bigint[])
@@ -2193,7 +2193,7 @@ function penstock._lease_tasks(penstock.claim_pick, text, timestamp with time zo
   returns: SETOF penstock.leases
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ba922ee7d7e1dfd0dafaa39b8712b444
+  body: sha256 1469eacfd72f3c62be8fef7bce9d60dc
   comment: Moves the picked tasks whose jobs run from ready to leases, in the order of their slots, and starts their jobs.
 
 function penstock._lease_to_ready(penstock.leases, integer, integer)
@@ -2232,7 +2232,7 @@ function penstock._lock_limits(tid[], timestamp with time zone, boolean)
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a3bfc771553f8397d91494627719124d
+  body: sha256 19ac46194094f48844a726212cec7411
   comment: Locks the accounts of the quotas and budgets that these tasks may use and returns what remains of each. busy_tenants: those with an account that another transaction has locked, when this one may not wait.
 
 function penstock._locked_account(uuid, uuid, text, date, boolean)
@@ -2383,7 +2383,7 @@ function penstock._park_stopped(tid[])
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b802acc5a4d23751c6bae6891704f08f
+  body: sha256 1ec1e1eb00129a823df96a32b2d68a7e
   comment: Takes the rows that got no lease out of ready: parks tasks of paused and failed jobs, deletes those of ended jobs.
 
 function penstock._parked_that_fit(uuid, text, uuid, integer)
@@ -2445,7 +2445,7 @@ function penstock._pick_gated(text[], integer, uuid[], timestamp with time zone,
   returns: penstock.claim_pick
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 be67e377276d03e6edb55b7630e2b4a9
+  body: sha256 920aba7f3c27ab968c067b2b751c97df
   comment: Locks the next rows of ready in gated lanes, in order and within the windows and the concurrency of their endpoints, within quotas and budgets, and counts them there.
 
 function penstock._pick_open(text[], integer, uuid[], timestamp with time zone)
@@ -2493,7 +2493,7 @@ function penstock._queue(penstock.ready[], boolean)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 70e056281a045e426cdfbc058fe982a4
+  body: sha256 c27476ec1a0fca729ac54d07aa1cb098
   comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
 
 function penstock._ready_task(penstock.jobs)
@@ -2524,7 +2524,7 @@ function penstock._record_holds(penstock.reservation[], timestamp with time zone
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e0ee6138d6ae2ee217799d9dc85e765d
+  body: sha256 c101a30bb11d72ea470c991a649de09a
   comment: Writes a hold for each reservation whose task got a lease, and takes the other reservations back.
 
 function penstock._refuse(integer, text, text, jsonb, text)
@@ -2547,7 +2547,7 @@ function penstock._refuse_waiting()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 14263bac41dc9a5ad65be6bb84972b61
+  body: sha256 942eb13ddee70e83fb6ab327f6e0763b
   comment: Ends parked tasks that had no quota, in jobs whose on_limit is refuse.
 
 function penstock._release_bookings(penstock.holds)
@@ -2602,7 +2602,7 @@ function penstock._reroute()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 66bdd806861417edd48a0dca17f8821c
+  body: sha256 f8bf2c68bd9f7bd15f1433f6eef5328a
   comment: Moves ready tasks that have a route from closed endpoints to open ones.
 
 function penstock._reservation_bookings(penstock.reservation[], timestamp with time zone, integer)
@@ -2618,7 +2618,7 @@ function penstock._reserve_pick(penstock.claim_pick, timestamp with time zone, b
   returns: penstock.claim_pick
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 25e747dd77348af6ee0a0f106b8380db
+  body: sha256 028af7e3bf029a8668a4b1f7b141a4c9
   comment: Reserves quota and budget for picked tasks and drops those that get none from the pick and from the windows.
 
 function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
@@ -2698,7 +2698,7 @@ function penstock._settle_batch(text, text, bigint[], bigint[], penstock.leases[
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 59f0bdc76ca7ad423c86721cf53f81ed
+  body: sha256 93b32c42bf9f2ae46f51f74c12d037a8
   comment: Settles the accepted tasks of a batch and returns the rejected ones with the reason. A report that was accepted before with the same lease is accepted again.
 
 function penstock._settle_children(uuid, bigint[], bigint[])
@@ -2857,7 +2857,7 @@ function penstock._wake_fitting(uuid[], integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0c86efd35f975b0e120b025fa9addf08
+  body: sha256 cfaffe25d91c32fa1e8a46a07451dd74
   comment: Queues parked tasks of these tenants that fit into their quotas and budgets now, and returns how many. For each limit it stops after p_max_misfits tasks that do not fit.
 
 function penstock._wake_missed()
@@ -2888,7 +2888,7 @@ function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double pr
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c21c4829c8d8edfbd9200d705f9e6405
+  body: sha256 d26cf50a4a7161c03e64a15394bfbd97
   comment: Reserves capacity for one call outside a claim: true, or false when there is none now. The call counts as concurrent until release_api_capacity, or for p_ttl_seconds. The same p_key reserves once.
   grant to service_role: execute
 
@@ -2999,7 +2999,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 ecdbdd74e2c50feff9c5f557740561a8
+  body: sha256 02596fe429fae9252b71d0f04ef2e547
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -3008,7 +3008,7 @@ function penstock.commit_hold(uuid, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 960a90a6b5b8132d452fb743f6067e9c
+  body: sha256 3d3317ab35529719f12f7ab876d3d53c
   comment: Books the actual amounts (default: those reserved) and ends the hold. Repeating it changes nothing; an expired hold can still be committed.
   grant to service_role: execute
 
@@ -3026,7 +3026,7 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 08bfeb065c91822969c55ee63cd787ee
+  body: sha256 9320475ec09952caf5ccd2aa4af7e8b0
   comment: Ends tasks as succeeded. Returns only those rejected, with lease_lost, canceled or too_large. Repeating the call is accepted.
   grant to service_role: execute
 
@@ -3229,7 +3229,7 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 31f85bc8f6d27b41835863697d7f8dd7
+  body: sha256 0ec37dc047651c58d12789bd99f9f80f
   comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
   grant to service_role: execute
 
@@ -3444,7 +3444,7 @@ function penstock.open_provider(text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 565f0fa1ee925c9a7c0d65c2033dd918
+  body: sha256 530b2971bdef1b340a1655099884b29e
   comment: Opens an endpoint that closed after a provider's answer, once its account is topped up or the problem is solved. Forgets a lower limit that the provider reported.
   grant to service_role: execute
 
@@ -3508,7 +3508,7 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c4b58a92b9123e4c5ad2b7ab4f4bf77a
+  body: sha256 9b93bc75de4b96426fc80e175484d956
   comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
   grant to service_role: execute
 
@@ -3544,7 +3544,7 @@ function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7790393fd751b384507546eb6620935c
+  body: sha256 e8d751cc033cf93aeb21cdb99f843945
   comment: Ends a call of acquire_api_capacity and replaces its estimate with the actual tokens. A second release changes nothing.
   grant to service_role: execute
 
@@ -3553,7 +3553,7 @@ function penstock.release_hold(uuid, uuid)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7e74be5a72d94a7cc58f187921907b75
+  body: sha256 ba2e8c85ba6b68f96db88b5083f871b7
   comment: Frees what a hold reserved. A second release changes nothing and returns false.
   grant to service_role: execute
 
@@ -3582,7 +3582,7 @@ function penstock.report_limited(bigint, text, bigint, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6bec22abef5401574604c89c11ab411b
+  body: sha256 374b91279963a72ae3f1e6011f20b2ec
   comment: Reports that a provider rejected an attempt's call (see report_provider for the signal): its endpoint closes for all workers, and the task is requeued without using up an attempt.
   grant to service_role: execute
 
@@ -3627,7 +3627,7 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bb23802705e28dce55a55495cb84a299
+  body: sha256 da3c9753aca31bc08e44d62a00ec8ea2
   comment: Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those rejected.
   grant to service_role: execute
 
@@ -3636,7 +3636,7 @@ function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 240522066699fd645018165181bf5989
+  body: sha256 c02f8c0feb0b51f1bdf2576d32dc8d0b
   comment: Reserves amounts of meters, all or none, and returns the id of the hold; fails with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key returns the same hold.
   grant to service_role: execute
 
@@ -3759,7 +3759,7 @@ function penstock.set_provider(text, jsonb, uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 874de82d4bbf917879edd22d9513a8c1
+  body: sha256 bd0d8e44b3e07f3678dcf2cbc597f0a5
   comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. Null: no limit. Takes effect at once.
   grant to service_role: execute
 
@@ -3872,7 +3872,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 ef7f7ac33495c6e455fd9a3b907bb6e1
+  body: sha256 2e274c176bce7e9d28bba2a8c8c2fec9
   comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, does a bite of a large pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 

@@ -169,10 +169,7 @@ begin
     end if;
     v_pick.is_more := true;
   end if;
-  if v_pick.tids <> '{}' and _has_quota_or_budget(v_pick.tids) then
-    v_pick := _reserve_pick(v_pick, p_now, p_may_wait);
-  end if;
-  return v_pick;
+  return _reserve_pick(v_pick, p_now, p_may_wait);
 end
 $$;
 comment on function penstock._pick_gated(text[], integer, uuid[], timestamptz, boolean, boolean, boolean) is

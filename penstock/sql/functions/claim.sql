@@ -61,6 +61,7 @@ language plpgsql security definer set search_path = penstock, pg_temp
   -- The stages inherit these settings: their plans use indexes whatever the statistics say.
   set enable_seqscan = off set enable_bitmapscan = off set enable_hashjoin = off set enable_mergejoin = off
   set plan_cache_mode = force_generic_plan set jit = off as $$
+-- Lock order: see above.
 declare
   v_lease_seconds integer := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
   v_now timestamptz;
@@ -238,6 +239,7 @@ comment on function penstock._swap_in_best_priority(tid[]) is
 create or replace function penstock._lease_tasks(
   p_pick penstock.claim_pick, p_worker_id text, p_now timestamptz, p_lease_seconds integer)
 returns setof penstock.leases language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see above.
 declare
   -- The sequence grows by the largest batch: one call numbers the whole batch.
   v_number bigint := nextval('lease_numbers');
@@ -289,6 +291,7 @@ comment on function penstock._lease_tasks(penstock.claim_pick, text, timestamptz
 
 create or replace function penstock._park_stopped(p_tids tid[])
 returns void language sql set search_path = penstock, pg_temp as $$
+-- Lock order: see above.
   with met as (
     select r.ctid as tid, r.job_id, coalesce(j.status, 'canceled') as status
     from ready r left join jobs j on j.id = r.job_id where r.ctid = any (p_tids)

@@ -3,6 +3,7 @@
 
 create or replace function penstock._book(p_bookings penstock.booking[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_sum record;
 begin
@@ -60,6 +61,7 @@ create or replace function penstock.reserve_quota(
   p_tenant_id uuid, p_amounts jsonb, p_action text default 'reserve', p_key text default null,
   p_ttl_seconds double precision default 300)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_units jsonb;
@@ -131,6 +133,7 @@ comment on function penstock.reserve_quota(uuid, jsonb, text, text, double preci
 
 create or replace function penstock._count_job(p_job penstock.jobs)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_limit record;
   v_account accounts;
@@ -192,6 +195,7 @@ comment on function penstock._release_bookings(penstock.holds) is
 create or replace function penstock.commit_hold(
   p_hold_id uuid, p_actual jsonb default null, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_hold holds := _locked_hold(p_hold_id, p_tenant_id);
   v_units jsonb;
@@ -219,6 +223,7 @@ comment on function penstock.commit_hold(uuid, jsonb, uuid) is
 
 create or replace function penstock.release_hold(p_hold_id uuid, p_tenant_id uuid default null)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_hold holds := _locked_hold(p_hold_id, p_tenant_id);
 begin
@@ -239,6 +244,7 @@ comment on function penstock.release_hold(uuid, uuid) is
 
 create or replace function penstock._expire_holds()
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_holds holds[];
 begin
@@ -271,6 +277,7 @@ comment on function penstock._wake_waiting(uuid[]) is
 
 create or replace function penstock._wake_fitting(p_tenant_ids uuid[], p_max_misfits integer)
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_limit record;
   v_tids tid[];

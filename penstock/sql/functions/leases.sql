@@ -160,6 +160,7 @@ create or replace function penstock.complete_tasks(
 returns table (id bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp
   set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_limit integer := (_setting('max_output_bytes'))::integer;
@@ -249,6 +250,7 @@ create or replace function penstock._settle_batch(
   p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[],
   p_outputs jsonb[] default null, p_limit integer default null)
 returns table (id bigint, code text) language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_stopped leases[];
 begin
@@ -323,6 +325,7 @@ create or replace function penstock.fail_tasks(
   p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_errors jsonb[])
 returns table (id bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_failed leases[];
@@ -451,6 +454,7 @@ create or replace function penstock.reschedule_tasks(
   p_reason text default 'rescheduled')
 returns table (id bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_leases leases[];

@@ -15,6 +15,7 @@ comment on function penstock._endpoint(text, uuid) is
 create or replace function penstock.set_provider(
   p_name text, p_values jsonb default '{}', p_tenant_id uuid default null)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   c_fields constant text[] := array['status', 'requests_per_minute', 'requests_per_hour', 'tokens_per_minute',
     'tokens_per_hour', 'concurrency', 'default_tokens', 'backpressure_threshold',
@@ -72,6 +73,7 @@ comment on function penstock.set_provider(text, jsonb, uuid) is
 
 create or replace function penstock.open_provider(p_name text, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_id integer;
 begin
@@ -275,6 +277,7 @@ create or replace function penstock.acquire_api_capacity(
   p_provider_name text, p_api_endpoint text, p_estimated_tokens bigint default 1000, p_key text default null,
   p_tenant_id uuid default null, p_ttl_seconds double precision default 60)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_endpoint endpoints := _required_endpoint(p_provider_name || '/' || p_api_endpoint, p_tenant_id);
   v_state endpoint_states;
@@ -327,6 +330,7 @@ create or replace function penstock.release_api_capacity(
   p_provider_name text, p_api_endpoint text, p_estimated_tokens bigint default 1000,
   p_actual_tokens bigint default null, p_key text default null, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_endpoint endpoints := _required_endpoint(p_provider_name || '/' || p_api_endpoint, p_tenant_id);
   v_call calls;
@@ -560,6 +564,7 @@ comment on function penstock._uncount_calls(penstock.leases[]) is
 create or replace function penstock.report_limited(
   p_task_id bigint, p_worker_id text, p_lease bigint, p_signal jsonb)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_lease leases;
   v_provider text;

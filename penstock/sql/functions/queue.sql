@@ -37,6 +37,7 @@ comment on function penstock._ready_to_parked(penstock.ready, timestamptz, text,
 
 create or replace function penstock._queue(p_rows penstock.ready[], p_is_front boolean)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_group record;
   v_share shares;
@@ -168,6 +169,7 @@ comment on function penstock._promote(integer) is 'Queues parked tasks whose tim
 
 create or replace function penstock.reclaim_stale_tasks()
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_max_deaths integer := (_setting('max_deaths'))::integer;
@@ -239,6 +241,7 @@ comment on function penstock._keep_canceled(penstock.leases[]) is
 create or replace function penstock.upkeep()
 returns table (reclaimed integer, promoted integer, chores integer, next_seconds double precision)
 language plpgsql security definer set search_path = penstock, pg_temp set lock_timeout = '3s' as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_next timestamptz;

@@ -20,11 +20,15 @@ comment on function penstock._has_quota_or_budget(tid[]) is
 create or replace function penstock._reserve_pick(
   p_pick penstock.claim_pick, p_now timestamptz, p_may_wait boolean)
 returns penstock.claim_pick language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_pick claim_pick := p_pick;
   v_reserved record;
   v_unused record;
 begin
+  if p_pick.tids = '{}' or not _has_quota_or_budget(p_pick.tids) then
+    return p_pick;
+  end if;
   v_reserved := _reserve_tasks(p_pick.tids, p_now, p_may_wait);
   v_pick.tids := v_reserved.tids;
   v_pick.reservations := v_reserved.reservations;
@@ -115,6 +119,7 @@ create or replace function penstock._lock_limits(
   p_tids tid[], p_now timestamptz, p_may_wait boolean,
   out limits penstock.claim_limit[], out busy_tenants uuid[])
 language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_limit record;
   v_account accounts;
@@ -287,6 +292,7 @@ comment on function penstock._reservation_bookings(penstock.reservation[], times
 
 create or replace function penstock._record_holds(p_reservations penstock.reservation[], p_now timestamptz)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_count integer;
 begin
@@ -308,6 +314,7 @@ comment on function penstock._record_holds(penstock.reservation[], timestamptz) 
 
 create or replace function penstock._refuse_waiting()
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_gone leases[];
   v_reasons text[];

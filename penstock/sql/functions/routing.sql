@@ -107,6 +107,7 @@ comment on function penstock._choice_document(penstock.provider_choice) is
 
 create or replace function penstock._reroute()
 returns integer language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_task record;
   v_choice provider_choice;

@@ -81,7 +81,7 @@ create type penstock.provider_choice as (
 );
 comment on type penstock.provider_choice is 'The provider chosen for a route, why, and whether it accepts calls now.';
 
--- Examples to change or remove: what these vendors allowed a small account in 2024.
+-- Example endpoints for an install that has none: change or remove them with set_provider.
 insert into penstock.endpoints (provider, endpoint, requests_per_minute, tokens_per_minute, concurrency,
   backpressure_threshold, backpressure_delay_seconds, features, changed_at)
 select * from (values
