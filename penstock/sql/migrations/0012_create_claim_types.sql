@@ -9,7 +9,8 @@ create type penstock.reservation as (
   amounts jsonb,
   has_budget boolean
 );
-comment on type penstock.reservation is 'Amounts per meter reserved for a task that is being claimed; has_budget: its job has a budget.';
+comment on type penstock.reservation is
+  'Amounts per meter reserved for a task that is being claimed; has_budget: its job has a budget.';
 
 create type penstock.claim_pick as (
   tids tid[],
@@ -19,7 +20,8 @@ create type penstock.claim_pick as (
   has_reserved boolean
 );
 comment on type penstock.claim_pick is
-  'Rows of ready that a claim has locked. is_more: another round may find more. has_reserved: accounts are locked.';
+  'Rows of ready that a claim has locked. is_more: another round may find more. has_reserved: accounts are '
+  'locked.';
 
 create type penstock.claim_candidate as (
   tid tid,
@@ -31,7 +33,8 @@ create type penstock.claim_candidate as (
   on_limit text,
   job_status text
 );
-comment on type penstock.claim_candidate is 'A locked row of ready with what decides whether quota and budget allow it.';
+comment on type penstock.claim_candidate is
+  'A locked row of ready with what decides whether quota and budget allow it.';
 
 create type penstock.claim_limit as (
   tenant_id uuid,
@@ -42,7 +45,8 @@ create type penstock.claim_limit as (
   resets_at timestamptz,
   remaining numeric
 );
-comment on type penstock.claim_limit is 'A tenant''s quota of a meter (job_id null) or a job''s budget, and what remains of it.';
+comment on type penstock.claim_limit is
+  'A tenant''s quota of a meter (job_id null) or a job''s budget, and what remains of it.';
 
 create type penstock.claim_need as (
   amounts jsonb,
@@ -51,7 +55,8 @@ create type penstock.claim_need as (
   shortage text
 );
 comment on type penstock.claim_need is
-  'What a task takes from limits (amounts null: from none), and what it is short of: a meter, budget or price.';
+  'What a task takes from limits (amounts null: from none), and what it is short of: a meter, budget or '
+  'price.';
 
 create type penstock.capacity as (
   requests bigint,
@@ -61,7 +66,8 @@ create type penstock.capacity as (
   max_tokens bigint
 );
 comment on type penstock.capacity is
-  'What is left of an endpoint''s windows and of its concurrency (places), and the most its windows ever allow. Null: no limit.';
+  'What is left of an endpoint''s windows and of its concurrency (places), and the most its windows ever '
+  'allow. Null: no limit.';
 
 create type penstock.window_fit as (
   tids tid[],
@@ -72,14 +78,16 @@ create type penstock.window_fit as (
   oversized tid[]
 );
 comment on type penstock.window_fit is
-  'The rows that fit into an endpoint''s windows, their size, the size of the first that does not fit, and the rows that never fit.';
+  'The rows that fit into an endpoint''s windows, their size, the size of the first that does not fit, and '
+  'the rows that never fit.';
 
 create type penstock.provider_choice as (
   provider text,
   reason text,
   is_open boolean
 );
-comment on type penstock.provider_choice is 'The provider chosen for a route, why, and whether it accepts calls now.';
+comment on type penstock.provider_choice is
+  'The provider chosen for a route, why, and whether it accepts calls now.';
 
 -- Example endpoints for an install that has none: change or remove them with set_provider.
 insert into penstock.endpoints (provider, endpoint, requests_per_minute, tokens_per_minute, concurrency,
