@@ -36,13 +36,14 @@ test: setup system-packages ## Run the tests: on the embedded PostgreSQL, the SQ
 fuzz: setup ## Try the HTTP API against its description for some minutes, with a seed that is printed
 	PENSTOCK_FUZZ=$${PENSTOCK_FUZZ:-100} $(BIN)/pytest -q -rP tests/api/test_schema.py $(ARGS)
 
-check: setup ## Check format, lint, types, import layers, and that schema.sql is up to date
+check: setup ## Check format, lint, types, import layers, lines of SQL, and that generated files are up to date
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/schema.py --check
 	$(BIN)/python scripts/docs.py --check
+	$(BIN)/python scripts/sql_lines.py
 
 lock: setup ## Renew requirements.lock; ARGS=--upgrade takes the newest versions
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-annotate \

@@ -74,7 +74,7 @@ grant execute on function
   penstock.report_provider(text, jsonb, uuid), penstock.report_limited(bigint, text, bigint, jsonb),
   penstock.acquire_api_capacity(text, text, bigint, text, uuid, double precision),
   penstock.release_api_capacity(text, text, bigint, bigint, text, uuid), penstock.next_opening(text[]),
-  penstock._slot_ends(smallint, bigint), penstock._pace(double precision, timestamptz, timestamptz),
+  penstock._slot_ends(smallint, bigint), penstock._current_pace(double precision, timestamptz, timestamptz),
   penstock.set_meter(text, jsonb), penstock.set_plan(text, jsonb), penstock.set_tenant_plan(uuid, text),
   penstock.set_limit(uuid, text, numeric, boolean),
   penstock.add_allowance(uuid, text, numeric, text, date, text, text),

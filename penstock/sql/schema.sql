@@ -14,12 +14,63 @@ type penstock.booking
   column used: numeric
   column held: numeric
 
+type penstock.capacity
+  column requests: bigint
+  column tokens: bigint
+  column places: bigint
+  column max_requests: bigint
+  column max_tokens: bigint
+
+type penstock.claim_candidate
+  column tid: tid
+  column task_id: bigint
+  column job_id: uuid
+  column tenant_id: uuid
+  column units: jsonb
+  column provider: text
+  column on_limit: text
+  column job_status: text
+
+type penstock.claim_limit
+  column tenant_id: uuid
+  column job_id: uuid
+  column meter: text
+  column amount: numeric
+  column mode: text
+  column resets_at: timestamp with time zone
+  column remaining: numeric
+
+type penstock.claim_need
+  column amounts: jsonb
+  column has_budget: boolean
+  column cost: numeric
+  column shortage: text
+
+type penstock.claim_pick
+  column tids: tid[]
+  column gated_lane_ids: integer[]
+  column reservations: penstock.reservation[]
+  column is_more: boolean
+  column has_reserved: boolean
+
 type penstock.phase_delta
   column job_id: uuid
   column "position": smallint
   column succeeded: integer
   column failed: integer
   column canceled: integer
+
+type penstock.provider_choice
+  column provider: text
+  column reason: text
+  column is_open: boolean
+
+type penstock.reservation
+  column task_id: bigint
+  column tenant_id: uuid
+  column job_id: uuid
+  column amounts: jsonb
+  column has_budget: boolean
 
 type penstock.task_spec
   column kind: text
@@ -37,6 +88,14 @@ type penstock.task_spec
   column idempotency_key: text
   column route: jsonb
   column confirm: boolean
+
+type penstock.window_fit
+  column tids: tid[]
+  column requests: bigint
+  column tokens: bigint
+  column next_requests: bigint
+  column next_tokens: bigint
+  column oversized: tid[]
 
 sequence penstock.lease_numbers
   definition: bigint start 1 increment 10000 minimum 1 maximum 9223372036854775807 cache 1
@@ -1541,13 +1600,13 @@ function penstock._add_up_costs()
   body: sha256 891fd3de4cfcdf84cd957de2d8cef7d1
   comment: Adds new ledger entries to the daily sums, in the same transaction.
 
-function penstock._admit(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
-  arguments: p_kinds text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first boolean, p_is_empty boolean, p_is_patient boolean, OUT tids tid[], OUT lanes integer[], OUT held bigint[], OUT amounts jsonb[], OUT is_more boolean, OUT has_booked boolean
-  returns: record
+function penstock._admit(penstock.endpoints, penstock.capacity, penstock.window_fit, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_capacity penstock.capacity, p_fit penstock.window_fit, p_now timestamp with time zone
+  returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9534eda55d781e49c6ae6020dc69734f
-  comment: Chooses what may be claimed from gated lanes: in order, within each provider's windows and concurrency, within quotas and budgets. Counts what it chose.
+  body: sha256 1d2b8d4d68c91b32f75c7ee4fd8d9f7e
+  comment: Counts the tasks that fit in the windows of their endpoint, parks those that never fit, and closes the endpoint until the next one fits.
 
 function penstock._apply_action(text, text[], text)
   arguments: p_verb text, p_subjects text[], p_reason text, OUT done integer, OUT refused integer, OUT refusal text
@@ -1564,6 +1623,14 @@ function penstock._apply_failure_policies(uuid[])
   settings: search_path=penstock, pg_temp
   body: sha256 7a185d710a0eb6a5ce8397682bf5a509
   comment: Stops jobs with on_failure = stop, and pauses jobs whose failures have reached stop_after.
+
+function penstock._apply_told_limits(penstock.endpoints, penstock.endpoint_states, bigint, bigint)
+  arguments: p_endpoint penstock.endpoints, p_before penstock.endpoint_states, p_requests bigint, p_tokens bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 04ae663649fa5a914a8f067f5e25cb12
+  comment: Keeps the limits that a provider reports, for an hour (see _forget_told_limits), and retries tasks that a lower one had parked.
 
 function penstock._artifact_path(text, text, text, text)
   arguments: p_folder text, p_stem text, p_name text, p_content_type text
@@ -1598,13 +1665,29 @@ function penstock._base_rate(text, timestamp with time zone)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock._batch_without(bigint[], bigint[], penstock.leases[])
+  arguments: p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], OUT task_ids bigint[], OUT leases bigint[]
+  returns: record
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7535b26146983a11a7fc04d1571e606a
+  comment: The tasks of a batch that are not among those taken.
+
+function penstock._best_provider(jsonb, uuid, jsonb)
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
+  returns: penstock.provider_choice
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 63727af1e799fe479ab3f64844306bb4
+  comment: The provider that a route prefers: open ones first, then the cheapest, the fastest or the first of the list.
+
 function penstock._book(penstock.booking[])
   arguments: p_bookings penstock.booking[]
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f22bbbedadcf8f8298aa19c7982751af
-  comment: Moves accounts, in one lock order.
+  body: sha256 9c3f119c942ac4977169763644a40bba
+  comment: Adds to accounts, in the lock order.
 
 function penstock._book_cost(penstock.cost_entries)
   arguments: p_entry penstock.cost_entries
@@ -1639,6 +1722,13 @@ function penstock._bury(penstock.leases[], text[], text[], text[])
   body: sha256 1ea3708a5a48056527ccb752eb5f2fd4
   comment: Ends tasks as permanently failed: writes their results and dead letters, and updates their children and jobs.
 
+function penstock._call_size(jsonb, bigint)
+  arguments: p_units jsonb, p_default_tokens bigint
+  returns: TABLE(requests bigint, tokens bigint)
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 f84e976b54b4e0d4101c5f652ec9a423
+  comment: The requests and tokens that a call counts in its endpoint's windows.
+
 function penstock._caller_tenant(uuid)
   arguments: p_tenant_id uuid
   returns: uuid
@@ -1647,21 +1737,13 @@ function penstock._caller_tenant(uuid)
   body: sha256 112564fe9bb19122b642c8d225355c36
   comment: The tenant that a call acts for: the named one if the caller has access, else the caller's own.
 
-function penstock._can_spend(integer, timestamp with time zone)
+function penstock._can_count_calls(integer, timestamp with time zone)
   arguments: p_endpoint_id integer, p_at timestamp with time zone
   returns: boolean
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c402fc35953dcc3c6c74e09459f8d5fe
-  comment: Whether what is admitted at a moment can be counted without waiting for anybody.
-
-function penstock._candidates(jsonb, uuid, jsonb)
-  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
-  returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 becf3fb3f63097f98622e50309c9e027
-  comment: The endpoints that can do what a route asks for, with what decides among them.
+  body: sha256 3b82da2ed48319c7144dad28e9d00a56
+  comment: Whether calls admitted at a given time can be counted without waiting for another transaction.
 
 function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, jsonb)
   arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
@@ -1671,14 +1753,6 @@ function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, js
   body: sha256 aa64972043b64896e35285da85276d13
   comment: Records the usage and costs of attempts, deducts them from their holds, and returns the bookings.
 
-function penstock._check_arrays(bigint[], bigint[], integer)
-  arguments: p_task_ids bigint[], p_leases bigint[], p_others integer
-  returns: void
-  attributes: plpgsql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 693e62f1970390f9c8a19a4908ae8fd1
-  comment: The arrays of a batch have one length.
-
 function penstock._check_artifact(text, text, bigint, bigint)
   arguments: p_name text, p_content_type text, p_bytes bigint, p_limit bigint
   returns: void
@@ -1686,6 +1760,22 @@ function penstock._check_artifact(text, text, bigint, bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 90a7f9fe1c93d4e5e6ff62801872f558
   comment: Raises an error for an invalid name, content type or size of a file.
+
+function penstock._check_batch(bigint[], bigint[], integer)
+  arguments: p_task_ids bigint[], p_leases bigint[], p_values integer
+  returns: void
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0d71be4bc4cd6ecc7d511b42611beb20
+  comment: Rejects a batch that is too large, or whose arrays differ in length.
+
+function penstock._check_claim(text, integer, integer)
+  arguments: p_worker_id text, p_max_tasks integer, p_lease_seconds integer
+  returns: void
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ea7e1773bd11ede5737809a4887d187e
+  comment: Rejects a claim with invalid arguments.
 
 function penstock._check_cycles(integer[], integer[], integer)
   arguments: p_parents integer[], p_children integer[], p_count integer
@@ -1700,8 +1790,8 @@ function penstock._check_demands(penstock.jobs, penstock.task_spec[])
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 98e3aa28aee61355ded67af066f6f92d
-  comment: Refuses tasks whose provider or units are not right or whose queue is full. Returns by how many seconds to delay those of which provider.
+  body: sha256 a2b5cd799e52f277de89b32836e50b3a
+  comment: Rejects tasks with an invalid provider or units, or whose queue is full. Returns the delay in seconds for the tasks of each provider under pressure.
 
 function penstock._check_document(jsonb, text, integer)
   arguments: p_document jsonb, p_name text, p_limit integer
@@ -1724,8 +1814,8 @@ function penstock._check_holder(text, bigint)
   returns: void
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0e90977fa6e8ebf1ffa4e407f7b8bccb
-  comment: Whoever speaks of a task says who it is.
+  body: sha256 c7979e32b9a3f5d7826e49465fe90a46
+  comment: Requires a report to name its lease or its worker.
 
 function penstock._check_job_arguments(text, jsonb, jsonb)
   arguments: p_type text, p_params jsonb, p_options jsonb
@@ -1742,6 +1832,14 @@ function penstock._check_keys(uuid, penstock.task_spec[])
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
   body: sha256 ec22b649ba913548fc0790383bd2d356
   comment: Raises an error if a key is not unique in the job or a parent does not exist.
+
+function penstock._check_queue_depth(penstock.endpoints, bigint)
+  arguments: p_endpoint penstock.endpoints, p_more bigint
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 82ab35c440ce523061f8067d98e16042
+  comment: Rejects tasks that would make an endpoint's queue longer than its depth_limit.
 
 function penstock._check_rows(jsonb)
   arguments: p_rows jsonb
@@ -1775,21 +1873,36 @@ function penstock._check_units(jsonb, text)
   body: sha256 39348e7202fcdcae2288401dcb1b15f1
   comment: Raises an error unless the value is an object of known meters and valid amounts.
 
+function penstock._choice_document(penstock.provider_choice)
+  arguments: p_choice penstock.provider_choice
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9fc9aeebf2b55659aa4de6441cfc19dd
+  comment: The choice as it is kept in the task's route.
+
 function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0adaa0bfa9f8320a06ba158064272b8d
-  comment: Gives tasks that ask for features the provider they are to use.
+  body: sha256 355ed1aea1512d2181c2d0fc11fc6509
+  comment: Sets the provider of each task that has a route.
 
-function penstock._chosen(jsonb, uuid, jsonb)
-  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
-  returns: jsonb
+function penstock._claimed_task(penstock.leases)
+  arguments: p_lease penstock.leases
+  returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: sql, stable, security invoker, parallel unsafe
+  body: sha256 e72511f2e96366a12c9af54e6f71284a
+  comment: What a worker gets of a task it has claimed: the input with the outputs of its parents, the attempt, its limits.
+
+function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states, jsonb)
+  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_signal jsonb
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8b07b77bf761b6b69ea9ac9d7118c4bd
-  comment: The endpoint for a route, and why this one.
+  body: sha256 34f758ee2f5aece374b7fce1f14ec7f6
+  comment: Closes an endpoint whose account is exhausted until open_provider.
 
 function penstock._compact()
   returns: void
@@ -1822,13 +1935,29 @@ function penstock._cost_ratio(text, text)
   body: sha256 29a35c6a75d76f1ed511c85a42f2988c
   comment: Actual cost divided by estimated cost of recent calls: mean, standard deviation, and the number of samples.
 
+function penstock._count_calls(penstock.endpoints, timestamp with time zone, bigint, bigint)
+  arguments: p_endpoint penstock.endpoints, p_at timestamp with time zone, p_requests bigint, p_tokens bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 878b14733deb0a3ddb9a4deb0ebd6887
+  comment: Counts calls admitted at a given time in their endpoint's windows. Negative amounts take them back.
+
+function penstock._count_foreign_calls(penstock.endpoints, bigint, bigint)
+  arguments: p_endpoint penstock.endpoints, p_requests_left bigint, p_tokens_left bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 02bae69333ad284662fb3ad00c318470
+  comment: Counts calls that others made with the same account: less is left, as the provider says, than was counted here.
+
 function penstock._count_job(penstock.jobs)
   arguments: p_job penstock.jobs
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e91728e82bf84166853c812ebf44bb81
-  comment: Counts a new job where jobs are limited, and refuses one too many.
+  body: sha256 ec09c2fe953c4aa0099d4a429cbcc726
+  comment: Counts a new job where jobs are limited, and rejects it over the limit.
 
 function penstock._count_ready(uuid, integer)
   arguments: p_tenant_id uuid, p_lane_id integer
@@ -1837,6 +1966,15 @@ function penstock._count_ready(uuid, integer)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 04809454641e6adac26f3a9644f8031b
   comment: The number of ready tasks in a lane, of a tenant or of all tenants; at most 100,001.
+
+function penstock._current_pace(double precision, timestamp with time zone, timestamp with time zone)
+  arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
+  returns: double precision
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=pg_catalog, pg_temp
+  body: sha256 a08d75b865a51eb505953ba86e8c1943
+  comment: The share of its limits that an endpoint may use: a 429 lowers it, and it recovers within ten minutes.
+  grant to service_role: execute
 
 function penstock._current_problems(uuid, jsonb)
   arguments: p_tenant_id uuid, p_lanes jsonb
@@ -1899,15 +2037,23 @@ function penstock._endpoint(text, uuid)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 d5d0159e0643c1aa8491ec5c6148f4b8
-  comment: The endpoint of this name: the tenant's own, else the one for all.
+  comment: The endpoint of this name: the tenant's own, or the one for all tenants.
 
 function penstock._endpoint_capacities(uuid, text[])
   arguments: p_tenant_id uuid, p_providers text[], OUT names text[], OUT requests double precision[], OUT tokens double precision[], OUT places double precision[], OUT opens_in double precision[]
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 22b2ea8f45a8b0cdec8d94a5666ed578
+  body: sha256 67aefb89d25506c5fec98ebb4f107a06
   comment: The free requests, tokens and concurrency of endpoints, and the seconds until each opens; 1e18: unlimited, or never.
+
+function penstock._enter_endpoint(integer, integer[], timestamp with time zone, boolean)
+  arguments: p_endpoint_id integer, p_admitted integer[], p_now timestamp with time zone, p_may_wait boolean, OUT verdict text, OUT is_locked boolean, OUT endpoint penstock.endpoints, OUT capacity penstock.capacity
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1eb961c305b86041c7942c23c4e0bb2e
+  comment: Locks an endpoint's state so that one claim at a time counts in its windows, and returns what it has free. The verdict is open, full, closed, busy (locked by another claim) or later (counting would have to wait).
 
 function penstock._estimated_cost(text, uuid, jsonb)
   arguments: p_provider text, p_tenant_id uuid, p_units jsonb
@@ -1922,22 +2068,22 @@ function penstock._estimated_units(text, uuid, jsonb)
   returns: jsonb
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dded51c0fecb3bffa6fa0e5e7fa6dce4
+  body: sha256 d1fb80913e51f28815f318ab9c608fbc
   comment: The units of a task, with the default tokens of its endpoint if it names none.
 
 function penstock._expire_holds()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6dfb568ee222272c40184ec3b71f0129
-  comment: Gives back what callers set aside and forgot.
+  body: sha256 832cbb0a5f5024e02714d3238d37fbf8
+  comment: Frees what callers reserved and never committed or released.
 
 function penstock._explain_endpoint(penstock.tasks, penstock.endpoints, bigint)
   arguments: p_task penstock.tasks, p_endpoint penstock.endpoints, p_place bigint, OUT waits_for text, OUT reason text, OUT seconds double precision
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2751c79fbb0b7a64e93a01a1526756fb
+  body: sha256 e57a9952fdca781840670a55bdbcceb9
   comment: Which limit of its provider a ready task waits for, and about how long; waits_for is null if no limit does.
 
 function penstock._explain_parked(penstock.jobs, penstock.parked)
@@ -1972,6 +2118,14 @@ function penstock._finish_jobs(uuid[])
   body: sha256 ba50b687b399a43cf207be2728ed4e57
   comment: Ends those of these jobs whose tasks have all ended.
 
+function penstock._fit_into_windows(tid[], penstock.endpoints, penstock.capacity)
+  arguments: p_tids tid[], p_endpoint penstock.endpoints, p_capacity penstock.capacity
+  returns: penstock.window_fit
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 50af66b753ccf6b14fde0eec823487f0
+  comment: Which of these tasks fit into what is left of an endpoint's windows: the first ones, in order, until one does not fit.
+
 function penstock._forecast(uuid, jsonb)
   arguments: p_tenant_id uuid, p_groups jsonb
   returns: jsonb
@@ -1992,24 +2146,24 @@ function penstock._forget_told_limits()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 abfcde95fc173a781bb0e8585da0e043
-  comment: A provider's lower limit counts for an hour after it was told; what was too large for it is tried again.
+  body: sha256 ddadc5e17029f160b7e7a57c46c01ae8
+  comment: Forgets lower limits that providers reported more than an hour ago, and retries tasks that were too large for them.
 
-function penstock._free_unclaimed(bigint[], jsonb[], timestamp with time zone)
-  arguments: p_held bigint[], p_amounts jsonb[], p_now timestamp with time zone
-  returns: void
-  attributes: sql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 774dd05d115fd064d24a6839cafeae18
-  comment: Gives back what was set aside for tasks whose job was stopped before they had a lease.
+function penstock._free_capacity(penstock.endpoints, penstock.endpoint_states, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamp with time zone
+  returns: penstock.capacity
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 4796ef42fa92066363b7a0024fc6369a
+  comment: What is left of an endpoint's limits now, and the most its windows ever allow (null: no limit).
 
-function penstock._freed(penstock.holds)
-  arguments: p_hold penstock.holds
-  returns: penstock.booking[]
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 b5ca37677593bc8d09f4443ac9e6c2f9
-  comment: What is booked back when a hold ends: what of it was not spent.
+function penstock._free_concurrency(penstock.endpoints, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
+  returns: bigint
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 e3bd655d2012f5ea2400e40eccd0f4e8
+  comment: How many more concurrent calls an endpoint allows (null: no limit).
 
 function penstock._guard_job()
   returns: trigger
@@ -2033,6 +2187,14 @@ function penstock._has_price(text, uuid, timestamp with time zone)
   settings: search_path=penstock, pg_temp
   body: sha256 53294bab9c56357458f061a499b2bd60
   comment: Whether a provider has any price at this time.
+
+function penstock._has_quota_or_budget(tid[])
+  arguments: p_tids tid[]
+  returns: boolean
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a40874f11cac186ee957510c8d1eb3d4
+  comment: Whether any of these tasks belongs to a tenant with limits or to a job with a budget. Most do not, and skip the accounts.
 
 function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], timestamp with time zone)
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_ids bigint[], p_now timestamp with time zone
@@ -2066,6 +2228,14 @@ function penstock._is_readable(jsonb)
   body: sha256 87eec6a6efb7a45a8332435f8be95dbc
   comment: Whether common JSON parsers can read this document.
 
+function penstock._is_route(jsonb)
+  arguments: p_route jsonb
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 de84e68054d6184b718b6ea75aa07206
+  comment: Whether a document is a valid route.
+
 function penstock._is_running(uuid, bigint, bigint)
   arguments: p_job_id uuid, p_first_id bigint, p_last_id bigint
   returns: boolean
@@ -2091,6 +2261,14 @@ function penstock._is_storable_time(timestamp with time zone)
   body: sha256 923a0e7cb9cb66576ffa24cc054fcc45
   comment: Whether a time lies in the years 2000 to 9998, which every client language can represent.
 
+function penstock._is_under_pressure(penstock.endpoints, timestamp with time zone)
+  arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
+  returns: boolean
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2ed332ca0f22f375a5a981e97e2ab26b
+  comment: Whether more of an endpoint's capacity is used than its backpressure_threshold, so that new tasks are delayed.
+
 function penstock._job_from_options(jsonb)
   arguments: p_options jsonb
   returns: penstock.jobs
@@ -2104,8 +2282,8 @@ function penstock._keep_canceled(penstock.leases[])
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cde74b6f6d091c228ede52b18ca9a0bc
-  comment: Gives back what was running when its job was stopped.
+  body: sha256 f741fb4201e4bcb9697bea3e04b7a68b
+  comment: Requeues tasks that were running when their job was stopped.
 
 function penstock._keep_lease(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint
@@ -2113,7 +2291,7 @@ function penstock._keep_lease(bigint, text, bigint)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 726339d35573dbf329b42b496b546b15
-  comment: Refuses unless this is the live lease, and keeps it from ending until the transaction does, which may be a handler's: it can be extended meanwhile, and report.
+  comment: Rejects a report unless its lease is current, and keeps the lease from ending until the transaction ends, which may be a handler's. Heartbeats and progress reports go on.
 
 function penstock._keep_ledger()
   returns: trigger
@@ -2138,6 +2316,29 @@ function penstock._lane(text, text, uuid, boolean)
   body: sha256 ceeab76d5be5350803938bb635889eb2
   comment: The id of the lane of a kind and a provider endpoint; creates the lane if it is missing.
 
+function penstock._lanes_of_tenant(uuid)
+  arguments: p_tenant_id uuid
+  returns: TABLE(lane_id integer, priority smallint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: enable_bitmapscan=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 47fa586fec7a80c1e36c9af1f4a75a92
+  comment: The lanes and priorities in which the tenant has tasks that can be claimed.
+
+function penstock._lease_tasks(penstock.claim_pick, text, timestamp with time zone, integer)
+  arguments: p_pick penstock.claim_pick, p_worker_id text, p_now timestamp with time zone, p_lease_seconds integer
+  returns: SETOF penstock.leases
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 40c47ab6aa10896b819ff8901d4e7147
+  comment: Moves the picked tasks whose jobs run from ready to leases, in the order of their slots, and starts their jobs.
+
+function penstock._lease_to_ready(penstock.leases, integer, integer)
+  arguments: p_lease penstock.leases, p_more_failures integer DEFAULT 0, p_more_deaths integer DEFAULT 0
+  returns: penstock.ready
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 c4b509cd9f4733df4af6e71b5e834c4a
+  comment: A leased task as a row for _queue.
+
 function penstock._limits(uuid, timestamp with time zone)
   arguments: p_tenant_id uuid, p_at timestamp with time zone
   returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
@@ -2146,13 +2347,13 @@ function penstock._limits(uuid, timestamp with time zone)
   body: sha256 f908077769e81ffe91cae4f216700ca7
   comment: The effective limits of a tenant: its own limit or that of its plan, plus its allowances. Every check uses this function. A meter without a row is not limited.
 
-function penstock._lines(uuid)
-  arguments: p_tenant_id uuid
-  returns: TABLE(lane_id integer, priority smallint)
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: enable_bitmapscan=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 328bf4ad37dcdd25cb5c3d2e3127b3c7
-  comment: The lanes and priorities in which tasks of this tenant stand in line.
+function penstock._limits_waited_for(uuid[])
+  arguments: p_tenant_ids uuid[]
+  returns: TABLE(tenant_id uuid, waits_for text, job_id uuid)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 98d6b45e1cc06efe68dc6f1f5fdaa3c7
+  comment: The quotas (a meter) and budgets (with the job) for which parked tasks of these tenants wait.
 
 function penstock._lock_descendants(uuid, bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[]
@@ -2202,6 +2403,14 @@ function penstock._lock_leased_bulk(bigint, text, bigint)
   body: sha256 254f159a3421a5bf5b049bb746d788e2
   comment: Locks the bulk of a running task and returns it; raises an error if the lease is lost.
 
+function penstock._lock_limits(tid[], timestamp with time zone, boolean)
+  arguments: p_tids tid[], p_now timestamp with time zone, p_may_wait boolean, OUT limits penstock.claim_limit[], OUT busy_tenants uuid[]
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 19ac46194094f48844a726212cec7411
+  comment: Locks the accounts of the quotas and budgets that these tasks may use and returns what remains of each. busy_tenants: those with an account that another transaction has locked, when this one may not wait.
+
 function penstock._lock_visible_artifact(uuid, text[])
   arguments: p_artifact_id uuid, p_roles text[]
   returns: penstock.artifacts
@@ -2211,20 +2420,20 @@ function penstock._lock_visible_artifact(uuid, text[])
   comment: Locks an artifact and returns it, if the caller has one of these roles.
 
 function penstock._locked_account(uuid, uuid, text, date, boolean)
-  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_is_patient boolean
+  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_may_wait boolean
   returns: penstock.accounts
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c875530d4f93c26e4a78183da65122f3
-  comment: An account, locked, made when it is missing; null when that would mean to wait and we may not.
+  body: sha256 9c7f6e4b4832febd780964f1b33bc864
+  comment: Locks an account and returns it, and creates a missing one. Null when that needs waiting and p_may_wait is false.
 
 function penstock._locked_hold(uuid, uuid)
   arguments: p_hold_id uuid, p_tenant_id uuid
   returns: penstock.holds
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d80775a8f9f0f2bb61e690adab9aee9c
-  comment: A caller's hold, locked.
+  body: sha256 7f03da86c93810aff8a39ca768d70882
+  comment: Locks a hold that a caller reserved, and returns it.
 
 function penstock._locked_job(uuid)
   arguments: p_job_id uuid
@@ -2240,15 +2449,15 @@ function penstock._lost_code(bigint)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 09ad2464d2825a69fc299a300144626a
-  comment: Why a lease is gone: its job was canceled, or it was lost.
+  comment: Why a lease is gone: canceled (its job was) or lease_lost.
 
 function penstock._many_outputs(uuid, bigint)
   arguments: p_job_id uuid, p_task_id bigint
   returns: jsonb
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0648bdd952bda0161e4772fdf4bd1373
-  comment: The outputs of a task's many parents, as far as they fit into one document.
+  body: sha256 2a5e860265549f22673d818952cc51ac
+  comment: The outputs of a task with many parents, as far as they fit into one document.
 
 function penstock._matching_letters(jsonb)
   arguments: p_filter jsonb
@@ -2257,6 +2466,14 @@ function penstock._matching_letters(jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 34294ca39526ad9f803405c93bd74a60
   comment: The ids of dead letters that match a filter and that the caller may change.
+
+function penstock._measure_need(penstock.claim_candidate, penstock.claim_limit[], timestamp with time zone)
+  arguments: p_task penstock.claim_candidate, p_limits penstock.claim_limit[], p_now timestamp with time zone
+  returns: penstock.claim_need
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b74caa12bbf8f65d67a41156c2323490
+  comment: What a task needs of the limits that apply to it, and what it is short of. A limit that is only observed leaves a usage event instead.
 
 function penstock._merge_bulk_rows(penstock.bulks, jsonb)
   arguments: p_bulk penstock.bulks, p_rows jsonb, OUT added integer, OUT added_bad integer, OUT changed integer, OUT changed_bad integer, OUT moved integer
@@ -2273,6 +2490,13 @@ function penstock._move_progress(penstock.phase_delta[])
   settings: search_path=penstock, pg_temp
   body: sha256 716fc011650f62067f0d7c7b8f722190
   comment: Adds deltas to the counts of phases, locked in one order, and ends the jobs whose tasks have all ended.
+
+function penstock._not_begun()
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7c29369683f8719e57fe1e921947158c
+  comment: The reserved reason with which workers release tasks they claimed and never began: the calls admitted for these tasks were not made.
 
 function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_units jsonb, p_hold_id uuid, p_provider text, p_details jsonb
@@ -2295,7 +2519,7 @@ function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with t
   returns: timestamp with time zone
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9072ea308a216f71e5b23a8d1a65c3e1
+  body: sha256 33652b9622ab382e6b91fb67c65038d7
   comment: When a call of this size fits into the windows.
 
 function penstock._ordinal(bigint)
@@ -2305,23 +2529,6 @@ function penstock._ordinal(bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 ee010c31a932bc8d1b33071ea25ad652
   comment: A number as an English ordinal: 1st, 2nd, 3rd, 12th.
-
-function penstock._others(bigint[], bigint[], penstock.leases[])
-  arguments: p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], OUT task_ids bigint[], OUT leases bigint[]
-  returns: record
-  attributes: sql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 df3849258e9be9ac491cafc292304e06
-  comment: What is left of a batch without those taken.
-
-function penstock._pace(double precision, timestamp with time zone, timestamp with time zone)
-  arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
-  returns: double precision
-  attributes: sql, immutable, security invoker, parallel unsafe
-  settings: search_path=pg_catalog, pg_temp
-  body: sha256 a08d75b865a51eb505953ba86e8c1943
-  comment: What share of its limits an endpoint uses: a refusal lowers it, ten minutes bring it back.
-  grant to service_role: execute
 
 function penstock._pace_of(text, text)
   arguments: p_kind text, p_provider text, OUT seconds double precision, OUT spread double precision, OUT samples integer
@@ -2339,6 +2546,14 @@ function penstock._parents_of_new_tasks(uuid, jsonb)
   body: sha256 2620e0f720ad8100deb837009e46001d
   comment: The ids of existing tasks of a job that new tasks depend on.
 
+function penstock._park(tid[], text, text, timestamp with time zone)
+  arguments: p_tids tid[], p_reason text, p_waits_for text, p_until timestamp with time zone
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2b057af91517207c09f2bd31a709b70a
+  comment: Moves tasks from ready to parked until there is room for them.
+
 function penstock._park_new_tasks(penstock.jobs, penstock.task_spec[], penstock.ready[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_rows penstock.ready[]
   returns: penstock.ready[]
@@ -2346,6 +2561,37 @@ function penstock._park_new_tasks(penstock.jobs, penstock.task_spec[], penstock.
   settings: search_path=penstock, pg_temp
   body: sha256 f385cfe8b2983891479fe20c2c9f4d9e
   comment: Parks the new tasks that must not run yet and returns the ready rows of the others.
+
+function penstock._park_short(penstock.claim_candidate, penstock.claim_need, penstock.claim_limit[], timestamp with time zone)
+  arguments: p_task penstock.claim_candidate, p_need penstock.claim_need, p_limits penstock.claim_limit[], p_now timestamp with time zone
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 61aac5abe9c50ccb1dba4e8c3133af5c
+  comment: Parks a task that has no price, budget or quota, until when that may change.
+
+function penstock._park_stopped(tid[])
+  arguments: p_tids tid[]
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1ec1e1eb00129a823df96a32b2d68a7e
+  comment: Takes the rows that got no lease out of ready: parks tasks of paused and failed jobs, deletes those of ended jobs.
+
+function penstock._parked_that_fit(uuid, text, uuid, integer)
+  arguments: p_tenant_id uuid, p_waits_for text, p_job_id uuid, p_max_misfits integer
+  returns: tid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0347d9dada2aeddfe92e68300c19b2dd
+  comment: The first 500 tasks parked for a quota or budget, those for which enough is left now.
+
+function penstock._parked_to_ready(penstock.parked)
+  arguments: p_parked penstock.parked
+  returns: penstock.ready
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 b97678828213b1f8122d13583735a694
+  comment: A parked task as a row for _queue.
 
 function penstock._parse_cost(text, numeric, jsonb)
   arguments: p_cost_type text, p_amount numeric, p_options jsonb
@@ -2367,7 +2613,7 @@ function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 97490d61b7941fe8ccb86b0d8351753c
+  body: sha256 43cd8e2b311ded37e530c633da73062f
   comment: Pauses jobs whose remaining tasks exceed their budget, and jobs with on_limit = pause whose tenant's quota is exhausted.
 
 function penstock._percentile(jsonb, double precision)
@@ -2394,21 +2640,29 @@ function penstock._permitted_subjects(text, text[], uuid)
   body: sha256 5cd580f22597435cbe39db14f7ede9f6
   comment: Those of the subjects that exist and that the user (null: the service) may change, sorted by id.
 
-function penstock._places(penstock.endpoints, timestamp with time zone)
-  arguments: p_endpoint penstock.endpoints, p_now timestamp with time zone
-  returns: bigint
-  attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 7d4c1d79f41d996d5030bd83ec0e20ec
-  comment: How many more calls an endpoint takes at once (null: no limit).
-
-function penstock._prefer(tid[])
-  arguments: p_tids tid[]
+function penstock._pick_from_lane(integer, bigint, uuid[], bigint)
+  arguments: p_lane_id integer, p_read_from bigint, p_stopped uuid[], p_max bigint
   returns: tid[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a40e2f1264ae0e087286f72a5d18ee1e
-  comment: Where a tenant's queue holds several priorities, gives its slots to its best tasks.
+  body: sha256 7473a1cdd9ebdffb6dd8c03dc25c6333
+  comment: Locks the next rows of ready in one lane and returns them.
+
+function penstock._pick_gated(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
+  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean
+  returns: penstock.claim_pick
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 920aba7f3c27ab968c067b2b751c97df
+  comment: Locks the next rows of ready in gated lanes, in order and within the windows and the concurrency of their endpoints, within quotas and budgets, and counts them there.
+
+function penstock._pick_open(text[], integer, uuid[], timestamp with time zone)
+  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone
+  returns: tid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 dfc3b2d8c8d02f9089ccb8fcf4284b78
+  comment: Locks the next rows of ready in lanes without limits and returns them, so that no other claim takes them.
 
 function penstock._price(text, uuid, text, text, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_meter text, p_variant text, p_at timestamp with time zone
@@ -2431,8 +2685,8 @@ function penstock._promote(integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 1333d8757b2c8da56740f2edb8c4e022
-  comment: Queues what waited for a time that has come.
+  body: sha256 b748e1ed4ffbd7fb1e8af30f55f1bc96
+  comment: Queues parked tasks whose time has come.
 
 function penstock._prune_history(timestamp with time zone, integer)
   arguments: p_cutoff timestamp with time zone, p_limit integer
@@ -2447,24 +2701,31 @@ function penstock._prune_providers(integer)
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ecc98277b183e2a1eb545b97742b4add
-  comment: Forgets what no window holds any more, at most so many rows of each sort.
+  body: sha256 99c10bbeda5d9083d51ae3ad169f9b7c
+  comment: Deletes slots and calls that no window counts any more, at most p_limit of each.
 
 function penstock._queue(penstock.ready[], boolean)
   arguments: p_rows penstock.ready[], p_is_front boolean
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5e3693216bf9fb52ba488ab9d3ec2d6c
-  comment: Puts tasks in line, each tenant behind its own last slot.
+  body: sha256 c27476ec1a0fca729ac54d07aa1cb098
+  comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
 
 function penstock._ready_task(penstock.jobs)
   arguments: p_job penstock.jobs
   returns: bigint
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 b1fb119f8880e5c080906b7440b266c1
-  comment: A task of the job that stands in line, the best one.
+  body: sha256 1cdc69d11bad45d4e2190dddcfe54162
+  comment: The job's task with the best priority that can be claimed, or null.
+
+function penstock._ready_to_parked(penstock.ready, timestamp with time zone, text, text)
+  arguments: p_ready penstock.ready, p_until timestamp with time zone, p_reason text, p_waits_for text DEFAULT NULL::text
+  returns: penstock.parked
+  attributes: sql, immutable, security invoker, parallel unsafe
+  body: sha256 38154fb1a64d371f79194e40331f469d
+  comment: A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.
 
 function penstock._recent_failures(uuid)
   arguments: p_tenant_id uuid
@@ -2482,13 +2743,13 @@ function penstock._reclaim_before(timestamp with time zone)
   body: sha256 41c64b794f3bb4bf5543edaf7803d0a7
   comment: Leases that expired before this moment are lost: now, or after an outage the moment it began.
 
-function penstock._refusals(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
-  arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
-  returns: TABLE(id bigint, code text)
+function penstock._record_holds(penstock.reservation[], timestamp with time zone)
+  arguments: p_reservations penstock.reservation[], p_now timestamp with time zone
+  returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 562c46c1b6432bfb631925490f6759c3
-  comment: Settles what was accepted of a batch and says which tasks were not, and why. What was said before with the same lease counts as accepted.
+  body: sha256 c101a30bb11d72ea470c991a649de09a
+  comment: Writes a hold for each reservation whose task got a lease, and takes the other reservations back.
 
 function penstock._refuse(integer, text, text, jsonb, text)
   arguments: p_status integer, p_code text, p_message text, p_fields jsonb DEFAULT '{}'::jsonb, p_hint text DEFAULT NULL::text
@@ -2503,15 +2764,15 @@ function penstock._refuse_lost(bigint)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6a1c794acfae79a4a49ac67c16212586
-  comment: Tells whoever comes with another lease than the live one.
+  body: sha256 9ae5927ee956f369a7da4821d5a0f71b
+  comment: Rejects a report whose lease is not current.
 
 function penstock._refuse_waiting()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fdc7d00c351dbfcc40a5fa1c0938684b
-  comment: Ends tasks for which a quota had no room, in jobs that say so.
+  body: sha256 942eb13ddee70e83fb6ab327f6e0763b
+  comment: Ends parked tasks that had no quota, in jobs whose on_limit is refuse.
 
 function penstock._related_tasks(bigint[])
   arguments: p_letter_ids bigint[], OUT job_ids uuid[], OUT task_ids bigint[]
@@ -2526,15 +2787,23 @@ function penstock._release_artifact_quota(penstock.artifacts[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a619fdacd1f45604f67ddf93486b4a44
+  body: sha256 b9980c01d74cd0f528444ad29231ceb1
   comment: Returns the quota that files use or have reserved. The caller has locked the rows and calls this once per transaction.
+
+function penstock._release_bookings(penstock.holds)
+  arguments: p_hold penstock.holds
+  returns: penstock.booking[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 33b1fce0042c338ea67fd24965b32534
+  comment: What to book when a hold ends: the part that was not spent is free again.
 
 function penstock._remove_ready_tasks(penstock.chores, integer)
   arguments: p_chore penstock.chores, p_limit integer
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fe17b8613c9302f243f2611b1f46ebfd
+  body: sha256 c3beba53b1ac3c9f1e4c3d141b8fbdeb
   comment: Takes up to p_limit tasks of a job out of the ready set, parks them (verb park) or drops them, and returns their number.
 
 function penstock._reopen_job(penstock.jobs)
@@ -2567,7 +2836,7 @@ function penstock._require_lease(bigint, text, bigint)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 948198f079b0381380c2408e6419f5cd
-  comment: Refuses unless this is the live lease; locks it, for a moment: whoever keeps it longer takes _keep_lease.
+  comment: Rejects a report unless its lease is current, and locks the lease. For long transactions use _keep_lease.
 
 function penstock._require_role(uuid, text[])
   arguments: p_tenant_id uuid, p_roles text[]
@@ -2582,15 +2851,23 @@ function penstock._required_endpoint(text, uuid)
   returns: penstock.endpoints
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bd6ef9cc20ae7be802b65ee04eae4523
-  comment: The endpoint of this name, or a refusal.
+  body: sha256 426ba1e41c764a6f475c81b588de2d4b
+  comment: The endpoint of this name; raises an error when there is none.
 
 function penstock._reroute()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2f73221251c31b1710fcdb977332806c
-  comment: Sends tasks that asked for features elsewhere when their lane has closed.
+  body: sha256 f8bf2c68bd9f7bd15f1433f6eef5328a
+  comment: Moves ready tasks that have a route from closed endpoints to open ones.
+
+function penstock._reservation_bookings(penstock.reservation[], timestamp with time zone, integer)
+  arguments: p_reservations penstock.reservation[], p_at timestamp with time zone, p_sign integer
+  returns: penstock.booking[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b37996526d091503ce5a822e7cfddb6a
+  comment: How reservations move accounts: the tenant's, and for costs the budget of the job. Sign -1 takes them back.
 
 function penstock._reserve_bytes(uuid, bigint)
   arguments: p_tenant_id uuid, p_bytes bigint
@@ -2600,13 +2877,21 @@ function penstock._reserve_bytes(uuid, bigint)
   body: sha256 13ed947a8a345701b32d5651f113f75d
   comment: Reserves quota for a file.
 
+function penstock._reserve_pick(penstock.claim_pick, timestamp with time zone, boolean)
+  arguments: p_pick penstock.claim_pick, p_now timestamp with time zone, p_may_wait boolean
+  returns: penstock.claim_pick
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 028af7e3bf029a8668a4b1f7b141a4c9
+  comment: Reserves quota and budget for picked tasks and drops those that get none from the pick and from the windows.
+
 function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
-  arguments: p_tids tid[], p_now timestamp with time zone, p_is_patient boolean, OUT tids tid[], OUT held bigint[], OUT amounts jsonb[], OUT is_refused boolean, OUT unused_jobs uuid[], OUT unused_tasks bigint[]
+  arguments: p_tids tid[], p_now timestamp with time zone, p_may_wait boolean, OUT tids tid[], OUT reservations penstock.reservation[], OUT is_refused boolean, OUT unused penstock.claim_candidate[]
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 a0ae9718d3b92b445c6571e3d40bf8c4
-  comment: Of tasks that are about to be claimed: sets aside what their tenants' quotas and their jobs' budgets have room for, and takes the others out of the line. Names those that were counted in a window for nothing.
+  body: sha256 aaf1ef449c44191bd0588c01e63cf9ae
+  comment: Reserves what picked tasks need of their tenants' quotas and their jobs' budgets, and parks those for which nothing is left. unused: tasks that were counted in a window and are not claimed.
 
 function penstock._restore_children(uuid, bigint[])
   arguments: p_job_id uuid, p_task_ids bigint[]
@@ -2621,24 +2906,24 @@ function penstock._retry_parked(text, integer[], timestamp with time zone)
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 da8ebd672f980a1ad9a7c8dc0c13a3a6
-  comment: What waits for a limit or a price in these lanes is tried again at a moment.
+  body: sha256 7a49eb359c771497d8e7d7af32003567
+  comment: Makes the tasks of these lanes that wait for a limit or a price due at a given time.
 
 function penstock._return_tasks(penstock.leases[], integer)
   arguments: p_leases penstock.leases[], p_deaths integer
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bdb75cb1ab04c8a11b2f1058b9fab2df
-  comment: Puts leased tasks back in front.
+  body: sha256 e44baba7b1b9ff355bba9f600b6161ea
+  comment: Requeues leased tasks at the front.
 
-function penstock._room(penstock.endpoints, penstock.endpoint_states, timestamp with time zone)
-  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamp with time zone, OUT requests bigint, OUT tokens bigint, OUT places bigint, OUT most_requests bigint, OUT most_tokens bigint
-  returns: record
-  attributes: plpgsql, stable, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 25e8f8646047cf8f5e0969b27cb16681
-  comment: What is left of an endpoint's limits now (null: no limit), and the most it ever has.
+function penstock._route_candidates(jsonb, uuid, jsonb)
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
+  returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ad7395d675a42a9e6693b417696d77db
+  comment: The endpoints that have the features of a route, with what decides between them.
 
 function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
@@ -2666,14 +2951,6 @@ function penstock._run_action_batch(uuid, integer)
   body: sha256 49434135dabc6a6da46cb7a7038f6063
   comment: Runs the next batch of an action and returns the number of subjects in it.
 
-function penstock._set_aside(tid[], text, text, timestamp with time zone)
-  arguments: p_tids tid[], p_reason text, p_waits_for text, p_until timestamp with time zone
-  returns: void
-  attributes: sql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 1f7f991b89aa2d113fc71912edc2b6e1
-  comment: Takes tasks out of the line until there is room for them.
-
 function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
@@ -2687,8 +2964,16 @@ function penstock._settle(penstock.leases[], boolean, penstock.leases[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 aa878d74d3456694a07c1385c97de14e
+  body: sha256 f12207ed04d19867d1ca087df9477044
   comment: Settles the holds of attempts that have ended: a success is charged the reported usage or else its estimate, other attempts (and stopped ones) only the reported usage. The rest of each hold is released. Called once per transaction, so that accounts are locked in their order.
+
+function penstock._settle_batch(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
+  arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
+  returns: TABLE(id bigint, code text)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 93b32c42bf9f2ae46f51f74c12d037a8
+  comment: Settles the accepted tasks of a batch and returns the rejected ones with the reason. A report that was accepted before with the same lease is accepted again.
 
 function penstock._settle_children(uuid, bigint[], bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] DEFAULT NULL::bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
@@ -2706,13 +2991,6 @@ function penstock._simulate_finish(uuid, jsonb)
   body: sha256 73688505bbb8849aa7a010a1e75f4e65
   comment: Simulates when groups of tasks will have ended, with the current workers, rate limits and concurrency. Null: never under the current limits. The bottleneck is the limit that held tasks back most often.
 
-function penstock._size(jsonb, bigint)
-  arguments: p_units jsonb, p_default_tokens bigint
-  returns: TABLE(requests bigint, tokens bigint)
-  attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 f84e976b54b4e0d4101c5f652ec9a423
-  comment: What of a provider's limits a call takes.
-
 function penstock._skip_completed_rows(penstock.bulks, integer)
   arguments: p_bulk penstock.bulks, p_max integer
   returns: void
@@ -2725,17 +3003,24 @@ function penstock._slot_ends(smallint, bigint)
   arguments: p_width smallint, p_slot bigint
   returns: double precision
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 cfe69a777aff00e87f3727ecabc58886
-  comment: Until when (in seconds since 1970) what was admitted in a slot counts.
+  body: sha256 bdfbcfe1ee7ccbbf8707ee7636aa950c
+  comment: Until when (in seconds since 1970) the calls of a slot count.
   grant to service_role: execute
 
-function penstock._spend(penstock.endpoints, timestamp with time zone, bigint, bigint)
-  arguments: p_endpoint penstock.endpoints, p_at timestamp with time zone, p_requests bigint, p_tokens bigint
+function penstock._slow_down(penstock.endpoints, penstock.endpoint_states, jsonb, integer, double precision)
+  arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_signal jsonb, p_status integer, p_retry_after double precision
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6837b2100aa9406c8ab703fc8146b643
-  comment: Counts what was admitted at a moment; less than nothing gives back.
+  body: sha256 7687939d4bbe3f7d6ce1245a833eaf2c
+  comment: Closes an endpoint that rejected a call for as long as it asked for, and lowers its pace.
+
+function penstock._some_waiting_tenants()
+  returns: uuid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a8a168b9bbb14ab7c0575356c6aff3bb
+  comment: Ten tenants with tasks parked for a limit: the first two, and eight from a random one on.
 
 function penstock._stop_job(uuid, uuid, text, text)
   arguments: p_job_id uuid, p_tenant_id uuid, p_status text, p_reason text
@@ -2760,6 +3045,22 @@ function penstock._sum_units(jsonb, jsonb)
   body: sha256 3a787940553fbff9cdcb690e3ffc1adb
   comment: The sum of two sets of units, meter by meter.
 
+function penstock._swap_in_best_priority(tid[])
+  arguments: p_tids tid[]
+  returns: tid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7cf6b4270d4c9e9aa77dff695d189e48
+  comment: Where a tenant's queue holds several priorities, gives the picked slots to its best tasks and returns their rows.
+
+function penstock._take_from_limits(penstock.claim_limit[], penstock.claim_candidate, jsonb)
+  arguments: p_limits penstock.claim_limit[], p_task penstock.claim_candidate, p_amounts jsonb
+  returns: penstock.claim_limit[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d45f54dabb299969c0b60f789d54951f
+  comment: The limits after a task's reservation, for the next task of the batch.
+
 function penstock._task_state(uuid, bigint)
   arguments: p_job_id uuid, p_task_id bigint
   returns: TABLE(state text, reason text, until timestamp with time zone, attempt integer, started_at timestamp with time zone, worker_id text, fraction real, message text)
@@ -2770,6 +3071,14 @@ function penstock._task_state(uuid, bigint)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock._uncount_calls(penstock.leases[])
+  arguments: p_leases penstock.leases[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 09889c90b4b96db1a4f5201f5b89ff01
+  comment: Takes calls that were never made out of their endpoints' windows.
+
 function penstock._unpark_tasks(uuid, integer)
   arguments: p_job_id uuid, p_limit integer
   returns: integer
@@ -2777,14 +3086,6 @@ function penstock._unpark_tasks(uuid, integer)
   settings: search_path=penstock, pg_temp
   body: sha256 507226f3be7c3ab32f4087190b82005b
   comment: Queues up to p_limit tasks that were parked when their job was paused, and returns their number.
-
-function penstock._unspend(penstock.leases[])
-  arguments: p_leases penstock.leases[]
-  returns: void
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 a02f34317af9324606d1f4c3417db3b1
-  comment: These calls were never made: their room is free again.
 
 function penstock._uuid7()
   returns: uuid
@@ -2825,28 +3126,28 @@ function penstock._waiting_task(penstock.jobs)
   body: sha256 3a584980c9163514bf20f203b8ce494e
   comment: The id of the waiting task of the job that will run next.
 
-function penstock._wake(uuid[], integer)
-  arguments: p_tenant_ids uuid[], p_depth integer
+function penstock._wake_fitting(uuid[], integer)
+  arguments: p_tenant_ids uuid[], p_max_misfits integer
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6705f61031bd5a70c85490c558efe811
-  comment: Queues what waits for quotas and budgets of these tenants that have room now, passing by at most so many that do not fit. Returns how many it queued.
+  body: sha256 cfaffe25d91c32fa1e8a46a07451dd74
+  comment: Queues parked tasks of these tenants that fit into their quotas and budgets now, and returns how many. For each limit it stops after p_max_misfits tasks that do not fit.
 
 function penstock._wake_missed()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 756d60e995e4a14fd5c039c6c7448a20
-  comment: Looks for tasks that were set aside although there is room for them by now, and queues them.
+  body: sha256 3208949aa3307bba1b040fefbba5a4c1
+  comment: Finds parked tasks for which there is room by now, of a few tenants at a time, and queues them.
 
 function penstock._wake_waiting(uuid[])
   arguments: p_tenant_ids uuid[]
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c22f08f0419d997ff9e286c08acac1d6
-  comment: Something was given back, or there is more to use: queues what waited for it, as far as it fits.
+  body: sha256 be94fef12462f509ecc63f58cf5ec9e9
+  comment: Queues parked tasks of tenants that have more quota or budget now, as far as they fit.
 
 function penstock._whole_units(jsonb, boolean)
   arguments: p_units jsonb, p_is_call boolean
@@ -2869,8 +3170,8 @@ function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double pr
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 001f481d6cc6b0f015403edecc257677
-  comment: Takes room for one call outside a claim: true, or false when there is none now. Its place comes back with release_api_capacity, or after p_ttl_seconds. The same p_key takes it once.
+  body: sha256 d26cf50a4a7161c03e64a15394bfbd97
+  comment: Reserves capacity for one call outside a claim: true, or false when there is none now. The call counts as concurrent until release_api_capacity, or for p_ttl_seconds. The same p_key reserves once.
   grant to service_role: execute
 
 function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
@@ -2962,8 +3263,8 @@ function penstock.check_accounts()
   returns: TABLE(tenant_id uuid, job_id uuid, meter text, period date, what text, kept numeric, true_amount numeric)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 46c9355427085793c8b09ce114207d50
-  comment: Every account that is not the sum of its usage, costs and holds. No row: all is well.
+  body: sha256 b314de007ea4c8f47bb9cb13d0f105f1
+  comment: Every account that is not the sum of its usage, costs and holds. No row: all are right.
   grant to service_role: execute
 
 function penstock.check_key()
@@ -2980,8 +3281,8 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 942e4bf03a4140878476dd0cba19d985
-  comment: Takes up to p_max_tasks tasks of these kinds (null: all) for a worker, fairly among tenants, within limits, quotas and budgets, each with a lease that lasts p_lease_seconds without a heartbeat.
+  body: sha256 81d26a5982fc580a4626e1b7efa3c7be
+  comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
 function penstock.commit_hold(uuid, jsonb, uuid)
@@ -2989,8 +3290,8 @@ function penstock.commit_hold(uuid, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2b7925562a3e3652385a37a4214d3618
-  comment: Books the actual amounts (default: those set aside) and ends the hold. A repeated commit changes nothing; one after the expiry still books.
+  body: sha256 3d3317ab35529719f12f7ab876d3d53c
+  comment: Books the actual amounts (default: those reserved) and ends the hold. Repeating it changes nothing; an expired hold can still be committed.
   grant to service_role: execute
 
 function penstock.complete_task(bigint, text, jsonb, bigint)
@@ -2998,8 +3299,8 @@ function penstock.complete_task(bigint, text, jsonb, bigint)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 86a9ecbc6607f5ee0e74a8075f165d6e
-  comment: Ends one task as succeeded; refuses with 410 when the lease is gone.
+  body: sha256 25c821ad187e1f11c14f76368ebacec0
+  comment: Ends one task as succeeded; fails with 410 when its lease is gone.
   grant to service_role: execute
 
 function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
@@ -3007,8 +3308,8 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 3d4353c45f16c2b9e163f4d7177d4fe2
-  comment: Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.
+  body: sha256 9320475ec09952caf5ccd2aa4af7e8b0
+  comment: Ends tasks as succeeded. Returns only those rejected, with lease_lost, canceled or too_large. Repeating the call is accepted.
   grant to service_role: execute
 
 function penstock.confirm_job(uuid)
@@ -3201,8 +3502,8 @@ function penstock.fail_task(bigint, text, text, bigint, double precision, boolea
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8e1222a148ba339e4cf9238ad8b93187
-  comment: Ends one attempt as failed: retried after a backoff, not before p_retry_after_seconds, or dead-lettered; refuses with 410 when the lease is gone.
+  body: sha256 f94b57acae344d8995e3d7f792ca9890
+  comment: Ends one attempt as failed: the task is retried after a backoff, not before p_retry_after_seconds, or moved to the dead letters. Fails with 410 when the lease is gone.
   grant to service_role: execute
 
 function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
@@ -3210,8 +3511,8 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b3e565cc693428f2003e297138a4af1b
-  comment: Ends attempts as failed: each is retried after a backoff, or dead-lettered. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those refused.
+  body: sha256 0ec37dc047651c58d12789bd99f9f80f
+  comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
   grant to service_role: execute
 
 function penstock.finish_artifact(uuid, text, bigint, bigint, text)
@@ -3305,8 +3606,8 @@ function penstock.heartbeat_task(bigint, text, bigint)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7de495125f66d77fdc21abfddb8eb1c6
-  comment: Extends one lease; refuses with 410 when it is gone.
+  body: sha256 e000e8428d9270f252fbaaa51323feea
+  comment: Extends one lease; fails with 410 when it is gone.
   grant to service_role: execute
 
 function penstock.heartbeat_tasks(text, jsonb, integer)
@@ -3314,8 +3615,8 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   returns: TABLE(id bigint, lease bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 c7c19773c3a0a88c90ecf074558653e7
-  comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone: lease_lost or canceled.
+  body: sha256 9f2720e6cb7734bc34608d54f4bb97ad
+  comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone, with lease_lost or canceled.
   grant to service_role: execute
 
 function penstock.job_graph(uuid, bigint, integer)
@@ -3389,8 +3690,8 @@ function penstock.next_opening(text[])
   returns: double precision
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 844a9521be31196ed0afc9f0ba24dbab
-  comment: In how many seconds a claim that found nothing may find something without a word: a lane that is full or closed opens, or one is looked at whole. null: unknown.
+  body: sha256 d6b6cea98be9fbdad24085dc0772cf08
+  comment: In how many seconds a claim that found nothing may find something without being notified: an endpoint opens, or a lane is read whole. Null: unknown.
   grant to service_role: execute
 
 function penstock.on_new_user()
@@ -3425,8 +3726,8 @@ function penstock.open_provider(text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e962aa1f2e38d2536d04f5aa543566db
-  comment: Opens a lane that a provider's answer closed, after its account was topped up or the trouble is over. A lower limit that it told is forgotten.
+  body: sha256 530b2971bdef1b340a1655099884b29e
+  comment: Opens an endpoint that closed after a provider's answer, once its account is topped up or the problem is solved. Forgets a lower limit that the provider reported.
   grant to service_role: execute
 
 function penstock.orphaned_artifacts(text[])
@@ -3489,8 +3790,8 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c7073e436974c02440a49be17de92d44
-  comment: Takes back tasks whose lease ran out, as many as one transaction should: queued again at once, or dead-lettered when their worker died too often. Returns how many; there may be more.
+  body: sha256 c1aaa092b13333fd5ad1c7d7cad24982
+  comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
   grant to service_role: execute
 
 function penstock.record_changes(bigint, text, bigint, jsonb)
@@ -3516,7 +3817,7 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c0daf0352254f58655a1f502678cdb27
+  body: sha256 54d2a1a9fc1b194cb39052827c7cadfc
   comment: Records the usage of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant's action (p_tenant_id, p_action), as {"requests", "input_tokens", …}, and its cost if the provider has prices. Options: variant, provider, details, key (a report sent again with the same key counts once).
   grant to service_role: execute
 
@@ -3525,8 +3826,8 @@ function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a466417a09c0db091de390b95ed546e1
-  comment: Ends a call of acquire_api_capacity and replaces its estimate by the actual tokens. A second release changes nothing.
+  body: sha256 e8d751cc033cf93aeb21cdb99f843945
+  comment: Ends a call of acquire_api_capacity and replaces its estimate with the actual tokens. A second release changes nothing.
   grant to service_role: execute
 
 function penstock.release_hold(uuid, uuid)
@@ -3534,8 +3835,8 @@ function penstock.release_hold(uuid, uuid)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 82baa17fe3e8c745a085cc3946d15097
-  comment: Gives back what a hold has set aside; a second release changes nothing and returns false.
+  body: sha256 ba2e8c85ba6b68f96db88b5083f871b7
+  comment: Frees what a hold reserved. A second release changes nothing and returns false.
   grant to service_role: execute
 
 function penstock.remove_schedule(uuid)
@@ -3563,8 +3864,8 @@ function penstock.report_limited(bigint, text, bigint, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 52428a254f3add97a8a08e4465e8f485
-  comment: A provider refused an attempt's call (see report_provider for the signal): its lane closes for all workers, and the task goes back to the queue without costing an attempt.
+  body: sha256 374b91279963a72ae3f1e6011f20b2ec
+  comment: Reports that a provider rejected an attempt's call (see report_provider for the signal): its endpoint closes for all workers, and the task is requeued without using up an attempt.
   grant to service_role: execute
 
 function penstock.report_progress(bigint, text, bigint, double precision, text)
@@ -3572,8 +3873,8 @@ function penstock.report_progress(bigint, text, bigint, double precision, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a475f2b1b27f7d517911cd71022985e6
-  comment: How far a running task is (0 to 1), and a line for people.
+  body: sha256 f20edc8c6c4b88a8ac6b6fcf8dab6ef7
+  comment: Reports how far a running task is (0 to 1), with a message for people.
   grant to service_role: execute
 
 function penstock.report_provider(text, jsonb, uuid)
@@ -3581,8 +3882,8 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 572240eb8b8885a6fedf8751ce641c2a
-  comment: What a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A refusal closes the lane for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
+  body: sha256 4c40655145ae1f8037fc36820d24b2f0
+  comment: Reports what a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A 429 closes the endpoint for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
   grant to service_role: execute
 
 function penstock.report_worker(text, jsonb)
@@ -3599,8 +3900,8 @@ function penstock.reschedule_task(bigint, double precision, text, bigint, text)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f2cc1de3052a62906c1d8dafd885a068
-  comment: Gives one task back to the queue without costing an attempt.
+  body: sha256 6964aa159902d158f2c08d1067d08dc0
+  comment: Requeues one task without using up an attempt.
   grant to service_role: execute
 
 function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text)
@@ -3608,8 +3909,8 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a67565d161b882a85ea1b1f198b19bdc
-  comment: Gives tasks back to the queue, now or after a delay, without costing an attempt. With the reason "not begun" what was admitted for them counts as not used. Returns only those refused.
+  body: sha256 da3c9753aca31bc08e44d62a00ec8ea2
+  comment: Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those rejected.
   grant to service_role: execute
 
 function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
@@ -3617,8 +3918,8 @@ function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3d4add6f86b58c091263672c7274424f
-  comment: Sets amounts of meters aside, all or none, and returns the hold's id; refuses with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key gives the same hold.
+  body: sha256 c02f8c0feb0b51f1bdf2576d32dc8d0b
+  comment: Reserves amounts of meters, all or none, and returns the id of the hold; fails with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key returns the same hold.
   grant to service_role: execute
 
 function penstock.reset_quota(uuid, text, text)
@@ -3749,8 +4050,8 @@ function penstock.set_provider(text, jsonb, uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0b425c40f318bc5dfd7b2f8e45dca581
-  comment: Makes or changes a provider endpoint, for all or for one tenant: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. A limit that is null is none. Takes effect at once.
+  body: sha256 bd0d8e44b3e07f3678dcf2cbc597f0a5
+  comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. Null: no limit. Takes effect at once.
   grant to service_role: execute
 
 function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb)
@@ -3862,8 +4163,8 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 bb54f0270f58184ff8776128c3733aa5
-  comment: What any worker does now and then, and lets be when it would have to wait for somebody for three seconds: takes back stale tasks, queues what is due, does a bite of a large pause, resume or cancel. Says in how many seconds there is more to do (null: nothing known).
+  body: sha256 a3eb5b5dd0624d02df1a2c32d28cc085
+  comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, does a bite of a large pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 
 function penstock.upkeep_if_idle()

@@ -116,7 +116,7 @@ select
       and c.expires_at > penstock._now())::integer as running,
   (select count(*) from penstock.lanes l join penstock.ready r on r.lane_id = l.id
    where l.endpoint_id = e.id) as waiting,
-  round(penstock._pace(s.pace, s.paced_at, penstock._now())::numeric, 2) as pace,
+  round(penstock._current_pace(s.pace, s.paced_at, penstock._now())::numeric, 2) as pace,
   s.refusals, s.refused_at, e.default_tokens, e.backpressure_threshold, e.backpressure_delay_seconds,
     e.depth_limit, e.features, e.changed_at
 from penstock.endpoints e

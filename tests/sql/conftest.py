@@ -17,6 +17,7 @@ from psycopg.types.json import Jsonb
 
 from faults.invariants import INVARIANTS
 from penstock import db, testing
+from tests.sql.lock_order import LockWatch
 
 KINDS = ["work", "other"]
 
@@ -317,6 +318,7 @@ class Sessions:
 
     database: testing.Database
     tenant: uuid.UUID
+    locks: LockWatch = field(default_factory=LockWatch)
 
     def open(self) -> Contract:
         return Contract(self.database.connect(), self.tenant)
@@ -335,10 +337,17 @@ class Sessions:
         with db.connect(self.database.dsn, name="test") as watcher:
             while call.is_running and time.monotonic() < deadline:
                 if watcher.execute(query, [pid]).fetchall()[0]["waits"]:
+                    self.locks.look(watcher)
                     return True
         if call.is_running:
             pytest.fail("the call neither waits nor ends")
         return False
+
+    def watch_locks(self, stop: threading.Event) -> None:
+        """Look at what sessions wait for, every few milliseconds."""
+        with db.connect(self.database.dsn, name="test") as watcher:
+            while not stop.wait(0.003):
+                self.locks.look(watcher)
 
 
 def prepare(contract: Contract) -> Contract:
@@ -354,8 +363,9 @@ def sql(conn: db.SyncConnection, tenant: uuid.UUID, clock: testing.Clock) -> Con
 
 
 @pytest.fixture
-def sessions(db: testing.Database, tenant: uuid.UUID) -> Sessions:
-    """The contract in several sessions, in a database of the test's own."""
+def sessions(db: testing.Database, tenant: uuid.UUID) -> Generator[Sessions]:
+    """The contract in several sessions, in a database of the test's own. They must wait in the lock order."""
     made = Sessions(db, tenant)
     prepare(made.open())
-    return made
+    yield made
+    made.locks.check()

@@ -366,7 +366,16 @@ class TestMatrix:
         ]
 
 
-INLINED = ("_now", "_size", "_slot_ends", "_bulk_row_state")
+INLINED = (
+    "_now",
+    "_call_size",
+    "_slot_ends",
+    "_bulk_row_state",
+    "_parked_to_ready",
+    "_lease_to_ready",
+    "_ready_to_parked",
+    "_claimed_task",
+)
 
 
 class TestCatalogue:

@@ -899,6 +899,7 @@ class FlowStorm:
 
     def blow(self, threads: int, seconds: float) -> None:
         running = [Call(lambda n=n: self.run(n)) for n in range(threads)] + [Call(self.watch)]
+        running.append(Call(lambda: self.sessions.watch_locks(self.stop)))
         self.stop.wait(seconds)
         self.stop.set()
         for call in running:

@@ -584,6 +584,7 @@ class Storm:
 
     def blow(self, threads: int, seconds: float) -> None:
         calls = [Call(lambda n=n: self.run(n)) for n in range(threads)]
+        calls.append(Call(lambda: self.sessions.watch_locks(self.stop)))
         self.stop.wait(seconds)
         self.stop.set()
         for call in calls:

@@ -85,7 +85,7 @@ begin
   )
   select array_agg(g.hold) into v_holds from gone g;
   v_bookings := v_bookings
-    || array(select b from unnest(v_holds) as h cross join lateral unnest(_freed(h)) as b);
+    || array(select b from unnest(v_holds) as h cross join lateral unnest(_release_bookings(h)) as b);
   if cardinality(v_bookings) > 0 then
     perform _book(v_bookings);
     perform _wake_waiting(array(select distinct a.tenant_id from unnest(p_artifacts) as a));

@@ -429,7 +429,7 @@ begin
     for no key update of j, a skip locked;
     continue when not found;
     -- There may be free budget that no event announced.
-    perform _wake(array[v_job.tenant_id], 100);
+    perform _wake_fitting(array[v_job.tenant_id], 100);
     continue when _ready_task(v_job) is not null;
     perform pause_job(v_job.id,
       format('budget: %s of %s %s spent, and the next task does not fit', trim_scale(v_used),

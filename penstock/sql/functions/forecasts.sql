@@ -69,8 +69,8 @@ declare
   v_size record;
 begin
   select * into v_state from endpoint_states where endpoint_id = p_endpoint.id;
-  v_room := _room(p_endpoint, v_state, v_now);
-  select s.requests, s.tokens into v_size from _size(p_task.units, p_endpoint.default_tokens) as s;
+  v_room := _free_capacity(p_endpoint, v_state, v_now);
+  select s.requests, s.tokens into v_size from _call_size(p_task.units, p_endpoint.default_tokens) as s;
   -- The tasks ahead are assumed to be as large as this one.
   seconds := greatest(
     case when isfinite(v_state.closed_until)
@@ -328,7 +328,7 @@ begin
   foreach v_provider in array p_providers loop
     v_endpoint := _endpoint(v_provider, p_tenant_id);
     select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
-    v_room := _room(v_endpoint, v_state, v_now);
+    v_room := _free_capacity(v_endpoint, v_state, v_now);
     names := names || v_endpoint.name;
     requests := requests || coalesce(v_room.requests, c_unlimited)::double precision;
     tokens := tokens || coalesce(v_room.tokens, c_unlimited)::double precision;
@@ -704,7 +704,7 @@ returns jsonb language sql stable set search_path = penstock, pg_temp as $$
   select _whole_units(p_units, p_provider is not null) || case when p_provider is not null
     then jsonb_build_object(
     'tokens', (select z.tokens
-      from _size(p_units, (_endpoint(p_provider, p_tenant_id)).default_tokens) as z))
+      from _call_size(p_units, (_endpoint(p_provider, p_tenant_id)).default_tokens) as z))
     else '{}' end
 $$;
 comment on function penstock._estimated_units(text, uuid, jsonb) is

@@ -545,7 +545,7 @@ declare
   v_left integer := p_limit;
   v_count integer;
 begin
-  for v_line in select * from _lines(p_chore.tenant_id) loop
+  for v_line in select * from _lanes_of_tenant(p_chore.tenant_id) loop
     exit when v_left <= 0;
     with due as (
       select ctid from ready

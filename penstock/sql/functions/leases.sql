@@ -1,15 +1,17 @@
--- Leases: what a worker may say about a task it holds. Every write names the lease's number, which only grows;
--- whoever comes with an old one is told so and changes nothing. Saying the same thing twice is no error.
+-- Leases: what a worker reports about the tasks it has claimed. Every report names the lease's number, a
+-- fencing token that only grows: a report with an old number is rejected and changes nothing. Repeating a
+-- report is no error. Lock order: see claim.sql. Reports lock their leases first.
 
 create or replace function penstock._check_holder(p_worker_id text, p_lease bigint)
 returns void language plpgsql immutable set search_path = penstock, pg_temp as $$
 begin
   if p_lease is null and p_worker_id is null then
-    perform _refuse(422, 'lease_missing', 'name the lease, or the worker that holds it');
+    perform _refuse(422, 'lease_missing', 'p_lease or p_worker_id is required');
   end if;
 end
 $$;
-comment on function penstock._check_holder(text, bigint) is 'Whoever speaks of a task says who it is.';
+comment on function penstock._check_holder(text, bigint) is
+  'Requires a report to name its lease or its worker.';
 
 create or replace function penstock._require_lease(p_task_id bigint, p_worker_id text, p_lease bigint)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
@@ -22,7 +24,8 @@ begin
   end if;
 end
 $$;
-comment on function penstock._require_lease(bigint, text, bigint) is 'Refuses unless this is the live lease; locks it, for a moment: whoever keeps it longer takes _keep_lease.';
+comment on function penstock._require_lease(bigint, text, bigint) is
+  'Rejects a report unless its lease is current, and locks the lease. For long transactions use _keep_lease.';
 
 create or replace function penstock._keep_lease(p_task_id bigint, p_worker_id text, p_lease bigint)
 returns penstock.leases language plpgsql set search_path = penstock, pg_temp as $$
@@ -39,7 +42,8 @@ begin
 end
 $$;
 comment on function penstock._keep_lease(bigint, text, bigint) is
-  'Refuses unless this is the live lease, and keeps it from ending until the transaction does, which may be a handler''s: it can be extended meanwhile, and report.';
+  'Rejects a report unless its lease is current, and keeps the lease from ending until the transaction '
+  'ends, which may be a handler''s. Heartbeats and progress reports go on.';
 
 create or replace function penstock._lost_code(p_task_id bigint)
 returns text language sql stable set search_path = penstock, pg_temp as $$
@@ -47,18 +51,21 @@ returns text language sql stable set search_path = penstock, pg_temp as $$
     select from tasks t join jobs j on j.id = t.job_id where t.id = p_task_id and j.status = 'canceled')
     then 'canceled' else 'lease_lost' end
 $$;
-comment on function penstock._lost_code(bigint) is 'Why a lease is gone: its job was canceled, or it was lost.';
+comment on function penstock._lost_code(bigint) is
+  'Why a lease is gone: canceled (its job was) or lease_lost.';
 
 create or replace function penstock._refuse_lost(p_task_id bigint)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
   perform _refuse(410, _lost_code(p_task_id), 'you do not hold the lease of this task',
-    jsonb_build_object('task_id', p_task_id), 'Stop working on it: it was taken back, canceled, or has ended.');
+    jsonb_build_object('task_id', p_task_id),
+    'Stop working on it: the lease expired, the job was canceled, or the task has ended.');
 end
 $$;
-comment on function penstock._refuse_lost(bigint) is 'Tells whoever comes with another lease than the live one.';
+comment on function penstock._refuse_lost(bigint) is 'Rejects a report whose lease is not current.';
 
-create or replace function penstock.heartbeat_tasks(p_worker_id text, p_leases jsonb, p_lease_seconds integer default null)
+create or replace function penstock.heartbeat_tasks(
+  p_worker_id text, p_leases jsonb, p_lease_seconds integer default null)
 returns table (id bigint, lease bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp
   set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
@@ -67,9 +74,11 @@ declare
   v_until timestamptz := _now() + make_interval(secs => v_seconds);
 begin
   if v_seconds not between 1 and 86400 then
-    perform _refuse(422, 'invalid_lease', 'p_lease_seconds is 1 to 86400', '{"field": "p_lease_seconds"}');
+    perform _refuse(422, 'invalid_lease',
+      format('p_lease_seconds must be between 1 and 86400 (got %s)', v_seconds),
+      '{"field": "p_lease_seconds"}');
   end if;
-  -- A lease that is locked is just being completed by its own worker: neither extended nor lost.
+  -- A locked lease is being completed by its own worker: it is neither extended nor lost.
   update leases l set expires_at = greatest(l.expires_at, v_until)
   where l.ctid = any (array(
     select h.ctid from jsonb_to_recordset(p_leases) as g(id bigint, lease bigint)
@@ -80,38 +89,47 @@ begin
   return query
   select g.id, g.lease, case when h.task_id is null then _lost_code(g.id) else 'canceled' end
   from jsonb_to_recordset(p_leases) as g(id bigint, lease bigint)
-  left join leases h on h.task_id = g.id and h.lease = coalesce(g.lease, h.lease) and h.worker_id = p_worker_id
+  left join leases h on h.task_id = g.id and h.lease = coalesce(g.lease, h.lease)
+    and h.worker_id = p_worker_id
   left join jobs j on j.id = h.job_id
   where h.task_id is null or h.is_canceled or j.status not in ('queued', 'running', 'paused');
 exception when data_exception then
-  perform _refuse(422, 'invalid_batch', 'p_leases is [{"id", "lease"}]', '{"field": "p_leases"}');
+  perform _refuse(422, 'invalid_batch', 'p_leases must be [{"id", "lease"}]', '{"field": "p_leases"}');
 end
 $$;
 comment on function penstock.heartbeat_tasks(text, jsonb, integer) is
-  'Extends a worker''s leases [{"id", "lease"}] and returns those that are gone: lease_lost or canceled.';
+  'Extends a worker''s leases [{"id", "lease"}] and returns those that are gone, with lease_lost or '
+  'canceled.';
 
-create or replace function penstock.heartbeat_task(p_task_id bigint, p_worker_id text, p_lease bigint default null)
+create or replace function penstock.heartbeat_task(
+  p_task_id bigint, p_worker_id text, p_lease bigint default null)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_code text;
 begin
   select h.code into v_code
-  from heartbeat_tasks(p_worker_id, jsonb_build_array(jsonb_build_object('id', p_task_id, 'lease', p_lease))) as h;
+  from heartbeat_tasks(
+    p_worker_id, jsonb_build_array(jsonb_build_object('id', p_task_id, 'lease', p_lease))) as h;
   if v_code is not null then
-    perform _refuse(410, v_code, 'you do not hold the lease of this task', jsonb_build_object('task_id', p_task_id));
+    perform _refuse(410, v_code, 'you do not hold the lease of this task',
+      jsonb_build_object('task_id', p_task_id));
   end if;
   return true;
 end
 $$;
-comment on function penstock.heartbeat_task(bigint, text, bigint) is 'Extends one lease; refuses with 410 when it is gone.';
+comment on function penstock.heartbeat_task(bigint, text, bigint) is
+  'Extends one lease; fails with 410 when it is gone.';
 
 create or replace function penstock.report_progress(
-  p_task_id bigint, p_worker_id text, p_lease bigint default null, p_fraction double precision default null, p_message text default null)
+  p_task_id bigint, p_worker_id text, p_lease bigint default null, p_fraction double precision default null,
+  p_message text default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   perform _check_holder(p_worker_id, p_lease);
-  -- A word about a task that somebody has in hand is not worth waiting for: that may be its own transaction.
-  update leases set fraction = case when p_fraction is null then fraction else least(1, greatest(0, p_fraction)) end, message = coalesce(left(p_message, 500), message)
+  -- Progress is not worth waiting for a locked lease: the lock may be that of the task's own transaction.
+  update leases set
+    fraction = case when p_fraction is null then fraction else least(1, greatest(0, p_fraction)) end,
+    message = coalesce(left(p_message, 500), message)
   where ctid = any (array(
     select ctid from leases where task_id = p_task_id and lease = coalesce(p_lease, lease)
       and worker_id = coalesce(p_worker_id, worker_id) and not is_canceled for no key update skip locked));
@@ -120,25 +138,29 @@ begin
   end if;
 end
 $$;
-comment on function penstock.report_progress(bigint, text, bigint, double precision, text) is 'How far a running task is (0 to 1), and a line for people.';
+comment on function penstock.report_progress(bigint, text, bigint, double precision, text) is
+  'Reports how far a running task is (0 to 1), with a message for people.';
 
-create or replace function penstock._check_arrays(p_task_ids bigint[], p_leases bigint[], p_others integer)
+create or replace function penstock._check_batch(p_task_ids bigint[], p_leases bigint[], p_values integer)
 returns void language plpgsql immutable set search_path = penstock, pg_temp as $$
 begin
   if p_task_ids is null or cardinality(p_task_ids) not between 1 and 10000
      or (p_leases is not null and cardinality(p_leases) <> cardinality(p_task_ids))
-     or p_others is not null and p_others <> cardinality(p_task_ids) then
-    perform _refuse(422, 'invalid_batch', 'a batch is 1 to 10000 tasks, with one lease and one value for each');
+     or p_values is not null and p_values <> cardinality(p_task_ids) then
+    perform _refuse(422, 'invalid_batch',
+      'a batch must have 1 to 10000 tasks, with one lease and one value for each');
   end if;
 end
 $$;
-comment on function penstock._check_arrays(bigint[], bigint[], integer) is 'The arrays of a batch have one length.';
+comment on function penstock._check_batch(bigint[], bigint[], integer) is
+  'Rejects a batch that is too large, or whose arrays differ in length.';
 
 create or replace function penstock.complete_tasks(
   p_worker_id text, p_task_ids bigint[], p_leases bigint[] default null, p_outputs jsonb[] default null)
 returns table (id bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp
   set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_limit integer := (_setting('max_output_bytes'))::integer;
@@ -148,17 +170,17 @@ declare
   v_parents bigint[];
   v_job_id uuid;
   v_freed ready[];
+  v_gated leases[];
   v_some_count integer;
   v_some_deltas phase_delta[];
   v_some_jobs uuid[];
   v_some_parents bigint[];
   v_some_freed ready[];
-  v_gated leases[];
   v_some_gated leases[];
 begin
-  perform _check_arrays(p_task_ids, p_leases, cardinality(p_outputs));
+  perform _check_batch(p_task_ids, p_leases, cardinality(p_outputs));
   loop
-    -- The lateral look-up keeps the plan: one index probe per task, whatever the statistics say.
+    -- The lateral look-up fixes the plan: one index probe per task, whatever the statistics say.
     with gone as (
       delete from leases d where d.ctid = any (array(
         select l.ctid from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
@@ -170,11 +192,13 @@ begin
         and not d.is_canceled
       returning d.*
     ), ended as (
-      insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase, outcome, worker_id, output)
-      select g.job_id, g.task_id, g.lease, g.tenant_id, g.started_at, v_now, g.failures + g.deaths + 1, g.phase, 'succeeded', p_worker_id, o.output
+      insert into results (job_id, task_id, lease, tenant_id, started_at, finished_at, attempt, phase,
+        outcome, worker_id, output)
+      select g.job_id, g.task_id, g.lease, g.tenant_id, g.started_at, v_now, g.failures + g.deaths + 1,
+        g.phase, 'succeeded', p_worker_id, o.output
       from gone g left join (
-        select distinct on (x.id, x.lease) x.* from unnest(p_task_ids, p_leases, p_outputs) as x(id, lease, output)
-        where x.output is not null
+        select distinct on (x.id, x.lease) x.*
+        from unnest(p_task_ids, p_leases, p_outputs) as x(id, lease, output) where x.output is not null
       ) as o on o.id = g.task_id and coalesce(o.lease, g.lease) = g.lease
     )
     select (select count(*) from gone),
@@ -190,9 +214,10 @@ begin
     v_jobs := v_jobs || v_some_jobs;
     v_parents := v_parents || v_some_parents;
     exit when v_count = cardinality(p_task_ids);
-    -- A lease whose row was changed while we came for it (a beat, a report, a child added) is still ours: once more.
+    -- A row that a heartbeat, a report or a new child changed meanwhile was skipped: lock it and try again.
     perform 1 from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
-    join leases l on l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id and not l.is_canceled
+    join leases l on l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id
+      and not l.is_canceled
     where g.output is null or octet_length(g.output::text) <= 128
       or octet_length(g.output::text) <= v_limit and _is_readable(g.output)
     order by l.ctid for update of l;
@@ -210,26 +235,31 @@ begin
   perform _move_progress(v_deltas);
   perform _queue(v_freed, false);
   if v_count < cardinality(p_task_ids) then
-    return query select r.id, r.code from _refusals(p_worker_id, 'succeeded', p_task_ids, p_leases, v_gated, p_outputs, v_limit) as r;
+    return query select r.id, r.code
+    from _settle_batch(p_worker_id, 'succeeded', p_task_ids, p_leases, v_gated, p_outputs, v_limit) as r;
   elsif v_gated is not null then
     perform _settle(v_gated, true, null);
   end if;
 end
 $$;
 comment on function penstock.complete_tasks(text, bigint[], bigint[], jsonb[]) is
-  'Ends tasks as succeeded. Returns only those refused: lease_lost, canceled, too_large. A repeated call is accepted again.';
+  'Ends tasks as succeeded. Returns only those rejected, with lease_lost, canceled or too_large. Repeating '
+  'the call is accepted.';
 
-create or replace function penstock._refusals(
-  p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] default null, p_limit integer default null)
+create or replace function penstock._settle_batch(
+  p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[],
+  p_outputs jsonb[] default null, p_limit integer default null)
 returns table (id bigint, code text) language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_stopped leases[];
 begin
   with gone as (
-    -- Without waiting: here all other locks are taken already. What is passed over runs out.
+    -- Without waiting, since later locks are held already. A lease that is skipped expires.
     delete from leases d where d.ctid = any (array(
       select l.ctid from unnest(p_task_ids, p_leases) as x(id, lease)
-      join leases l on l.task_id = x.id and l.lease = coalesce(x.lease, l.lease) and l.worker_id = p_worker_id and l.is_canceled
+      join leases l on l.task_id = x.id and l.lease = coalesce(x.lease, l.lease) and l.worker_id = p_worker_id
+        and l.is_canceled
       for update of l skip locked)) returning d as held
   )
   select array_agg(g.held) into v_stopped from gone g;
@@ -242,25 +272,32 @@ begin
         and (octet_length(g.output::text) > p_limit or not _is_readable(g.output)) then 'too_large'
       else _lost_code(g.id) end
   from unnest(p_task_ids, p_leases, p_outputs) as g(id, lease, output)
-  left join leases l on l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id
+  left join leases l on l.task_id = g.id and l.lease = coalesce(g.lease, l.lease)
+    and l.worker_id = p_worker_id
   where not exists (
     select from tasks t join results r on r.job_id = t.job_id and r.task_id = t.id
-    where t.id = g.id and r.outcome = p_outcome and r.worker_id = p_worker_id and r.lease = coalesce(g.lease, r.lease))
+    where t.id = g.id and r.outcome = p_outcome and r.worker_id = p_worker_id
+      and r.lease = coalesce(g.lease, r.lease))
   and not exists (
     select from tasks t join attempts a on a.job_id = t.job_id and a.task_id = t.id
     where t.id = g.id and a.outcome = p_outcome and a.worker_id = p_worker_id and a.lease = g.lease);
 end
 $$;
-comment on function penstock._refusals(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer) is
-  'Settles what was accepted of a batch and says which tasks were not, and why. What was said before with the same lease counts as accepted.';
+comment on function penstock._settle_batch(
+  text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer) is
+  'Settles the accepted tasks of a batch and returns the rejected ones with the reason. A report that was '
+  'accepted before with the same lease is accepted again.';
 
-create or replace function penstock._others(
-  p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[], out task_ids bigint[], out leases bigint[])
+create or replace function penstock._batch_without(
+  p_task_ids bigint[], p_leases bigint[], p_taken penstock.leases[],
+  out task_ids bigint[], out leases bigint[])
 language sql immutable set search_path = penstock, pg_temp as $$
   select array_agg(g.id), array_agg(g.lease) from unnest(p_task_ids, p_leases) as g(id, lease)
-  where not exists (select from unnest(p_taken) as t where t.task_id = g.id and t.lease = coalesce(g.lease, t.lease))
+  where not exists (
+    select from unnest(p_taken) as t where t.task_id = g.id and t.lease = coalesce(g.lease, t.lease))
 $$;
-comment on function penstock._others(bigint[], bigint[], penstock.leases[]) is 'What is left of a batch without those taken.';
+comment on function penstock._batch_without(bigint[], bigint[], penstock.leases[]) is
+  'The tasks of a batch that are not among those taken.';
 
 create or replace function penstock.complete_task(
   p_task_id bigint, p_worker_id text, p_output jsonb default null, p_lease bigint default null)
@@ -268,21 +305,27 @@ returns boolean language plpgsql security definer set search_path = penstock, pg
 declare
   v_code text;
 begin
-  select c.code into v_code from complete_tasks(p_worker_id, array[p_task_id], array[p_lease], array[p_output]) as c;
+  select c.code into v_code
+  from complete_tasks(p_worker_id, array[p_task_id], array[p_lease], array[p_output]) as c;
   if v_code = 'too_large' then
-    perform _refuse(413, v_code, 'the output is too large, nested too deep, or holds a number beyond 1e308', jsonb_build_object('field', 'p_output', 'task_id', p_task_id),
+    perform _refuse(413, v_code, 'the output is too large, nested too deep, or has a number beyond 1e308',
+      jsonb_build_object('field', 'p_output', 'task_id', p_task_id),
       'Keep files in object storage and pass their path.');
   elsif v_code is not null then
-    perform _refuse(410, v_code, 'you do not hold the lease of this task', jsonb_build_object('task_id', p_task_id));
+    perform _refuse(410, v_code, 'you do not hold the lease of this task',
+      jsonb_build_object('task_id', p_task_id));
   end if;
   return true;
 end
 $$;
-comment on function penstock.complete_task(bigint, text, jsonb, bigint) is 'Ends one task as succeeded; refuses with 410 when the lease is gone.';
+comment on function penstock.complete_task(bigint, text, jsonb, bigint) is
+  'Ends one task as succeeded; fails with 410 when its lease is gone.';
 
-create or replace function penstock.fail_tasks(p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_errors jsonb[])
+create or replace function penstock.fail_tasks(
+  p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_errors jsonb[])
 returns table (id bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_failed leases[];
@@ -293,32 +336,37 @@ declare
   v_codes text[];
   v_messages text[];
 begin
-  perform _check_arrays(p_task_ids, p_leases, cardinality(p_errors));
+  perform _check_batch(p_task_ids, p_leases, cardinality(p_errors));
   with gone as (
     delete from leases l using unnest(p_task_ids, p_leases, p_errors) as g(id, lease, error)
-    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id and not l.is_canceled
+    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id
+      and not l.is_canceled
     returning l as held, g.error
   )
-  select array_agg(g.held order by (g.held).task_id), array_agg(coalesce(g.error, '{}') order by (g.held).task_id)
+  select array_agg(g.held order by (g.held).task_id),
+    array_agg(coalesce(g.error, '{}') order by (g.held).task_id)
   into v_failed, v_errors from gone g;
 
   if v_failed is not null then
     with error as (
-      select f.held, (f.held).*, left(coalesce(nullif(f.error ->> 'code', ''), 'handler_error'), 100) as error_code,
+      select f.held, (f.held).*,
+        left(coalesce(nullif(f.error ->> 'code', ''), 'handler_error'), 100) as error_code,
         left(coalesce(f.error ->> 'message', ''), 10000) as error_message,
         case
           when octet_length((f.error -> 'details')::text) <= 128 then f.error -> 'details'
-          when octet_length((f.error -> 'details')::text) <= 100000 and _is_readable(f.error -> 'details') then f.error -> 'details'
+          when octet_length((f.error -> 'details')::text) <= 100000 and _is_readable(f.error -> 'details')
+            then f.error -> 'details'
           when f.error -> 'details' is not null then '{"dropped": "too_large"}'
         end as error_details,
         f.error -> 'permanent' = 'true' as is_permanent,
-        -- What is not a number here says nothing: an attempt has ended in any case.
+        -- A value that is not a number is ignored: the attempt has ended in any case.
         greatest(
           case when jsonb_typeof(f.error -> 'retry_after_seconds') = 'number'
             then least((f.error -> 'retry_after_seconds')::numeric, 86400 * 30) else 0 end,
-          random() * least(k.backoff_cap_seconds, k.backoff_seconds * power(2::double precision, least((f.held).failures, 60)))) as delay,
+          random() * least(k.backoff_cap_seconds,
+            k.backoff_seconds * power(2::double precision, least((f.held).failures, 60)))) as delay,
         coalesce(t.max_attempts, k.max_attempts) as max_attempts, k.retry_seconds,
-        -- The attempts of its present life: a replay starts a new one.
+        -- Only attempts since the last replay count.
         (select min(a.started_at) from (
           select x.started_at from attempts x where x.job_id = t.job_id and x.task_id = t.id
           order by x.lease desc limit (f.held).failures + (f.held).deaths) as a) as first_at
@@ -329,24 +377,24 @@ begin
       select e.*, case
         when e.is_permanent then 'permanent'
         when e.failures + 1 >= e.max_attempts then 'attempts'
-        when v_now + make_interval(secs => e.delay) > coalesce(e.first_at, e.started_at) + make_interval(secs => e.retry_seconds) then 'time'
+        when v_now + make_interval(secs => e.delay)
+          > coalesce(e.first_at, e.started_at) + make_interval(secs => e.retry_seconds) then 'time'
         end as death
       from error e
     ), logged as (
-      insert into attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome,
-        error_code, error_message, error_details, retry_in_seconds)
-      select d.job_id, d.task_id, d.lease, d.tenant_id, d.failures + d.deaths + 1, d.worker_id, d.started_at, v_now, 'failed',
-        d.error_code, d.error_message, d.error_details, case when d.death is null then d.delay end
+      insert into attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at,
+        outcome, error_code, error_message, error_details, retry_in_seconds)
+      select d.job_id, d.task_id, d.lease, d.tenant_id, d.failures + d.deaths + 1, d.worker_id, d.started_at,
+        v_now, 'failed', d.error_code, d.error_message, d.error_details,
+        case when d.death is null then d.delay end
       from decided d
     ), kept as (
-      insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, until, reason)
-      select d.task_id, d.job_id, d.tenant_id, d.lane_id, d.priority, d.phase, d.failures + 1, d.deaths, d.has_parents, d.has_children,
-        v_now + make_interval(secs => d.delay), 'retry'
+      insert into parked
+      select (_ready_to_parked(_lease_to_ready(d.held, 1), v_now + make_interval(secs => d.delay), 'retry')).*
       from decided d where d.death is null and d.delay > 0
     )
     select
-      array_agg(row(d.task_id, 0, d.job_id, d.tenant_id, d.lane_id, d.priority, d.phase, d.failures + 1, d.deaths,
-        d.has_parents, d.has_children)::ready) filter (where d.death is null and d.delay <= 0),
+      array_agg(_lease_to_ready(d.held, 1)) filter (where d.death is null and d.delay <= 0),
       array_agg(d.held order by d.task_id) filter (where d.death is not null),
       array_agg(d.death order by d.task_id) filter (where d.death is not null),
       array_agg(d.error_code order by d.task_id) filter (where d.death is not null),
@@ -361,15 +409,16 @@ begin
     perform _queue(v_again, true);
   end if;
   if coalesce(cardinality(v_failed), 0) < cardinality(p_task_ids) then
-    return query select r.id, r.code from _others(p_task_ids, p_leases, v_failed) as o
-    cross join _refusals(p_worker_id, 'failed', o.task_ids, o.leases, v_failed) as r;
+    return query select r.id, r.code from _batch_without(p_task_ids, p_leases, v_failed) as o
+    cross join _settle_batch(p_worker_id, 'failed', o.task_ids, o.leases, v_failed) as r;
   else
     perform _settle(v_failed, false, null);
   end if;
 end
 $$;
 comment on function penstock.fail_tasks(text, bigint[], bigint[], jsonb[]) is
-  'Ends attempts as failed: each is retried after a backoff, or dead-lettered. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those refused.';
+  'Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are '
+  '{"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.';
 
 create or replace function penstock.fail_task(
   p_task_id bigint, p_worker_id text, p_error text, p_lease bigint default null,
@@ -379,58 +428,74 @@ returns boolean language plpgsql security definer set search_path = penstock, pg
 declare
   v_code text;
 begin
-  select f.code into v_code from fail_tasks(p_worker_id, array[p_task_id], array[p_lease], array[jsonb_strip_nulls(jsonb_build_object(
-    'code', p_error_code, 'message', p_error, 'details', p_error_details,
-    'retry_after_seconds', p_retry_after_seconds, 'permanent', p_permanent))]) as f;
+  select f.code into v_code from fail_tasks(p_worker_id, array[p_task_id], array[p_lease],
+    array[jsonb_strip_nulls(jsonb_build_object('code', p_error_code, 'message', p_error,
+      'details', p_error_details, 'retry_after_seconds', p_retry_after_seconds,
+      'permanent', p_permanent))]) as f;
   if v_code is not null then
-    perform _refuse(410, v_code, 'you do not hold the lease of this task', jsonb_build_object('task_id', p_task_id));
+    perform _refuse(410, v_code, 'you do not hold the lease of this task',
+      jsonb_build_object('task_id', p_task_id));
   end if;
   return true;
 end
 $$;
 comment on function penstock.fail_task(bigint, text, text, bigint, double precision, boolean, text, jsonb) is
-  'Ends one attempt as failed: retried after a backoff, not before p_retry_after_seconds, or dead-lettered; refuses with 410 when the lease is gone.';
+  'Ends one attempt as failed: the task is retried after a backoff, not before p_retry_after_seconds, or '
+  'moved to the dead letters. Fails with 410 when the lease is gone.';
+
+create or replace function penstock._not_begun()
+returns text language sql immutable set search_path = penstock, pg_temp as $$ select 'not begun'::text $$;
+comment on function penstock._not_begun() is
+  'The reserved reason with which workers release tasks they claimed and never began: the calls admitted '
+  'for these tasks were not made.';
 
 create or replace function penstock.reschedule_tasks(
-  p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_delay_seconds double precision default 0, p_reason text default 'rescheduled')
+  p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_delay_seconds double precision default 0,
+  p_reason text default 'rescheduled')
 returns table (id bigint, code text)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_leases leases[];
 begin
-  perform _check_arrays(p_task_ids, p_leases, null);
+  perform _check_batch(p_task_ids, p_leases, null);
   if coalesce(p_delay_seconds, 0) not between 0 and 86400 * 366 then
-    perform _refuse(422, 'invalid_delay', 'p_delay_seconds is 0 to a year', '{"field": "p_delay_seconds"}');
+    perform _refuse(422, 'invalid_delay',
+      format('p_delay_seconds must be between 0 and %s, a year (got %s)', 86400 * 366, p_delay_seconds),
+      '{"field": "p_delay_seconds"}');
   end if;
   with gone as (
     delete from leases l using unnest(p_task_ids, p_leases) as g(id, lease)
-    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = coalesce(p_worker_id, l.worker_id)
-      and not l.is_canceled and (g.lease is not null or p_worker_id is not null)
+    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease)
+      and l.worker_id = coalesce(p_worker_id, l.worker_id) and not l.is_canceled
+      and (g.lease is not null or p_worker_id is not null)
     returning l as held
   )
   select array_agg(g.held) into v_leases from gone g;
-  if p_reason = 'not begun' then
-    perform _unspend(v_leases);
+  if p_reason = _not_begun() then
+    perform _uncount_calls(v_leases);
   end if;
   if coalesce(p_delay_seconds, 0) = 0 then
     perform _return_tasks(v_leases, 0);
   else
-    insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths, has_parents, has_children, until, reason)
-    select l.task_id, l.job_id, l.tenant_id, l.lane_id, l.priority, l.phase, l.failures, l.deaths, l.has_parents, l.has_children,
-      v_now + make_interval(secs => p_delay_seconds), left(coalesce(p_reason, 'rescheduled'), 200)
+    insert into parked
+    select (_ready_to_parked(_lease_to_ready(l), v_now + make_interval(secs => p_delay_seconds),
+      left(coalesce(p_reason, 'rescheduled'), 200))).*
     from unnest(v_leases) as l;
   end if;
   if coalesce(cardinality(v_leases), 0) < cardinality(p_task_ids) then
-    return query select r.id, r.code from _others(p_task_ids, p_leases, v_leases) as o
-    cross join _refusals(p_worker_id, 'rescheduled', o.task_ids, o.leases, v_leases) as r;
+    return query select r.id, r.code from _batch_without(p_task_ids, p_leases, v_leases) as o
+    cross join _settle_batch(p_worker_id, 'rescheduled', o.task_ids, o.leases, v_leases) as r;
   else
     perform _settle(v_leases, false, null);
   end if;
 end
 $$;
 comment on function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text) is
-  'Gives tasks back to the queue, now or after a delay, without costing an attempt. With the reason "not begun" what was admitted for them counts as not used. Returns only those refused.';
+  'Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved '
+  'for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those '
+  'rejected.';
 
 create or replace function penstock.reschedule_task(
   p_task_id bigint, p_delay_seconds double precision default 0, p_reason text default 'rescheduled',
@@ -440,8 +505,10 @@ declare
   v_code text;
 begin
   perform _require_lease(p_task_id, p_worker_id, p_lease);
-  select r.code into v_code from reschedule_tasks(p_worker_id, array[p_task_id], array[p_lease], p_delay_seconds, p_reason) as r;
+  select r.code into v_code
+  from reschedule_tasks(p_worker_id, array[p_task_id], array[p_lease], p_delay_seconds, p_reason) as r;
   return v_code is null;
 end
 $$;
-comment on function penstock.reschedule_task(bigint, double precision, text, bigint, text) is 'Gives one task back to the queue without costing an attempt.';
+comment on function penstock.reschedule_task(bigint, double precision, text, bigint, text) is
+  'Requeues one task without using up an attempt.';

@@ -212,9 +212,9 @@ begin
     if coalesce(v_endpoint.tokens_per_minute, v_endpoint.tokens_per_hour) is not null then
       -- The first report replaces the estimate; later reports add to it.
       select s.tokens into v_estimate from tasks t
-        cross join lateral _size(t.units, v_endpoint.default_tokens) as s
+        cross join lateral _call_size(t.units, v_endpoint.default_tokens) as s
       where t.job_id = v_lease.job_id and t.id = p_task_id;
-      select s.tokens into v_actual from _size(p_units, 0) as s;
+      select s.tokens into v_actual from _call_size(p_units, 0) as s;
       v_more := v_actual - case when v_lease.usage is null then v_estimate else 0 end;
       if v_more < 0 then
         -- Tasks that wait for tokens may fit now. A transaction that has locked the state checks it anyway.
@@ -225,7 +225,7 @@ begin
           perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.endpoint_id = v_endpoint.id;
         end if;
       end if;
-      perform _spend(v_endpoint, v_lease.started_at, 0, v_more);
+      perform _count_calls(v_endpoint, v_lease.started_at, 0, v_more);
     end if;
   end if;
   perform _book(_charge_attempts(array[v_lease], array[p_units], false,
@@ -269,7 +269,7 @@ begin
   )
   select array_agg(g.hold) into v_holds from gone g;
   v_bookings := v_bookings
-    || array(select b from unnest(v_holds) as h cross join lateral unnest(_freed(h)) as b);
+    || array(select b from unnest(v_holds) as h cross join lateral unnest(_release_bookings(h)) as b);
   perform _book(v_bookings);
   if v_holds is not null then
     perform _wake_waiting(array(select distinct h.tenant_id from unnest(v_holds) as h));

@@ -1,0 +1,65 @@
+"""Sessions wait for each other's rows in the order that claim.sql declares. The races and storms check it as well."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sql.conftest import Call, Contract, Sessions
+from tests.sql.lock_order import Wait, declared, violation
+
+BACKWARDS = """
+create function penstock._backwards() returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  perform 1 from jobs for no key update;
+  perform 1 from phases for update;
+end
+$$"""
+
+
+def test_the_order_names_every_table_that_functions_lock(sql: Contract) -> None:
+    """B1: one lock order, in one place."""
+    order = declared()
+    tables = {row["relname"] for row in sql.execute(
+        "select relname from pg_class where relnamespace = 'penstock'::regnamespace and relkind = 'r'")}  # fmt: skip
+    assert {*order.ranks, *order.never, *order.inserted} <= tables
+    assert {"leases", "ready", "parked", "phases", "jobs", "accounts"} <= order.ranks.keys()
+    assert max(order.ranks, key=order.ranks.__getitem__) == "accounts"
+    assert not order.never & order.ranks.keys()
+
+
+def test_completions_wait_for_counts_before_accounts(sessions: Sessions) -> None:
+    """One completion has the job's counts; another, of a task with a quota, waits for them without its account."""
+    one, two = sessions.open(), sessions.open()
+    one.value("set_limit", tenant_id=one.tenant, meter="pages", amount=100)
+    job = one.start([{"kind": "work", "units": {"pages": 1}}, {"kind": "other", "phase": "work"}])
+    plain, counted = sorted(one.claim(2), key=lambda task: task["kind"])
+    with one.connection.transaction():
+        one.complete(plain)
+        call = Call(lambda: two.complete(counted))
+        sessions.wait_until_blocked(two, call)
+    call.result()
+    assert one.status(job) == "completed"
+    (wait,) = sessions.locks.seen
+    assert (wait.function, wait.waits_for) == ("complete_task", "phases")
+    assert "leases" in wait.held and "accounts" not in wait.held
+
+
+def test_a_wait_against_the_order_is_found(sessions: Sessions) -> None:
+    one, two = sessions.open(), sessions.open()
+    one.start(2)
+    one.execute(BACKWARDS)
+    with one.connection.transaction():
+        one.execute("select from penstock.phases for update")
+        call = Call(lambda: two.execute("select penstock._backwards()"))
+        sessions.wait_until_blocked(two, call)
+    call.result()
+    with pytest.raises(
+        pytest.fail.Exception, match="_backwards waits for a row of phases while it holds rows of jobs"
+    ):
+        sessions.locks.check()
+    sessions.locks.seen.clear()
+
+
+@pytest.mark.parametrize(("table", "why"), [("shares", "never waited for"), ("results", "does not name")])
+def test_a_wait_for_any_other_table_is_found(table: str, why: str) -> None:
+    assert why in str(violation(Wait("claim_tasks", table, frozenset())))
