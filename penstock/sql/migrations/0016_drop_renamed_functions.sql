@@ -1,5 +1,5 @@
--- phase: expand
--- Internal functions that have a new name. Their callers are replaced in the same transaction.
+-- phase: contract
+-- Internal functions that have a new name. Calls that were running during the upgrade may still have used them.
 
 drop function if exists
   penstock._is_time(timestamptz),
@@ -45,13 +45,5 @@ drop function if exists
   penstock._room(penstock.endpoints, penstock.endpoint_states, timestamptz),
   penstock._spend(penstock.endpoints, timestamptz, bigint, bigint),
   penstock._can_spend(integer, timestamptz),
-  penstock._unspend(penstock.leases[]);
-
--- Views use this one, so it is renamed in place.
-do $$
-begin
-  if to_regprocedure('penstock._pace(double precision, timestamptz, timestamptz)') is not null then
-    alter function penstock._pace(double precision, timestamptz, timestamptz) rename to _current_pace;
-  end if;
-end
-$$;
+  penstock._unspend(penstock.leases[]),
+  penstock._pace(double precision, timestamptz, timestamptz);
