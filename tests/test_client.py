@@ -823,7 +823,7 @@ def test_wait_shows_progress_on_a_terminal(
         assert waited.result(30).status == "completed"
     shown = screen.getvalue()
     assert "\x1b[2J" not in shown and "draw" in shown
-    assert re.search("█{30}", shown) and "100 %" in shown and "✓ completed" in shown
+    assert re.search("█{30}", shown) and "100%" in shown and "✓ completed" in shown
     assert "0.00 of 2.00 spent" in shown and "0.25 of 2.00 spent" in shown
 
 

@@ -837,7 +837,7 @@ async def test_any_request_gets_a_response(monkeypatch: pytest.MonkeyPatch) -> N
 
 async def test_simulator_listens_on_loopback_only() -> None:
     for host in ("0.0.0.0", "192.0.2.1", "example.com", "::", ""):  # noqa: S104
-        with pytest.raises(Invalid, match="this machine only"):
+        with pytest.raises(Invalid, match="loopback addresses only"):
             async with simulator.serve(host=host):
                 pass
     async with simulated(host="localhost") as place:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Generator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
@@ -18,8 +17,32 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock import bulks, db, dead_letters, jobs, sources, tenants
+from penstock import bulks, db, dead_letters, jobs, tenants
 from penstock.cli import output
+from penstock.cli.bulk_options import (
+    AppOption,
+    BudgetOption,
+    DelimiterOption,
+    EncodingOption,
+    FileArgument,
+    FormatOption,
+    IdempotencyKeyOption,
+    Input,
+    KeyOption,
+    MaybeAppOption,
+    NoHeaderOption,
+    OnLimitOption,
+    ParamOption,
+    PreviewOption,
+    PriorityOption,
+    RenameOption,
+    SheetOption,
+    SkipDoneOption,
+    StatesOption,
+    StopAfterOption,
+    TypeArgument,
+    WatchOption,
+)
 from penstock.cli.jobs import (
     FilterArgument,
     IdArgument,
@@ -48,91 +71,6 @@ if TYPE_CHECKING:
 
 group = typer.Typer(help="Run one job over the rows of a spreadsheet or file.", no_args_is_help=True)
 
-_APP_OPTION = typer.Option(
-    "--app",
-    metavar="MODULE:APP",
-    envvar="PENSTOCK_APP",
-    show_default=False,
-    help="App that defines the bulk type.",
-)
-AppOption = Annotated[str, _APP_OPTION]
-MaybeAppOption = Annotated[str | None, _APP_OPTION]
-TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", show_default=False, help="Bulk job type.")]
-FileArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="FILE", show_default=False, help="CSV, TSV, XLSX or JSONL file, or the URL of a Google Sheet."
-    ),
-]
-FormatOption = Annotated[
-    str | None,
-    typer.Option("--format", help="File format: csv, tsv, xlsx or jsonl (default: from the file name)."),
-]
-EncodingOption = Annotated[
-    str | None, typer.Option(help="Text encoding (default: from the BOM, otherwise UTF-8).")
-]
-DelimiterOption = Annotated[str | None, typer.Option(help="Delimiter (default: detected).")]
-SheetOption = Annotated[
-    str | None,
-    typer.Option(
-        help="Sheet name; for a Google Sheet also a range, such as Ideas!A1:F (default: first sheet)."
-    ),
-]
-NoHeaderOption = Annotated[
-    bool,
-    typer.Option("--no-header", help="Treat the first row as data; columns are named column_1, column_2, …"),
-]
-RenameOption = Annotated[
-    list[str] | None, typer.Option("--rename", metavar="COLUMN=NAME", help="Rename a column. Repeatable.")
-]
-ParamOption = Annotated[
-    list[str] | None,
-    typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the bulk type. Repeatable."),
-]
-BudgetOption = Annotated[
-    str | None, typer.Option(metavar="AMOUNT", help="Pause before the job costs more than this.")
-]
-StatesOption = Annotated[
-    str | None,
-    typer.Option("--state", metavar="A,B", help="Only rows in these states, for example failed,refused."),
-]
-
-
-@dataclass(frozen=True, slots=True)
-class _Input:
-    """The file or Google Sheet to read, and how to parse it."""
-
-    file: str
-    format: str | None
-    encoding: str | None
-    delimiter: str | None
-    sheet: str | None
-    no_header: bool
-    rename: list[str] | None
-
-    @contextmanager
-    def source(self) -> Generator[sources.Source | GoogleSheet]:
-        """Open the file, or refer to the Google Sheet if `file` is a URL."""
-        if self.file.startswith("https://"):
-            yield GoogleSheet(self.file, self.sheet, pairs_of(self.rename or []))
-            return
-        with self.opened() as file:
-            yield file
-
-    @contextmanager
-    def opened(self) -> Generator[sources.Source]:
-        """Open the file."""
-        with sources.open(
-            Path(self.file),
-            format=self.format,
-            encoding=self.encoding,
-            delimiter=self.delimiter,
-            sheet=self.sheet,
-            header=not self.no_header,
-            rename=pairs_of(self.rename or []) or None,
-        ) as source:
-            yield source
-
 
 def _type(app: str, name: str) -> BulkType[Any]:
     # Imported here so that other commands work without the app's own packages.
@@ -160,7 +98,7 @@ def check(
     rename: RenameOption = None,
 ) -> int:
     """List the rows that would be refused, with line, column and reason. Exits with 1 if there are any."""
-    table = _Input(file, format, encoding, delimiter, sheet, no_header, rename)
+    table = Input(file, format, encoding, delimiter, sheet, no_header, rename)
     with table.source() as source:
         found = _type(app, type).check(source)
     columns = [
@@ -192,7 +130,7 @@ async def forecast(
     budget: BudgetOption = None,
 ) -> None:
     """Estimate cost, usage and duration of a job for this file. Does not start it."""
-    table = _Input(file, format, encoding, delimiter, sheet, no_header, rename)
+    table = Input(file, format, encoding, delimiter, sheet, no_header, rename)
     with table.source() as source:
         chosen_type = _type(app, type)
         tasks, times = chosen_type.sample(await chosen_type.fetched(source), pairs_of(param or []))
@@ -232,40 +170,21 @@ async def run(
     param: ParamOption = None,
     tenant: TenantOption = None,
     budget: BudgetOption = None,
-    stop_after: Annotated[
-        str | None, typer.Option(metavar="N|P%", help="Pause after N failures or P % of the rows.")
-    ] = None,
-    on_limit: Annotated[
-        str | None, typer.Option(help="When a quota is used up: hold, refuse or pause.")
-    ] = None,
-    preview: Annotated[
-        bool,
-        typer.Option("--preview", help="Run the first rows only, then wait for `penstock bulk confirm`."),
-    ] = False,
-    skip_done: Annotated[
-        bool,
-        typer.Option(
-            "--skip-done", help="Skip rows of this file that an earlier job completed (matched by key)."
-        ),
-    ] = False,
-    key: Annotated[
-        str | None,
-        typer.Option(metavar="A,B", help="Columns that identify a row (default: the bulk type's)."),
-    ] = None,
-    priority: Annotated[int | None, typer.Option(help="0 to 10; lower runs first.")] = None,
-    idempotency_key: Annotated[
-        str | None, typer.Option(help="Start the job once per key; later calls return the same job.")
-    ] = None,
-    is_watched: Annotated[
-        bool, typer.Option("--watch/--no-watch", help="Watch the job until it ends, or only print its id.")
-    ] = True,
+    stop_after: StopAfterOption = None,
+    on_limit: OnLimitOption = None,
+    preview: PreviewOption = False,
+    skip_done: SkipDoneOption = False,
+    key: KeyOption = None,
+    priority: PriorityOption = None,
+    idempotency_key: IdempotencyKeyOption = None,
+    is_watched: WatchOption = True,
 ) -> int:
     """Start a bulk job from a file or Google Sheet.
 
     A worker validates the rows, so --app is optional. With --app, the job belongs to the app's tenant and can
     be started before any worker has run.
     """
-    table = _Input(file, format, encoding, delimiter, sheet, no_header, rename)
+    table = Input(file, format, encoding, delimiter, sheet, no_header, rename)
     options: dict[str, Any] = {
         "tenant_id": await _tenant(pool, tenant, app),
         "budget": None if budget is None else amount_of(budget),
@@ -315,7 +234,7 @@ async def add(
         await bulks.read_again(pool, job_id=job_id)
         output.document({"id": str(job_id)}, lambda: output.note("A worker will read the sheet again."))
         return
-    table = _Input(str(file), format, encoding, delimiter, sheet, no_header, rename)
+    table = Input(str(file), format, encoding, delimiter, sheet, no_header, rename)
     with table.opened() as source:
         added = await bulks.add_rows(pool, job_id=job_id, rows=bulks.numbered(source))
     text = (

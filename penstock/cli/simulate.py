@@ -47,9 +47,7 @@ def simulate(
     sheet: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="CSV file to serve as a spreadsheet named after it. Repeatable.",
+            metavar="FILE", show_default=False, help="CSV file to serve as a spreadsheet. Repeatable."
         ),
     ] = None,
     sheets_faults: Annotated[
@@ -61,11 +59,7 @@ def simulate(
     ] = "",
     credentials: Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Write a service account for the Sheets simulator to this file.",
-        ),
+        typer.Option(metavar="FILE", show_default=False, help="Write a Sheets service account to this file."),
     ] = None,
 ) -> int:
     """Simulate OpenAI, Anthropic and Google Sheets, with their rate limits, until stopped."""

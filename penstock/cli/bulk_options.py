@@ -1,0 +1,125 @@
+"""Options and arguments of `penstock bulk`, and the file or sheet they describe."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock import sources
+from penstock.cli.options import pairs_of
+from penstock.sheets import GoogleSheet
+
+_APP_OPTION = typer.Option(
+    "--app",
+    metavar="MODULE:APP",
+    envvar="PENSTOCK_APP",
+    show_default=False,
+    help="App that defines the bulk type.",
+)
+AppOption = Annotated[str, _APP_OPTION]
+MaybeAppOption = Annotated[str | None, _APP_OPTION]
+TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", show_default=False, help="Bulk job type.")]
+FileArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="FILE", show_default=False, help="CSV, TSV, XLSX or JSONL file, or the URL of a Google Sheet."
+    ),
+]
+FormatOption = Annotated[
+    str | None,
+    typer.Option("--format", help="File format: csv, tsv, xlsx or jsonl (default: from the file name)."),
+]
+EncodingOption = Annotated[
+    str | None, typer.Option(help="Text encoding (default: from the BOM, otherwise UTF-8).")
+]
+DelimiterOption = Annotated[str | None, typer.Option(help="Delimiter (default: detected).")]
+SheetOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Sheet name; for a Google Sheet also a range, such as Ideas!A1:F (default: first sheet)."
+    ),
+]
+NoHeaderOption = Annotated[
+    bool,
+    typer.Option("--no-header", help="Treat the first row as data; columns are named column_1, column_2, …"),
+]
+RenameOption = Annotated[
+    list[str] | None, typer.Option("--rename", metavar="COLUMN=NAME", help="Rename a column. Repeatable.")
+]
+ParamOption = Annotated[
+    list[str] | None,
+    typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the bulk type. Repeatable."),
+]
+BudgetOption = Annotated[
+    str | None, typer.Option(metavar="AMOUNT", help="Pause before the job costs more than this.")
+]
+StatesOption = Annotated[
+    str | None,
+    typer.Option("--state", metavar="A,B", help="Only rows in these states, for example failed,refused."),
+]
+StopAfterOption = Annotated[
+    str | None, typer.Option(metavar="N|P%", help="Pause after N failures or P % of the rows.")
+]
+OnLimitOption = Annotated[str | None, typer.Option(help="When a quota is used up: hold, refuse or pause.")]
+PreviewOption = Annotated[
+    bool,
+    typer.Option("--preview", help="Run the first rows only, then wait for `penstock bulk confirm`."),
+]
+SkipDoneOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-done", help="Skip rows of this file that an earlier job completed (matched by key)."
+    ),
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option(metavar="A,B", help="Columns that identify a row (default: the bulk type's)."),
+]
+PriorityOption = Annotated[int | None, typer.Option(help="0 to 10; lower runs first.")]
+IdempotencyKeyOption = Annotated[
+    str | None, typer.Option(help="Start the job once per key; later calls return the same job.")
+]
+WatchOption = Annotated[
+    bool, typer.Option("--watch/--no-watch", help="Watch the job until it ends, or only print its id.")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """The file or Google Sheet to read, and how to parse it."""
+
+    file: str
+    format: str | None
+    encoding: str | None
+    delimiter: str | None
+    sheet: str | None
+    no_header: bool
+    rename: list[str] | None
+
+    @contextmanager
+    def source(self) -> Generator[sources.Source | GoogleSheet]:
+        """Open the file, or refer to the Google Sheet if `file` is a URL."""
+        if self.file.startswith("https://"):
+            yield GoogleSheet(self.file, self.sheet, pairs_of(self.rename or []))
+            return
+        with self.opened() as file:
+            yield file
+
+    @contextmanager
+    def opened(self) -> Generator[sources.Source]:
+        """Open the file."""
+        with sources.open(
+            Path(self.file),
+            format=self.format,
+            encoding=self.encoding,
+            delimiter=self.delimiter,
+            sheet=self.sheet,
+            header=not self.no_header,
+            rename=pairs_of(self.rename or []) or None,
+        ) as source:
+            yield source
