@@ -259,8 +259,8 @@ class Started(Generic[R]):
         """`aresult` for code that is not async."""
         return self.app.block(self.aresult(timeout))
 
-    async def _failure(self, where: db.Pool, job: Job) -> JobFailed:
-        failed = await jobs.tasks(where, job_id=self.id, status="failed", limit=1)
+    async def _failure(self, pool: db.Pool, job: Job) -> JobFailed:
+        failed = await jobs.tasks(pool, job_id=self.id, status="failed", limit=1)
         return failure(job, failed[0] if failed else None)
 
 
@@ -553,35 +553,35 @@ class App:
         async with self.connections() as where:
             return await self.ready(where, options)
 
-    async def ready(self, where: db.Pool, options: Options) -> jobs.JobOptions:
+    async def ready(self, pool: db.Pool, options: Options) -> jobs.JobOptions:
         """Make sure that kinds and tenant are there, whatever becomes of the caller's transaction."""
-        await self.declare(where)
+        await self.declare(pool)
         chosen = options.for_job()
         if options.tenant_id is None:
-            chosen["tenant_id"] = await self.tenant_id(where)
+            chosen["tenant_id"] = await self.tenant_id(pool)
         return chosen
 
-    async def declare(self, where: db.Pool) -> None:
+    async def declare(self, pool: db.Pool) -> None:
         """Tell the database what there is: kinds, job types, schedules. Once, and again when one is added."""
         if self._is_declared:
             return
-        await kinds.define(where, kinds=[task.settings for task in self.tasks.values()])
+        await kinds.define(pool, kinds=[task.settings for task in self.tasks.values()])
         for kind in self.job_types.values():
             phases = [{"name": name, "weight": weight} for name, weight in kind.phases.items()]
-            await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
+            await kinds.define_job_type(pool, name=kind.name, phases=phases, on_failure=kind.on_failure)
         for kind in self.bulks.values():
             phases = [{"name": name, "weight": weight} for name, weight in kind.all_phases().items()]
-            await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
-            await bulks.define_type(where, name=kind.name, **kind.declared())
+            await kinds.define_job_type(pool, name=kind.name, phases=phases, on_failure=kind.on_failure)
+            await bulks.define_type(pool, name=kind.name, **kind.declared())
         for schedule in self.schedules.values():
-            arguments: dict[str, Any] = {"tenant_id": await self.tenant_id(where), **schedule}
-            await schedules.set(where, **arguments)
+            arguments: dict[str, Any] = {"tenant_id": await self.tenant_id(pool), **schedule}
+            await schedules.set(pool, **arguments)
         self._is_declared = True
 
-    async def tenant_id(self, where: db.Pool) -> UUID:
+    async def tenant_id(self, pool: db.Pool) -> UUID:
         """The app's own tenant."""
         if self._tenant_id is None:
-            self._tenant_id = await tenants.ensure(where, name=str(self.tenant))
+            self._tenant_id = await tenants.ensure(pool, name=str(self.tenant))
         return self._tenant_id
 
     # --- the database ---

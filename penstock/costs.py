@@ -80,7 +80,7 @@ select currency, rate, valid_from from penstock.exchange_rates order by currency
 
 
 async def sums(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     by: By,
     since: date | None = None,
@@ -92,7 +92,7 @@ async def sums(
     Days come in their order, everything else dearest first; of jobs the thousand dearest.
     """
     if by == "job":
-        return _sums(await db.rows(where, _BY_JOB, (since, until, tenant_id)))
+        return _sums(await db.rows(database, _BY_JOB, (since, until, tenant_id)))
     key = _KEYS.get(by)
     if key is None:
         raise Invalid(f"costs are not summed by {by!r}", details={"field": "by"})
@@ -101,35 +101,33 @@ async def sums(
     order: LiteralString = group + (" order by 1" if by == "day" else " order by 2 desc, 1")
     head: LiteralString = "select " + key + ", sum(amount), sum(unit_count), sum(lines)::bigint"
     if by == "tenant" or tenant_id is not None:
-        return _sums(await db.rows(where, head + _OF_EACH + order, (since, until, tenant_id)))
-    return _sums(await db.rows(where, head + _OF_ALL + order, (since, until)))
+        return _sums(await db.rows(database, head + _OF_EACH + order, (since, until, tenant_id)))
+    return _sums(await db.rows(database, head + _OF_ALL + order, (since, until)))
 
 
 def _sums(rows: list[tuple[Any, ...]]) -> list[CostSum]:
     return [CostSum(*row) for row in rows]
 
 
-async def days(
-    where: db.Pool | db.Connection, *, since: date, tenant_id: UUID | None = None
-) -> list[CostDay]:
+async def days(database: db.Database, *, since: date, tenant_id: UUID | None = None) -> list[CostDay]:
     """Costs per day and provider since a day, of a tenant or of all."""
     if tenant_id is None:
-        return [CostDay(*row) for row in await db.rows(where, _DAYS_OF_ALL, (since,))]
-    return [CostDay(*row) for row in await db.rows(where, _DAYS_OF_TENANT, (tenant_id, since))]
+        return [CostDay(*row) for row in await db.rows(database, _DAYS_OF_ALL, (since,))]
+    return [CostDay(*row) for row in await db.rows(database, _DAYS_OF_TENANT, (tenant_id, since))]
 
 
 async def dearest(
-    where: db.Pool | db.Connection, *, tenant_ids: Sequence[UUID] | None = None, limit: int = 10
+    database: db.Database, *, tenant_ids: Sequence[UUID] | None = None, limit: int = 10
 ) -> list[DearJob]:
     """The dearest of the latest thousand jobs."""
     wanted = "true" if tenant_ids is None else "tenant_id = any (%s)"
     statement = _LATEST + wanted + _DEAREST
     values = [] if tenant_ids is None else [list(tenant_ids)]
-    return [DearJob(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
+    return [DearJob(*row) for row in await db.rows(database, statement, [*values, filters.page(limit)])]
 
 
 async def entries(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID | None = None,
     job_id: UUID | None = None,
@@ -146,24 +144,24 @@ async def entries(
         wanted.append(("id < %s", [before]))
     condition, values = filters.every(wanted)
     statement = _ENTRIES + condition + " order by id desc limit %s"
-    return [CostEntry(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
+    return [CostEntry(*row) for row in await db.rows(database, statement, [*values, filters.page(limit)])]
 
 
-async def of_job(where: db.Pool | db.Connection, *, job_id: UUID) -> JobCost:
+async def of_job(database: db.Database, *, job_id: UUID) -> JobCost:
     """What a job has cost so far, in the base currency."""
-    rows = await db.rows(where, _JOB, (job_id,))
+    rows = await db.rows(database, _JOB, (job_id,))
     if not rows:
         raise NotFound("there is no such job", code="unknown_job")
     return JobCost(*rows[0])
 
 
-async def of_jobs(where: db.Pool | db.Connection, *, job_ids: Iterable[UUID]) -> dict[UUID, Decimal]:
+async def of_jobs(database: db.Database, *, job_ids: Iterable[UUID]) -> dict[UUID, Decimal]:
     """What some jobs have cost so far; those that have cost nothing are left out."""
-    return dict(await db.rows(where, _OF_JOBS, (list(job_ids),)))  # pyright: ignore[reportArgumentType]
+    return dict(await db.rows(database, _OF_JOBS, (list(job_ids),)))  # pyright: ignore[reportArgumentType]
 
 
 async def record(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID,
     cost_type: str,
@@ -177,7 +175,7 @@ async def record(
     """Add a line to the ledger that no task reported; returns its id. A key counts once."""
     options = {"job_id": job_id and str(job_id), "provider": provider, "reason": reason, "key": key}
     return await db.value(
-        where,
+        database,
         "record_cost",
         p_cost_type=cost_type,
         p_amount=exact(amount),
@@ -188,7 +186,7 @@ async def record(
 
 
 async def correct(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     entry_id: int,
     amount: Amount,
@@ -199,13 +197,13 @@ async def correct(
 
     The line itself stays as it is; returns the id of the new one. A key counts once.
     """
-    found = await db.rows(where, _ENTRIES + "id = %s", (entry_id,))
+    found = await db.rows(database, _ENTRIES + "id = %s", (entry_id,))
     if not found:
         raise NotFound(f"there is no line {entry_id} in the ledger", code="unknown_cost")
     entry = CostEntry(*found[0])
     options = {"corrects": entry_id, "reason": reason, "meter": entry.meter, "key": key}
     return await db.value(
-        where,
+        database,
         "record_cost",
         p_cost_type=entry.cost_type,
         p_amount=exact(amount),
@@ -214,24 +212,24 @@ async def correct(
     )
 
 
-async def set_budget(where: db.Pool | db.Connection, *, job_id: UUID, amount: Amount | None) -> None:
+async def set_budget(database: db.Database, *, job_id: UUID, amount: Amount | None) -> None:
     """Change what a job may cost, in the base currency (None: anything). One that paused for it goes on."""
     value = None if amount is None else exact(amount)
-    await db.call(where, "set_budget", p_job_id=job_id, p_amount=value)
+    await db.call(database, "set_budget", p_job_id=job_id, p_amount=value)
 
 
 # What things cost
 
 
 async def prices(
-    where: db.Pool | db.Connection, *, provider: str | None = None, is_every: bool = False
+    database: db.Database, *, provider: str | None = None, is_every: bool = False
 ) -> list[Price]:
     """The prices of all providers or of one: those that hold now, or every one there was and will be."""
-    return [Price(*row) for row in await db.rows(where, _PRICES, (provider, provider, is_every))]
+    return [Price(*row) for row in await db.rows(database, _PRICES, (provider, provider, is_every))]
 
 
 async def set_price(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     provider: str,
     meter: str,
@@ -258,7 +256,7 @@ async def set_price(
         "tenant_id": tenant_id and str(tenant_id),
     }
     return await db.value(
-        where,
+        database,
         "set_price",
         p_provider=provider,
         p_meter=meter,
@@ -267,28 +265,28 @@ async def set_price(
     )
 
 
-async def compare(where: db.Pool | db.Connection, *, meter: str | None = None) -> list[Rate]:
+async def compare(database: db.Database, *, meter: str | None = None) -> list[Rate]:
     """What a unit of each meter costs at each provider now, the cheapest first."""
-    return [Rate(*row) for row in await db.rows(where, _RATES, (meter, meter))]
+    return [Rate(*row) for row in await db.rows(database, _RATES, (meter, meter))]
 
 
-async def base_currency(where: db.Pool | db.Connection) -> str:
+async def base_currency(database: db.Database) -> str:
     """What sums and budgets are in."""
-    [[currency]] = await db.rows(where, _BASE, ())
+    [[currency]] = await db.rows(database, _BASE, ())
     return currency
 
 
-async def exchange_rates(where: db.Pool | db.Connection) -> list[ExchangeRate]:
+async def exchange_rates(database: db.Database) -> list[ExchangeRate]:
     """What currencies are and were worth in the base currency."""
-    return [ExchangeRate(*row) for row in await db.rows(where, _EXCHANGE, ())]
+    return [ExchangeRate(*row) for row in await db.rows(database, _EXCHANGE, ())]
 
 
 async def set_exchange_rate(
-    where: db.Pool | db.Connection, *, currency: str, rate: Decimal | int, valid_from: datetime | None = None
+    database: db.Database, *, currency: str, rate: Decimal | int, valid_from: datetime | None = None
 ) -> None:
     """What one unit of a currency is worth in the base currency, from now or a date on."""
     await db.call(
-        where,
+        database,
         "set_exchange_rate",
         p_currency=currency,
         p_rate=exact(rate, "rate"),

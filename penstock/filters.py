@@ -78,16 +78,14 @@ def meant(text: str, fields: Mapping[str, Field]) -> list[Condition]:
     return [_condition(term, fields) for term in parse(text)]
 
 
-async def conditions(
-    where: db.Pool | db.Connection, text: str, fields: Mapping[str, Field]
-) -> list[Condition]:
+async def conditions(database: db.Database, text: str, fields: Mapping[str, Field]) -> list[Condition]:
     """What a filter means for a list with these fields."""
     found = meant(text, fields)
     values = [value for _, some in found for value in some]
     names = {name for value in values if isinstance(value, Names) for name in value.names}
     if not names and not any(isinstance(value, Ago) for value in values):
         return found
-    rows = await db.rows(where, _KNOWN, (list(names),))
+    rows = await db.rows(database, _KNOWN, (list(names),))
     ids = [(name, id) for _, name, id in rows if id is not None]
 
     def known(value: Any) -> Any:

@@ -11,11 +11,11 @@ from penstock.types import Setting
 _SETTINGS: LiteralString = "select name, value, comment from penstock.settings order by name"
 
 
-async def settings(where: db.Pool | db.Connection) -> builtins.list[Setting]:
+async def settings(database: db.Database) -> builtins.list[Setting]:
     """All settings."""
-    return [Setting(*row) for row in await db.rows(where, _SETTINGS, ())]
+    return [Setting(*row) for row in await db.rows(database, _SETTINGS, ())]
 
 
-async def set(where: db.Pool | db.Connection, *, name: str, value: Any) -> None:
+async def set(database: db.Database, *, name: str, value: Any) -> None:
     """Change a setting, for everybody and at once."""
-    await db.call(where, "set_setting", p_name=name, p_value=db.Json(value))
+    await db.call(database, "set_setting", p_name=name, p_value=db.Json(value))

@@ -99,7 +99,7 @@ select penstock.start_job(p_type => :type, p_params => cast(:params as jsonb),
 
 
 async def start(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
@@ -108,7 +108,7 @@ async def start(
 ) -> UUID:
     """Make a job with its tasks and their graph in one transaction. The same key gives the same job."""
     return await db.value(
-        where,
+        database,
         "start_job",
         p_type=type,
         p_params=dict(params or {}),
@@ -118,7 +118,7 @@ async def start(
 
 
 async def forecast(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
@@ -132,7 +132,7 @@ async def forecast(
     """
     del params  # decides nothing here: it is taken so that the arguments are the same
     document = await db.document(
-        where,
+        database,
         "forecast_job",
         p_type=type,
         p_tasks=db.Json(builtins.list(tasks)),
@@ -142,7 +142,7 @@ async def forecast(
 
 
 async def start_many(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
@@ -157,11 +157,11 @@ async def start_many(
     options if another set of tasks under the same key shall be refused.
     """
     chosen = given(options)
-    async with db.transaction(where) as held:
+    async with db.transaction(database) as held:
         [opened] = await db.call(held, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
         if opened["is_new"]:
             send = partial(db.call, held, "add_tasks", p_job_id=opened["job_id"])
-            if not await db.send_in_parts(tasks, lambda part: send(p_tasks=part), most=chunk):
+            if not await db.send_in_batches(tasks, lambda part: send(p_tasks=part), max_items=chunk):
                 raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
         return opened["job_id"]
 
@@ -207,7 +207,7 @@ def start_sync(
 
 
 async def add_tasks(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     tasks: Iterable[TaskSpec],
@@ -217,7 +217,7 @@ async def add_tasks(
 ) -> builtins.list[int]:
     """Add tasks to a job that has not ended; returns their ids. A running task names itself and its lease."""
     return await db.value(
-        where,
+        database,
         "add_tasks",
         p_job_id=job_id,
         p_tasks=db.Json(builtins.list(tasks)),
@@ -230,13 +230,13 @@ async def add_tasks(
 # Looking
 
 
-async def get(where: db.Pool | db.Connection, *, job_id: UUID) -> Job:
+async def get(database: db.Database, *, job_id: UUID) -> Job:
     """A job with its progress."""
-    return Job.read(await db.value(where, "get_job", p_job_id=job_id))
+    return Job.read(await db.value(database, "get_job", p_job_id=job_id))
 
 
 async def list(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     filter: str = "",
     tenant_id: UUID | None = None,
@@ -248,7 +248,7 @@ async def list(
 ) -> builtins.list[Job]:
     """Jobs, newest first. The next page comes `before` the id of the last one of this page."""
     chosen = [
-        *await filters.conditions(where, filter, FIELDS),
+        *await filters.conditions(database, filter, FIELDS),
         *_equal(tenant_id=tenant_id, type=type, status=status),
     ]
     chosen += _of_tenants(tenant_ids)
@@ -256,12 +256,12 @@ async def list(
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
     statement = _JOBS + condition + " order by id desc limit %s"
-    rows = await db.rows(where, statement, [*values, filters.page(limit)])
+    rows = await db.rows(database, statement, [*values, filters.page(limit)])
     return [Job(*row[:12], progress=Progress(*row[12:])) for row in rows]
 
 
 async def tasks(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     status: TaskStatus | None = None,
@@ -274,12 +274,14 @@ async def tasks(
     if after is not None:
         chosen.append(("id > %s", [after]))
     condition, values = filters.every(chosen)
-    rows = await db.rows(where, _TASKS + condition + " order by id limit %s", [*values, filters.page(limit)])
+    rows = await db.rows(
+        database, _TASKS + condition + " order by id limit %s", [*values, filters.page(limit)]
+    )
     return [Task(*row) for row in rows]
 
 
 async def counts(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     filter: str = "",
     tenant_ids: Sequence[UUID] | None = None,
@@ -287,21 +289,21 @@ async def counts(
 ) -> dict[str, int]:
     """How many jobs of each status match; of more than `most`, one more than that: it costs no more."""
     condition, values = filters.every(
-        [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
+        [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
     )
     statement = _COUNTS + condition + " limit %s) as x) from unnest(%s::text[]) as s(status)"
-    return dict(await db.rows(where, statement, [*values, most + 1, builtins.list(_STATUSES)]))  # pyright: ignore[reportArgumentType]
+    return dict(await db.rows(database, statement, [*values, most + 1, builtins.list(_STATUSES)]))  # pyright: ignore[reportArgumentType]
 
 
 async def graph(
-    where: db.Pool | db.Connection, *, job_id: UUID, after: int = 0, limit: int = 500
+    database: db.Database, *, job_id: UUID, after: int = 0, limit: int = 500
 ) -> builtins.list[GraphTask]:
     """A job's tasks with what each comes after, and when it could have begun."""
-    return [GraphTask(*row) for row in await db.rows(where, _GRAPH, (job_id, after, limit))]
+    return [GraphTask(*row) for row in await db.rows(database, _GRAPH, (job_id, after, limit))]
 
 
 async def attempts(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     task_id: int | None = None,
@@ -312,31 +314,31 @@ async def attempts(
 
     In the order of the tasks. The next page comes `after` task and lease of the last one of this page.
     """
-    rows = await db.rows(where, _ATTEMPTS, (job_id, task_id, task_id, *after, filters.page(limit)))
+    rows = await db.rows(database, _ATTEMPTS, (job_id, task_id, task_id, *after, filters.page(limit)))
     return [Attempt(*row) for row in rows]
 
 
-async def outputs(where: db.Pool | db.Connection, *, job_id: UUID) -> dict[str, Any]:
+async def outputs(database: db.Database, *, job_id: UUID) -> dict[str, Any]:
     """What the job's tasks returned, by their keys (by their ids where they have none), in order."""
-    return {key: output for key, output in await db.rows(where, _OUTPUTS, (job_id,))}
+    return {key: output for key, output in await db.rows(database, _OUTPUTS, (job_id,))}
 
 
-async def forecast_rest(where: db.Pool | db.Connection, *, job_id: UUID) -> Forecast:
+async def forecast_rest(database: db.Database, *, job_id: UUID) -> Forecast:
     """What is left of a job that has not ended will cost, use and take."""
-    return Forecast.read(await db.document(where, "forecast", p_job_id=job_id))
+    return Forecast.read(await db.document(database, "forecast", p_job_id=job_id))
 
 
-async def explain(where: db.Pool | db.Connection, *, job_id: UUID, task_id: int) -> Explanation:
+async def explain(database: db.Database, *, job_id: UUID, task_id: int) -> Explanation:
     """Why a task is not running: what it waits for, about how long, and its place in line."""
-    return Explanation.read(await db.value(where, "explain_task", p_job_id=job_id, p_task_id=task_id))
+    return Explanation.read(await db.value(database, "explain_task", p_job_id=job_id, p_task_id=task_id))
 
 
-async def explain_job(where: db.Pool | db.Connection, *, job_id: UUID) -> JobExplanation:
+async def explain_job(database: db.Database, *, job_id: UUID) -> JobExplanation:
     """How a job stands, and what happens next."""
-    return JobExplanation.read(await db.value(where, "explain_job", p_job_id=job_id))
+    return JobExplanation.read(await db.value(database, "explain_job", p_job_id=job_id))
 
 
-async def watch(where: db.Pool | db.Connection, *, job_id: UUID, interval: float = 1.0) -> AsyncIterator[Job]:
+async def watch(database: db.Database, *, job_id: UUID, interval: float = 1.0) -> AsyncIterator[Job]:
     """The job now, and again whenever it has changed, until it has ended. Looks every `interval` seconds.
 
     A database that is away for less than half a minute (a restart, a failover) is waited for.
@@ -345,7 +347,7 @@ async def watch(where: db.Pool | db.Connection, *, job_id: UUID, interval: float
     heard_at = time.monotonic()
     while last is None or not last.is_ended:
         try:
-            job = await get(where, job_id=job_id)
+            job = await get(database, job_id=job_id)
             heard_at = time.monotonic()
             if job != last:
                 yield job
@@ -357,10 +359,10 @@ async def watch(where: db.Pool | db.Connection, *, job_id: UUID, interval: float
             await asyncio.sleep(interval)
 
 
-async def ended(where: db.Pool | db.Connection, *, job_id: UUID, interval: float = 0.25) -> Job:
+async def ended(database: db.Database, *, job_id: UUID, interval: float = 0.25) -> Job:
     """The job, once it has ended."""
     last: Job | None = None
-    async for job in watch(where, job_id=job_id, interval=interval):
+    async for job in watch(database, job_id=job_id, interval=interval):
         last = job
     assert last is not None
     return last
@@ -369,33 +371,33 @@ async def ended(where: db.Pool | db.Connection, *, job_id: UUID, interval: float
 # Acting
 
 
-async def pause(where: db.Pool | db.Connection, *, job_id: UUID, reason: str | None = None) -> str:
+async def pause(database: db.Database, *, job_id: UUID, reason: str | None = None) -> str:
     """Claim nothing of the job from now on; what runs ends normally. Returns its status."""
-    return await db.value(where, "pause_job", p_job_id=job_id, p_reason=reason)
+    return await db.value(database, "pause_job", p_job_id=job_id, p_reason=reason)
 
 
-async def resume(where: db.Pool | db.Connection, *, job_id: UUID) -> str:
+async def resume(database: db.Database, *, job_id: UUID) -> str:
     """Take a paused job up again. Returns its status."""
-    return await db.value(where, "resume_job", p_job_id=job_id)
+    return await db.value(database, "resume_job", p_job_id=job_id)
 
 
-async def cancel(where: db.Pool | db.Connection, *, job_id: UUID, reason: str | None = None) -> str:
+async def cancel(database: db.Database, *, job_id: UUID, reason: str | None = None) -> str:
     """End the job now; running handlers are told to stop. Returns its status."""
-    return await db.value(where, "cancel_job", p_job_id=job_id, p_reason=reason)
+    return await db.value(database, "cancel_job", p_job_id=job_id, p_reason=reason)
 
 
-async def confirm(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
+async def confirm(database: db.Database, *, job_id: UUID) -> int:
     """Let the tasks run that wait for a confirmation. Returns how many they are."""
-    return await db.value(where, "confirm_job", p_job_id=job_id)
+    return await db.value(database, "confirm_job", p_job_id=job_id)
 
 
-async def retry(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
+async def retry(database: db.Database, *, job_id: UUID) -> int:
     """Run the failed tasks again, and what was canceled because of them. Returns how many had failed."""
-    return await db.value(where, "retry_job", p_job_id=job_id)
+    return await db.value(database, "retry_job", p_job_id=job_id)
 
 
 async def weigh(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     verb: JobVerb,
     filter: str = "",
@@ -403,14 +405,14 @@ async def weigh(
     tenant_ids: Sequence[UUID] | None = None,
 ) -> Weight:
     """What `act` with the same arguments would be about, and its money."""
-    found, values = await _acted_on(where, verb, filter, ids, tenant_ids)
+    found, values = await _acted_on(database, verb, filter, ids, tenant_ids)
     statement = _FOUND + found + _WEIGH
-    [(count, some)] = await db.rows(where, statement, [*values, _MOST_ACTED_ON + 1, verb])
+    [(count, some)] = await db.rows(database, statement, [*values, _MOST_ACTED_ON + 1, verb])
     return Weight(count, some["tasks"], Decimal(some["cost"]), some["unpriced"], some["is_part"])
 
 
 async def act(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     verb: JobVerb,
     filter: str = "",
@@ -422,14 +424,14 @@ async def act(
 
     A hundred are done at once, more by the workers. Jobs that it cannot be done to are left out.
     """
-    found, values = await _acted_on(where, verb, filter, ids, tenant_ids)
+    found, values = await _acted_on(database, verb, filter, ids, tenant_ids)
     statement = _FOUND + found + _ACT
-    [[action_id]] = await db.rows(where, statement, [*values, _MOST_ACTED_ON, verb, reason])
+    [[action_id]] = await db.rows(database, statement, [*values, _MOST_ACTED_ON, verb, reason])
     return action_id
 
 
 async def _acted_on(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     verb: JobVerb,
     filter: str,
     ids: Sequence[UUID] | None,
@@ -439,7 +441,7 @@ async def _acted_on(
         raise Invalid(f"{verb!r} is not done to jobs", code="invalid_verb", details={"field": "verb"})
     chosen: builtins.list[filters.Condition] = [(_TO[verb], [])]
     if ids is None:
-        chosen += [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
+        chosen += [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
     else:
         chosen.append(("id = any (%s)", [builtins.list(ids)]))
     return filters.every(chosen)

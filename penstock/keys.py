@@ -11,7 +11,7 @@ from penstock.types import ApiKey, KeyRole, NewKey
 
 
 async def create(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     role: KeyRole,
@@ -20,16 +20,16 @@ async def create(
 ) -> NewKey:
     """Make a key. Its secret is in this answer and nowhere else."""
     [row] = await db.call(
-        where, "create_key", p_name=name, p_role=role, p_tenant_id=tenant_id, p_expires_at=expires_at
+        database, "create_key", p_name=name, p_role=role, p_tenant_id=tenant_id, p_expires_at=expires_at
     )
     return NewKey(**row)
 
 
-async def list(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> builtins.list[ApiKey]:
+async def list(database: db.Database, *, tenant_id: UUID | None = None) -> builtins.list[ApiKey]:
     """A tenant's keys, oldest first; for the service without a tenant those of workers and services."""
-    return [ApiKey(**row) for row in await db.call(where, "list_keys", p_tenant_id=tenant_id)]
+    return [ApiKey(**row) for row in await db.call(database, "list_keys", p_tenant_id=tenant_id)]
 
 
-async def revoke(where: db.Pool | db.Connection, *, key_id: UUID) -> None:
+async def revoke(database: db.Database, *, key_id: UUID) -> None:
     """End a key at once."""
-    await db.call(where, "revoke_key", p_key_id=key_id)
+    await db.call(database, "revoke_key", p_key_id=key_id)

@@ -9,17 +9,17 @@ from penstock import db
 from penstock.types import OnFailure
 
 
-async def define(where: db.Pool | db.Connection, *, kinds: Iterable[Mapping[str, Any]]) -> None:
+async def define(database: db.Database, *, kinds: Iterable[Mapping[str, Any]]) -> None:
     """Make or change kinds of task.
 
     Each has a `name` and may have `category`, `max_attempts`, `backoff_seconds`, `backoff_cap_seconds`,
     `retry_seconds` and `timeout_seconds`.
     """
-    await db.call(where, "define_kinds", p_kinds=db.Json([dict(kind) for kind in kinds]))
+    await db.call(database, "define_kinds", p_kinds=db.Json([dict(kind) for kind in kinds]))
 
 
 async def define_job_type(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     phases: Iterable[Mapping[str, Any]] = (),
@@ -27,4 +27,4 @@ async def define_job_type(
 ) -> None:
     """Make or change a type of job: its phases, `{"name", "weight"}` in order, and what a failure does."""
     documents = db.Json([dict(phase) for phase in phases])
-    await db.call(where, "define_job_type", p_name=name, p_phases=documents, p_on_failure=on_failure)
+    await db.call(database, "define_job_type", p_name=name, p_phases=documents, p_on_failure=on_failure)

@@ -15,18 +15,16 @@ _RATES: LiteralString = """\
 select minute, succeeded, failed, wait_p50, wait_p95, run_p50, run_p95 from penstock.task_rates(%s, %s)"""
 
 
-async def get(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> Overview:
+async def get(database: db.Database, *, tenant_id: UUID | None = None) -> Overview:
     """What waits, runs and failed, what it costs, and what stands in the way."""
-    return Overview.read(await db.document(where, "overview", p_tenant_id=tenant_id))
+    return Overview.read(await db.document(database, "overview", p_tenant_id=tenant_id))
 
 
-async def lanes(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> list[LaneState]:
+async def lanes(database: db.Database, *, tenant_id: UUID | None = None) -> list[LaneState]:
     """Lanes with their work, their workers, and whether their providers take work."""
-    return [LaneState(*row) for row in await db.rows(where, _LANES, (tenant_id,))]
+    return [LaneState(*row) for row in await db.rows(database, _LANES, (tenant_id,))]
 
 
-async def rates(
-    where: db.Pool | db.Connection, *, tenant_id: UUID | None = None, minutes: int = 60
-) -> list[TaskRate]:
+async def rates(database: db.Database, *, tenant_id: UUID | None = None, minutes: int = 60) -> list[TaskRate]:
     """Per minute: what succeeded and failed, and how long it waited and ran."""
-    return [TaskRate(*row) for row in await db.rows(where, _RATES, (tenant_id, minutes))]
+    return [TaskRate(*row) for row in await db.rows(database, _RATES, (tenant_id, minutes))]

@@ -39,7 +39,7 @@ from penstock.schedules where id = %s and is_enabled and next_run_at <= penstock
 
 
 async def set(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     cron: str,
@@ -53,9 +53,9 @@ async def set(
     is_enabled: bool = True,
 ) -> UUID:
     """Make the tenant's schedule of this name, or change it. Without `tasks` the job type's own are used."""
-    now = await db.value(where, "_now")
+    now = await db.value(database, "_now")
     return await db.value(
-        where,
+        database,
         "set_schedule",
         p_name=name,
         p_cron=cron,
@@ -74,7 +74,7 @@ async def set(
 
 
 async def list(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID | None = None,
     after: UUID | None = None,
@@ -84,33 +84,31 @@ async def list(
     statement = _SCHEDULES + (
         "(%s::uuid is null or tenant_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"
     )
-    rows = await db.rows(where, statement, (tenant_id, tenant_id, after, after, filters.page(limit)))
+    rows = await db.rows(database, statement, (tenant_id, tenant_id, after, after, filters.page(limit)))
     return [Schedule(*row) for row in rows]
 
 
-async def find(
-    where: db.Pool | db.Connection, *, name: str, tenant_id: UUID | None = None
-) -> builtins.list[Schedule]:
+async def find(database: db.Database, *, name: str, tenant_id: UUID | None = None) -> builtins.list[Schedule]:
     """The schedules of this name, oldest first, at most a thousand; or the schedule of this id."""
     statement = _SCHEDULES + (
         "(name = %s or id = any (%s::uuid[])) and (%s::uuid is null or tenant_id = %s) order by id limit 1000"
     )
-    rows = await db.rows(where, statement, (name, filters.uuids([name]), tenant_id, tenant_id))
+    rows = await db.rows(database, statement, (name, filters.uuids([name]), tenant_id, tenant_id))
     return [Schedule(*row) for row in rows]
 
 
-async def get(where: db.Pool | db.Connection, *, schedule_id: UUID) -> Schedule:
+async def get(database: db.Database, *, schedule_id: UUID) -> Schedule:
     """One schedule."""
-    found = await db.rows(where, _SCHEDULES + "id = %s", (schedule_id,))
+    found = await db.rows(database, _SCHEDULES + "id = %s", (schedule_id,))
     if not found:
         raise NotFound("there is no such schedule", code="unknown_schedule")
     return Schedule(*found[0])
 
 
-async def enable(where: db.Pool | db.Connection, *, schedule: Schedule, is_enabled: bool) -> None:
+async def enable(database: db.Database, *, schedule: Schedule, is_enabled: bool) -> None:
     """Let a schedule start jobs, or keep it from it."""
     await set(
-        where,
+        database,
         name=schedule.name,
         cron=schedule.cron,
         job_type=schedule.job_type,
@@ -124,13 +122,13 @@ async def enable(where: db.Pool | db.Connection, *, schedule: Schedule, is_enabl
     )
 
 
-async def remove(where: db.Pool | db.Connection, *, schedule_id: UUID) -> None:
+async def remove(database: db.Database, *, schedule_id: UUID) -> None:
     """Remove a schedule. The jobs it started stay."""
-    await db.call(where, "remove_schedule", p_schedule_id=schedule_id)
+    await db.call(database, "remove_schedule", p_schedule_id=schedule_id)
 
 
 async def fire_due(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
 ) -> builtins.list[UUID]:
     """Start the jobs whose time has come, and return their ids. Any number of workers may do this at once.
@@ -139,9 +137,9 @@ async def fire_due(
     the schedule to a worker that knows the type. A schedule that cannot be fired is logged and stays due.
     """
     started: builtins.list[UUID] = []
-    for schedule_id, name in await db.rows(where, "select id, name from penstock.due_schedules()", ()):
+    for schedule_id, name in await db.rows(database, "select id, name from penstock.due_schedules()", ()):
         try:
-            started += await _fire(where, schedule_id, build_tasks)
+            started += await _fire(database, schedule_id, build_tasks)
         except Unavailable:
             raise
         except Exception as error:
@@ -154,12 +152,12 @@ async def fire_due(
 
 
 async def _fire(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     schedule_id: UUID,
     build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
 ) -> builtins.list[UUID]:
     # Each is read by itself, so that one that cannot be read is one that is not fired.
-    found = await db.rows(where, _DUE, (schedule_id,))
+    found = await db.rows(database, _DUE, (schedule_id,))
     if not found:
         return []
     [(cron, timezone, job_type, params, has_tasks, missed, due_at, now)] = found
@@ -167,7 +165,7 @@ async def _fire(
     if tasks is None and not has_tasks:
         return []
     return await db.value(
-        where,
+        database,
         "fire_schedule",
         p_schedule_id=schedule_id,
         p_due_at=due_at,

@@ -29,20 +29,20 @@ order by position, name"""
 # What a tenant has used
 
 
-async def status(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> UsageStatus:
+async def status(database: db.Database, *, tenant_id: UUID | None = None) -> UsageStatus:
     """A tenant's plan, and what of each meter it has used, holds and has left."""
-    return UsageStatus.read(await db.document(where, "get_usage_status", p_tenant_id=tenant_id))
+    return UsageStatus.read(await db.document(database, "get_usage_status", p_tenant_id=tenant_id))
 
 
 async def days(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, since: date | None = None, until: date | None = None
+    database: db.Database, *, tenant_id: UUID, since: date | None = None, until: date | None = None
 ) -> list[UsageDay]:
     """What a tenant used per day (UTC), action and meter; both days are included."""
-    return [UsageDay(*row) for row in await db.rows(where, _DAYS, (tenant_id, since, until))]
+    return [UsageDay(*row) for row in await db.rows(database, _DAYS, (tenant_id, since, until))]
 
 
 async def record(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID,
     units: Mapping[str, Amount],
@@ -51,7 +51,7 @@ async def record(
 ) -> None:
     """Count what a tenant used outside a task. What is limited is better reserved before."""
     await db.call(
-        where,
+        database,
         "record_usage",
         p_units=_amounts(units),
         p_tenant_id=tenant_id,
@@ -64,7 +64,7 @@ async def record(
 
 
 async def reserve(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID,
     amounts: Mapping[str, Amount],
@@ -78,7 +78,7 @@ async def reserve(
     committed nor released expires.
     """
     return await db.value(
-        where,
+        database,
         "reserve_quota",
         p_tenant_id=tenant_id,
         p_amounts=_amounts(amounts),
@@ -88,44 +88,38 @@ async def reserve(
     )
 
 
-async def commit(
-    where: db.Pool | db.Connection, *, hold_id: UUID, actual: Mapping[str, Amount] | None = None
-) -> None:
+async def commit(database: db.Database, *, hold_id: UUID, actual: Mapping[str, Amount] | None = None) -> None:
     """Book what was used (by default what was set aside), and end the hold. Counts once."""
     amounts = None if actual is None else _amounts(actual)
-    await db.call(where, "commit_hold", p_hold_id=hold_id, p_actual=amounts)
+    await db.call(database, "commit_hold", p_hold_id=hold_id, p_actual=amounts)
 
 
-async def release(where: db.Pool | db.Connection, *, hold_id: UUID) -> bool:
+async def release(database: db.Database, *, hold_id: UUID) -> bool:
     """Give back what a hold has set aside; False if that was done before."""
-    return await db.value(where, "release_hold", p_hold_id=hold_id)
+    return await db.value(database, "release_hold", p_hold_id=hold_id)
 
 
 # What a tenant may use
 
 
-async def limits(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, at: datetime | None = None
-) -> list[Limit]:
+async def limits(database: db.Database, *, tenant_id: UUID, at: datetime | None = None) -> list[Limit]:
     """A tenant's limits, now or at a moment. A meter that is not there is not limited."""
-    return [Limit(*row) for row in await db.rows(where, _LIMITS, (tenant_id, at))]
+    return [Limit(*row) for row in await db.rows(database, _LIMITS, (tenant_id, at))]
 
 
-async def set_limit(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str, amount: Amount | None
-) -> None:
+async def set_limit(database: db.Database, *, tenant_id: UUID, meter: str, amount: Amount | None) -> None:
     """Give a tenant a limit of its own in place of its plan's; None: it has none."""
     value = None if amount is None else exact(amount)
-    await db.call(where, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=value)
+    await db.call(database, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=value)
 
 
-async def remove_limit(where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str) -> None:
+async def remove_limit(database: db.Database, *, tenant_id: UUID, meter: str) -> None:
     """Take a tenant's own limit away: its plan's holds again."""
-    await db.call(where, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=None, p_is_own=False)
+    await db.call(database, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=None, p_is_own=False)
 
 
 async def add_allowance(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID,
     meter: str,
@@ -137,7 +131,7 @@ async def add_allowance(
 ) -> UUID:
     """Let a tenant use more: an `override` until a day (included), or a `purchase`. A key counts once."""
     return await db.value(
-        where,
+        database,
         "add_allowance",
         p_tenant_id=tenant_id,
         p_meter=meter,
@@ -149,23 +143,21 @@ async def add_allowance(
     )
 
 
-async def reset(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str, reason: str | None = None
-) -> Decimal:
+async def reset(database: db.Database, *, tenant_id: UUID, meter: str, reason: str | None = None) -> Decimal:
     """Count a meter from nothing again; returns what had been used. What is set aside stays."""
-    return await db.value(where, "reset_quota", p_tenant_id=tenant_id, p_meter=meter, p_reason=reason)
+    return await db.value(database, "reset_quota", p_tenant_id=tenant_id, p_meter=meter, p_reason=reason)
 
 
 # Plans and meters
 
 
-async def plans(where: db.Pool | db.Connection) -> list[Plan]:
+async def plans(database: db.Database) -> list[Plan]:
     """The plans, in their order."""
-    rows = await db.rows(where, _PLANS, ())
+    rows = await db.rows(database, _PLANS, ())
     return [Plan(*row[:-1], limits=_limits(row[-1])) for row in rows]
 
 
-async def set_plan(where: db.Pool | db.Connection, *, name: str, **values: Unpack[PlanValues]) -> None:
+async def set_plan(database: db.Database, *, name: str, **values: Unpack[PlanValues]) -> None:
     """Make or change a plan. Its tenants have the new limits at once."""
     document: dict[str, Any] = dict(values)
     if "limits" in document:
@@ -173,21 +165,21 @@ async def set_plan(where: db.Pool | db.Connection, *, name: str, **values: Unpac
         document["limits"] = {m: None if a is None else exact(a, m) for m, a in amounts.items()}
     if "price" in document:
         document["price"] = exact(document["price"], "price")
-    await db.call(where, "set_plan", p_name=name, p_values=db.exact(document))
+    await db.call(database, "set_plan", p_name=name, p_values=db.exact_json(document))
 
 
-async def set_tenant_plan(where: db.Pool | db.Connection, *, tenant_id: UUID, plan: str | None) -> None:
+async def set_tenant_plan(database: db.Database, *, tenant_id: UUID, plan: str | None) -> None:
     """Put a tenant on a plan (None: no limits). What it has used in the period stays used."""
-    await db.call(where, "set_tenant_plan", p_tenant_id=tenant_id, p_plan=plan)
+    await db.call(database, "set_tenant_plan", p_tenant_id=tenant_id, p_plan=plan)
 
 
-async def meters(where: db.Pool | db.Connection) -> list[Meter]:
+async def meters(database: db.Database) -> list[Meter]:
     """What is counted."""
-    return [Meter(*row) for row in await db.rows(where, _METERS, ())]
+    return [Meter(*row) for row in await db.rows(database, _METERS, ())]
 
 
 async def set_meter(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     period: str | None = None,
@@ -197,11 +189,11 @@ async def set_meter(
     """Make or change a meter: per day, month or total. In mode `observe` going over is only recorded."""
     chosen = {"period": period, "mode": mode, "comment": comment}
     values = {name: value for name, value in chosen.items() if value is not None}
-    await db.call(where, "set_meter", p_name=name, p_values=values)
+    await db.call(database, "set_meter", p_name=name, p_values=values)
 
 
 def _amounts(amounts: Mapping[str, Amount]) -> db.Json:
-    return db.exact({meter: exact(amount, meter) for meter, amount in amounts.items()})
+    return db.exact_json({meter: exact(amount, meter) for meter, amount in amounts.items()})
 
 
 def _limits(text: str) -> dict[str, Decimal | None]:

@@ -24,34 +24,34 @@ from (select * from penstock.leases order by started_at limit 1000) as l
 join penstock.tasks t on t.job_id = l.job_id and t.id = l.task_id order by l.started_at"""
 
 
-async def list(where: db.Pool | db.Connection) -> builtins.list[Worker]:
+async def list(database: db.Database) -> builtins.list[Worker]:
     """The workers of the last day, oldest first: running, draining, late, gone or stopped."""
-    return [Worker(*row) for row in await db.rows(where, _WORKERS, ())]
+    return [Worker(*row) for row in await db.rows(database, _WORKERS, ())]
 
 
-async def drain(where: db.Pool | db.Connection, *, worker_id: str) -> None:
+async def drain(database: db.Database, *, worker_id: str) -> None:
     """Ask a worker to take nothing new, let what runs end, and stop. It sees that at its next beat."""
-    await db.call(where, "drain_worker", p_worker_id=worker_id)
+    await db.call(database, "drain_worker", p_worker_id=worker_id)
 
 
-async def running(where: db.Pool | db.Connection) -> dict[str, builtins.list[Run]]:
+async def running(database: db.Database) -> dict[str, builtins.list[Run]]:
     """What each worker runs now, at most a thousand tasks in all."""
     found: dict[str, builtins.list[Run]] = {}
-    for worker_id, *rest in await db.rows(where, _RUNNING, ()):
+    for worker_id, *rest in await db.rows(database, _RUNNING, ()):
         found.setdefault(worker_id, []).append(Run(*rest))
     return found
 
 
-async def backlog(where: db.Pool | db.Connection) -> builtins.list[Lane]:
+async def backlog(database: db.Database) -> builtins.list[Lane]:
     """Per lane: what waits, what runs, and how long its next task has waited. What an autoscaler reads."""
-    rows = await db.call(where, "backlog")
+    rows = await db.call(database, "backlog")
     lanes = [Lane(r["kind"], r["provider"], r["waiting"], r["running"], r["oldest_seconds"]) for r in rows]
     return sorted(lanes, key=lambda lane: (lane.kind, lane.provider or ""))
 
 
-async def drain_rates(where: db.Pool | db.Connection) -> dict[tuple[str, str | None], float]:
+async def drain_rates(database: db.Database) -> dict[tuple[str, str | None], float]:
     """About how many tasks end in a second, per lane (kind, provider): what runs, by how long it takes."""
-    rows = await db.call(where, "drain_rates")
+    rows = await db.call(database, "drain_rates")
     return {(row["kind"], row["provider"]): row["per_second"] for row in rows}
 
 

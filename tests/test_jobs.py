@@ -86,13 +86,13 @@ async def test_many_tasks_are_read_as_they_are_sent(db: testing.Database, tenant
 
 
 async def test_large_tasks_are_sent_in_small_parts() -> None:
-    async def chunks(tasks: Any, most: int) -> list[Any]:
+    async def chunks(tasks: Any, max_items: int) -> list[Any]:
         sent: list[Any] = []
 
         async def send(part: Any) -> None:
             sent.append(part)
 
-        assert await database.send_in_parts(tasks, send, most=most) == len(sent)
+        assert await database.send_in_batches(tasks, send, max_items=max_items) == len(sent)
         return sent
 
     parts = await chunks(steps(100, text="x" * 200_000), 10_000)

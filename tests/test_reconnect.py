@@ -157,7 +157,7 @@ async def test_a_task_that_always_loses_its_connection_fails_in_the_end(
     async with running(app) as worker:
         await work.astart()
         for expected in range(1, MAX_LOSSES + 2):
-            await eventually.aio(lambda n=expected: len(runs) >= n and not worker._desk.held)  # pyright: ignore[reportOptionalMemberAccess, reportPrivateUsage]
+            await eventually.aio(lambda n=expected: len(runs) >= n and not worker._task_buffer.leased)  # pyright: ignore[reportOptionalMemberAccess, reportPrivateUsage]
             clock.advance(minutes=1)
         await eventually.aio(lambda: count(db, "dead_letters"))
     assert len(runs) == MAX_LOSSES + 1

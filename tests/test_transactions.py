@@ -327,9 +327,9 @@ async def test_what_handlers_ask_for_does_not_use_up_the_workers_connections(
             job = await many.astart()
             running = asyncio.create_task(worker.run())
             waiting = "select count(*) as n from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-            await eventually.aio(lambda: db.execute(waiting)[0]["n"] == execute.CALLS)
+            await eventually.aio(lambda: db.execute(waiting)[0]["n"] == execute.CALL_CONNECTIONS)
             assert await (await plain.astart()).aresult(timeout=20) == "done"
-            assert db.execute(waiting)[0]["n"] == execute.CALLS
+            assert db.execute(waiting)[0]["n"] == execute.CALL_CONNECTIONS
         await job.aresult(timeout=20)
         worker.stop()
         await running
@@ -360,8 +360,8 @@ VANISHING = """
 import sys
 from penstock import db, tasks
 dsn, task_id, lease = sys.argv[1:]
-with db.connect(dsn) as connection, db.ending_sync(connection) as say:
-    tasks.complete_last_sync(say, "w", tasks.Done(int(task_id), int(lease), None))
+with db.connect(dsn) as connection, db.pipelined_commit_sync(connection) as execute_last:
+    tasks.complete_last_sync(execute_last, "w", tasks.Done(int(task_id), int(lease), None))
 """
 
 

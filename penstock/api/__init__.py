@@ -75,7 +75,7 @@ def create(
                 if app is not None:
                     await app.declare(service)
 
-            await db.once_it_answers(begin)
+            await db.retry_until_available(begin)
             made.state.callers = Callers(
                 users, service, Tokens(chosen), sessions, seconds=most.statement_seconds
             )

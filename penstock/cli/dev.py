@@ -59,7 +59,7 @@ def dev(
     app = load(path) if path else None
     with server.bind(host, port) as listening:
         given = chosen().database or settings().database_url
-        if given and (place := db.place(given)):
+        if given and (place := db.remote_host(given)):
             output.confirm(
                 f"This database is on {place}. It is to be migrated, and whoever is on this machine may get "
                 "to what is in it. Continue?"
