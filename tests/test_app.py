@@ -258,17 +258,17 @@ def test_declarations_that_cannot_work_are_refused() -> None:
     def book() -> None: ...
 
     refusals: list[tuple[str, Callable[[], Any]]] = [
-        ("two tasks", lambda: app.task(kind="known")(plain)),
-        ("two job types", lambda: app.job(name="book")(plain)),
-        ("has no name", lambda: app.task(positional)),
-        ("has no name", lambda: app.task(many)),
+        ("task of kind 'known' already exists", lambda: app.task(kind="known")(plain)),
+        ("job type named 'book' already exists", lambda: app.job(name="book")(plain)),
+        ("cannot be passed by name", lambda: app.task(positional)),
+        ("cannot be passed by name", lambda: app.task(many)),
         ("'after'", lambda: app.task(after)),
         ("plain function", lambda: app.job(coroutine)),
         ("plain function", lambda: app.task(cpu_bound=True)(coroutine)),
-        ("no context", lambda: app.task(cpu_bound=True)(with_context)),
-        ("by name", lambda: app.task(cpu_bound=True)(plain)),
-        ("takes a Context", lambda: app.task(transactional=True)(plain)),
-        ("not known", lambda: app.task(unknown_type)),
+        ("cannot take a Context", lambda: app.task(cpu_bound=True)(with_context)),
+        ("top level of its module", lambda: app.task(cpu_bound=True)(plain)),
+        ("must take a Context", lambda: app.task(transactional=True)(plain)),
+        ("unknown type", lambda: app.task(unknown_type)),
         ("not a duration", lambda: app.task(timeout="soon")(plain)),
         ("not a duration", lambda: app.task(timeout=-1)(plain)),
     ]
@@ -525,17 +525,17 @@ def test_what_a_body_may_not_do() -> None:
         app.job_types.clear()
         app.job(name="job")(body).draw({})
 
-    with pytest.raises(Invalid, match=r"write.step\(\) outside of a job's body"):
+    with pytest.raises(Invalid, match=r"write.step\(\) was called outside of a job's body"):
         write.step("a")
-    with pytest.raises(Invalid, match="asked for no step"):
+    with pytest.raises(Invalid, match="added no step"):
         drawing(lambda: None)
     with pytest.raises(Invalid, match="n: Input should be a valid integer"):
         drawing(lambda: write.step(write.step("a"), n="x"))  # type: ignore[arg-type]
     with pytest.raises(Invalid, match="option of a job"):
         drawing(lambda: write.options(idempotency_key="a").step("a"))
-    with pytest.raises(Invalid, match="after is a list of steps"):
+    with pytest.raises(Invalid, match="after must be a list of steps"):
         drawing(lambda: write.options(after=["write-1"]).step("a"))
-    with pytest.raises(Invalid, match="returned: a object has no form in JSON"):
+    with pytest.raises(Invalid, match="returned cannot be stored: a object cannot be stored as JSON"):
         drawing(lambda: write.step("a") and object() if False else [write.step("a"), object()])
     with pytest.raises(Invalid, match="option of a step"):
         app.job(name="other")(lambda: None).options(key="a")

@@ -299,7 +299,7 @@ def test_declarations_that_make_no_sense(app: App) -> None:
         with pytest.raises(Invalid, match=text):
             app.bulk(row=Idea, **options)(body)  # pyright: ignore[reportArgumentType]
     app.bulk(row=Idea)(body)
-    with pytest.raises(Invalid, match="two job types"):
+    with pytest.raises(Invalid, match="already exists"):
         app.bulk(row=Idea)(body)
     with pytest.raises(Invalid, match="not an option of a bulk job"):
         app.bulks["body"].options(provider="x/y")

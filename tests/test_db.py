@@ -50,7 +50,7 @@ def test_the_same_call_outside_the_event_loop(db: testing.Database) -> None:
 
 @pytest.mark.parametrize("name", ["a(); drop schema penstock; --", "Upper", 'a"b', ""])
 def test_only_names_are_called(name: str) -> None:
-    with pytest.raises(ValueError, match="not the name"):
+    with pytest.raises(ValueError, match="not a valid name"):
         asyncio.run(database.call(None, name))  # type: ignore[arg-type]
 
 

@@ -241,7 +241,7 @@ def test_schedules_that_cannot_work_are_refused() -> None:
         with pytest.raises(Invalid, match=message):
             app.schedule(report, **{"params": {"size": 1}, **wrong})  # type: ignore[arg-type]
     app.schedule(report, "0 0 * * *", params={"size": 1})
-    with pytest.raises(Invalid, match="two schedules"):
+    with pytest.raises(Invalid, match="already exists"):
         app.schedule(report, "0 1 * * *", params={"size": 1})
 
 
