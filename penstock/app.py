@@ -331,8 +331,8 @@ class App:
         self.bulks: dict[str, BulkType[Any]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
         self.artifacts: Artifacts | None = None
-        """Stores the files of `Context.save` in place of `storage`: it is called with the context, the name, the
-        data and the type, and returns the reference to the file."""
+        """Stores the files of `Context.save` in place of `storage`: called with the context, the name, the
+        data and the type, it returns the reference to the file."""
         self.sheets: Sheets | Callable[[UUID], Sheets] | None = None
         """The Google account for all tenants, or a function that returns the account of a tenant."""
         self.tenant = tenant

@@ -32,10 +32,10 @@ async def list(
     before: int | None = None,
     limit: int = 50,
 ) -> builtins.list[AuditLine]:
-    """Lines of the audit log, newest first. The next page comes `before` the id of the last one."""
+    """Lines of the audit log, newest first. The next page is `before` the id of the last line."""
     chosen = await filters.conditions(database, filter, FIELDS)
     if tenant_ids is not None:
-        # That a member's own are meant is clear anyway; said outright, an index leads to them.
+        # Row security restricts the tenants anyway, but this condition makes an index usable.
         chosen.append(("tenant_id = any (%s)", [builtins.list(tenant_ids)]))
     if job_id is not None:
         chosen.append(("job_id = %s", [job_id]))

@@ -1,4 +1,4 @@
-"""API keys: what programs show instead of a login."""
+"""API keys: credentials for programs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def create(
     tenant_id: UUID | None = None,
     expires_at: datetime | None = None,
 ) -> NewKey:
-    """Make a key. Its secret is in this answer and nowhere else."""
+    """Create a key. Only this call returns its secret."""
     [row] = await db.call(
         database, "create_key", p_name=name, p_role=role, p_tenant_id=tenant_id, p_expires_at=expires_at
     )
@@ -26,10 +26,10 @@ async def create(
 
 
 async def list(database: db.Database, *, tenant_id: UUID | None = None) -> builtins.list[ApiKey]:
-    """A tenant's keys, oldest first; for the service without a tenant those of workers and services."""
+    """A tenant's keys, oldest first; the service, without a tenant, gets those of workers and services."""
     return [ApiKey(**row) for row in await db.call(database, "list_keys", p_tenant_id=tenant_id)]
 
 
 async def revoke(database: db.Database, *, key_id: UUID) -> None:
-    """End a key at once."""
+    """Revoke a key at once."""
     await db.call(database, "revoke_key", p_key_id=key_id)

@@ -1,4 +1,4 @@
-"""Overview: how it goes, for a tenant or for all. Everything here costs the same however much there is."""
+"""Overview of a tenant or of all tenants. These queries take the same time for any amount of data."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ select minute, succeeded, failed, wait_p50, wait_p95, run_p50, run_p95 from pens
 
 
 async def get(database: db.Database, *, tenant_id: UUID | None = None) -> Overview:
-    """What waits, runs and failed, what it costs, and what stands in the way."""
+    """The numbers of waiting, running and failed tasks, the costs, and current problems."""
     return Overview.read(await db.document(database, "overview", p_tenant_id=tenant_id))
 
 
 async def lanes(database: db.Database, *, tenant_id: UUID | None = None) -> list[LaneState]:
-    """Lanes with their work, their workers, and whether their providers take work."""
+    """Lanes with their tasks, their workers, and whether their providers admit tasks."""
     return [LaneState(*row) for row in await db.rows(database, _LANES, (tenant_id,))]
 
 
 async def rates(database: db.Database, *, tenant_id: UUID | None = None, minutes: int = 60) -> list[TaskRate]:
-    """Per minute: what succeeded and failed, and how long it waited and ran."""
+    """Per minute: how many tasks succeeded and failed, and how long they waited and ran."""
     return [TaskRate(*row) for row in await db.rows(database, _RATES, (tenant_id, minutes))]

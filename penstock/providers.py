@@ -1,4 +1,4 @@
-"""Providers: outside APIs with limits, and what they answered."""
+"""Providers: external APIs with limits, and their responses."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ where l.provider = %s group by r.tenant_id order by 2 desc, 1 limit 10"""
 
 
 async def list(database: db.Database, *, name: str | None = None) -> builtins.list[Provider]:
-    """Provider endpoints by name, each tenant's own after the one for all; or those of one name."""
+    """Provider endpoints by name, tenants' own after the general one; all, or those with this name."""
     return [Provider(*row) for row in await db.rows(database, _PROVIDERS, (name, name))]
 
 
 async def waiting(database: db.Database, *, name: str) -> builtins.list[tuple[UUID, int]]:
-    """Whose tasks wait for a provider: of the next ten thousand, how many are which tenant's."""
+    """How many of the next ten thousand tasks that wait for a provider belong to which tenant."""
     return [(row[0], row[1]) for row in await db.rows(database, _WAITING, (name,))]
 
 
@@ -47,17 +47,17 @@ async def set(
     tenant_id: UUID | None = None,
     **values: Unpack[ProviderValues],
 ) -> int:
-    """Make or change the endpoint `provider/endpoint`, for all or for one tenant. Takes effect at once."""
+    """Create or change the endpoint `provider/endpoint`, for all or for one tenant. Takes effect at once."""
     return await db.value(database, "set_provider", p_name=name, p_values=dict(values), p_tenant_id=tenant_id)
 
 
 async def open(database: db.Database, *, name: str, tenant_id: UUID | None = None) -> None:
-    """Open what a provider's answer closed, after its account was topped up or the trouble is over."""
+    """Reopen an endpoint that a response closed, for example after its account was topped up."""
     await db.call(database, "open_provider", p_name=name, p_tenant_id=tenant_id)
 
 
 async def acquire(database: db.Database, *, provider: str, endpoint: str) -> bool:
-    """Take room for one call outside of a claim: whether there is any now."""
+    """Reserve capacity for one call outside of a claim; returns False if none is free now."""
     return await db.value(
         database,
         "acquire_api_capacity",
@@ -68,12 +68,12 @@ async def acquire(database: db.Database, *, provider: str, endpoint: str) -> boo
 
 
 async def report(database: db.Database, *, name: str, signal: Mapping[str, Any]) -> None:
-    """Pass on what an endpoint answered about its limits (see `signals`): it slows for everybody at once."""
+    """Report what a response says about an endpoint's limits (see `signals`), for all workers at once."""
     await db.call(database, "report_provider", p_name=name, p_signal=db.Json(dict(signal)))
 
 
 async def ensure_sheets_account(database: db.Database, *, account: str) -> None:
-    """Make the limits of an account of Google Sheets, if they are not there."""
+    """Create the limits of a Google Sheets account if they are missing."""
     await db.call(database, "ensure_sheets_account", p_account=account)
 
 
@@ -85,6 +85,6 @@ async def events(
     before: int | None = None,
     limit: int = 50,
 ) -> builtins.list[ProviderEvent]:
-    """What a provider refused and who changed it, newest first. The next page comes `before` the last id."""
+    """A provider's rejections and changes, newest first. The next page is `before` the last id."""
     rows = await db.rows(database, _EVENTS, (name, tenant_id, before, before, filters.page(limit)))
     return [ProviderEvent(*row) for row in rows]

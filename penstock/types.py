@@ -1,4 +1,4 @@
-"""What crosses layers: one frozen type per noun, with the names that SQL, HTTP and the command line use."""
+"""The types that all layers share: one per noun, named as in SQL, HTTP and the command line."""
 
 from __future__ import annotations
 
@@ -26,57 +26,58 @@ JobVerb: TypeAlias = Literal["pause", "resume", "cancel", "retry"]
 LetterVerb: TypeAlias = Literal["replay", "discard"]
 
 Amount: TypeAlias = Decimal | int
-"""Of money or of a meter: exact, and so never a float."""
+"""An exact amount of money or of a meter, so never a float."""
 
 ENDED: frozenset[str] = frozenset({"completed", "failed", "canceled"})
-"""The states in which a job stays, unless it is retried."""
+"""The final states of a job; only a retry leaves them."""
 
 OUTPUT = "output.json"
 """The name of the file that holds an output too large for the database."""
 
 
 class JobOptions(TypedDict, total=False):
-    """How a job is started, apart from what it does. What is left out or None has the database's default."""
+    """The options of a job. Those left out or None have the database's default."""
 
     tenant_id: UUID | str | None
     idempotency_key: str | None
-    """The same key gives the same job; with other parameters it is refused."""
+    """The same key returns the same job; the same key with other parameters is rejected."""
     priority: int | None
     """0 to 10, lower first."""
     run_at: datetime | None
     delay_seconds: float | None
-    """Start so long after now, by the database's clock, instead of at `run_at`."""
+    """Start this many seconds from now, by the database's clock, instead of at `run_at`."""
     on_failure: OnFailure | None
     paused: bool | None
     budget: Amount | None
-    """What it may cost, in the base currency. It pauses before it costs more."""
+    """The maximum cost, in the base currency. The job pauses before it costs more."""
     on_limit: OnLimit | None
-    """What becomes of a task for which the tenant's quota has no room: it is held back, or fails, or the job
-    pauses."""
+    """When the tenant's quota is used up: `hold` the task back, `refuse` (fail) it, or `pause` the job."""
     stop_after: int | str | None
-    """Pause after so many failed tasks, or after a part of them, such as "5%"."""
+    """Pause after this many failed tasks, or after a percentage, such as "5%"."""
     digest: str | None
-    """Stands for the tasks where they are not at hand when the key is looked up: see `jobs.start_many`."""
+    """A hash of the tasks, compared for an idempotency key that was used before: see `jobs.start_many`."""
 
 
 class BulkOptions(JobOptions, total=False):
-    """How a bulk job is started, apart from its rows."""
+    """The options of a bulk job."""
 
     preview: bool | None
-    """Load the first batch, and wait for a confirmation before anything is applied or more is loaded."""
+    """Load only the first batch, and wait for confirmation before applying it and loading the rest."""
     skip_done: bool | None
-    """Leave out rows whose key succeeded in an earlier job of the same type and source."""
+    """Skip rows whose key succeeded in an earlier job of the same type and source."""
     key: list[str] | None
     """The columns that make a row's key, in place of the type's."""
 
 
 def given(options: JobOptions) -> dict[str, Any]:
-    """Options as the database takes them, without those that are not given."""
+    """The given options as JSON for the database."""
     chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if (run_at := chosen.get("run_at")) is not None:
         if run_at.tzinfo is None:
             raise Invalid(
-                "run_at has no time zone", code="invalid_options", details={"field": "options.run_at"}
+                f"run_at must have a time zone (got {run_at.isoformat()})",
+                code="invalid_options",
+                details={"field": "options.run_at"},
             )
         chosen["run_at"] = run_at.isoformat()
     if "budget" in chosen:
@@ -88,7 +89,7 @@ def given(options: JobOptions) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A named part of a job, with its share of the whole."""
+    """A named part of a job, with its weight in the job's progress."""
 
     name: str
     weight: float | None
@@ -99,13 +100,13 @@ class Phase:
 
     @property
     def done(self) -> int:
-        """How many of its tasks have ended, however."""
+        """How many of its tasks have succeeded, failed or been canceled."""
         return self.succeeded + self.failed + self.canceled
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a job is. A list of jobs leaves out the last four fields."""
+    """The progress of a job. Lists of jobs leave out the last four fields."""
 
     percent: int
     phase: str
@@ -131,7 +132,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a client starts and watches."""
+    """A job: tasks that are started, watched and canceled together."""
 
     id: UUID
     tenant_id: UUID
@@ -165,7 +166,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """What a stream of events says of a job. Of its progress it says what a list does."""
+    """An event about a job in a stream. Its progress has the fields that a list of jobs has."""
 
     id: UUID
     type: str
@@ -181,7 +182,7 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """The unit a worker claims."""
+    """A task: the unit that a worker claims and runs."""
 
     id: int
     job_id: UUID
@@ -208,7 +209,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """An attempt at a task that did not succeed."""
+    """A failed or lost attempt of a task."""
 
     task_id: int
     lease: int
@@ -230,7 +231,7 @@ RowState: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """How many rows a bulk job has, and what became of them before they had tasks."""
+    """How many rows a bulk job has, and how many were loaded, rejected or skipped."""
 
     total: int
     loaded: int
@@ -241,20 +242,20 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Rows that were refused, or tasks that failed, for one reason."""
+    """Rows that were rejected, or tasks that failed, with the same error."""
 
     code: str
     message: str | None
     count: int
     kind: str | None = None
-    """Of tasks: their kind."""
+    """The kind of the tasks; None for rows."""
     last_at: datetime | None = None
-    """When the last of them failed, where that is told."""
+    """When the last of them failed, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What tasks of a job wait for, other than their turn."""
+    """A reason why tasks of a job wait, other than their position in the queue."""
 
     waits_for: str
     reason: str
@@ -263,7 +264,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """A job whose tasks are made from rows."""
+    """A bulk job: a job whose tasks are created from rows."""
 
     job: Job
     source: dict[str, Any]
@@ -275,7 +276,7 @@ class Bulk:
     confirmed_at: datetime | None
     rows: RowCounts
     to_confirm: int
-    """How many tasks wait for a confirmation."""
+    """How many tasks wait for confirmation."""
     cost: Decimal
     budget: Decimal | None
     applied: int
@@ -324,7 +325,7 @@ class BulkSummary:
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """A row, and what became of it."""
+    """A row of a bulk job with its outcome."""
 
     number: int
     key: str
@@ -344,7 +345,7 @@ class BulkResult:
 
 @dataclass(frozen=True, slots=True)
 class RowProblem:
-    """Why a row is refused."""
+    """Why a row is rejected."""
 
     line: int
     column: str | None
@@ -354,7 +355,7 @@ class RowProblem:
 
 @dataclass(frozen=True, slots=True)
 class SourceCheck:
-    """What is in a source, and the rows that would be refused."""
+    """The number of rows in a source, and the rows that would be rejected."""
 
     rows: int
     good: int
@@ -363,19 +364,19 @@ class SourceCheck:
 
 @dataclass(frozen=True, slots=True)
 class RowsAdded:
-    """What became of rows that were sent."""
+    """How many of the rows that were sent were added or rejected."""
 
     added: int
     refused: int
     known: int
-    """Their numbers were there already."""
+    """Rows whose number was already loaded."""
     moved: int
-    """Of these, with another key: the source has changed above its end."""
+    """Rows whose number was already loaded with another key: the source changed before its end."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A task that failed for good."""
+    """A task that failed permanently."""
 
     id: int
     tenant_id: UUID
@@ -391,7 +392,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Jobs that start by the clock."""
+    """A recurring job."""
 
     id: UUID
     tenant_id: UUID
@@ -426,7 +427,7 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has been heard of lately. A late one may yet come back."""
+        """Whether its heartbeats have not stopped for long. A late worker may come back."""
         return self.state not in ("gone", "stopped")
 
 
@@ -445,7 +446,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """How much work waits in one lane."""
+    """The number of waiting and running tasks in a lane."""
 
     kind: str
     provider: str | None
@@ -456,7 +457,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """A lane: its work, the live workers for its kind, and whether its provider takes work."""
+    """A lane: its tasks, the live workers for its kind, and whether its provider admits tasks."""
 
     id: int
     kind: str
@@ -474,7 +475,7 @@ class LaneState:
 
 @dataclass(frozen=True, slots=True)
 class TaskRate:
-    """What ended in a minute, and how long it waited and ran, in seconds."""
+    """How many tasks ended in a minute, and how long they waited and ran, in seconds."""
 
     minute: datetime
     succeeded: int
@@ -486,8 +487,8 @@ class TaskRate:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """Something that stands in the way of work, or of how much of it."""
+class OverviewProblem:
+    """A current problem that stops or slows tasks."""
 
     about: Literal["maintenance", "worker", "provider", "quota"]
     text: str
@@ -507,24 +508,24 @@ class WorkerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """How it goes, for a tenant or for all. Counts stop at 100,001 for each lane."""
+    """The state of the system, for a tenant or for all. Counts stop at 100,001 for each lane."""
 
     at: datetime
     waiting: int
     running: int
     held: int
-    """Held back by quotas, budgets and the like."""
+    """Tasks held back by quotas, budgets or other limits."""
     oldest_seconds: float | None
     failed_hour: int
-    """Of the latest 10,000 failures, those of the last hour."""
+    """Failures of the last hour, among the latest 10,000."""
     spent_today: Decimal
     spent_yesterday: Decimal
     currency: str
     causes: tuple[Cause, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[OverviewProblem, ...]
     has_jobs: bool
     workers: WorkerCounts | None = None
-    """Not told to users."""
+    """Only for operators."""
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Overview:
@@ -536,7 +537,9 @@ class Overview:
             Cause(c["error_code"], c["message"], c["count"], c["kind"], datetime.fromisoformat(c["last_at"]))
             for c in values["causes"]
         )
-        values["problems"] = tuple(Problem(**_known(Problem, line)) for line in values["problems"])
+        values["problems"] = tuple(
+            OverviewProblem(**_known(OverviewProblem, line)) for line in values["problems"]
+        )
         if values.get("workers") is not None:
             values["workers"] = WorkerCounts(**_known(WorkerCounts, values["workers"]))
         return cls(**values)
@@ -544,7 +547,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class GraphTask:
-    """A task in its job's graph: what it comes after, and when it could have begun."""
+    """A task in its job's graph, with its dependencies and when it became ready."""
 
     id: int
     kind: str
@@ -566,7 +569,7 @@ class GraphTask:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One thing done to many jobs or dead letters."""
+    """A verb applied to many jobs or dead letters."""
 
     id: UUID
     actor: str
@@ -576,28 +579,28 @@ class Action:
     done: int
     refused: int
     refusal: str | None
-    """Why the last one that was refused was."""
+    """Why the last rejected one was rejected."""
     created_at: datetime
     finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """What an action is about: how many things, their tasks, and their money so far or to come."""
+    """The size of an action: how many jobs or dead letters, their tasks, and their cost."""
 
     count: int
     """Counted up to 500,001."""
     tasks: int | None
     cost: Decimal
     unpriced: int
-    """Tasks of which it is not known what they cost."""
+    """Tasks whose cost is unknown."""
     is_part: bool
-    """Whether tasks and money are those of the first thousand only."""
+    """Whether tasks and cost cover only the first thousand."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """Who did what."""
+    """A line of the audit log."""
 
     id: int
     at: datetime
@@ -611,7 +614,7 @@ class AuditLine:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """The unit of isolation, plan and bill."""
+    """A tenant: the unit of isolation, plans and billing."""
 
     id: UUID
     name: str
@@ -622,7 +625,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """What of the running tasks is a tenant's, its plan, and what it spent since the month began."""
+    """A tenant's running tasks, its plan, and its costs in the current month."""
 
     tenant_id: UUID
     plan: str | None
@@ -642,7 +645,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """Who is asking: a user or a key by its id, or the service. Of the service no tenants are listed."""
+    """The caller: a user or key with its id, or the service. For the service no tenants are listed."""
 
     role: str
     id: UUID | None
@@ -651,7 +654,7 @@ class Me:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key for programs, without its secret. A tenant's key that has no role was removed from the tenant."""
+    """A key for programs, without its secret. A tenant's key without a role was removed from the tenant."""
 
     id: UUID
     tenant_id: UUID | None
@@ -667,7 +670,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key that was just made. Nobody sees the secret again."""
+    """A new key. The secret is shown once; it cannot be recovered."""
 
     id: UUID
     tenant_id: UUID | None
@@ -677,7 +680,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a job will cost, use and take, as far as that is known."""
+    """The expected cost, usage and duration of a job, as far as known."""
 
     tasks: int
     units: dict[str, Decimal]
@@ -688,7 +691,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether nothing of it has to wait for a quota or a budget."""
+        """Whether the quotas and the budget suffice for all of its tasks."""
         return all(line.fits for line in self.quota) and (self.budget is None or self.budget.fits)
 
     @classmethod
@@ -709,7 +712,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastCost:
-    """A range of money in the base currency, and the providers in it that have no price."""
+    """A cost range in the base currency, and the providers without a price."""
 
     low: Decimal
     expected: Decimal
@@ -720,7 +723,7 @@ class ForecastCost:
 
 @dataclass(frozen=True, slots=True)
 class ForecastQuota:
-    """What a job needs of a meter that is limited, and what is left of it now."""
+    """How much of a limited meter a job needs, and how much is left now."""
 
     meter: str
     needs: Decimal
@@ -731,7 +734,7 @@ class ForecastQuota:
 
 @dataclass(frozen=True, slots=True)
 class ForecastFinish:
-    """In how many seconds a job ends, with a range; without them the reason why that is not known."""
+    """The seconds until a job ends, with a range; if unknown, the reason."""
 
     seconds: float | None
     low: float | None
@@ -754,7 +757,7 @@ class ForecastFinish:
 
 @dataclass(frozen=True, slots=True)
 class ForecastBudget:
-    """The budget that a forecast was asked for, and whether the job stays within it for sure."""
+    """The requested budget, and whether the job surely stays within it."""
 
     amount: Decimal
     fits: bool
@@ -780,13 +783,13 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class JobExplanation:
-    """How a job stands, and what happens next."""
+    """The state of a job in words, and what happens next."""
 
     status: JobStatus
     text: str
     next: str | None
     task_id: int | None
-    """The task that is nearest to its turn."""
+    """The task that runs next."""
     running: int
 
     @classmethod
@@ -797,7 +800,7 @@ class JobExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A provider's endpoint: its limits (None: none), and what of them is in use in the present windows."""
+    """A provider's endpoint: its limits (None: unlimited), and their use in the current time windows."""
 
     id: int
     name: str
@@ -828,7 +831,7 @@ class Provider:
 
 
 class ProviderValues(TypedDict, total=False):
-    """What can be set of a provider. A limit that is None is none; what is left out stays as it is."""
+    """The settings of a provider. A limit of None means unlimited; settings left out do not change."""
 
     status: Literal["active", "disabled", "maintenance"]
     requests_per_minute: int | None
@@ -841,13 +844,13 @@ class ProviderValues(TypedDict, total=False):
     backpressure_threshold: float | None
     backpressure_delay_seconds: float | None
     depth_limit: int | None
-    """With so many tasks waiting, more are refused."""
+    """While this many tasks wait, new ones are rejected."""
     features: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderEvent:
-    """What a provider refused, or who changed it."""
+    """A rejection by a provider, or a change of its settings."""
 
     id: int
     at: datetime
@@ -859,7 +862,7 @@ class ProviderEvent:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting that all workers share."""
+    """A setting that all processes share."""
 
     name: str
     value: Any
@@ -868,7 +871,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A thing that is counted."""
+    """A unit of usage that is counted, such as tokens."""
 
     name: str
     period: Literal["day", "month", "total"]
@@ -878,7 +881,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What a tenant may pay for. A meter that is not in `limits` is not limited."""
+    """A subscription plan. A meter that is not in `limits` is not limited."""
 
     name: str
     title: str
@@ -892,7 +895,7 @@ class Plan:
 
 
 class PlanValues(TypedDict, total=False):
-    """What can be set of a plan. What is left out stays as it is; `limits` are replaced as a whole."""
+    """The settings of a plan. Those left out do not change; `limits` are replaced as a whole."""
 
     title: str
     comment: str
@@ -907,7 +910,7 @@ class PlanValues(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """What a tenant may use of a meter in the present period."""
+    """A tenant's limit of a meter in the current period."""
 
     meter: str
     amount: Decimal
@@ -917,7 +920,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class MeterUsage:
-    """What of a meter is used and set aside in the present period, and what is left (None: not limited)."""
+    """How much of a meter is used, reserved and left in the current period (`left` None: not limited)."""
 
     meter: str
     used: Decimal
@@ -931,7 +934,7 @@ class MeterUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageStatus:
-    """A tenant's plan, and where it stands."""
+    """A tenant's plan and its usage."""
 
     tenant_id: UUID
     plan: str | None
@@ -954,7 +957,7 @@ class UsageStatus:
 
 @dataclass(frozen=True, slots=True)
 class UsageDay:
-    """What a tenant used of a meter in a day (UTC), for an action: a kind of task, or what a caller named."""
+    """A tenant's usage of a meter on a day (UTC), by action: a task kind, or a name that a caller gave."""
 
     tenant_id: UUID
     day: date
@@ -975,7 +978,7 @@ class CostSum:
 
 @dataclass(frozen=True, slots=True)
 class CostDay:
-    """What was spent at a provider in a day (UTC), in the base currency."""
+    """The costs of a provider on a day (UTC), in the base currency."""
 
     day: date
     provider: str
@@ -983,8 +986,8 @@ class CostDay:
 
 
 @dataclass(frozen=True, slots=True)
-class DearJob:
-    """A job and what it has cost."""
+class ExpensiveJob:
+    """A job and its cost."""
 
     id: UUID
     tenant_id: UUID
@@ -996,7 +999,7 @@ class DearJob:
 
 @dataclass(frozen=True, slots=True)
 class CostEntry:
-    """A line of the ledger. `base_amount` is the amount in the base currency, at the rate of its day."""
+    """A line of the ledger. `base_amount` is the amount in the base currency, at that day's exchange rate."""
 
     id: int
     at: datetime
@@ -1016,7 +1019,7 @@ class CostEntry:
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """What a job has cost, what is set aside for its running tasks, and its budget."""
+    """The cost of a job, the amount reserved for its running tasks, and its budget."""
 
     job_id: UUID
     cost: Decimal
@@ -1026,7 +1029,7 @@ class JobCost:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one unit of a meter costs at a provider, from a date on; None: it has no price from then on."""
+    """The price of one unit of a meter at a provider from a date on; None ends the price."""
 
     id: int
     provider: str
@@ -1042,8 +1045,8 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
-    """What one unit of a meter costs at a provider now; `place` 1 is the cheapest."""
+class ComparedPrice:
+    """The current price of one unit of a meter at a provider; `place` 1 is the cheapest."""
 
     meter: str
     variant: str
@@ -1057,7 +1060,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRate:
-    """What one unit of a currency is worth in the base currency, from a date on."""
+    """The value of one unit of a currency in the base currency, from a date on."""
 
     currency: str
     rate: Decimal
@@ -1083,13 +1086,13 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class LinkedArtifact(Artifact):
-    """A file with an address: whoever has it can read the file until it expires."""
+    """A file with a URL; anyone who has the URL can read the file until it expires."""
 
     url: str = field(repr=False)
 
 
 def referred(output: Any) -> UUID | None:
-    """The file that holds an output too large for the database; None if this is the output itself."""
+    """The id of the file that an output refers to; None if this is the output itself."""
     match output:
         case {"$artifact": {"artifact_id": str() as text}} if len(cast("dict[str, Any]", output)) == 1:
             with suppress(ValueError):
@@ -1100,22 +1103,22 @@ def referred(output: Any) -> UUID | None:
 
 
 def failure(job: Job, first: Task | None) -> JobFailed:
-    """What to raise when a job that was awaited did not complete; `first` is the first task that failed."""
+    """The error to raise when a job did not complete; `first` is the first task that failed."""
     why = f"; {first.kind}: {first.error_code}: {first.error_message}" if first else ""
     details = {"job_id": str(job.id), "status": job.status}
     return JobFailed(f"job {job.id} {job.status}: {job.status_reason}{why}", details=details)
 
 
 def exact(amount: Amount | str, field: str = "amount") -> Decimal:
-    """An amount as it was meant. A float is refused: what it holds is not what was written."""
+    """An exact amount. Rejects a float, because it may differ from the number that was written."""
     try:
         found = None if isinstance(amount, float | bool) else Decimal(amount)
     except (InvalidOperation, TypeError, ValueError):
         found = None
     if found is None or not found.is_finite():
         raise Invalid(
-            f"{field} is not a decimal number: {amount!r}",
-            hint="Write Decimal('0.15') in Python.",
+            f"{field} must be a decimal number (got {amount!r})",
+            hint="In Python write Decimal('0.15'): a float is not exact.",
             details={"field": field},
         )
     return found
@@ -1127,5 +1130,5 @@ def _exact(cls: type[Any], document: Mapping[str, Any], *names: str) -> dict[str
 
 
 def _known(cls: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields this version knows: a newer database may say more."""
+    """The fields that this version knows: a newer schema may return more."""
     return {field.name: document[field.name] for field in fields(cls) if field.name in document}

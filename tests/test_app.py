@@ -511,7 +511,7 @@ def test_a_placeholder_is_not_an_output(misuse: Callable[[Any], Any]) -> None:
 
     with pytest.raises(Invalid, match="step 'write-1' has no output yet") as refused:
         publish.draw({})
-    assert "inside a task" in str(refused.value)
+    assert "another task" in str(refused.value)
 
 
 def test_what_a_body_may_not_do() -> None:

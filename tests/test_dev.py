@@ -177,7 +177,7 @@ def test_if_one_breaks_down_all_of_it_ends(
         os.kill(child if victim == "api" else running.process.pid, signal.SIGKILL)
         assert running.ended() == (1 if victim == "api" else -signal.SIGKILL)
         assert ("The API ended by itself (by SIGKILL)" in running.text) == (victim == "api")
-        assert ("penstock dev has died" in running.text) == (victim == "both")
+        assert ("penstock dev died" in running.text) == (victim == "both")
 
     def is_gone() -> bool:
         try:

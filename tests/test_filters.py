@@ -40,7 +40,7 @@ def test_any_value_can_be_quoted(value: str) -> None:
 @given(st.text())
 def test_any_text_is_read_or_refused(text: str) -> None:
     with contextlib.suppress(Invalid):
-        filters.meant(text, {"status": filters.words("status"), "age": filters.age("created_at")})
+        filters.unresolved(text, {"status": filters.words("status"), "age": filters.age("created_at")})
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_values_are_bound_and_never_part_of_the_statement() -> None:
         "tenant": filters.tenant("tenant_id"),
         "age": filters.age("created_at"),
     }
-    sql, values = filters.every(filters.meant("type:evil -error:evil tenant:evil,worse age:>2m", fields))
+    sql, values = filters.every(filters.unresolved("type:evil -error:evil tenant:evil,worse age:>2m", fields))
     assert "evil" not in sql
     assert sql.count("%s") == len(values)
     assert values == [["evil"], ["evil"], filters.Names(("evil", "worse")), filters.Ago(120)]

@@ -188,9 +188,9 @@ async def test_a_quota_holds_work_back_or_fails_it(db: testing.Database, tenant:
 async def test_an_amount_is_a_decimal(db: testing.Database, tenant: UUID, amount: Any) -> None:
     """A float holds something else than what was written."""
     async with database.pool(db.dsn) as pool:
-        with pytest.raises(Invalid, match="is not a decimal number"):
+        with pytest.raises(Invalid, match="must be a decimal number"):
             await usage.set_limit(pool, tenant_id=tenant, meter="cost", amount=amount)
-        with pytest.raises(Invalid, match="is not a decimal number"):
+        with pytest.raises(Invalid, match="must be a decimal number"):
             await usage.reserve(pool, tenant_id=tenant, amounts={"pages": amount})
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from penstock import installation, keys
+from penstock import database_settings, keys
 from penstock.dashboard import forms
 from penstock.dashboard.pages import Held, Page, Seen, TenantQuery, Viewer, render, to
 from penstock.errors import Invalid
@@ -44,7 +44,7 @@ async def _show(
         revoked=sum(1 for key in found if key.revoked_at is not None),
         may_manage=may_manage,
         roles=ROLES if chosen else ("worker", "service"),
-        settings=await installation.settings(held) if viewer.is_operator and not chosen else [],
+        settings=await database_settings.settings(held) if viewer.is_operator and not chosen else [],
         made=made,
         live=None,
     )
@@ -85,5 +85,5 @@ async def change_setting(request: Request, held: Held) -> Response:
         value = json.loads(form.get("value"))
     except (ValueError, RecursionError):
         raise Invalid("the value is not JSON", code="invalid_setting") from None
-    await installation.set(held, name=form.get("name"), value=value)
+    await database_settings.set(held, name=form.get("name"), value=value)
     return to(request, "/settings", said=f"{form.get('name')}: saved.")

@@ -1,4 +1,4 @@
-"""Installation: the settings in the database, which all workers share."""
+"""Settings in the database, which all processes share."""
 
 from __future__ import annotations
 
@@ -17,5 +17,5 @@ async def settings(database: db.Database) -> builtins.list[Setting]:
 
 
 async def set(database: db.Database, *, name: str, value: Any) -> None:
-    """Change a setting, for everybody and at once."""
+    """Change a setting for all processes, at once."""
     await db.call(database, "set_setting", p_name=name, p_value=db.Json(value))
