@@ -72,4 +72,6 @@ def create(dsn: str) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(create(os.environ["BENCH_DSN"]), host="127.0.0.1", port=int(sys.argv[1]), **server.HOW)
+    uvicorn.run(
+        create(os.environ["BENCH_DSN"]), host="127.0.0.1", port=int(sys.argv[1]), **server.UVICORN_OPTIONS
+    )

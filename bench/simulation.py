@@ -252,7 +252,7 @@ class Simulation:
             self.outcome.waits.setdefault(task.tenant, []).append(self._now - task.queued_at)
             self._at(self._now + task.seconds, lambda task=task: self._ended(worker, task))
         if worker.is_first:
-            worker.calm = 0.0 if taken else min(Wake.CALM_SECONDS, max(0.01, 2 * worker.calm))
+            worker.calm = 0.0 if taken else min(Wake.MAX_BACKOFF_SECONDS, max(0.01, 2 * worker.calm))
         worker.is_first = False
         if taken:
             worker.pause = 0.0
@@ -299,7 +299,7 @@ class Simulation:
         if freed:
             self._queue(freed)
         if is_room:
-            # Its own room: the worker that reported looks again, as worker/desk.py does.
+            # A slot of the provider is free: the worker that reported claims again, as the task buffer does.
             self._look(worker)
         if worker.ended:
             self._report(worker)

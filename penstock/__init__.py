@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from penstock.types import Job
     from penstock.worker import Worker
 
-# Imported when first asked for: the command line must not load a whole worker to print a help text.
-_HOMES = {
+# Modules are imported on first use, so that the command line does not load a worker to print a help text.
+_MODULES = {
     "penstock.app": ("App", "Started"),
     "penstock.bulk_type": ("BulkRow", "Change", "RowError"),
     "penstock.client": ("AsyncClient", "Client"),
@@ -77,7 +77,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _HOMES.items():
+    for module, names in _MODULES.items():
         if name in names:
             return getattr(importlib.import_module(module), name)
     raise AttributeError(f"module 'penstock' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""What users write against: App, @app.task, @app.job, and what starting one gives.
+"""The SDK: App, @app.task, @app.job, and the handle of a started job.
 
     app = App()
 
@@ -16,7 +16,7 @@
     job.result(timeout="5m")                       # [312, 280]
 
 A decorated function stays a function: calling it runs it. A job's body runs once, when the job is started,
-and draws the graph: what `step` returns stands for an output that is not there yet.
+and draws the graph of its tasks: each `step` adds a task and returns a placeholder for its future output.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from penstock.bulk_type import BulkType
 from penstock.context import Context, Fail, Reschedule, Retry
 from penstock.drawing import Drawn, Graph, Options, current, drawing
 from penstock.errors import Invalid, JobFailed, PenstockError, TimedOut
+from penstock.formatting import seconds
 from penstock.settings import settings
 from penstock.signature import Signature, Step, decode, encode
 from penstock.types import Forecast, Job, failure
-from penstock.words import seconds
 
 if TYPE_CHECKING:
     from penstock.sheets import Sheets
@@ -73,7 +73,10 @@ Artifacts = Callable[[Context, str, Any, str], Coroutine[Any, Any, dict[str, Any
 
 
 class Task(Generic[P, R]):
-    """A function that workers run. Calling it runs it here; `start` makes a job of it; `step` a part."""
+    """A function that workers run. Calling it runs it here; `start` starts a job of this one task.
+
+    In the body of a job, `step` adds it to the job.
+    """
 
     def __init__(
         self, app: App, function: Callable[..., Any], kind: str, *, mode: Mode, is_transactional: bool,
@@ -93,11 +96,11 @@ class Task(Generic[P, R]):
         return f"<task {self.kind}>"
 
     def options(self, **changes: Any) -> Task[P, R]:
-        """The same task with other options.
+        """A copy of the task with other options.
 
-        Of its job, with `start`: tenant_id, idempotency_key, delay, on_failure, paused, budget, on_limit,
-        stop_after. Of either: priority, run_at. Of the task: key, phase, provider or route, units, after,
-        after_failure, max_attempts, timeout, confirm.
+        Options of the job, for `start`: tenant_id, idempotency_key, delay, on_failure, paused, budget,
+        on_limit, stop_after. Options of the task: key, phase, provider or route, units, after, after_failure,
+        max_attempts, timeout, confirm. Options of both: priority, run_at.
         """
         other = cast("Task[P, R]", object.__new__(Task))
         other.__dict__.update(self.__dict__)
@@ -105,38 +108,41 @@ class Task(Generic[P, R]):
         return other
 
     def using(self, connection: Any) -> Task[P, R]:
-        """The same, started in the caller's own transaction: psycopg connection or SQLAlchemy session."""
+        """A copy that starts its job in the transaction of a psycopg connection or SQLAlchemy session."""
         return self.options(using=connection)
 
     def step(self, *args: P.args, **kwargs: P.kwargs) -> Any:
-        """This task as a step of the job whose body is running."""
+        """Add this task to the job whose body is running."""
         graph = current.get()
         if graph is None:
-            raise Invalid(f"{self.kind}.step() outside of a job's body", hint="start() runs it by itself.")
+            raise Invalid(
+                f"{self.kind}.step() was called outside of a job's body",
+                hint="Use start() for a job of this one task.",
+            )
         values = self.signature.bind(args, kwargs)
         return graph.add(self.kind, self.signature, values, self.chosen.for_step(), self.chosen.after)
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
-        """A job of this one task."""
+        """Start a job of this one task."""
         return self.app.start(self.kind, self._draw(args, kwargs), self.chosen)
 
     async def astart(self, *args: P.args, **kwargs: P.kwargs) -> Started[R]:
-        """A job of this one task."""
+        """Start a job of this one task."""
         return await self.app.astart(self.kind, self._draw(args, kwargs), self.chosen)
 
     def forecast(self, *args: P.args, **kwargs: P.kwargs) -> Forecast:
-        """What `start` with these arguments would cost, use and take. Starts nothing."""
+        """The cost, usage and duration of a `start` with these arguments. Starts nothing."""
         return self.app.forecast(self.kind, self._draw(args, kwargs), self.chosen)
 
     async def aforecast(self, *args: P.args, **kwargs: P.kwargs) -> Forecast:
-        """What `astart` with these arguments would cost, use and take. Starts nothing."""
+        """The cost, usage and duration of an `astart` with these arguments. Starts nothing."""
         return await self.app.aforecast(self.kind, self._draw(args, kwargs), self.chosen)
 
     def _draw(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Drawn:
         return self.draw(self.signature.bind(args, kwargs))
 
     def draw(self, values: dict[str, Any]) -> Drawn:
-        """A job of this one task."""
+        """Draw a job of this one task."""
         graph = Graph()
         step = graph.add(self.kind, self.signature, values, self.chosen.for_task())
         return Drawn({}, graph.tasks, encode(step, []), self.signature.load)
@@ -149,7 +155,10 @@ class JobType(Generic[P]):
         self, app: App, function: Callable[..., Any], name: str, phases: dict[str, float], on_failure: str
     ) -> None:
         if inspect.iscoroutinefunction(function):
-            raise Invalid(f"{name}: a job's body is a plain function", hint="It only draws the graph.")
+            raise Invalid(
+                f"{name}: a job's body must be a plain function, not async",
+                hint="It only draws the graph; the tasks may be async.",
+            )
         self.app, self.function, self.name = app, function, name
         self.phases, self.on_failure = phases, on_failure
         self.signature = Signature(function, is_handler=False)
@@ -160,7 +169,7 @@ class JobType(Generic[P]):
         return f"<job type {self.name}>"
 
     def options(self, **changes: Any) -> JobType[P]:
-        """The same with other options of its jobs.
+        """A copy of the job type with other options for its jobs.
 
         tenant_id, idempotency_key, priority, run_at, delay, on_failure, paused, budget, on_limit, stop_after.
         """
@@ -172,7 +181,7 @@ class JobType(Generic[P]):
         return other
 
     def using(self, connection: Any) -> JobType[P]:
-        """The same job type, started in the caller's own transaction."""
+        """A copy that starts its jobs in the transaction of a psycopg connection or SQLAlchemy session."""
         return self.options(using=connection)
 
     def start(self, *args: P.args, **kwargs: P.kwargs) -> Started[Any]:
@@ -184,27 +193,29 @@ class JobType(Generic[P]):
         return await self.app.astart(self.name, self.draw(self.signature.bind(args, kwargs)), self.chosen)
 
     def forecast(self, *args: P.args, **kwargs: P.kwargs) -> Forecast:
-        """What `start` with these arguments would cost, use and take. Starts nothing."""
+        """The cost, usage and duration of a `start` with these arguments. Starts nothing."""
         return self.app.forecast(self.name, self.draw(self.signature.bind(args, kwargs)), self.chosen)
 
     async def aforecast(self, *args: P.args, **kwargs: P.kwargs) -> Forecast:
-        """What `astart` with these arguments would cost, use and take. Starts nothing."""
+        """The cost, usage and duration of an `astart` with these arguments. Starts nothing."""
         drawn = self.draw(self.signature.bind(args, kwargs))
         return await self.app.aforecast(self.name, drawn, self.chosen)
 
     def draw(self, values: dict[str, Any]) -> Drawn:
-        """The job's params, the tasks its body asks for, and what it returned."""
+        """Run the body: the job's params, the tasks of its steps, and the value it returned."""
         params, _ = self.signature.encode(values)
         graph = Graph()
         with drawing(graph):
             returned = self.function(**self.signature.check(values))
         if not graph.tasks:
-            raise Invalid(f"the body of {self.name} asked for no step", code="no_tasks")
+            raise Invalid(f"the body of {self.name} added no step: a job needs at least one", code="no_tasks")
         result = Step(graph.tasks[-1]["key"]) if returned is None else returned
         try:
             return Drawn(params, graph.tasks, encode(result, []))
         except (TypeError, ValueError, RecursionError) as error:
-            raise Invalid(f"what the body of {self.name} returned: {error}") from error
+            raise Invalid(
+                f"the value that the body of {self.name} returned cannot be stored: {error}"
+            ) from error
 
 
 @dataclass(slots=True)
@@ -217,50 +228,52 @@ class Started(Generic[R]):
 
     async def aget(self) -> Job:
         """The job as it is now."""
-        async with self.app.connections() as where:
-            return await jobs.get(where, job_id=self.id)
+        async with self.app.connections() as pool:
+            return await jobs.get(pool, job_id=self.id)
 
     def get(self) -> Job:
         """The job as it is now."""
         return self.app.block(self.aget())
 
     async def aforecast(self) -> Forecast:
-        """What is left of the job will cost, use and take."""
-        async with self.app.connections() as where:
-            return await jobs.forecast_rest(where, job_id=self.id)
+        """The cost, usage and duration of the rest of the job."""
+        async with self.app.connections() as pool:
+            return await jobs.forecast_rest(pool, job_id=self.id)
 
     def forecast(self) -> Forecast:
         """`aforecast` for code that is not async."""
         return self.app.block(self.aforecast())
 
     async def aresult(self, timeout: float | str | None = None) -> R:  # noqa: ASYNC109 (for the whole wait)
-        """Wait until the job has ended; what the task returned. Raises JobFailed, TimedOut.
+        """Wait until the job has ended and return the output of its task. Raises JobFailed or TimedOut.
 
-        For a job of several steps: what its body returned, with the outputs in place of the steps; the output
-        of the last step if it returned nothing.
+        For a job of several steps this is the value that its body returned, with each step replaced by its
+        output; if the body returned None, the output of the last step.
         """
         limit = None if timeout is None else seconds(timeout)
         try:
-            async with asyncio.timeout(limit), self.app.connections() as where:
-                job = await jobs.ended(where, job_id=self.id)
+            async with asyncio.timeout(limit), self.app.connections() as pool:
+                job = await jobs.ended(pool, job_id=self.id)
                 if job.status != "completed":
-                    raise await self._failure(where, job)
-                found = await tasks.outputs(where, self.id, keys=_references(self._drawn.result))
-                outputs = await artifacts.expanded(where, self.app, job_id=self.id, outputs=found)
+                    raise await self._failure(pool, job)
+                found = await tasks.outputs(pool, self.id, keys=_references(self._drawn.result))
+                outputs = await artifacts.expanded(pool, self.app, job_id=self.id, outputs=found)
         except TimeoutError as error:
             raise TimedOut(f"job {self.id} has not ended within {limit:g} s") from error
         result = decode(self._drawn.result, outputs)
         try:
             return self._drawn.load(result) if self._drawn.load else result
         except pydantic.ValidationError as error:
-            raise Invalid(f"the output is not of the declared type: {error}", code="bad_output") from error
+            raise Invalid(
+                f"the output does not match the declared type: {error}", code="bad_output"
+            ) from error
 
     def result(self, timeout: float | str | None = None) -> R:
         """`aresult` for code that is not async."""
         return self.app.block(self.aresult(timeout))
 
-    async def _failure(self, where: db.Pool, job: Job) -> JobFailed:
-        failed = await jobs.tasks(where, job_id=self.id, status="failed", limit=1)
+    async def _failure(self, pool: db.Pool, job: Job) -> JobFailed:
+        failed = await jobs.tasks(pool, job_id=self.id, status="failed", limit=1)
         return failure(job, failed[0] if failed else None)
 
 
@@ -280,7 +293,7 @@ def _references(value: Any) -> list[str]:
 
 
 class TaskDecorator(Protocol):
-    """What `app.task(...)` gives. The context is not among a task's arguments."""
+    """The type of `app.task(...)`. The context is not one of the task's arguments."""
 
     @overload
     def __call__(
@@ -295,12 +308,12 @@ class TaskDecorator(Protocol):
 
 
 class App:
-    """The tasks, job types and schedules of an application, and its way to the database.
+    """The tasks, job types and schedules of an application, and its connection to the database.
 
-    Without `database_url` and `DATABASE_URL` an embedded PostgreSQL is used. Jobs started without a tenant
-    belong to the tenant called `tenant`, which is made when it is missing. Connections are opened when first
-    needed; `async with app:` or `aclose()` closes those of the running event loop, `with app:` or `close()`
-    those that code which is not async used. `sql` is a folder with SQL of the app's own, for `schema`.
+    Without `database_url` and `DATABASE_URL` it uses an embedded PostgreSQL. Jobs started without a tenant
+    belong to the tenant named `tenant`, which is created if missing. Connections are opened on first use.
+    `async with app:` or `aclose()` closes those of the running event loop; `with app:` or `close()` closes
+    those of synchronous code. `sql` is a folder with the app's own SQL, which `migrate` applies to `schema`.
     """
 
     def __init__(
@@ -312,25 +325,25 @@ class App:
         sql: Path | None = None,
     ) -> None:
         if (schema is None) != (sql is None):
-            raise Invalid("an app's own SQL has both a folder and a schema", details={"field": "sql"})
+            raise Invalid("an app with its own SQL needs both `sql` and `schema`", details={"field": "sql"})
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.job_types: dict[str, JobType[...]] = {}
         self.bulks: dict[str, BulkType[Any]] = {}
         self.schedules: dict[str, dict[str, Any]] = {}
         self.artifacts: Artifacts | None = None
-        """How `Context.save` keeps a file, if not in `storage`: given context, name, data and type, returns
-        its description."""
+        """Stores the files of `Context.save` in place of `storage`: called with the context, the name, the
+        data and the type, it returns the reference to the file."""
         self.sheets: Sheets | Callable[[UUID], Sheets] | None = None
-        """The Google account of all tenants, or what gives the account of each."""
+        """The Google account for all tenants, or a function that returns the account of a tenant."""
         self.tenant = tenant
         self.own: migrate.Own | None = None if schema is None or sql is None else migrate.Own(schema, sql)
-        """The SQL that it brings."""
+        """The app's own SQL."""
         self._database_url = database_url
         self._storage: storages.Storage | None = None
         self.forget()
 
     def forget(self) -> None:
-        """Forget all connections without closing them: in a forked process they are the parent's."""
+        """Drop all connections without closing them: in a forked process they belong to the parent."""
         self._pools: dict[asyncio.AbstractEventLoop, _Pool] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -362,11 +375,12 @@ class App:
         transactional: bool = False,
     ) -> TaskDecorator: ...
     def task(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
-        """Make a function a task. Async ones run in the loop, others in threads, `cpu_bound` in processes.
+        """Declare a function as a task.
 
-        `transactional`: what the handler writes through `ctx.connection` and the task's completion are one
-        commit. `backoff` doubles with each failure up to `backoff_cap`; nothing is tried again later than
-        `retry_for` after the first attempt.
+        Async functions run in the event loop, others in threads, `cpu_bound` ones in processes. With
+        `transactional`, the handler's writes through `ctx.connection` and the task's completion are one
+        commit. The delay before a retry starts at `backoff` and doubles up to `backoff_cap`. No retry starts
+        later than `retry_for` after the first attempt.
         """
         return partial(self._add_task, **options) if function is None else self._add_task(function)
 
@@ -387,7 +401,7 @@ class App:
     ) -> Task[Any, Any]:
         kind = kind or function.__name__
         if kind in self.tasks:
-            raise Invalid(f"there are two tasks of the kind {kind!r}")
+            raise Invalid(f"a task of kind {kind!r} already exists: give one of them another `kind`")
         is_async = inspect.iscoroutinefunction(function)
         declared = {
             "name": kind,
@@ -403,15 +417,24 @@ class App:
             mode="process" if cpu_bound else "async" if is_async else "thread",
         )  # fmt: skip
         if cpu_bound and (transactional or is_async):
-            raise Invalid(f"{kind}: a cpu_bound handler is a plain function without a transaction")
+            raise Invalid(
+                f"{kind}: a cpu_bound task must be a plain function, neither async nor transactional"
+            )
         if cpu_bound and task.signature.takes_context:
-            raise Invalid(f"{kind}: a handler in a process has no context", hint="Report in an async task.")
+            raise Invalid(
+                f"{kind}: a cpu_bound task cannot take a Context, because it runs in another process",
+                hint="Call ctx.acompute from an async task instead.",
+            )
         if cpu_bound and "<" in function.__qualname__:
             raise Invalid(
-                f"{kind}: a process finds its handler by name", hint="Put it at the module's level."
+                f"{kind}: a cpu_bound task must be defined at the top level of its module",
+                hint="Its process imports it by name.",
             )
         if transactional and not task.signature.takes_context:
-            raise Invalid(f"{kind}: a transactional handler takes a Context", hint="It has the connection.")
+            raise Invalid(
+                f"{kind}: a transactional task must take a Context as its first parameter",
+                hint="ctx.connection is the connection of the transaction.",
+            )
         self.tasks[kind] = task
         self._is_declared = False
         return task
@@ -430,12 +453,14 @@ class App:
         phases: dict[str, float] | None = None,
         on_failure: str = "continue",
     ) -> Any:
-        """Make a function that draws a graph a job type. `phases`: their names and weights, in order."""
+        """Declare a function as a job type. `phases`: the names and weights of its phases, in order."""
 
         def add(function: Callable[..., Any]) -> JobType[...]:
             kind = JobType[...](self, function, name or function.__name__, phases or {}, on_failure)
             if kind.name in self.job_types or kind.name in self.bulks:
-                raise Invalid(f"there are two job types called {kind.name!r}")
+                raise Invalid(
+                    f"a job type named {kind.name!r} already exists: give one of them another `name`"
+                )
             self.job_types[kind.name] = kind
             self._is_declared = False
             return kind
@@ -454,17 +479,17 @@ class App:
         phases: dict[str, float] | None = None,
         on_failure: str = "continue",
     ) -> Callable[[Callable[..., Any]], BulkType[RowModel]]:
-        """Make a function that draws the graph of a row, or of a batch, a type of bulk job.
+        """Declare a function that draws the graph of one row, or of a batch of rows, as a bulk job type.
 
-        `row` is the pydantic model that every row must fit. `key`: the columns that name a row; without them
-        its number does. `batch`: so many rows at most go into one graph, and `group_by` keeps those together
-        that have the same value there. `exclusive`: a tenant has one such job at a time.
+        `row`: the pydantic model that validates every row. `key`: the columns that identify a row; without it
+        the row number does. `batch`: the maximum number of rows in one graph. `group_by`: a batch holds only
+        rows with the same value in this column. `exclusive`: a tenant runs one such job at a time.
         """
 
         def add(function: Callable[..., Any]) -> BulkType[RowModel]:
             chosen = name or function.__name__
             if chosen in self.bulks or chosen in self.job_types:
-                raise Invalid(f"there are two job types called {chosen!r}")
+                raise Invalid(f"a job type named {chosen!r} already exists: give one of them another `name`")
             kind = BulkType(
                 self, function, chosen, row=row, key=key, batch=batch, group_by=group_by,
                 is_exclusive=exclusive, phases=phases or {}, on_failure=on_failure,
@@ -485,16 +510,17 @@ class App:
         missed: str = "once",
         params: dict[str, Any] | None = None,
     ) -> None:
-        """Start a job by the clock, from when a worker or a start first tells the database.
+        """Start a job at the times of a cron expression.
 
-        `missed`: what an outage made late is left out (skip), run once, or run as often as it was due (all).
+        The schedule is stored when a worker or the first `start` declares the app. `missed`: what to do after
+        an outage about runs that were missed: none (`skip`), one (`once`), or every one (`all`).
         """
         schedules.next_tick(cron, timezone, datetime.now(UTC))
         if missed not in ("skip", "once", "all"):
-            raise Invalid(f"missed is skip, once or all, not {missed!r}", details={"field": "missed"})
+            raise Invalid(f"missed must be skip, once or all (got {missed!r})", details={"field": "missed"})
         own = what.kind if isinstance(what, Task) else what.name
         if (name or own) in self.schedules:
-            raise Invalid(f"there are two schedules called {name or own!r}")
+            raise Invalid(f"a schedule named {name or own!r} already exists: give one of them another `name`")
         what.signature.encode(params or {})
         tenant = {} if what.chosen.tenant_id is None else {"tenant_id": what.chosen.tenant_id}
         self.schedules[name or own] = tenant | {
@@ -504,90 +530,90 @@ class App:
             "timezone": timezone,
             "missed": missed,
             "params": params or {},
-            # A job's body is run again at each tick; a task stays the same.
+            # A job's body runs again at each tick; the tasks of a single task never change.
             "tasks": what.draw(params or {}).tasks if isinstance(what, Task) else None,
             "options": what.chosen.for_schedule(),
         }
         self._is_declared = False
 
     def draw(self, job_type: str, params: dict[str, Any]) -> list[dict[str, Any]] | None:
-        """The tasks of a job type, for a schedule that stores none; None when this app does not have it."""
+        """The tasks of a job type, for a schedule that stores none; None if this app lacks the type."""
         found = self.job_types.get(job_type) or self.tasks.get(job_type)
         return found.draw(params).tasks if found else None
 
     # --- starting ---
 
     async def astart(self, type: str, drawn: Drawn, options: Options) -> Started[Any]:
-        """Start a job that was drawn."""
-        async with self.connections() as where:
-            chosen = await self.ready(where, options)
+        """Start a drawn job."""
+        async with self.connections() as pool:
+            chosen = await self.ready(pool, options)
             start = jobs.start if options.using is None else jobs.start_in
-            held = where if options.using is None else options.using
-            job_id = await start(held, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
+            database = pool if options.using is None else options.using
+            job_id = await start(database, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
         return Started(job_id, self, drawn)
 
     def start(self, type: str, drawn: Drawn, options: Options) -> Started[Any]:
         """`astart` for code that is not async."""
         if options.using is None:
             return self.block(self.astart(type, drawn, options))
-        # Only what commits by itself runs elsewhere; the job is made here, on the caller's connection.
-        chosen = self.block(self._ready_elsewhere(options))
+        # The declarations commit on a connection of the app; the job starts on the caller's connection.
+        chosen = self.block(self._ready_on_own_connection(options))
         job_id = jobs.start_sync(options.using, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
         return Started(job_id, self, drawn)
 
     async def aforecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:
-        """What a job that was drawn would cost, use and take."""
-        async with self.connections() as where:
-            chosen = await self.ready(where, options)
-            return await jobs.forecast(where, type=type, tasks=drawn.tasks, **chosen)
+        """The cost, usage and duration of a drawn job."""
+        async with self.connections() as pool:
+            chosen = await self.ready(pool, options)
+            return await jobs.forecast(pool, type=type, tasks=drawn.tasks, **chosen)
 
     def forecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:
         """`aforecast` for code that is not async."""
         return self.block(self.aforecast(type, drawn, options))
 
     def started(self, job_id: UUID) -> Started[Any]:
-        """A job by its id. Its result is nothing: its tasks have theirs."""
+        """The handle of a job by its id. Its `result` is None."""
         return Started(job_id, self, Drawn({}, [], None))
 
-    async def _ready_elsewhere(self, options: Options) -> jobs.JobOptions:
-        async with self.connections() as where:
-            return await self.ready(where, options)
+    async def _ready_on_own_connection(self, options: Options) -> jobs.JobOptions:
+        async with self.connections() as pool:
+            return await self.ready(pool, options)
 
-    async def ready(self, where: db.Pool, options: Options) -> jobs.JobOptions:
-        """Make sure that kinds and tenant are there, whatever becomes of the caller's transaction."""
-        await self.declare(where)
+    async def ready(self, pool: db.Pool, options: Options) -> jobs.JobOptions:
+        """Declare the app and create its tenant, in transactions of their own; returns the job's options."""
+        await self.declare(pool)
         chosen = options.for_job()
         if options.tenant_id is None:
-            chosen["tenant_id"] = await self.tenant_id(where)
+            chosen["tenant_id"] = await self.tenant_id(pool)
         return chosen
 
-    async def declare(self, where: db.Pool) -> None:
-        """Tell the database what there is: kinds, job types, schedules. Once, and again when one is added."""
+    async def declare(self, pool: db.Pool) -> None:
+        """Store the app's kinds, job types and schedules: once, and again after one is added."""
         if self._is_declared:
             return
-        await kinds.define(where, kinds=[task.settings for task in self.tasks.values()])
+        await kinds.define(pool, kinds=[task.settings for task in self.tasks.values()])
         for kind in self.job_types.values():
             phases = [{"name": name, "weight": weight} for name, weight in kind.phases.items()]
-            await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
+            await kinds.define_job_type(pool, name=kind.name, phases=phases, on_failure=kind.on_failure)
         for kind in self.bulks.values():
             phases = [{"name": name, "weight": weight} for name, weight in kind.all_phases().items()]
-            await kinds.define_job_type(where, name=kind.name, phases=phases, on_failure=kind.on_failure)
-            await bulks.define_type(where, name=kind.name, **kind.declared())
+            await kinds.define_job_type(pool, name=kind.name, phases=phases, on_failure=kind.on_failure)
+            await bulks.define_type(pool, name=kind.name, **kind.declared())
         for schedule in self.schedules.values():
-            arguments: dict[str, Any] = {"tenant_id": await self.tenant_id(where), **schedule}
-            await schedules.set(where, **arguments)
+            arguments: dict[str, Any] = {"tenant_id": await self.tenant_id(pool), **schedule}
+            await schedules.set(pool, **arguments)
         self._is_declared = True
 
-    async def tenant_id(self, where: db.Pool) -> UUID:
+    async def tenant_id(self, pool: db.Pool) -> UUID:
         """The app's own tenant."""
         if self._tenant_id is None:
-            self._tenant_id = await tenants.ensure(where, name=str(self.tenant))
+            self._tenant_id = await tenants.ensure(pool, name=str(self.tenant))
         return self._tenant_id
 
     # --- the database ---
 
     def dsn(self) -> str:
-        """Where the database is. An embedded one is started and migrated."""
+        """The address of the database. Starts and migrates the embedded one if no other is configured."""
         with self._lock:
             if self._database_url is None:
                 self._database_url = settings().database_url
@@ -597,7 +623,7 @@ class App:
             return self._database_url
 
     def migrate(self, dsn: str, contract: bool = False) -> list[str]:
-        """Bring a database to this version of Penstock, and to the app's own SQL. Returns what ran."""
+        """Migrate a database to this version of Penstock and of the app's own SQL. Returns what ran."""
         done = migrate.migrate(dsn, contract)
         if self.own is not None:
             ran = migrate.migrate(dsn, contract, folder=self.own.folder, schema=self.own.schema)
@@ -605,7 +631,7 @@ class App:
         return done
 
     def use(self, dsn: str) -> None:
-        """Use this database from now on. Connections to another one are to be closed before."""
+        """Use this database from now on. Close connections to another one first."""
         if dsn != self._database_url:
             self._database_url = dsn
             self._tenant_id = self.tenant if isinstance(self.tenant, UUID) else None
@@ -613,7 +639,7 @@ class App:
 
     @property
     def storage(self) -> storages.Storage:
-        """Where files go: what `PENSTOCK_STORAGE` names, unless another was set."""
+        """The storage for files: the one in `PENSTOCK_STORAGE`, unless another was set."""
         with self._lock:
             if self._storage is None:
                 self._storage = storages.of(settings())
@@ -624,8 +650,7 @@ class App:
         self._storage = chosen
 
     def sheets_of(self, tenant_id: UUID) -> Sheets:
-        """The Google account that reads and writes the sheets of a tenant: what `sheets` says, or what
-        `PENSTOCK_SHEETS_CREDENTIALS` names."""
+        """The Google account for a tenant's sheets, from `sheets` or `PENSTOCK_SHEETS_CREDENTIALS`."""
         if callable(self.sheets):
             return self.sheets(tenant_id)
         with self._lock:
@@ -635,7 +660,7 @@ class App:
                 found = settings()
                 if found.sheets_credentials is None:
                     hint = "Set PENSTOCK_SHEETS_CREDENTIALS for the worker, or app.sheets."
-                    raise Invalid("there is no Google account", code="no_sheets_account", hint=hint)
+                    raise Invalid("no Google account is configured", code="no_sheets_account", hint=hint)
                 url = found.sheets_url
                 own = {} if url is None else {"base_url": url, "token_url": f"{url.rstrip('/')}/token"}
                 self.sheets = Sheets(found.sheets_credentials, **own)
@@ -643,10 +668,10 @@ class App:
 
     @asynccontextmanager
     async def connections(self) -> AsyncGenerator[db.Pool]:
-        """The pool of the running event loop, opened when first asked for."""
+        """The pool of the running event loop, opened on first use."""
         loop = asyncio.get_running_loop()
         if loop not in self._pools:
-            # A loop that ended without aclose() took its connections with it.
+            # The connections of a closed loop cannot be used any more.
             self._pools = {other: pool for other, pool in self._pools.items() if not other.is_closed()}
             self._pools[loop] = _Pool()
         yield await self._pools[loop].get(self)
@@ -670,7 +695,7 @@ class App:
         await self.aclose()
 
     def close(self) -> None:
-        """Close the connections that code which is not async used."""
+        """Close the connections of synchronous code."""
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
             self.block(self.aclose())
@@ -680,7 +705,7 @@ class App:
             loop.close()
 
     def block(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run async work for a caller that is not async, in a thread with a loop of its own."""
+        """Run a coroutine for synchronous code, in a thread with its own event loop."""
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
@@ -725,7 +750,7 @@ def load(path: str) -> App:
             hint="Name it as module:attribute, such as mysite.jobs:app.",
         ) from error
     if not isinstance(found, App):
-        raise Invalid(f"{path!r} is not an App")
+        raise Invalid(f"{path!r} is not an App (it is a {type(found).__name__})")
     return found
 
 

@@ -1,8 +1,8 @@
-"""Artifacts: files that tasks make and clients upload. The record comes first, then the file, then that it is
-whole.
+"""Artifacts: files that tasks save and clients upload.
 
-Whatever dies in between leaves a record that is pending; `sweep` removes it with its file an hour later, and
-files that have no record. So there is neither a record without its file nor a file without a record for long.
+Storing a file takes three steps: insert a pending record, write the file, mark the record as stored. A crash
+in between leaves a pending record; an hour later `sweep` removes it with its file. `sweep` also removes files
+without a record. So no record stays without its file, and no file without its record.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from penstock.artifacts where status = 'stored' and """
 _OF_JOB: LiteralString = """\
 job_id = %s and (%s::bigint is null or task_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"""
 BATCH = 100
-"""So many files are removed in one transaction."""
+"""How many files a sweep removes in one transaction."""
 Data: TypeAlias = bytes | Path | AsyncIterable[bytes]
-"""What a file is made of: bytes, a local file, or pieces as they come."""
+"""The content of a file: bytes, the path of a local file, or a stream of chunks."""
 MAX_OUTPUT = 64 << 20
 _SETTING: LiteralString = "select value from penstock.settings where name = 'max_output_bytes'"
 _AWAITED: LiteralString = """\
@@ -44,7 +44,7 @@ select exists (select from penstock.artifacts where status <> 'stored'
     and stored_at < penstock._now() - make_interval(
       days => (select value from penstock.settings where name = 'retention_days')::integer))"""
 Acting = Callable[[], AbstractAsyncContextManager[db.Connection]]
-"""Gives a connection for one short call: none is held while bytes move."""
+"""Opens a connection for one short call, so that none is in use while bytes are copied."""
 
 
 class Upload(NamedTuple):
@@ -56,17 +56,17 @@ class Upload(NamedTuple):
 
 
 class Swept(NamedTuple):
-    """What a sweep removed: records with their files, and files without a record."""
+    """The number of records (with their files), and of files without a record, that a sweep removed."""
 
     records: int
     files: int
 
 
-# What a task saves
+# Files of tasks
 
 
 async def save(
-    where: db.Pool,
+    pool: db.Pool,
     storage: Storage,
     *,
     task_id: int,
@@ -76,15 +76,16 @@ async def save(
     data: Data,
     content_type: str = content.ANY,
 ) -> dict[str, Any]:
-    """Keep a file of a running task; returns what to put into its output. The same name is the same file.
+    """Store a file of a running task; returns a reference to put into its output.
 
-    Raises LeaseLost when the task is another worker's by now, Limited when the tenant's quota has no room.
+    A file of the same name is replaced. Raises LeaseLost if the lease is lost, Limited if the tenant's quota
+    is used up.
     """
-    head, data = await _beginning(_pieces(data) if isinstance(data, Path) else data)
+    head, data = await _peek(_chunks(data) if isinstance(data, Path) else data)
     kind = content.check(content_type, head)
     name = content.clean_name(name)
     [begun] = await db.call(
-        where,
+        pool,
         "begin_artifact",
         p_task_id=task_id,
         p_worker_id=worker_id,
@@ -94,11 +95,11 @@ async def save(
         p_bytes=len(data) if isinstance(data, bytes) else None,
     )
     holder = {"p_artifact_id": begun["id"], "p_worker_id": worker_id, "p_lease": lease}
-    async with _given_up_on_error(partial(db.connection, where), holder):
+    async with _dropped_on_error(partial(db.connection, pool), holder):
         stored = await storage.put(
             begun["path"], data, limit=begun["max_bytes"], headers=content.headers(kind, name)
         )
-        await _finish(partial(db.connection, where), holder, stored)
+        await _finish(partial(db.connection, pool), holder, stored)
     return {
         "artifact_id": str(begun["id"]),
         "path": begun["path"],
@@ -109,34 +110,35 @@ async def save(
     }
 
 
-async def _pieces(file: Path) -> AsyncGenerator[bytes]:
+async def _chunks(file: Path) -> AsyncGenerator[bytes]:
     with await asyncio.to_thread(file.open, "rb") as opened:
-        while piece := await asyncio.to_thread(opened.read, 1 << 20):
-            yield piece
+        while chunk := await asyncio.to_thread(opened.read, 1 << 20):
+            yield chunk
 
 
 async def _finish(acting: Acting, holder: dict[str, Any], stored: Stored) -> None:
-    async with acting() as held:
-        await db.call(held, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
+    async with acting() as conn:
+        await db.call(conn, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
 
 
 @asynccontextmanager
-async def _given_up_on_error(acting: Acting, holder: dict[str, Any]) -> AsyncGenerator[None]:
+async def _dropped_on_error(acting: Acting, holder: dict[str, Any]) -> AsyncGenerator[None]:
+    """Drop the pending record if writing the file fails."""
     try:
         yield
     except LeaseLost:
-        # The path is another's by now: hands off.
+        # The worker that has the lease now writes to the same path.
         raise
     except Exception:
-        # Only to be quick about it: the sweep would find it.
+        # If this fails too, the sweep removes the record later.
         with suppress(Exception):
-            async with acting() as held:
-                await db.call(held, "drop_artifact", **holder)
+            async with acting() as conn:
+                await db.call(conn, "drop_artifact", **holder)
         raise
 
 
-async def _beginning(data: bytes | AsyncIterable[bytes]) -> tuple[bytes, bytes | AsyncIterable[bytes]]:
-    """The first bytes, and all of it."""
+async def _peek(data: bytes | AsyncIterable[bytes]) -> tuple[bytes, bytes | AsyncIterable[bytes]]:
+    """The first bytes, and the whole data including them."""
     if isinstance(data, bytes):
         return data[: content.HEAD_BYTES], data
     chunks, head = aiter(data), b""
@@ -155,38 +157,40 @@ async def _beginning(data: bytes | AsyncIterable[bytes]) -> tuple[bytes, bytes |
 
 
 class HasStorage(Protocol):
-    """An app: its storage is opened when it is needed."""
+    """An app, which opens its storage on first use."""
 
     @property
     def storage(self) -> Storage: ...
 
 
-async def max_output_bytes(where: db.Pool) -> int:
-    """The largest output that the database keeps itself."""
-    [(limit,)] = await db.rows(where, _SETTING, ())
+async def max_output_bytes(pool: db.Pool) -> int:
+    """The largest output that is stored in the database; larger ones are stored as files."""
+    [(limit,)] = await db.rows(pool, _SETTING, ())
     return int(limit)
 
 
 def reference(saved: dict[str, Any]) -> str:
-    """What stands for an output that was saved as a file."""
+    """The output of a task whose real output was saved as a file."""
     return json.dumps({"$artifact": saved})
 
 
 def is_any_reference(outputs: Mapping[str, Any]) -> bool:
-    """Whether one of these outputs is in a file."""
+    """Whether one of these outputs is stored as a file."""
     return any(referred(output) is not None for output in outputs.values())
 
 
 async def expanded(
-    where: db.Pool, app: HasStorage, *, job_id: UUID, outputs: dict[str, Any]
+    pool: db.Pool, app: HasStorage, *, job_id: UUID, outputs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Outputs, with those read back that are in files of the same job. (A handler can return anything, also
-    what looks like another job's: that stays what it is.)"""
+    """Outputs, with references to files of the same job replaced by the files' contents.
+
+    A reference to another job's file stays as it is: a handler may return anything.
+    """
     wanted = {key: found for key, output in outputs.items() if (found := referred(output)) is not None}
     if not wanted:
         return outputs
     statement = _COLUMNS + "job_id = %s and name = %s and id = any (%s)"
-    rows = await db.rows(where, statement, (job_id, OUTPUT, builtins.list(wanted.values())))
+    rows = await db.rows(pool, statement, (job_id, OUTPUT, builtins.list(wanted.values())))
     files = {artifact.id: artifact for artifact in (Artifact(*row) for row in rows)}
     whole = dict(outputs)
     for key, artifact_id in wanted.items():
@@ -195,11 +199,11 @@ async def expanded(
     return whole
 
 
-# What a client uploads
+# Uploads of clients
 
 
 async def begin_upload(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     content_type: str,
@@ -207,10 +211,10 @@ async def begin_upload(
     tenant_id: UUID | None = None,
     idempotency_key: str | None = None,
 ) -> Upload:
-    """Make the record of a file that a client is about to upload. The same key gives the same one."""
+    """Insert the record of a file that a client is about to upload. The same key returns the same record."""
     given = {"tenant_id": tenant_id and str(tenant_id), "idempotency_key": idempotency_key}
     [row] = await db.call(
-        where,
+        database,
         "begin_upload",
         p_name=content.clean_name(name),
         p_content_type=content.known(content_type),
@@ -220,116 +224,118 @@ async def begin_upload(
     return Upload(row["id"], row["tenant_id"], row["incoming"])
 
 
-async def take_upload(where: db.Pool | db.Connection, *, artifact_id: UUID) -> db.Row:
-    """Take an upload up to finish it: where it is, what it is said to be, and where its copy goes."""
-    [row] = await db.call(where, "take_upload", p_artifact_id=artifact_id)
+async def take_upload(database: db.Database, *, artifact_id: UUID) -> db.Row:
+    """Begin to finish an upload: returns its path, its declared name, type and size, and its final path."""
+    [row] = await db.call(database, "take_upload", p_artifact_id=artifact_id)
     return row
 
 
 async def finish_upload(service: Acting, storage: Storage, *, artifact_id: UUID, taken: db.Row) -> None:
-    """Check what was uploaded, and copy it to its place. Only the service may say that a file is whole.
+    """Check an uploaded file and copy it to its final path. Only the service may mark a file as stored.
 
-    The client can write to the first place for as long as its URL is valid. What is checked here is what is
-    kept, whatever happens there.
+    The client can write to the upload path for as long as its URL is valid. So the checked bytes are copied
+    to a path that the client cannot write to.
     """
     try:
-        part = await storage.get(taken["incoming"])
+        uploaded = await storage.get(taken["incoming"])
     except NotFound:
-        raise Conflict("nothing has been uploaded yet", code="not_uploaded") from None
+        raise Conflict(
+            "the file has not been uploaded yet: PUT it to the upload URL first", code="not_uploaded"
+        ) from None
     holder = {"p_artifact_id": artifact_id, "p_worker_id": None, "p_lease": taken["lease"]}
-    async with _given_up_on_error(service, holder):
-        head, data = await _beginning(part.chunks)
+    async with _dropped_on_error(service, holder):
+        head, data = await _peek(uploaded.chunks)
         headers = content.headers(content.check(taken["content_type"], head), taken["name"])
         stored = await storage.put(taken["path"], data, limit=taken["bytes"], headers=headers)
         await _finish(service, holder, stored)
-    # What stays there after a crash has no record any more, and is swept.
+    # After a crash here the uploaded file has no record, so the sweep removes it.
     await storage.delete([taken["incoming"]])
 
 
-# What there is
+# Reading
 
 
-async def get(where: db.Pool | db.Connection, *, artifact_id: UUID) -> Artifact:
+async def get(database: db.Database, *, artifact_id: UUID) -> Artifact:
     """One artifact. Raises NotFound."""
-    rows = await db.rows(where, _COLUMNS + "id = %s", (artifact_id,))
+    rows = await db.rows(database, _COLUMNS + "id = %s", (artifact_id,))
     if not rows:
-        raise NotFound("there is no such artifact", code="unknown_artifact")
+        raise NotFound(f"no artifact with id {artifact_id}", code="unknown_artifact")
     return Artifact(*rows[0])
 
 
 async def list(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     task_id: int | None = None,
     after: UUID | None = None,
     limit: int = 100,
 ) -> builtins.list[Artifact]:
-    """A job's artifacts, or one task's, oldest first. The next page comes `after` the last id of this one."""
+    """Artifacts of a job or of one of its tasks, oldest first. The next page is `after` the last id."""
     statement = _COLUMNS + _OF_JOB
-    rows = await db.rows(where, statement, (job_id, task_id, task_id, after, after, filters.page(limit)))
+    rows = await db.rows(database, statement, (job_id, task_id, task_id, after, after, filters.page(limit)))
     return [Artifact(*row) for row in rows]
 
 
-async def delete(where: db.Pool | db.Connection, *, artifact_id: UUID) -> bool:
-    """Delete a file: for readers and the quota at once, from storage by the next sweep."""
-    return await db.value(where, "delete_artifact", p_artifact_id=artifact_id)
+async def delete(database: db.Database, *, artifact_id: UUID) -> bool:
+    """Delete an artifact: hides it and frees the quota at once; the next sweep removes the file."""
+    return await db.value(database, "delete_artifact", p_artifact_id=artifact_id)
 
 
-# What is left over
+# Sweeping
 
 
-async def is_awaited(where: db.Pool | db.Connection, *, path: str) -> bool:
-    """Whether a file may still arrive here: not once it has been taken, or its upload was given up."""
-    return bool(await db.rows(where, _AWAITED, (path.rpartition("/")[2], path)))
+async def is_awaited(database: db.Database, *, path: str) -> bool:
+    """Whether a client may still upload to this path: its upload is neither finished nor dropped."""
+    return bool(await db.rows(database, _AWAITED, (path.rpartition("/")[2], path)))
 
 
-async def is_any_due(where: db.Pool) -> bool:
-    """Whether there is a record to sweep."""
-    [(found,)] = await db.rows(where, _DUE, ())
+async def is_any_due(pool: db.Pool) -> bool:
+    """Whether a sweep has a record to remove."""
+    [(found,)] = await db.rows(pool, _DUE, ())
     return found
 
 
-async def sweep(where: db.Pool, storage: Storage, *, orphans: bool = True, older_than: float = HOUR) -> Swept:
-    """Remove what is deleted, given up or beyond its time; with `orphans`, also files without a record.
+async def sweep(pool: db.Pool, storage: Storage, *, orphans: bool = True, older_than: float = HOUR) -> Swept:
+    """Remove artifacts that are deleted, abandoned or expired; with `orphans`, also files without a record.
 
-    Looking for those reads the whole list of files. Only files that are older than so many seconds count.
+    Looking for orphans lists all files in storage. Only those older than `older_than` seconds are removed.
     """
     records = 0
-    while count := await sweep_batch(where, storage):
+    while count := await sweep_batch(pool, storage):
         records += count
     files = 0
     if orphans:
         files += await storage.clear_partial(older_than)
         async for page in storage.list():
             old = [file.path for file in page if file.modified_at <= time.time() - older_than]
-            files += await _sweep_files(where, storage, old)
+            files += await _sweep_orphans(pool, storage, old)
     return Swept(records, files)
 
 
-async def sweep_batch(where: db.Pool, storage: Storage) -> int:
-    """Remove at most `BATCH` of what is deleted, given up or beyond its time. Returns how many that were."""
-    # The rows stay locked until the files are gone: nobody begins to write there meanwhile.
-    async with db.transaction(where) as held:
-        due = await db.call(held, "due_artifacts", p_limit=BATCH)
+async def sweep_batch(pool: db.Pool, storage: Storage) -> int:
+    """Remove at most `BATCH` artifacts that are deleted, abandoned or expired. Returns their number."""
+    # The rows stay locked until the files are removed, so that no task begins to write to these paths.
+    async with db.transaction(pool) as conn:
+        due = await db.call(conn, "due_artifacts", p_limit=BATCH)
         if due:
             await storage.delete(path for row in due for path in row["paths"])
-            await db.call(held, "forget_artifacts", p_ids=[row["id"] for row in due])
+            await db.call(conn, "forget_artifacts", p_ids=[row["id"] for row in due])
     return len(due)
 
 
-async def _sweep_files(where: db.Pool, storage: Storage, paths: builtins.list[str]) -> int:
-    async with db.transaction(where) as held:
-        rows = await db.call(held, "orphaned_artifacts", p_paths=paths)
+async def _sweep_orphans(pool: db.Pool, storage: Storage, paths: builtins.list[str]) -> int:
+    async with db.transaction(pool) as conn:
+        rows = await db.call(conn, "orphaned_artifacts", p_paths=paths)
         orphans = [row["orphaned_artifacts"] for row in rows]
         await storage.delete(orphans)
     return len(orphans)
 
 
-async def missing(where: db.Pool, storage: Storage) -> AsyncGenerator[Artifact]:
-    """Artifacts whose file is not there, or not of their size. There are none, unless files were touched."""
+async def missing(pool: db.Pool, storage: Storage) -> AsyncGenerator[Artifact]:
+    """Artifacts whose file is missing or has another size, because it was changed from outside."""
     after = UUID(int=0)
-    while rows := await db.rows(where, _COLUMNS + "id > %s order by id limit 500", (after,)):
+    while rows := await db.rows(pool, _COLUMNS + "id > %s order by id limit 500", (after,)):
         for artifact in (Artifact(*row) for row in rows):
             after = artifact.id
             try:

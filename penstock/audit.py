@@ -24,7 +24,7 @@ select id, at, tenant_id, actor, action, job_id, subject, details from penstock.
 
 
 async def list(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     filter: str = "",
     tenant_ids: Sequence[UUID] | None = None,
@@ -32,10 +32,10 @@ async def list(
     before: int | None = None,
     limit: int = 50,
 ) -> builtins.list[AuditLine]:
-    """Lines of the audit log, newest first. The next page comes `before` the id of the last one."""
-    chosen = await filters.conditions(where, filter, FIELDS)
+    """Lines of the audit log, newest first. The next page is `before` the id of the last line."""
+    chosen = await filters.conditions(database, filter, FIELDS)
     if tenant_ids is not None:
-        # That a member's own are meant is clear anyway; said outright, an index leads to them.
+        # Row security restricts the tenants anyway, but this condition makes an index usable.
         chosen.append(("tenant_id = any (%s)", [builtins.list(tenant_ids)]))
     if job_id is not None:
         chosen.append(("job_id = %s", [job_id]))
@@ -43,5 +43,5 @@ async def list(
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
     statement = _LINES + condition + " order by id desc limit %s"
-    rows = await db.rows(where, statement, [*values, filters.page(limit)])
+    rows = await db.rows(database, statement, [*values, filters.page(limit)])
     return [AuditLine(*row) for row in rows]

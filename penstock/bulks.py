@@ -148,7 +148,7 @@ async def add_rows(
             counts.append(await db.value(held, "add_bulk_rows", p_job_id=job_id, p_rows=part, p_load=load))
 
         is_file = isinstance(rows, sources.Source)
-        await db.send_in_parts(map(_document, rows), send, most=PART, dumps=_text, in_thread=is_file)
+        await db.send_in_batches(map(_document, rows), send, max_items=PART, dumps=_text, in_thread=is_file)
         await send(db.Json([]), load)
     return RowsAdded(**{name: sum(count[name] for count in counts) for name in counts[0]})
 

@@ -1,4 +1,4 @@
-"""What a handler is given, and how it says how it went."""
+"""The context of a running attempt, and the exceptions with which a handler ends it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ import structlog
 
 from penstock import artifacts, signals, tasks
 from penstock.errors import Invalid
-from penstock.words import seconds
+from penstock.formatting import seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-# --- how a handler says how it went ------------------------------------------------------------------------
-
-
 class Fail(Exception):
-    """Raise to end the task as failed for good: no retry would help."""
+    """Raise to fail the task permanently: a retry would not help."""
 
     def __init__(self, message: str, *, code: str = "failed", details: Any = None) -> None:
         super().__init__(message)
@@ -31,7 +28,7 @@ class Fail(Exception):
 
 
 class Retry(Exception):
-    """Raise to fail this attempt and run the task again, not before `after` (seconds, or "40s", "2m")."""
+    """Raise to fail this attempt and retry the task, not before `after` (seconds, or "40s", "2m")."""
 
     def __init__(self, message: str = "", *, after: float | str = 0, code: str = "retry") -> None:
         super().__init__(message)
@@ -39,18 +36,15 @@ class Retry(Exception):
 
 
 class Reschedule(Exception):
-    """Raise to give the task back until later, without costing an attempt."""
+    """Raise to run the task again after `delay`, without costing an attempt."""
 
     def __init__(self, delay: float | str, reason: str = "rescheduled") -> None:
         super().__init__(reason)
         self.delay, self.reason = seconds(delay), reason
 
 
-# --- what a handler is given -------------------------------------------------------------------------------
-
-
 class Context:
-    """A running attempt: who it is for, how it reports, what it may do. Ask for it as the first parameter."""
+    """A running attempt. A handler that takes it as its first parameter reports and saves files with it."""
 
     __slots__ = (
         *("task_id", "lease", "job_id", "tenant_id", "kind", "key", "attempt", "max_attempts", "worker_id"),
@@ -63,7 +57,7 @@ class Context:
         self.kind, self.key = claim.kind, claim.key
         self.attempt, self.max_attempts = claim.attempt, claim.max_attempts
         self.provider = claim.provider
-        """The provider endpoint the task is for, as `name/endpoint`."""
+        """The provider and endpoint that the task calls, as `name/endpoint`."""
         self.worker_id = worker_id
         self.fraction: float | None = None
         self.message: str | None = None
@@ -75,7 +69,7 @@ class Context:
 
     @property
     def log(self) -> structlog.stdlib.BoundLogger:
-        """A logger that says of which job and task a line is."""
+        """A logger that adds the job, task, kind and attempt to each line."""
         if self._log is None:
             self._log = structlog.get_logger("penstock.task").bind(
                 job_id=str(self.job_id), task_id=self.task_id, kind=self.kind, attempt=self.attempt
@@ -84,23 +78,26 @@ class Context:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether the attempt is over: canceled, timed out, its lease lost. A thread looks now and then."""
+        """Whether the attempt is over: canceled, timed out, or its lease lost.
+
+        A handler in a thread cannot be stopped; a long one should check this regularly and return.
+        """
         return self._is_stopped
 
     def stop(self) -> None:
-        """Mark the attempt as over: nothing it says counts from now on."""
+        """Mark the attempt as over: from now on its reports are ignored."""
         self._is_stopped = True
 
     def progress(self, done: float, of: float = 1, message: str | None = None) -> None:
-        """Say how far the task is. Costs nothing: the worker sends the latest word now and then."""
+        """Report progress. Cheap: the worker sends the latest report every half second."""
         if self._is_stopped:
             return
         self.fraction = min(1.0, max(0.0, done / of)) if of > 0 else 0.0
         self.message = message if message is not None else self.message
-        self._hooks.reported(self)
+        self._hooks.progressed(self)
 
     async def aheartbeat(self) -> None:
-        """Extend the lease now; raises LeaseLost when it is gone. (The worker extends it by itself.)"""
+        """Extend the lease now; raises LeaseLost if it is lost. (The worker also extends it regularly.)"""
         await self._hooks.heartbeat(self)
 
     def heartbeat(self) -> None:
@@ -108,7 +105,7 @@ class Context:
         self._hooks.block(self._hooks.heartbeat(self))
 
     async def aadd_tasks(self, new: Sequence[dict[str, Any]]) -> list[int]:
-        """Add tasks to the running job; they may come after this one by its key. Returns their ids.
+        """Add tasks to the running job; returns their ids. They may depend on this task, by its key.
 
         In a transactional task they are part of its transaction.
         """
@@ -119,10 +116,10 @@ class Context:
         return self._hooks.add_tasks_sync(self, new)
 
     async def ausage(self, *, variant: str = "standard", **units: float) -> None:
-        """Say what a call really used: `await ctx.ausage(input_tokens=812, output_tokens=120)`.
+        """Report what a call really used: `await ctx.ausage(input_tokens=812, output_tokens=120)`.
 
-        It takes the estimate's place in limits and quotas, and is priced at once. Say it after each call:
-        what was said counts also when the attempt fails later.
+        It replaces the estimate in limits and quotas, and is priced at once. Report after each call: the
+        usage counts even if the attempt fails later.
         """
         await self._hooks.usage(self, units, variant)
 
@@ -133,7 +130,7 @@ class Context:
     async def acost(
         self, cost_type: str, amount: Decimal | int | str, currency: str | None = None, **options: Any
     ) -> None:
-        """Add a cost that no price list knows: `await ctx.acost("render", "0.042", unit_count=12)`."""
+        """Report a cost that no price list has: `await ctx.acost("render", "0.042", unit_count=12)`."""
         await self._hooks.cost(self, cost_type, _money(amount), currency, options)
 
     def cost(
@@ -142,26 +139,34 @@ class Context:
         """`acost` from a handler in a thread."""
         self._hooks.block(self._hooks.cost(self, cost_type, _money(amount), currency, options))
 
-    async def aheard(self, response: Any) -> None:
-        """Pass on what an answer's headers say about the provider's limits (any httpx-like response).
+    async def areport_response(self, response: Any) -> None:
+        """Report what a response's headers say about the provider's limits (any httpx-like response).
 
-        A refusal that is raised as an exception is understood without this.
+        Not needed for a rejection that is raised as an exception: the worker reads its headers.
         """
         signal = signals.read(int(response.status_code), dict(response.headers))
         if signals.is_scarce(signal):
-            await self._hooks.heard(self, signal)
+            await self._hooks.report_signal(self, signal)
+
+    def report_response(self, response: Any) -> None:
+        """`areport_response` from a handler in a thread."""
+        self._hooks.block(self.areport_response(response))
+
+    async def aheard(self, response: Any) -> None:
+        """Deprecated: the old name of `areport_response`."""
+        await self.areport_response(response)
 
     def heard(self, response: Any) -> None:
-        """`aheard` from a handler in a thread."""
-        self._hooks.block(self.aheard(response))
+        """Deprecated: the old name of `report_response`."""
+        self.report_response(response)
 
     async def asave(
         self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream"
     ) -> dict[str, Any]:
-        """Keep a file: bytes, the path of a local one, or an async iterator of bytes.
+        """Store a file: bytes, the path of a local file, or an async iterator of bytes.
 
-        Returns what to put into the output. The same name again, also by a retry, is the same file; an empty
-        name is the task's one file without a name.
+        Returns a reference to put into the output. The same name, in a retry too, replaces the same file. A
+        task may have one file with an empty name.
         """
         return await self._hooks.save(self, name, data, content_type)
 
@@ -172,10 +177,10 @@ class Context:
         return self._hooks.block(self._hooks.save(self, name, data, content_type))
 
     async def acompute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a plain function of a module in one of the worker's processes: it may take a core, or crash.
+        """Run a module-level function in one of the worker's processes, because it uses a core or may crash.
 
-        A crash there fails this attempt and nothing else; stopping the task kills it. It gets no context:
-        what it writes into a folder, the handler can save. Arguments and result must bear being pickled.
+        A crash fails only this attempt; stopping the task kills the process. The function gets no context: it
+        can write files for the handler to save. Arguments and result must be picklable.
         """
         return await self._hooks.compute(function, args, kwargs)
 
@@ -185,16 +190,16 @@ class Context:
 
     @classmethod
     def fake(cls, **values: Any) -> Context:
-        """A context for calling a handler in a plain test."""
+        """A context for calling a handler in a unit test."""
         claim = tasks.Claim(0, 0, UUID(int=0), UUID(int=0), "test", None, {}, 1, 1, None)
         return cls(claim._replace(**values), "test", Hooks())
 
 
 class Hooks:
-    """What a context asks of its surroundings. The worker has the real one; this one is for plain tests."""
+    """The calls of a context. The worker implements them; these do nothing, for unit tests of handlers."""
 
-    def reported(self, ctx: Context) -> None:
-        """Progress has moved."""
+    def progressed(self, ctx: Context) -> None:
+        """Send the context's new progress."""
 
     async def heartbeat(self, ctx: Context) -> None:
         """Extend the lease."""
@@ -208,41 +213,43 @@ class Hooks:
         return self.block(self.add_tasks(ctx, new))
 
     async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str) -> dict[str, Any]:
-        """Keep a file."""
+        """Store a file."""
         size = len(data) if isinstance(data, bytes) else None
         return {"path": name, "bytes": size, "content_type": content_type}
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
-        """Record what was used."""
+        """Record usage."""
 
     async def cost(
         self, ctx: Context, cost_type: str, amount: Decimal, currency: str | None, options: dict[str, Any]
     ) -> None:
         """Record a cost."""
 
-    async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
-        """Pass on a provider's signal."""
+    async def report_signal(self, ctx: Context, signal: dict[str, Any]) -> None:
+        """Report what a provider said about its limits."""
 
     async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run a function in a process."""
         return function(*args, **kwargs)
 
     def block(self, work: Coroutine[Any, Any, R]) -> R:
-        """Run in the worker's loop from a thread, and wait."""
+        """Run a coroutine in the worker's event loop from a thread, and wait for its result."""
         return asyncio.run(work)
 
 
 def _money(amount: Decimal | int | str) -> Decimal:
     if isinstance(amount, float):
-        raise Invalid("an amount of money is a Decimal, an int or a text such as '0.042', not a float")
+        raise Invalid(
+            f"an amount of money must be a Decimal, an int or a text like '0.042' (got a float: {amount})"
+        )
     try:
         return Decimal(amount)
     except InvalidOperation:
-        raise Invalid(f"{amount!r} is not an amount") from None
+        raise Invalid(f"an amount of money must be a number, such as '0.042' (got {amount!r})") from None
 
 
 def retry_after(error: BaseException) -> float | None:
-    """The seconds to wait that an exception's `retry_after` names: a number, "30", or a timedelta."""
+    """The seconds in an exception's `retry_after`: a number, a text such as "30", or a timedelta."""
     value: Any = getattr(error, "retry_after", None)
     try:
         found = float(value.total_seconds() if hasattr(value, "total_seconds") else value)

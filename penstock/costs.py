@@ -1,4 +1,4 @@
-"""Costs: what things cost, what was spent, and what a job may spend. Money is Decimal."""
+"""Costs: prices, the ledger of what was spent, and budgets. Amounts of money are Decimals."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from penstock.errors import Invalid, NotFound
 from penstock.types import (
     Amount,
     By,
+    ComparedPrice,
     CostDay,
     CostEntry,
     CostSum,
-    DearJob,
     ExchangeRate,
+    ExpensiveJob,
     JobCost,
     Price,
-    Rate,
     exact,
 )
 
-# By day, provider and type the sums are read, which are small; only a job's are not kept there.
+# These are read from tables of sums, which are small. Only sums by job have to be computed from the ledger.
 _KEYS: dict[str, LiteralString] = {
     "day": "day::text",
     "provider": "coalesce(provider, '')",
@@ -58,7 +58,7 @@ group by 1, 2 order by 1, 2"""
 _LATEST: LiteralString = """\
 select j.id, j.tenant_id, j.type, j.status, a.used, j.budget
 from (select * from penstock.jobs where """
-_DEAREST: LiteralString = """ order by id desc limit 1000) as j
+_MOST_EXPENSIVE: LiteralString = """ order by id desc limit 1000) as j
 join penstock.accounts a on a.job_id = j.id and a.meter = 'cost' where a.used > 0
 order by a.used desc, j.id limit %s"""
 _OF_JOBS: LiteralString = """\
@@ -76,67 +76,67 @@ _EXCHANGE: LiteralString = """\
 select currency, rate, valid_from from penstock.exchange_rates order by currency, valid_from"""
 
 
-# What was spent
+# The ledger
 
 
 async def sums(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     by: By,
     since: date | None = None,
     until: date | None = None,
     tenant_id: UUID | None = None,
 ) -> list[CostSum]:
-    """Costs in the base currency, of a tenant or of all, by one of these. Both days (UTC) are included.
+    """Costs in the base currency, of a tenant or of all, summed by day, provider, type, tenant or job.
 
-    Days come in their order, everything else dearest first; of jobs the thousand dearest.
+    `since` and `until` are days in UTC, both included. Sums by day are in order of time, all others are in
+    order of cost, the highest first. By job only the first thousand are returned.
     """
     if by == "job":
-        return _sums(await db.rows(where, _BY_JOB, (since, until, tenant_id)))
+        return _sums(await db.rows(database, _BY_JOB, (since, until, tenant_id)))
     key = _KEYS.get(by)
     if key is None:
-        raise Invalid(f"costs are not summed by {by!r}", details={"field": "by"})
-    # An id is sorted out faster than its text.
+        allowed = ", ".join([*_KEYS, "job"])
+        raise Invalid(f"by must be one of {allowed} (got {by!r})", details={"field": "by"})
+    # Grouping by the id is faster than by its text.
     group: LiteralString = " group by tenant_id" if by == "tenant" else " group by 1"
     order: LiteralString = group + (" order by 1" if by == "day" else " order by 2 desc, 1")
     head: LiteralString = "select " + key + ", sum(amount), sum(unit_count), sum(lines)::bigint"
     if by == "tenant" or tenant_id is not None:
-        return _sums(await db.rows(where, head + _OF_EACH + order, (since, until, tenant_id)))
-    return _sums(await db.rows(where, head + _OF_ALL + order, (since, until)))
+        return _sums(await db.rows(database, head + _OF_EACH + order, (since, until, tenant_id)))
+    return _sums(await db.rows(database, head + _OF_ALL + order, (since, until)))
 
 
 def _sums(rows: list[tuple[Any, ...]]) -> list[CostSum]:
     return [CostSum(*row) for row in rows]
 
 
-async def days(
-    where: db.Pool | db.Connection, *, since: date, tenant_id: UUID | None = None
-) -> list[CostDay]:
+async def days(database: db.Database, *, since: date, tenant_id: UUID | None = None) -> list[CostDay]:
     """Costs per day and provider since a day, of a tenant or of all."""
     if tenant_id is None:
-        return [CostDay(*row) for row in await db.rows(where, _DAYS_OF_ALL, (since,))]
-    return [CostDay(*row) for row in await db.rows(where, _DAYS_OF_TENANT, (tenant_id, since))]
+        return [CostDay(*row) for row in await db.rows(database, _DAYS_OF_ALL, (since,))]
+    return [CostDay(*row) for row in await db.rows(database, _DAYS_OF_TENANT, (tenant_id, since))]
 
 
 async def dearest(
-    where: db.Pool | db.Connection, *, tenant_ids: Sequence[UUID] | None = None, limit: int = 10
-) -> list[DearJob]:
-    """The dearest of the latest thousand jobs."""
+    database: db.Database, *, tenant_ids: Sequence[UUID] | None = None, limit: int = 10
+) -> list[ExpensiveJob]:
+    """The most expensive of the latest thousand jobs."""
     wanted = "true" if tenant_ids is None else "tenant_id = any (%s)"
-    statement = _LATEST + wanted + _DEAREST
+    statement = _LATEST + wanted + _MOST_EXPENSIVE
     values = [] if tenant_ids is None else [list(tenant_ids)]
-    return [DearJob(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
+    return [ExpensiveJob(*row) for row in await db.rows(database, statement, [*values, filters.page(limit)])]
 
 
 async def entries(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID | None = None,
     job_id: UUID | None = None,
     before: int | None = None,
     limit: int = 50,
 ) -> list[CostEntry]:
-    """Lines of the ledger, newest first. The next page comes `before` the id of the last one of this page."""
+    """Lines of the ledger, newest first. The next page is `before` the id of the last line of this page."""
     wanted: list[filters.Condition] = []
     if tenant_id is not None:
         wanted.append(("tenant_id = %s", [tenant_id]))
@@ -146,24 +146,24 @@ async def entries(
         wanted.append(("id < %s", [before]))
     condition, values = filters.every(wanted)
     statement = _ENTRIES + condition + " order by id desc limit %s"
-    return [CostEntry(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
+    return [CostEntry(*row) for row in await db.rows(database, statement, [*values, filters.page(limit)])]
 
 
-async def of_job(where: db.Pool | db.Connection, *, job_id: UUID) -> JobCost:
-    """What a job has cost so far, in the base currency."""
-    rows = await db.rows(where, _JOB, (job_id,))
+async def of_job(database: db.Database, *, job_id: UUID) -> JobCost:
+    """The cost of a job so far, in the base currency."""
+    rows = await db.rows(database, _JOB, (job_id,))
     if not rows:
-        raise NotFound("there is no such job", code="unknown_job")
+        raise NotFound(f"no job with id {job_id}", code="unknown_job")
     return JobCost(*rows[0])
 
 
-async def of_jobs(where: db.Pool | db.Connection, *, job_ids: Iterable[UUID]) -> dict[UUID, Decimal]:
-    """What some jobs have cost so far; those that have cost nothing are left out."""
-    return dict(await db.rows(where, _OF_JOBS, (list(job_ids),)))  # pyright: ignore[reportArgumentType]
+async def of_jobs(database: db.Database, *, job_ids: Iterable[UUID]) -> dict[UUID, Decimal]:
+    """The costs of these jobs so far; jobs without costs are left out."""
+    return dict(await db.rows(database, _OF_JOBS, (list(job_ids),)))  # pyright: ignore[reportArgumentType]
 
 
 async def record(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID,
     cost_type: str,
@@ -174,10 +174,10 @@ async def record(
     reason: str | None = None,
     key: str | None = None,
 ) -> int:
-    """Add a line to the ledger that no task reported; returns its id. A key counts once."""
+    """Add a cost that no task reported to the ledger; returns the line's id. A key is recorded only once."""
     options = {"job_id": job_id and str(job_id), "provider": provider, "reason": reason, "key": key}
     return await db.value(
-        where,
+        database,
         "record_cost",
         p_cost_type=cost_type,
         p_amount=exact(amount),
@@ -188,24 +188,24 @@ async def record(
 
 
 async def correct(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     entry_id: int,
     amount: Amount,
     reason: str,
     key: str | None = None,
 ) -> int:
-    """Add to a line of the ledger, or take from it with a negative amount in its own currency.
+    """Correct a line of the ledger by an amount in its currency; a negative amount reduces the cost.
 
-    The line itself stays as it is; returns the id of the new one. A key counts once.
+    The line itself does not change; returns the id of a new line. A key is recorded only once.
     """
-    found = await db.rows(where, _ENTRIES + "id = %s", (entry_id,))
+    found = await db.rows(database, _ENTRIES + "id = %s", (entry_id,))
     if not found:
-        raise NotFound(f"there is no line {entry_id} in the ledger", code="unknown_cost")
+        raise NotFound(f"no ledger line with id {entry_id}", code="unknown_cost")
     entry = CostEntry(*found[0])
     options = {"corrects": entry_id, "reason": reason, "meter": entry.meter, "key": key}
     return await db.value(
-        where,
+        database,
         "record_cost",
         p_cost_type=entry.cost_type,
         p_amount=exact(amount),
@@ -214,24 +214,27 @@ async def correct(
     )
 
 
-async def set_budget(where: db.Pool | db.Connection, *, job_id: UUID, amount: Amount | None) -> None:
-    """Change what a job may cost, in the base currency (None: anything). One that paused for it goes on."""
+async def set_budget(database: db.Database, *, job_id: UUID, amount: Amount | None) -> None:
+    """Change the budget of a job, in the base currency (None: no budget).
+
+    A job that is paused because of its budget continues.
+    """
     value = None if amount is None else exact(amount)
-    await db.call(where, "set_budget", p_job_id=job_id, p_amount=value)
+    await db.call(database, "set_budget", p_job_id=job_id, p_amount=value)
 
 
-# What things cost
+# Prices and currencies
 
 
 async def prices(
-    where: db.Pool | db.Connection, *, provider: str | None = None, is_every: bool = False
+    database: db.Database, *, provider: str | None = None, is_every: bool = False
 ) -> list[Price]:
-    """The prices of all providers or of one: those that hold now, or every one there was and will be."""
-    return [Price(*row) for row in await db.rows(where, _PRICES, (provider, provider, is_every))]
+    """The prices of all providers or of one: the current ones; with `is_every`, past and future ones too."""
+    return [Price(*row) for row in await db.rows(database, _PRICES, (provider, provider, is_every))]
 
 
 async def set_price(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     provider: str,
     meter: str,
@@ -243,12 +246,16 @@ async def set_price(
     valid_from: datetime | None = None,
     tenant_id: UUID | None = None,
 ) -> int:
-    """What `per` units of a meter cost at a provider from now or a date on; None ends the price.
+    """Set the price of `per` units of a meter at a provider, from now or from a date; None ends the price.
 
-    Work done before keeps its price. A tenant's own price wins over the one for all.
+    Earlier work keeps its price. A tenant's own price takes precedence over the general one.
     """
     if valid_from is not None and valid_from.tzinfo is None:
-        raise Invalid("valid_from has no time zone", code="invalid_price", details={"field": "valid_from"})
+        raise Invalid(
+            f"valid_from must have a time zone (got {valid_from.isoformat()})",
+            code="invalid_price",
+            details={"field": "valid_from"},
+        )
     options = {
         "per": per,
         "currency": currency,
@@ -258,7 +265,7 @@ async def set_price(
         "tenant_id": tenant_id and str(tenant_id),
     }
     return await db.value(
-        where,
+        database,
         "set_price",
         p_provider=provider,
         p_meter=meter,
@@ -267,28 +274,28 @@ async def set_price(
     )
 
 
-async def compare(where: db.Pool | db.Connection, *, meter: str | None = None) -> list[Rate]:
-    """What a unit of each meter costs at each provider now, the cheapest first."""
-    return [Rate(*row) for row in await db.rows(where, _RATES, (meter, meter))]
+async def compare(database: db.Database, *, meter: str | None = None) -> list[ComparedPrice]:
+    """The current price of a unit of each meter at each provider, the cheapest first."""
+    return [ComparedPrice(*row) for row in await db.rows(database, _RATES, (meter, meter))]
 
 
-async def base_currency(where: db.Pool | db.Connection) -> str:
-    """What sums and budgets are in."""
-    [[currency]] = await db.rows(where, _BASE, ())
+async def base_currency(database: db.Database) -> str:
+    """The currency of sums and budgets."""
+    [[currency]] = await db.rows(database, _BASE, ())
     return currency
 
 
-async def exchange_rates(where: db.Pool | db.Connection) -> list[ExchangeRate]:
-    """What currencies are and were worth in the base currency."""
-    return [ExchangeRate(*row) for row in await db.rows(where, _EXCHANGE, ())]
+async def exchange_rates(database: db.Database) -> list[ExchangeRate]:
+    """The exchange rates of currencies to the base currency, with their history."""
+    return [ExchangeRate(*row) for row in await db.rows(database, _EXCHANGE, ())]
 
 
 async def set_exchange_rate(
-    where: db.Pool | db.Connection, *, currency: str, rate: Decimal | int, valid_from: datetime | None = None
+    database: db.Database, *, currency: str, rate: Decimal | int, valid_from: datetime | None = None
 ) -> None:
-    """What one unit of a currency is worth in the base currency, from now or a date on."""
+    """Set the value of one unit of a currency in the base currency, from now or from a date."""
     await db.call(
-        where,
+        database,
         "set_exchange_rate",
         p_currency=currency,
         p_rate=exact(rate, "rate"),

@@ -1,10 +1,10 @@
-"""The way to PostgreSQL: connections, calls of our SQL functions, notifications.
+"""Access to PostgreSQL: connections, calls of Penstock's SQL functions, notifications.
 
-Nothing here holds session state: no prepared statements, no session locks, no settings that outlive a
-transaction. So a transaction pooler may stand between. `listen` is the exception and says so.
+Nothing here keeps session state: no prepared statements, no session locks, no settings that outlive a
+transaction. So it works through a transaction pooler. The one exception is `listen`.
 
 A call is one statement and, on a connection from the pool, one transaction. To put several calls, or a call
-and one's own writes, into one transaction, pass the connection that `transaction` yields.
+and your own writes, into one transaction, pass the connection that `transaction` yields.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ log = structlog.get_logger("penstock.db")
 Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 SyncConnection: TypeAlias = psycopg.Connection[Any]
-Say: TypeAlias = Callable[[LiteralString, Sequence[Any]], Awaitable[None]]
-SaySync: TypeAlias = Callable[[LiteralString, Sequence[Any]], None]
+ExecuteLast: TypeAlias = Callable[[LiteralString, Sequence[Any]], Awaitable[None]]
+ExecuteLastSync: TypeAlias = Callable[[LiteralString, Sequence[Any]], None]
 Json = Jsonb
-"""Marks an argument as a JSON document. A dict is one anyway; a list is an SQL array unless marked."""
+"""Marks an argument as a JSON document. A dict needs no mark; a list without it is an SQL array."""
 
-# The server stops, crashed, starts, is a standby, ended an idle session, or has no connection to spare.
+# The server is stopping, crashed, is starting, is a standby, ended an idle session, or is out of connections.
 _LOST_STATES = {"57P01", "57P02", "57P03", "25006", "57P05", "53300"}
-_PART_BYTES = 8_000_000
+_BATCH_BYTES = 8_000_000
 _NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _CONNECTION: dict[str, Any] = {
     "autocommit": True,
     "prepare_threshold": None,
     "row_factory": dict_row,
     "connect_timeout": 10,
-    # A peer that vanished without a word is noticed in about a minute.
+    # Detects within a minute that the server's machine is gone while the connection is idle.
     "keepalives_idle": 30,
     "keepalives_interval": 10,
     "keepalives_count": 3,
-    # The same for one that vanished with our words on the way.
+    # The same while sent data is not acknowledged.
     "tcp_user_timeout": 30_000,
 }
 
 
 class Pooled(Exception):
-    """There is a pooler between, and this needs a session of its own."""
+    """The connection goes through a pooler, but this needs a session of its own."""
 
 
 class ConnectionLost(Unavailable):
-    """The connection to the database is gone, or none can be had."""
+    """The connection to the database broke, or none could be opened."""
 
 
 class Pool(AsyncConnectionPool[psycopg.AsyncConnection[Row]]):
-    """A pool that never hands out a connection which the server has closed.
+    """A pool that never hands out a connection that the server has closed.
 
-    The pool's own `check` costs a round trip per checkout and pauses after each dead connection. Here a
+    The base class's `check` costs a round trip per checkout and pauses after each dead connection. Here a
     checkout costs one poll of the socket, and a restart of the server costs one new connection.
     """
 
@@ -97,15 +97,19 @@ class Pool(AsyncConnectionPool[psycopg.AsyncConnection[Row]]):
             await self.putconn(conn)
 
 
+Database: TypeAlias = Pool | Connection
+"""What the functions below and those of the nouns run on: a pool, or a connection of the caller."""
+
+
 async def _is_alive(conn: psycopg.AsyncConnection[Any]) -> bool:
-    """Whether the server still serves this idle connection, as far as this machine knows."""
+    """Whether this idle connection is still open, as far as this machine knows."""
     if conn.closed:
         return False
     incoming = select.poll()
     incoming.register(conn.fileno(), select.POLLIN)
     if not incoming.poll(0):
         return True
-    # Between two statements there is nothing to receive but a notice, or the end of the connection.
+    # Between two statements the server sends only notices, or closes the connection.
     try:
         await conn.execute("")
     except psycopg.Error:
@@ -117,7 +121,7 @@ async def _is_alive(conn: psycopg.AsyncConnection[Any]) -> bool:
 async def pool(
     dsn: str, *, name: str = "penstock", min_size: int = 1, max_size: int = 10, wait_seconds: float = 30
 ) -> AsyncGenerator[Pool]:
-    """An open pool of connections. Waits for the database at most so long, then raises Unavailable."""
+    """Open a connection pool. Raises Unavailable if the database does not answer within `wait_seconds`."""
     connections = Pool(
         dsn,
         kwargs={**_CONNECTION, "application_name": name},
@@ -125,10 +129,10 @@ async def pool(
         max_size=max_size,
         timeout=wait_seconds,
         name=name,
-        configure=_read_json_quickly,
-        # After an outage: try every second, not less and less often.
+        configure=_use_fast_json_parser,
+        # After an outage, reconnect every second instead of backing off.
         reconnect_timeout=1,
-        reconnect_failed=_try_again,
+        reconnect_failed=_reconnect,
         open=False,
     )
     try:
@@ -139,17 +143,17 @@ async def pool(
         await connections.close()
 
 
-async def once_it_answers(
-    begin: Callable[[], Awaitable[None]],
+async def retry_until_available(
+    action: Callable[[], Awaitable[None]],
     *,
     wait_seconds: float = 30,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Do it, and again when the database went away meanwhile; at most so long, then raises Unavailable."""
+    """Run an action, again while it raises Unavailable; after `wait_seconds`, or once stopped, raise that."""
     deadline = time.monotonic() + wait_seconds
     while True:
         try:
-            return await begin()
+            return await action()
         except Unavailable as error:
             if time.monotonic() > deadline or is_stopped():
                 raise
@@ -157,18 +161,18 @@ async def once_it_answers(
         await asyncio.sleep(random.uniform(0.2, 1))
 
 
-async def _try_again(connections: AsyncConnectionPool[Any]) -> None:
+async def _reconnect(connections: AsyncConnectionPool[Any]) -> None:
     if not connections.closed:
         await connections.check()
 
 
-async def _read_json_quickly(connection: psycopg.AsyncConnection[Row]) -> None:
-    # A claim brings hundreds of inputs: this reader takes a quarter of the standard one's time.
+async def _use_fast_json_parser(connection: psycopg.AsyncConnection[Row]) -> None:
+    # A claim returns hundreds of inputs; this parser takes a quarter of the standard one's time.
     set_json_loads(pydantic_core.from_json, connection)
 
 
 def connect(dsn: str, *, name: str = "penstock", wait_seconds: float = 30) -> SyncConnection:
-    """A connection for code outside the event loop, such as the heartbeat's thread."""
+    """A connection for code outside the event loop, such as the heartbeat thread."""
     deadline = time.monotonic() + wait_seconds
     pause = 0.1
     while True:
@@ -181,63 +185,64 @@ def connect(dsn: str, *, name: str = "penstock", wait_seconds: float = 30) -> Sy
         pause = min(pause * 2, 5)
 
 
-def place(dsn: str) -> str | None:
-    """The machine that the database is on, if that is another one than this."""
-    with connect(dsn, wait_seconds=0) as held:
-        address, host = held.info.hostaddr, held.info.host
-    # Without an address it is a socket in the file system.
+def remote_host(dsn: str) -> str | None:
+    """The host of the database; None if that is this machine."""
+    with connect(dsn, wait_seconds=0) as conn:
+        address, host = conn.info.hostaddr, conn.info.host
+    # A connection through a Unix socket has no address.
     return None if not address or ipaddress.ip_address(address).is_loopback else host or address
 
 
 @asynccontextmanager
-async def transaction(where: Pool | Connection) -> AsyncGenerator[Connection]:
-    """One transaction: of its own on a connection from the pool, a savepoint inside the caller's."""
+async def transaction(database: Database) -> AsyncGenerator[Connection]:
+    """A transaction on a connection from the pool; on a given connection, a savepoint in its transaction."""
     with _translated():
-        async with connection(where) as held, held.transaction():
-            yield held
+        async with connection(database) as conn, conn.transaction():
+            yield conn
 
 
 @asynccontextmanager
-async def ending(pool: Pool) -> AsyncGenerator[tuple[Connection, Say]]:
-    """One transaction, on a connection from the pool, and how to say its last statement.
+async def pipelined_commit(pool: Pool) -> AsyncGenerator[tuple[Connection, ExecuteLast]]:
+    """A transaction on a connection from the pool, and a function that executes its last statement.
 
-    That goes to the database together with the commit, so that whoever vanishes meanwhile keeps nobody
-    waiting for what it locks. What it returns is not to be had; what it raises, the transaction does.
+    That statement is sent together with the COMMIT. So a process that dies in between leaves no open
+    transaction whose locks block others. The statement's rows cannot be read; its errors are raised when the
+    context ends.
     """
     with _translated():
-        async with pool.connection() as held, AsyncExitStack() as last, held.transaction():
+        async with pool.connection() as conn, AsyncExitStack() as pipeline, conn.transaction():
 
-            async def say(statement: LiteralString, arguments: Sequence[Any]) -> None:
-                await last.enter_async_context(held.pipeline())
-                await held.execute(statement, arguments)
+            async def execute_last(statement: LiteralString, arguments: Sequence[Any]) -> None:
+                await pipeline.enter_async_context(conn.pipeline())
+                await conn.execute(statement, arguments)
 
-            yield held, say
+            yield conn, execute_last
 
 
 @contextmanager
-def ending_sync(held: SyncConnection) -> Generator[SaySync]:
-    """`ending` on a connection from `connect`."""
-    with _translated(), ExitStack() as last, held.transaction():
+def pipelined_commit_sync(conn: SyncConnection) -> Generator[ExecuteLastSync]:
+    """`pipelined_commit` on a connection from `connect`."""
+    with _translated(), ExitStack() as pipeline, conn.transaction():
 
-        def say(statement: LiteralString, arguments: Sequence[Any]) -> None:
-            last.enter_context(held.pipeline())
-            held.execute(statement, arguments)
+        def execute_last(statement: LiteralString, arguments: Sequence[Any]) -> None:
+            pipeline.enter_context(conn.pipeline())
+            conn.execute(statement, arguments)
 
-        yield say
+        yield execute_last
 
 
 @asynccontextmanager
-async def beginning(
+async def transaction_with_setup(
     pool: Pool, statements: LiteralString, values: Sequence[Any], *, read_only: bool = False
 ) -> AsyncGenerator[Connection]:
-    """One transaction, on a connection from the pool, that begins with these statements.
+    """A transaction on a connection from the pool that begins with these statements.
 
-    They are sent together with the BEGIN, in one message. That has no parameters, so the driver quotes the
-    values itself. (Its pipelines would do the same, and cost more than the round trip that they save.)
+    They are sent together with the BEGIN, in one message. Such a message has no parameters, so the driver
+    quotes the values. (A pipeline would do the same, but costs more than the round trip that it saves.)
     """
     begin: LiteralString = "begin read only; " if read_only else "begin; "
     with _translated():
-        # The pool's context commits, or rolls back.
+        # The pool's context manager commits or rolls back.
         async with AsyncExitStack() as stack:
             conn = await stack.enter_async_context(pool.connection())
             try:
@@ -245,7 +250,7 @@ async def beginning(
             except psycopg.OperationalError as error:
                 if not _is_connection_lost(error):
                     raise
-                # Nothing that lasts was sent: the same again on another connection.
+                # Nothing was committed, so it is safe to begin again on another connection.
                 await stack.aclose()
                 conn = await stack.enter_async_context(pool.connection())
                 await psycopg.AsyncClientCursor(conn).execute(begin + statements, values)
@@ -253,119 +258,119 @@ async def beginning(
 
 
 @asynccontextmanager
-async def connection(where: Pool | Connection) -> AsyncGenerator[Connection]:
-    """A connection from the pool, or the one given."""
-    if isinstance(where, AsyncConnectionPool):
-        async with where.connection() as held:
-            yield held
+async def connection(database: Database) -> AsyncGenerator[Connection]:
+    """A connection from the pool, or the given connection itself."""
+    if isinstance(database, AsyncConnectionPool):
+        async with database.connection() as conn:
+            yield conn
     else:
-        yield where
+        yield database
 
 
-async def call(where: Pool | Connection, function: str, **arguments: Any) -> list[Row]:
+async def call(database: Database, function: str, **arguments: Any) -> list[Row]:
     """Call `penstock.<function>` with named arguments; returns its rows."""
     statement = _statement(function, tuple(arguments))
     with _translated(arguments):
-        async with connection(where) as held, held.cursor(row_factory=dict_row) as cursor:
+        async with connection(database) as conn, conn.cursor(row_factory=dict_row) as cursor:
             await cursor.execute(statement, _adapted(arguments))
             return await cursor.fetchall()
 
 
 async def rows(
-    where: Pool | Connection, statement: LiteralString, arguments: Sequence[Any], *, binary: bool = False
+    database: Database, statement: LiteralString, arguments: Sequence[Any], *, binary: bool = False
 ) -> list[tuple[Any, ...]]:
-    """Run a fixed statement; its rows as plain tuples. For the hot path, and for reading views."""
+    """Run a fixed statement; returns its rows as tuples. For the hot path and for reading views."""
     with _translated({f"argument {n}": value for n, value in enumerate(arguments)}):
-        async with connection(where) as held, held.cursor(row_factory=tuple_row, binary=binary) as cursor:
+        async with connection(database) as conn, conn.cursor(row_factory=tuple_row, binary=binary) as cursor:
             await cursor.execute(statement, arguments)
             return await cursor.fetchall()
 
 
-async def value(where: Pool | Connection, function: str, **arguments: Any) -> Any:
+async def value(database: Database, function: str, **arguments: Any) -> Any:
     """Call a function that returns a single value."""
-    rows = await call(where, function, **arguments)
+    rows = await call(database, function, **arguments)
     return next(iter(rows[0].values())) if rows else None
 
 
-async def document(where: Pool | Connection, function: str, **arguments: Any) -> Any:
-    """Call a function that returns a document in which there are amounts: its fractions become Decimals."""
+async def document(database: Database, function: str, **arguments: Any) -> Any:
+    """Call a function that returns a JSON document with amounts of money: fractions become Decimals."""
     text = sql.SQL("select ({})::text").format(_call(function, tuple(arguments)))
     with _translated(arguments):
-        async with connection(where) as held, held.cursor(row_factory=tuple_row) as cursor:
+        async with connection(database) as conn, conn.cursor(row_factory=tuple_row) as cursor:
             await cursor.execute(text, _adapted(arguments))
             [(found,)] = await cursor.fetchall()
     return json.loads(found, parse_float=Decimal)
 
 
-async def send_in_parts(
+async def send_in_batches(
     items: Iterable[Any],
     send: Callable[[Json], Coroutine[Any, Any, Any]],
     *,
-    most: int,
+    max_items: int,
     dumps: Callable[[Any], str] = json.dumps,
     in_thread: bool = False,
 ) -> int:
-    """Send items as JSON arrays of at most so many, or of a few megabytes; returns how many parts it were.
+    """Send items as JSON arrays of at most `max_items` and a few megabytes; returns the number of batches.
 
-    While the database takes one part, the next is read: in a thread, if reading it may take long.
+    The next batch is read while the database works on one: in a thread, if reading may take long.
     """
     sending: asyncio.Task[Any] | None = None
     count = 0
     try:
-        async for part in _parts(items, most, dumps, in_thread):
+        async for batch in _batches(items, max_items, dumps, in_thread):
             if sending is not None:
                 await sending
-            sending = asyncio.create_task(send(part))
+            sending = asyncio.create_task(send(batch))
             count += 1
         if sending is not None:
             await sending
     finally:
-        # Whatever went wrong, nothing is under way when the transaction ends.
+        # After an error too, no statement may still run when the caller ends the transaction.
         if sending is not None and not sending.done():
             await asyncio.wait([sending])
     return count
 
 
-async def _parts(
-    items: Iterable[Any], most: int, dumps: Callable[[Any], str], in_thread: bool
+async def _batches(
+    items: Iterable[Any], max_items: int, dumps: Callable[[Any], str], in_thread: bool
 ) -> AsyncGenerator[Json]:
     stream = iter(items)
     while True:
-        part: list[Any] = []
+        batch: list[Any] = []
         texts: list[str] = []
-        filling = _filling(part, texts, stream, most, dumps)
+        steps = _fill_batch(batch, texts, stream, max_items, dumps)
         if in_thread:
-            await asyncio.to_thread(deque, filling, 0)
+            await asyncio.to_thread(deque, steps, 0)
         else:
-            for _ in filling:
-                # So that what is being sent meanwhile goes on.
+            for _ in steps:
+                # Lets the event loop send the previous batch.
                 await asyncio.sleep(0)
-        if not part:
+        if not batch:
             return
-        yield _joined(part, texts)
+        yield _as_json_array(batch, texts)
 
 
-def _filling(
-    part: list[Any], texts: list[str], stream: Iterator[Any], most: int, dumps: Callable[[Any], str]
+def _fill_batch(
+    batch: list[Any], texts: list[str], stream: Iterator[Any], max_items: int, dumps: Callable[[Any], str]
 ) -> Iterator[None]:
-    """Read a part, step by step. Each item is serialised once."""
+    """Read a batch in steps. Each item is serialised once."""
     size, step = 0, 1
-    while size < _PART_BYTES and (some := list(islice(stream, min(step, most - len(part))))):
-        part += some
+    while size < _BATCH_BYTES and (some := list(islice(stream, min(step, max_items - len(batch))))):
+        batch += some
         texts.append(dumps(some)[1:-1])
         size += len(texts[-1])
-        # Large items are read one by one, so that a part is never much larger than it should be.
-        step = min(100, 2 * step) if len(texts[-1]) < _PART_BYTES // 100 else max(1, step // 2)
+        # Large items are read one by one, so that a batch never exceeds its size by much.
+        step = min(100, 2 * step) if len(texts[-1]) < _BATCH_BYTES // 100 else max(1, step // 2)
         yield
 
 
-def _joined(part: list[Any], texts: list[str]) -> Json:
-    # The items themselves go along so that a refusal can name the field.
-    return Json(part, dumps=lambda _: f"[{','.join(texts)}]")
+def _as_json_array(batch: list[Any], texts: list[str]) -> Json:
+    # Keeps the items too, so that an error can name the field that holds a bad value.
+    return Json(batch, dumps=lambda _: f"[{','.join(texts)}]")
 
 
-def exact(document: Any) -> Json:
-    """A JSON document in which Decimals are numbers, with every digit they have."""
+def exact_json(document: Any) -> Json:
+    """A JSON document that keeps every digit of its Decimals, as JSON numbers."""
     return Json(document, dumps=_dump)
 
 
@@ -380,57 +385,57 @@ def _dump(value: Any) -> str:
             return json.dumps(value)
 
 
-def call_sync(held: SyncConnection, function: str, **arguments: Any) -> list[Row]:
+def call_sync(conn: SyncConnection, function: str, **arguments: Any) -> list[Row]:
     """`call` on a connection from `connect`."""
-    with _translated(arguments), held.cursor(row_factory=dict_row) as cursor:
+    with _translated(arguments), conn.cursor(row_factory=dict_row) as cursor:
         return cursor.execute(_statement(function, tuple(arguments)), _adapted(arguments)).fetchall()
 
 
 def rows_sync(
-    held: SyncConnection, statement: LiteralString, arguments: Sequence[Any]
+    conn: SyncConnection, statement: LiteralString, arguments: Sequence[Any]
 ) -> list[tuple[Any, ...]]:
     """`rows` on a connection from `connect`."""
     named = {f"argument {n}": value for n, value in enumerate(arguments)}
-    with _translated(named), held.cursor(row_factory=tuple_row) as cursor:
+    with _translated(named), conn.cursor(row_factory=tuple_row) as cursor:
         return cursor.execute(statement, arguments).fetchall()
 
 
 async def listen(
     dsn: str, channel: str, *, name: str = "penstock listen", is_pooled_refused: bool = False
 ) -> AsyncGenerator[str]:
-    """Payloads notified on a channel, from a connection of its own; first an empty one once it listens.
+    """Yields the payloads notified on a channel, through its own connection; first "" once it listens.
 
-    Needs a session. A transaction pooler takes the LISTEN, leaves it behind on some connection of its own,
-    and delivers nothing: `is_pooled_refused` raises Pooled before that, behind any pooler. Ends with
-    Unavailable when the connection does: whoever listens connects again, and looks for what was missed.
+    This needs a session. A transaction pooler accepts LISTEN on one of its own connections and delivers
+    nothing; with `is_pooled_refused`, any pooler raises Pooled before that. Raises Unavailable when the
+    connection breaks: the caller then calls this again and checks what it missed.
     """
     with _translated():
-        async with await psycopg.AsyncConnection.connect(dsn, **_CONNECTION, application_name=name) as held:
-            if is_pooled_refused and await _is_pooled(held):
+        async with await psycopg.AsyncConnection.connect(dsn, **_CONNECTION, application_name=name) as conn:
+            if is_pooled_refused and await _is_pooled(conn):
                 raise Pooled
-            await held.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
+            await conn.execute(sql.SQL("listen {}").format(sql.Identifier(channel)))
             yield ""
-            async for notification in held.notifies():
+            async for notification in conn.notifies():
                 yield notification.payload
 
 
-async def _is_pooled(held: Connection) -> bool:
-    """Whether it is another process that runs our statements than the one that let us in."""
-    cursor = await held.execute("select pg_backend_pid() as pid")
+async def _is_pooled(conn: Connection) -> bool:
+    """Whether the server process that runs our statements is another one than we connected to."""
+    cursor = await conn.execute("select pg_backend_pid() as pid")
     row = await cursor.fetchone()
-    return row is None or row["pid"] != held.info.backend_pid
+    return row is None or row["pid"] != conn.info.backend_pid
 
 
 @lru_cache(1000)
 def _statement(function: str, names: tuple[str, ...]) -> bytes:
-    """The call as text. Putting it together takes as long as a round trip, so it is kept."""
+    """The call as text. It is cached because composing it takes as long as a round trip."""
     return sql.SQL("select * from {}").format(_call(function, names)).as_bytes()
 
 
 def _call(function: str, names: tuple[str, ...]) -> sql.Composed:
     for name in (function, *names):
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is not the name of an SQL function or argument")
+            raise ValueError(f"{name!r} is not a valid name of an SQL function or argument")
     return sql.SQL("{}({})").format(
         sql.Identifier("penstock", function),
         sql.SQL(", ").join(sql.SQL("{} => {}").format(sql.Identifier(n), sql.Placeholder(n)) for n in names),
@@ -443,15 +448,16 @@ def _adapted(arguments: Row) -> Row:
 
 @contextmanager
 def _translated(arguments: Row | None = None) -> Generator[None]:
+    """Raise the driver's errors as the errors of Penstock that they stand for."""
     try:
         yield
     except psycopg.Error as error:
-        meaning = _meaning(error, arguments or {})
-        if meaning is None:
+        translated = _translate(error, arguments or {})
+        if translated is None:
             raise
-        raise meaning from error
+        raise translated from error
     except UnicodeEncodeError as error:
-        raise _unstorable(arguments or {}) or Invalid(str(error)) from error
+        raise _unstorable_argument(arguments or {}) or Invalid(str(error)) from error
 
 
 def _is_connection_lost(error: psycopg.Error) -> bool:
@@ -461,36 +467,36 @@ def _is_connection_lost(error: psycopg.Error) -> bool:
     return state.startswith("08") or state in _LOST_STATES
 
 
-def _meaning(error: psycopg.Error, arguments: Row) -> PenstockError | None:
+def _translate(error: psycopg.Error, arguments: Row) -> PenstockError | None:
     if _is_connection_lost(error):
         return ConnectionLost(str(error))
-    if isinstance(error, psycopg.DataError) and (unstorable := _unstorable(arguments)):
-        return unstorable
+    if isinstance(error, psycopg.DataError) and (invalid := _unstorable_argument(arguments)):
+        return invalid
     return from_database(error)
 
 
-def _unstorable(arguments: Row) -> Invalid | None:
-    """Which argument holds what PostgreSQL cannot store; looked for only after it was refused."""
+def _unstorable_argument(arguments: Row) -> Invalid | None:
+    """An error that names the first argument PostgreSQL cannot store. Called only after a rejection."""
     for name, value in arguments.items():
-        for path, problem in _problems(
+        for path, found in _unstorable_values(
             value.obj if isinstance(value, Jsonb) else value, name.removeprefix("p_")
         ):
-            return Invalid(f"{path} holds {problem}", code="unstorable_text", details={"field": path})
+            return Invalid(f"{path} holds {found}", code="unstorable_text", details={"field": path})
     return None
 
 
-def _problems(value: object, path: str) -> Iterator[tuple[str, str]]:
+def _unstorable_values(value: object, path: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         if "\0" in value:
             yield path, "a NUL character"
         elif any("\ud800" <= character <= "\udfff" for character in value):
             yield path, "half of a surrogate pair"
     elif isinstance(value, float) and not math.isfinite(value):
-        yield path, "a number that is not finite"
+        yield path, "a number that is not finite (NaN or infinity)"
     elif isinstance(value, dict):
         for key, item in cast("dict[object, object]", value).items():
-            yield from _problems(str(key), f"a key of {path}")
-            yield from _problems(item, f"{path}.{key}")
+            yield from _unstorable_values(str(key), f"a key of {path}")
+            yield from _unstorable_values(item, f"{path}.{key}")
     elif isinstance(value, list | tuple):
         for index, item in enumerate(cast("list[object]", value)):
-            yield from _problems(item, f"{path}[{index}]")
+            yield from _unstorable_values(item, f"{path}[{index}]")

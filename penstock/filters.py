@@ -1,11 +1,12 @@
 """The filter language of every list: `status:failed type:publish tenant:acme age:<1d`.
 
-Terms are separated by blanks, and all must hold. A term is a field, a colon and a value; several values with
-commas between them mean any of them; a minus before the field excludes. A value with a blank, a comma or a
-quotation mark in it is put in quotation marks: `tenant:"Acme, Inc."`. What a field may be is up to the list.
+Terms are separated by spaces, and all must match. A term is a field, a colon and a value; of several values
+separated by commas, any one matches; a minus before the field excludes. A value that contains a space, a
+comma or a quotation mark is quoted: `tenant:"Acme, Inc."`. Each list has its own fields.
 
-Values only ever become bound parameters. The SQL around them is literal text of this package. What a value
-means (whose name it is, when an hour ago was) is asked before: only to what it knows, PostgreSQL finds a way.
+Values always become bound parameters; the SQL around them is literal text of this package. Names of tenants
+and ages are looked up in a query of their own first, because with constants PostgreSQL plans the list's query
+better.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Condition: TypeAlias = tuple[LiteralString, list[Any]]
 """A condition with a `%s` for each of its values."""
 
 Field: TypeAlias = Callable[[Sequence[str]], Condition]
-"""Makes a condition of the values a term has, or raises ValueError that says what it takes instead."""
+"""Turns the values of a term into a condition, or raises ValueError with what the field takes."""
 
 _KNOWN: LiteralString = """\
 select penstock._now(), t.name, t.id from (select) as one left join penstock.tenants t on t.name = any (%s)"""
@@ -38,21 +39,21 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A value: the ids of the tenants of these names, or that these are."""
+    """A value to look up: the ids of tenants that are given by name or id."""
 
     names: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Ago:
-    """A value: so long ago, by the database's clock."""
+    """A value to look up: the time that many seconds ago, by the database's clock."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """One word of a filter."""
+    """One `field:value` of a filter."""
 
     field: str
     values: tuple[str, ...]
@@ -66,40 +67,38 @@ def parse(text: str) -> list[Term]:
     while text[place:].strip():
         found = _TERM.match(text, place)
         if found is None:
-            raise _wrong(f"{text[place:].split()[0]!r} is not a filter term")
+            raise _invalid(f"{text[place:].split()[0]!r} is not a filter term")
         values = tuple(_unquoted(value) for value in re.findall(_VALUE, found["values"]))
         terms.append(Term(found["field"].lower(), values, bool(found["minus"])))
         place = found.end()
     return terms
 
 
-def meant(text: str, fields: Mapping[str, Field]) -> list[Condition]:
-    """What a filter says, with values that are still to be looked up."""
+def unresolved(text: str, fields: Mapping[str, Field]) -> list[Condition]:
+    """The conditions of a filter, with values that still have to be looked up."""
     return [_condition(term, fields) for term in parse(text)]
 
 
-async def conditions(
-    where: db.Pool | db.Connection, text: str, fields: Mapping[str, Field]
-) -> list[Condition]:
-    """What a filter means for a list with these fields."""
-    found = meant(text, fields)
+async def conditions(database: db.Database, text: str, fields: Mapping[str, Field]) -> list[Condition]:
+    """The conditions of a filter for a list with these fields."""
+    found = unresolved(text, fields)
     values = [value for _, some in found for value in some]
     names = {name for value in values if isinstance(value, Names) for name in value.names}
     if not names and not any(isinstance(value, Ago) for value in values):
         return found
-    rows = await db.rows(where, _KNOWN, (list(names),))
+    rows = await db.rows(database, _KNOWN, (list(names),))
     ids = [(name, id) for _, name, id in rows if id is not None]
 
-    def known(value: Any) -> Any:
+    def resolved(value: Any) -> Any:
         if isinstance(value, Names):
             return uuids(value.names) + [id for name, id in ids if name in value.names]
         return rows[0][0] - timedelta(seconds=value.seconds) if isinstance(value, Ago) else value
 
-    return [(sql, [known(value) for value in some]) for sql, some in found]
+    return [(sql, [resolved(value) for value in some]) for sql, some in found]
 
 
 def every(conditions: Sequence[Condition]) -> Condition:
-    """All of these conditions as one."""
+    """These conditions joined by AND."""
     sql: LiteralString = "true"
     values: list[Any] = []
     for text, some in conditions:
@@ -109,21 +108,25 @@ def every(conditions: Sequence[Condition]) -> Condition:
 
 
 def quoted(value: str) -> str:
-    """A value as a filter has it."""
+    """A value quoted for a filter, if necessary."""
     if re.fullmatch(r'[^\s",]+', value):
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'
 
 
 def page(limit: int) -> int:
-    """The size of a page, if it is one."""
+    """The given page size; raises Invalid if it is out of range."""
     if not 1 <= limit <= 1000:
-        raise Invalid("limit must be between 1 and 1000", code="invalid_limit", details={"field": "limit"})
+        raise Invalid(
+            f"limit must be between 1 and 1000 (got {limit})",
+            code="invalid_limit",
+            details={"field": "limit"},
+        )
     return limit
 
 
 def seconds(text: str) -> float:
-    """A duration such as `90s`, `2h30m`, `7d`."""
+    """The seconds of a duration such as `90s`, `2h30m`, `7d`."""
     parts = _DURATION.findall(text)
     total = sum(float(number) * _SECONDS[unit] for number, unit in parts)
     if not parts or "".join(number + unit for number, unit in parts) != text or total > _LONGEST:
@@ -132,11 +135,11 @@ def seconds(text: str) -> float:
 
 
 def uuids(values: Sequence[str]) -> list[UUID]:
-    """Those of the values that are ids."""
+    """The values that are ids."""
     return [UUID(value) for value in values if _UUID.fullmatch(value)]
 
 
-# The fields a list can have
+# Kinds of fields
 
 
 def words(column: LiteralString, choices: Sequence[str] = ()) -> Field:
@@ -174,7 +177,7 @@ def ids(column: LiteralString) -> Field:
 
 
 def part(column: LiteralString) -> Field:
-    """The column contains one of these texts, in whatever case."""
+    """The column contains one of these texts, ignoring case."""
 
     def condition(values: Sequence[str]) -> Condition:
         return (
@@ -188,7 +191,7 @@ def part(column: LiteralString) -> Field:
 
 
 def tenant(column: LiteralString) -> Field:
-    """The column is the id of one of these tenants, each given by its name or by its id."""
+    """The column is the id of one of these tenants, each given by name or id."""
 
     def condition(values: Sequence[str]) -> Condition:
         return column + " = any (%s::uuid[])", [Names(tuple(values))]
@@ -197,7 +200,7 @@ def tenant(column: LiteralString) -> Field:
 
 
 def age(column: LiteralString) -> Field:
-    """The column is less (`<1d`, or plain `1d`) or more (`>1h`) than so long ago, by the database's clock."""
+    """The column is younger (`<1d`, or just `1d`) or older (`>1h`) than this, by the database's clock."""
 
     def condition(values: Sequence[str]) -> Condition:
         sign: LiteralString = " < " if values[0].startswith(">") else " > "
@@ -209,11 +212,11 @@ def age(column: LiteralString) -> Field:
 
 def _condition(term: Term, fields: Mapping[str, Field]) -> Condition:
     if term.field not in fields:
-        raise _wrong(f"unknown filter field {term.field!r}", fields)
+        raise _invalid(f"unknown filter field {term.field!r}", fields)
     try:
         sql, values = fields[term.field](term.values)
     except ValueError as error:
-        raise _wrong(f"{term.field} must be {error} (got {','.join(term.values)!r})") from None
+        raise _invalid(f"filter field {term.field} takes {error} (got {','.join(term.values)!r})") from None
     return ("not coalesce(" + sql + ", false)" if term.is_excluded else sql), values
 
 
@@ -221,8 +224,6 @@ def _unquoted(value: str) -> str:
     return re.sub(r"\\(.)", r"\1", value[1:-1]) if value.startswith('"') else value
 
 
-def _wrong(problem: str, fields: Mapping[str, Field] | None = None) -> Invalid:
-    hint = (
-        f"Fields: {', '.join(fields)}." if fields else "Use field:value, for example: status:failed age:<1d."
-    )
-    return Invalid(problem, code="invalid_filter", hint=hint, details={"field": "filter"})
+def _invalid(message: str, fields: Mapping[str, Field] | None = None) -> Invalid:
+    hint = f"Fields: {', '.join(fields)}." if fields else "Write field:value, such as status:failed age:<1d."
+    return Invalid(message, code="invalid_filter", hint=hint, details={"field": "filter"})

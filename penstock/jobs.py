@@ -1,4 +1,4 @@
-"""Jobs: forecast, start, look, watch, pause, resume, cancel, retry."""
+"""Jobs: forecast, start, read, watch, pause, resume, cancel, retry."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from penstock.types import (
 )
 
 TaskSpec: TypeAlias = Mapping[str, Any]
-"""What a caller says of a task: an element of p_tasks."""
+"""A new task as a JSON object: an element of p_tasks."""
 
 _STATUSES = ("queued", "running", "paused", "completed", "failed", "canceled")
 
@@ -48,7 +48,7 @@ FIELDS: Mapping[str, filters.Field] = {
     "age": filters.age("created_at"),
 }
 
-_PATIENCE_SECONDS = 30
+_MAX_OUTAGE_SECONDS = 30
 
 _JOBS: LiteralString = """\
 select id, tenant_id, type, status, status_reason, params, priority, created_by, created_at, run_at,
@@ -74,8 +74,8 @@ select id, kind, key, phase, status, waiting_for, waiting_until, attempt, fracti
 from penstock.job_graph(%s, %s, %s)"""
 _COUNTS: LiteralString = """\
 select s.status, (select count(*) from (select from penstock.jobs where status = s.status and """
-# What each verb can be done to.
-_TO: dict[JobVerb, LiteralString] = {
+# The jobs that each verb applies to.
+_APPLICABLE: dict[JobVerb, LiteralString] = {
     "pause": "status in ('queued', 'running')",
     "resume": "status = 'paused'",
     "cancel": "status in ('queued', 'running', 'paused')",
@@ -88,8 +88,8 @@ select (select count(*) from found),
   penstock.weigh_action(%s, array(select id::text from found limit 1001))"""
 _ACT: LiteralString = """ order by id limit %s)
 select penstock.start_action(%s, array(select id::text from found), %s)"""
-_MOST_ACTED_ON = 500_000
-# For a session of SQLAlchemy, whatever driver is below it.
+_MAX_JOBS_PER_ACTION = 500_000
+# For a session of SQLAlchemy with any driver.
 _START = """\
 select penstock.start_job(p_type => :type, p_params => cast(:params as jsonb),
   p_tasks => cast(:tasks as jsonb), p_options => cast(:options as jsonb))"""
@@ -99,16 +99,16 @@ select penstock.start_job(p_type => :type, p_params => cast(:params as jsonb),
 
 
 async def start(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
     tasks: Iterable[TaskSpec],
     **options: Unpack[JobOptions],
 ) -> UUID:
-    """Make a job with its tasks and their graph in one transaction. The same key gives the same job."""
+    """Start a job with its tasks and their dependencies. The same idempotency key returns the same job."""
     return await db.value(
-        where,
+        database,
         "start_job",
         p_type=type,
         p_params=dict(params or {}),
@@ -118,7 +118,7 @@ async def start(
 
 
 async def forecast(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
@@ -126,13 +126,13 @@ async def forecast(
     times: float = 1,
     **options: Unpack[JobOptions],
 ) -> Forecast:
-    """What `start` with the same arguments would cost, use and take under the present limits.
+    """The cost, usage and duration of a `start` with the same arguments, under the current limits.
 
-    `times`: the tasks are a sample, and there are so many times as many.
+    `times`: the tasks are a sample; multiply the forecast by this.
     """
-    del params  # decides nothing here: it is taken so that the arguments are the same
+    del params  # not used; accepted so that the arguments are those of `start`
     document = await db.document(
-        where,
+        database,
         "forecast_job",
         p_type=type,
         p_tasks=db.Json(builtins.list(tasks)),
@@ -142,7 +142,7 @@ async def forecast(
 
 
 async def start_many(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
@@ -150,18 +150,18 @@ async def start_many(
     chunk: int = 10_000,
     **options: Unpack[JobOptions],
 ) -> UUID:
-    """Make a job of any number of tasks in one transaction, from an iterable that is read as it is sent.
+    """Start a job with any number of tasks in one transaction; the iterable is read while it is sent.
 
-    Parents come before their children. At most `chunk` tasks, or a few megabytes of them, are held at a time.
-    An idempotency key that was used before gives its job and reads no task; give a `digest` of them in the
-    options if another set of tasks under the same key shall be refused.
+    Dependencies come before the tasks that depend on them. At most `chunk` tasks, or a few megabytes of them,
+    are in memory at a time. An idempotency key that was used before returns its job and reads no task. To
+    reject other tasks under the same key, pass a `digest` of the tasks in the options.
     """
     chosen = given(options)
-    async with db.transaction(where) as held:
-        [opened] = await db.call(held, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
+    async with db.transaction(database) as conn:
+        [opened] = await db.call(conn, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
         if opened["is_new"]:
-            send = partial(db.call, held, "add_tasks", p_job_id=opened["job_id"])
-            if not await db.send_in_parts(tasks, lambda part: send(p_tasks=part), most=chunk):
+            send = partial(db.call, conn, "add_tasks", p_job_id=opened["job_id"])
+            if not await db.send_in_batches(tasks, lambda batch: send(p_tasks=batch), max_items=chunk):
                 raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
         return opened["job_id"]
 
@@ -174,11 +174,11 @@ async def start_in(
     tasks: Iterable[TaskSpec],
     **options: Unpack[JobOptions],
 ) -> UUID:
-    """Start a job in the caller's transaction: an async connection of psycopg, or session of SQLAlchemy."""
+    """Start a job in the transaction of an async psycopg connection or SQLAlchemy session."""
     if not _is_sqlalchemy(using):
         return await start(using, type=type, params=params, tasks=tasks, **options)
     with _translated():
-        found = await using.execute(_text(), _texts(type, params, tasks, given(options)))
+        found = await using.execute(_statement(), _arguments(type, params, tasks, given(options)))
         return UUID(str(found.scalar_one()))
 
 
@@ -190,10 +190,10 @@ def start_sync(
     tasks: Iterable[TaskSpec],
     **options: Unpack[JobOptions],
 ) -> UUID:
-    """`start_in` without async."""
+    """Start a job in the transaction of a psycopg connection or SQLAlchemy session that is not async."""
     if _is_sqlalchemy(using):
         with _translated():
-            found = using.execute(_text(), _texts(type, params, tasks, given(options)))
+            found = using.execute(_statement(), _arguments(type, params, tasks, given(options)))
             return UUID(str(found.scalar_one()))
     [row] = db.call_sync(
         using,
@@ -207,7 +207,7 @@ def start_sync(
 
 
 async def add_tasks(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     tasks: Iterable[TaskSpec],
@@ -215,9 +215,9 @@ async def add_tasks(
     worker_id: str | None = None,
     lease: int | None = None,
 ) -> builtins.list[int]:
-    """Add tasks to a job that has not ended; returns their ids. A running task names itself and its lease."""
+    """Add tasks to a job that has not ended; returns their ids. A running task passes its id and lease."""
     return await db.value(
-        where,
+        database,
         "add_tasks",
         p_job_id=job_id,
         p_tasks=db.Json(builtins.list(tasks)),
@@ -227,16 +227,16 @@ async def add_tasks(
     )
 
 
-# Looking
+# Reading
 
 
-async def get(where: db.Pool | db.Connection, *, job_id: UUID) -> Job:
+async def get(database: db.Database, *, job_id: UUID) -> Job:
     """A job with its progress."""
-    return Job.read(await db.value(where, "get_job", p_job_id=job_id))
+    return Job.read(await db.value(database, "get_job", p_job_id=job_id))
 
 
 async def list(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     filter: str = "",
     tenant_id: UUID | None = None,
@@ -246,9 +246,9 @@ async def list(
     before: UUID | None = None,
     limit: int = 50,
 ) -> builtins.list[Job]:
-    """Jobs, newest first. The next page comes `before` the id of the last one of this page."""
+    """Jobs, newest first. The next page is `before` the id of the last job of this page."""
     chosen = [
-        *await filters.conditions(where, filter, FIELDS),
+        *await filters.conditions(database, filter, FIELDS),
         *_equal(tenant_id=tenant_id, type=type, status=status),
     ]
     chosen += _of_tenants(tenant_ids)
@@ -256,12 +256,12 @@ async def list(
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
     statement = _JOBS + condition + " order by id desc limit %s"
-    rows = await db.rows(where, statement, [*values, filters.page(limit)])
+    rows = await db.rows(database, statement, [*values, filters.page(limit)])
     return [Job(*row[:12], progress=Progress(*row[12:])) for row in rows]
 
 
 async def tasks(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     status: TaskStatus | None = None,
@@ -269,98 +269,100 @@ async def tasks(
     after: int | None = None,
     limit: int = 50,
 ) -> builtins.list[Task]:
-    """A job's tasks in the order they were made. The next page comes `after` the last id of this one."""
+    """A job's tasks, in the order in which they were created. The next page is `after` the last id."""
     chosen = _equal(job_id=job_id, status=status, kind=kind)
     if after is not None:
         chosen.append(("id > %s", [after]))
     condition, values = filters.every(chosen)
-    rows = await db.rows(where, _TASKS + condition + " order by id limit %s", [*values, filters.page(limit)])
+    rows = await db.rows(
+        database, _TASKS + condition + " order by id limit %s", [*values, filters.page(limit)]
+    )
     return [Task(*row) for row in rows]
 
 
 async def counts(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     filter: str = "",
     tenant_ids: Sequence[UUID] | None = None,
     most: int,
 ) -> dict[str, int]:
-    """How many jobs of each status match; of more than `most`, one more than that: it costs no more."""
+    """The number of matching jobs by status. Counts only up to `most` + 1, so that it stays cheap."""
     condition, values = filters.every(
-        [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
+        [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
     )
     statement = _COUNTS + condition + " limit %s) as x) from unnest(%s::text[]) as s(status)"
-    return dict(await db.rows(where, statement, [*values, most + 1, builtins.list(_STATUSES)]))  # pyright: ignore[reportArgumentType]
+    return dict(await db.rows(database, statement, [*values, most + 1, builtins.list(_STATUSES)]))  # pyright: ignore[reportArgumentType]
 
 
 async def graph(
-    where: db.Pool | db.Connection, *, job_id: UUID, after: int = 0, limit: int = 500
+    database: db.Database, *, job_id: UUID, after: int = 0, limit: int = 500
 ) -> builtins.list[GraphTask]:
-    """A job's tasks with what each comes after, and when it could have begun."""
-    return [GraphTask(*row) for row in await db.rows(where, _GRAPH, (job_id, after, limit))]
+    """A job's tasks with their dependencies, and when each became ready."""
+    return [GraphTask(*row) for row in await db.rows(database, _GRAPH, (job_id, after, limit))]
 
 
 async def attempts(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     job_id: UUID,
     task_id: int | None = None,
     after: tuple[int, int] = (0, 0),
     limit: int = 50,
 ) -> builtins.list[Attempt]:
-    """The attempts at a job's tasks, or at one of them, that did not succeed, with their errors.
+    """The failed attempts of a job's tasks, or of one of them, with their errors, ordered by task.
 
-    In the order of the tasks. The next page comes `after` task and lease of the last one of this page.
+    The next page is `after` the task id and lease of the last attempt of this page.
     """
-    rows = await db.rows(where, _ATTEMPTS, (job_id, task_id, task_id, *after, filters.page(limit)))
+    rows = await db.rows(database, _ATTEMPTS, (job_id, task_id, task_id, *after, filters.page(limit)))
     return [Attempt(*row) for row in rows]
 
 
-async def outputs(where: db.Pool | db.Connection, *, job_id: UUID) -> dict[str, Any]:
-    """What the job's tasks returned, by their keys (by their ids where they have none), in order."""
-    return {key: output for key, output in await db.rows(where, _OUTPUTS, (job_id,))}
+async def outputs(database: db.Database, *, job_id: UUID) -> dict[str, Any]:
+    """The outputs of the job's tasks in order, by key; by id for tasks without a key."""
+    return {key: output for key, output in await db.rows(database, _OUTPUTS, (job_id,))}
 
 
-async def forecast_rest(where: db.Pool | db.Connection, *, job_id: UUID) -> Forecast:
-    """What is left of a job that has not ended will cost, use and take."""
-    return Forecast.read(await db.document(where, "forecast", p_job_id=job_id))
+async def forecast_rest(database: db.Database, *, job_id: UUID) -> Forecast:
+    """The cost, usage and duration of the rest of a job that has not ended."""
+    return Forecast.read(await db.document(database, "forecast", p_job_id=job_id))
 
 
-async def explain(where: db.Pool | db.Connection, *, job_id: UUID, task_id: int) -> Explanation:
-    """Why a task is not running: what it waits for, about how long, and its place in line."""
-    return Explanation.read(await db.value(where, "explain_task", p_job_id=job_id, p_task_id=task_id))
+async def explain(database: db.Database, *, job_id: UUID, task_id: int) -> Explanation:
+    """Why a task is not running: what it waits for, for how long, and its position in the queue."""
+    return Explanation.read(await db.value(database, "explain_task", p_job_id=job_id, p_task_id=task_id))
 
 
-async def explain_job(where: db.Pool | db.Connection, *, job_id: UUID) -> JobExplanation:
-    """How a job stands, and what happens next."""
-    return JobExplanation.read(await db.value(where, "explain_job", p_job_id=job_id))
+async def explain_job(database: db.Database, *, job_id: UUID) -> JobExplanation:
+    """The state of a job in words, and what happens next."""
+    return JobExplanation.read(await db.value(database, "explain_job", p_job_id=job_id))
 
 
-async def watch(where: db.Pool | db.Connection, *, job_id: UUID, interval: float = 1.0) -> AsyncIterator[Job]:
-    """The job now, and again whenever it has changed, until it has ended. Looks every `interval` seconds.
+async def watch(database: db.Database, *, job_id: UUID, interval: float = 1.0) -> AsyncIterator[Job]:
+    """Yields the job now and after every change until it has ended. Reads it every `interval` seconds.
 
-    A database that is away for less than half a minute (a restart, a failover) is waited for.
+    Waits for a database that is down for less than half a minute, as during a restart or failover.
     """
     last: Job | None = None
-    heard_at = time.monotonic()
+    read_at = time.monotonic()
     while last is None or not last.is_ended:
         try:
-            job = await get(where, job_id=job_id)
-            heard_at = time.monotonic()
+            job = await get(database, job_id=job_id)
+            read_at = time.monotonic()
             if job != last:
                 yield job
             last = job
         except Unavailable:
-            if time.monotonic() - heard_at > _PATIENCE_SECONDS:
+            if time.monotonic() - read_at > _MAX_OUTAGE_SECONDS:
                 raise
         if last is None or not last.is_ended:
             await asyncio.sleep(interval)
 
 
-async def ended(where: db.Pool | db.Connection, *, job_id: UUID, interval: float = 0.25) -> Job:
-    """The job, once it has ended."""
+async def ended(database: db.Database, *, job_id: UUID, interval: float = 0.25) -> Job:
+    """Wait until the job has ended, and return it."""
     last: Job | None = None
-    async for job in watch(where, job_id=job_id, interval=interval):
+    async for job in watch(database, job_id=job_id, interval=interval):
         last = job
     assert last is not None
     return last
@@ -369,48 +371,48 @@ async def ended(where: db.Pool | db.Connection, *, job_id: UUID, interval: float
 # Acting
 
 
-async def pause(where: db.Pool | db.Connection, *, job_id: UUID, reason: str | None = None) -> str:
-    """Claim nothing of the job from now on; what runs ends normally. Returns its status."""
-    return await db.value(where, "pause_job", p_job_id=job_id, p_reason=reason)
+async def pause(database: db.Database, *, job_id: UUID, reason: str | None = None) -> str:
+    """Pause the job: its tasks are no longer claimed; running ones end normally. Returns its status."""
+    return await db.value(database, "pause_job", p_job_id=job_id, p_reason=reason)
 
 
-async def resume(where: db.Pool | db.Connection, *, job_id: UUID) -> str:
-    """Take a paused job up again. Returns its status."""
-    return await db.value(where, "resume_job", p_job_id=job_id)
+async def resume(database: db.Database, *, job_id: UUID) -> str:
+    """Resume a paused job. Returns its status."""
+    return await db.value(database, "resume_job", p_job_id=job_id)
 
 
-async def cancel(where: db.Pool | db.Connection, *, job_id: UUID, reason: str | None = None) -> str:
-    """End the job now; running handlers are told to stop. Returns its status."""
-    return await db.value(where, "cancel_job", p_job_id=job_id, p_reason=reason)
+async def cancel(database: db.Database, *, job_id: UUID, reason: str | None = None) -> str:
+    """Cancel the job now; running handlers are stopped. Returns its status."""
+    return await db.value(database, "cancel_job", p_job_id=job_id, p_reason=reason)
 
 
-async def confirm(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
-    """Let the tasks run that wait for a confirmation. Returns how many they are."""
-    return await db.value(where, "confirm_job", p_job_id=job_id)
+async def confirm(database: db.Database, *, job_id: UUID) -> int:
+    """Confirm the tasks that wait for confirmation. Returns their number."""
+    return await db.value(database, "confirm_job", p_job_id=job_id)
 
 
-async def retry(where: db.Pool | db.Connection, *, job_id: UUID) -> int:
-    """Run the failed tasks again, and what was canceled because of them. Returns how many had failed."""
-    return await db.value(where, "retry_job", p_job_id=job_id)
+async def retry(database: db.Database, *, job_id: UUID) -> int:
+    """Retry the failed tasks, and those canceled because of them. Returns the number of failed tasks."""
+    return await db.value(database, "retry_job", p_job_id=job_id)
 
 
 async def weigh(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     verb: JobVerb,
     filter: str = "",
     ids: Sequence[UUID] | None = None,
     tenant_ids: Sequence[UUID] | None = None,
 ) -> Weight:
-    """What `act` with the same arguments would be about, and its money."""
-    found, values = await _acted_on(where, verb, filter, ids, tenant_ids)
+    """How many jobs and tasks an `act` with the same arguments would affect, and its cost."""
+    found, values = await _matching(database, verb, filter, ids, tenant_ids)
     statement = _FOUND + found + _WEIGH
-    [(count, some)] = await db.rows(where, statement, [*values, _MOST_ACTED_ON + 1, verb])
-    return Weight(count, some["tasks"], Decimal(some["cost"]), some["unpriced"], some["is_part"])
+    [(count, weight)] = await db.rows(database, statement, [*values, _MAX_JOBS_PER_ACTION + 1, verb])
+    return Weight(count, weight["tasks"], Decimal(weight["cost"]), weight["unpriced"], weight["is_part"])
 
 
 async def act(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     verb: JobVerb,
     filter: str = "",
@@ -418,39 +420,44 @@ async def act(
     tenant_ids: Sequence[UUID] | None = None,
     reason: str | None = None,
 ) -> UUID:
-    """Do it to the jobs with these ids, or to all that match; returns the action, which tells how far it is.
+    """Apply a verb to the jobs with these ids, or to all that match; returns the id of the action.
 
-    A hundred are done at once, more by the workers. Jobs that it cannot be done to are left out.
+    Up to a hundred jobs are done at once; workers do the rest, and `actions` shows how many are done. Jobs
+    that the verb does not apply to are left out.
     """
-    found, values = await _acted_on(where, verb, filter, ids, tenant_ids)
+    found, values = await _matching(database, verb, filter, ids, tenant_ids)
     statement = _FOUND + found + _ACT
-    [[action_id]] = await db.rows(where, statement, [*values, _MOST_ACTED_ON, verb, reason])
+    [[action_id]] = await db.rows(database, statement, [*values, _MAX_JOBS_PER_ACTION, verb, reason])
     return action_id
 
 
-async def _acted_on(
-    where: db.Pool | db.Connection,
+async def _matching(
+    database: db.Database,
     verb: JobVerb,
     filter: str,
     ids: Sequence[UUID] | None,
     tenant_ids: Sequence[UUID] | None,
 ) -> filters.Condition:
-    if verb not in _TO:
-        raise Invalid(f"{verb!r} is not done to jobs", code="invalid_verb", details={"field": "verb"})
-    chosen: builtins.list[filters.Condition] = [(_TO[verb], [])]
+    """The condition for the jobs that an action applies to."""
+    if verb not in _APPLICABLE:
+        allowed = ", ".join(_APPLICABLE)
+        raise Invalid(
+            f"verb must be one of {allowed} (got {verb!r})", code="invalid_verb", details={"field": "verb"}
+        )
+    chosen: builtins.list[filters.Condition] = [(_APPLICABLE[verb], [])]
     if ids is None:
-        chosen += [*await filters.conditions(where, filter, FIELDS), *_of_tenants(tenant_ids)]
+        chosen += [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
     else:
         chosen.append(("id = any (%s)", [builtins.list(ids)]))
     return filters.every(chosen)
 
 
 def _of_tenants(tenant_ids: Sequence[UUID] | None) -> builtins.list[filters.Condition]:
-    """That a member's own are meant is clear anyway; said outright, an index leads to them."""
+    """Restricts to tenants. Row security does that anyway, but this condition makes an index usable."""
     return [] if tenant_ids is None else [("tenant_id = any (%s)", [builtins.list(tenant_ids)])]
 
 
-# What start and list need
+# Helpers
 
 
 def _equal(**wanted: Any) -> builtins.list[filters.Condition]:
@@ -470,23 +477,23 @@ def _is_sqlalchemy(using: Any) -> bool:
 
 @contextmanager
 def _translated() -> Generator[None]:
-    """What the database refuses is said as elsewhere, at least where psycopg is the driver."""
+    """Raise errors of SQLAlchemy as Penstock's errors, if psycopg is the driver."""
     try:
         yield
     except Exception as error:
         cause = getattr(error, "orig", None)
-        meaning = from_database(cause) if isinstance(cause, psycopg.Error) else None
-        if meaning is None:
+        translated = from_database(cause) if isinstance(cause, psycopg.Error) else None
+        if translated is None:
             raise
-        raise meaning from error
+        raise translated from error
 
 
-def _text() -> Any:
-    # Whoever hands us a session of SQLAlchemy has imported it: it is no dependency of ours.
+def _statement() -> Any:
+    # A caller with a session of SQLAlchemy has imported it; Penstock itself does not depend on it.
     return sys.modules["sqlalchemy"].text(_START)
 
 
-def _texts(
+def _arguments(
     type: str, params: Mapping[str, Any] | None, tasks: Iterable[TaskSpec], options: Mapping[str, Any]
 ) -> dict[str, str]:
     documents = {"params": dict(params or {}), "tasks": builtins.list(tasks), "options": options}

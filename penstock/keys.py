@@ -1,4 +1,4 @@
-"""API keys: what programs show instead of a login."""
+"""API keys: credentials for programs."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from penstock.types import ApiKey, KeyRole, NewKey
 
 
 async def create(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     role: KeyRole,
     tenant_id: UUID | None = None,
     expires_at: datetime | None = None,
 ) -> NewKey:
-    """Make a key. Its secret is in this answer and nowhere else."""
+    """Create a key. Only this call returns its secret."""
     [row] = await db.call(
-        where, "create_key", p_name=name, p_role=role, p_tenant_id=tenant_id, p_expires_at=expires_at
+        database, "create_key", p_name=name, p_role=role, p_tenant_id=tenant_id, p_expires_at=expires_at
     )
     return NewKey(**row)
 
 
-async def list(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> builtins.list[ApiKey]:
-    """A tenant's keys, oldest first; for the service without a tenant those of workers and services."""
-    return [ApiKey(**row) for row in await db.call(where, "list_keys", p_tenant_id=tenant_id)]
+async def list(database: db.Database, *, tenant_id: UUID | None = None) -> builtins.list[ApiKey]:
+    """A tenant's keys, oldest first; the service, without a tenant, gets those of workers and services."""
+    return [ApiKey(**row) for row in await db.call(database, "list_keys", p_tenant_id=tenant_id)]
 
 
-async def revoke(where: db.Pool | db.Connection, *, key_id: UUID) -> None:
-    """End a key at once."""
-    await db.call(where, "revoke_key", p_key_id=key_id)
+async def revoke(database: db.Database, *, key_id: UUID) -> None:
+    """Revoke a key at once."""
+    await db.call(database, "revoke_key", p_key_id=key_id)

@@ -1,4 +1,4 @@
-"""Kinds of task and types of job: what may be asked for."""
+"""Task kinds and job types."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from penstock import db
 from penstock.types import OnFailure
 
 
-async def define(where: db.Pool | db.Connection, *, kinds: Iterable[Mapping[str, Any]]) -> None:
-    """Make or change kinds of task.
+async def define(database: db.Database, *, kinds: Iterable[Mapping[str, Any]]) -> None:
+    """Create or change task kinds.
 
     Each has a `name` and may have `category`, `max_attempts`, `backoff_seconds`, `backoff_cap_seconds`,
     `retry_seconds` and `timeout_seconds`.
     """
-    await db.call(where, "define_kinds", p_kinds=db.Json([dict(kind) for kind in kinds]))
+    await db.call(database, "define_kinds", p_kinds=db.Json([dict(kind) for kind in kinds]))
 
 
 async def define_job_type(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     phases: Iterable[Mapping[str, Any]] = (),
     on_failure: OnFailure | str = "continue",
 ) -> None:
-    """Make or change a type of job: its phases, `{"name", "weight"}` in order, and what a failure does."""
+    """Create or change a job type: its phases in order, as `{"name", "weight"}`, and what a failure does."""
     documents = db.Json([dict(phase) for phase in phases])
-    await db.call(where, "define_job_type", p_name=name, p_phases=documents, p_on_failure=on_failure)
+    await db.call(database, "define_job_type", p_name=name, p_phases=documents, p_on_failure=on_failure)

@@ -1,4 +1,4 @@
-"""Overview: how it goes, for a tenant or for all. Everything here costs the same however much there is."""
+"""Overview of a tenant or of all tenants. These queries take the same time for any amount of data."""
 
 from __future__ import annotations
 
@@ -15,18 +15,16 @@ _RATES: LiteralString = """\
 select minute, succeeded, failed, wait_p50, wait_p95, run_p50, run_p95 from penstock.task_rates(%s, %s)"""
 
 
-async def get(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> Overview:
-    """What waits, runs and failed, what it costs, and what stands in the way."""
-    return Overview.read(await db.document(where, "overview", p_tenant_id=tenant_id))
+async def get(database: db.Database, *, tenant_id: UUID | None = None) -> Overview:
+    """The numbers of waiting, running and failed tasks, the costs, and current problems."""
+    return Overview.read(await db.document(database, "overview", p_tenant_id=tenant_id))
 
 
-async def lanes(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> list[LaneState]:
-    """Lanes with their work, their workers, and whether their providers take work."""
-    return [LaneState(*row) for row in await db.rows(where, _LANES, (tenant_id,))]
+async def lanes(database: db.Database, *, tenant_id: UUID | None = None) -> list[LaneState]:
+    """Lanes with their tasks, their workers, and whether their providers admit tasks."""
+    return [LaneState(*row) for row in await db.rows(database, _LANES, (tenant_id,))]
 
 
-async def rates(
-    where: db.Pool | db.Connection, *, tenant_id: UUID | None = None, minutes: int = 60
-) -> list[TaskRate]:
-    """Per minute: what succeeded and failed, and how long it waited and ran."""
-    return [TaskRate(*row) for row in await db.rows(where, _RATES, (tenant_id, minutes))]
+async def rates(database: db.Database, *, tenant_id: UUID | None = None, minutes: int = 60) -> list[TaskRate]:
+    """Per minute: how many tasks succeeded and failed, and how long they waited and ran."""
+    return [TaskRate(*row) for row in await db.rows(database, _RATES, (tenant_id, minutes))]

@@ -1,4 +1,4 @@
-"""Providers: outside APIs with limits, and what they answered."""
+"""Providers: external APIs with limits, and their responses."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ cross join lateral (
 where l.provider = %s group by r.tenant_id order by 2 desc, 1 limit 10"""
 
 
-async def list(where: db.Pool | db.Connection, *, name: str | None = None) -> builtins.list[Provider]:
-    """Provider endpoints by name, each tenant's own after the one for all; or those of one name."""
-    return [Provider(*row) for row in await db.rows(where, _PROVIDERS, (name, name))]
+async def list(database: db.Database, *, name: str | None = None) -> builtins.list[Provider]:
+    """Provider endpoints by name, tenants' own after the general one; all, or those with this name."""
+    return [Provider(*row) for row in await db.rows(database, _PROVIDERS, (name, name))]
 
 
-async def waiting(where: db.Pool | db.Connection, *, name: str) -> builtins.list[tuple[UUID, int]]:
-    """Whose tasks wait for a provider: of the next ten thousand, how many are which tenant's."""
-    return [(row[0], row[1]) for row in await db.rows(where, _WAITING, (name,))]
+async def waiting(database: db.Database, *, name: str) -> builtins.list[tuple[UUID, int]]:
+    """How many of the next ten thousand tasks that wait for a provider belong to which tenant."""
+    return [(row[0], row[1]) for row in await db.rows(database, _WAITING, (name,))]
 
 
 async def set(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     tenant_id: UUID | None = None,
     **values: Unpack[ProviderValues],
 ) -> int:
-    """Make or change the endpoint `provider/endpoint`, for all or for one tenant. Takes effect at once."""
-    return await db.value(where, "set_provider", p_name=name, p_values=dict(values), p_tenant_id=tenant_id)
+    """Create or change the endpoint `provider/endpoint`, for all or for one tenant. Takes effect at once."""
+    return await db.value(database, "set_provider", p_name=name, p_values=dict(values), p_tenant_id=tenant_id)
 
 
-async def open(where: db.Pool | db.Connection, *, name: str, tenant_id: UUID | None = None) -> None:
-    """Open what a provider's answer closed, after its account was topped up or the trouble is over."""
-    await db.call(where, "open_provider", p_name=name, p_tenant_id=tenant_id)
+async def open(database: db.Database, *, name: str, tenant_id: UUID | None = None) -> None:
+    """Reopen an endpoint that a response closed, for example after its account was topped up."""
+    await db.call(database, "open_provider", p_name=name, p_tenant_id=tenant_id)
 
 
-async def acquire(where: db.Pool | db.Connection, *, provider: str, endpoint: str) -> bool:
-    """Take room for one call outside of a claim: whether there is any now."""
+async def acquire(database: db.Database, *, provider: str, endpoint: str) -> bool:
+    """Reserve capacity for one call outside of a claim; returns False if none is free now."""
     return await db.value(
-        where,
+        database,
         "acquire_api_capacity",
         p_provider_name=provider,
         p_api_endpoint=endpoint,
@@ -67,24 +67,24 @@ async def acquire(where: db.Pool | db.Connection, *, provider: str, endpoint: st
     )
 
 
-async def report(where: db.Pool | db.Connection, *, name: str, signal: Mapping[str, Any]) -> None:
-    """Pass on what an endpoint answered about its limits (see `signals`): it slows for everybody at once."""
-    await db.call(where, "report_provider", p_name=name, p_signal=db.Json(dict(signal)))
+async def report(database: db.Database, *, name: str, signal: Mapping[str, Any]) -> None:
+    """Report what a response says about an endpoint's limits (see `signals`), for all workers at once."""
+    await db.call(database, "report_provider", p_name=name, p_signal=db.Json(dict(signal)))
 
 
-async def ensure_sheets_account(where: db.Pool | db.Connection, *, account: str) -> None:
-    """Make the limits of an account of Google Sheets, if they are not there."""
-    await db.call(where, "ensure_sheets_account", p_account=account)
+async def ensure_sheets_account(database: db.Database, *, account: str) -> None:
+    """Create the limits of a Google Sheets account if they are missing."""
+    await db.call(database, "ensure_sheets_account", p_account=account)
 
 
 async def events(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     tenant_id: UUID | None = None,
     before: int | None = None,
     limit: int = 50,
 ) -> builtins.list[ProviderEvent]:
-    """What a provider refused and who changed it, newest first. The next page comes `before` the last id."""
-    rows = await db.rows(where, _EVENTS, (name, tenant_id, before, before, filters.page(limit)))
+    """A provider's rejections and changes, newest first. The next page is `before` the last id."""
+    rows = await db.rows(database, _EVENTS, (name, tenant_id, before, before, filters.page(limit)))
     return [ProviderEvent(*row) for row in rows]

@@ -1,10 +1,10 @@
-"""Schedules: jobs that start by the clock.
+"""Schedules: recurring jobs.
 
-A cron expression has five fields (six with seconds first) and is read in the schedule's own time zone, as the
-library cronsim documents it, which is what Debian's cron does where the clocks change. A schedule at a fixed
-time of day (neither minute nor hour begins with `*`) runs once a day: a time that is skipped in spring runs
-at the first moment after the gap, and a time that comes twice in autumn runs the first time only. A schedule
-with a `*` there follows the time that passes: it leaves out the skipped hour and runs in both repeated ones.
+A cron expression has five fields (six with seconds first) and is read in the schedule's own time zone. When
+clocks change, the library cronsim does what Debian's cron does. A schedule at a fixed time of day (neither
+minute nor hour begins with `*`) runs once a day: a time that is skipped in spring runs at the first moment
+after the gap, and a time that occurs twice in autumn runs the first time only. A schedule with a `*` there
+follows elapsed time: it leaves out the skipped hour and runs in both repeated hours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from penstock.types import Missed, Schedule
 logger = logging.getLogger(__name__)
 
 _FRESH = timedelta(seconds=60)
-_MOST_STARTS = 100
+_MAX_STARTS = 100
 
 _SCHEDULES: LiteralString = """\
 select id, tenant_id, name, cron, timezone, job_type, params, tasks, options, missed, is_enabled, next_run_at,
@@ -39,7 +39,7 @@ from penstock.schedules where id = %s and is_enabled and next_run_at <= penstock
 
 
 async def set(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     cron: str,
@@ -52,10 +52,10 @@ async def set(
     missed: Missed | str = "once",
     is_enabled: bool = True,
 ) -> UUID:
-    """Make the tenant's schedule of this name, or change it. Without `tasks` the job type's own are used."""
-    now = await db.value(where, "_now")
+    """Create or change the tenant's schedule of this name. Without `tasks`, the job type's body adds them."""
+    now = await db.value(database, "_now")
     return await db.value(
-        where,
+        database,
         "set_schedule",
         p_name=name,
         p_cron=cron,
@@ -74,43 +74,41 @@ async def set(
 
 
 async def list(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID | None = None,
     after: UUID | None = None,
     limit: int = 50,
 ) -> builtins.list[Schedule]:
-    """Schedules, oldest first. The next page comes `after` the id of the last one of this page."""
+    """Schedules, oldest first. The next page is `after` the id of the last schedule of this page."""
     statement = _SCHEDULES + (
         "(%s::uuid is null or tenant_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"
     )
-    rows = await db.rows(where, statement, (tenant_id, tenant_id, after, after, filters.page(limit)))
+    rows = await db.rows(database, statement, (tenant_id, tenant_id, after, after, filters.page(limit)))
     return [Schedule(*row) for row in rows]
 
 
-async def find(
-    where: db.Pool | db.Connection, *, name: str, tenant_id: UUID | None = None
-) -> builtins.list[Schedule]:
-    """The schedules of this name, oldest first, at most a thousand; or the schedule of this id."""
+async def find(database: db.Database, *, name: str, tenant_id: UUID | None = None) -> builtins.list[Schedule]:
+    """The schedules with this name, oldest first, at most a thousand; or the schedule with this id."""
     statement = _SCHEDULES + (
         "(name = %s or id = any (%s::uuid[])) and (%s::uuid is null or tenant_id = %s) order by id limit 1000"
     )
-    rows = await db.rows(where, statement, (name, filters.uuids([name]), tenant_id, tenant_id))
+    rows = await db.rows(database, statement, (name, filters.uuids([name]), tenant_id, tenant_id))
     return [Schedule(*row) for row in rows]
 
 
-async def get(where: db.Pool | db.Connection, *, schedule_id: UUID) -> Schedule:
+async def get(database: db.Database, *, schedule_id: UUID) -> Schedule:
     """One schedule."""
-    found = await db.rows(where, _SCHEDULES + "id = %s", (schedule_id,))
+    found = await db.rows(database, _SCHEDULES + "id = %s", (schedule_id,))
     if not found:
-        raise NotFound("there is no such schedule", code="unknown_schedule")
+        raise NotFound(f"no schedule with id {schedule_id}", code="unknown_schedule")
     return Schedule(*found[0])
 
 
-async def enable(where: db.Pool | db.Connection, *, schedule: Schedule, is_enabled: bool) -> None:
-    """Let a schedule start jobs, or keep it from it."""
+async def enable(database: db.Database, *, schedule: Schedule, is_enabled: bool) -> None:
+    """Enable or disable a schedule."""
     await set(
-        where,
+        database,
         name=schedule.name,
         cron=schedule.cron,
         job_type=schedule.job_type,
@@ -124,28 +122,28 @@ async def enable(where: db.Pool | db.Connection, *, schedule: Schedule, is_enabl
     )
 
 
-async def remove(where: db.Pool | db.Connection, *, schedule_id: UUID) -> None:
+async def remove(database: db.Database, *, schedule_id: UUID) -> None:
     """Remove a schedule. The jobs it started stay."""
-    await db.call(where, "remove_schedule", p_schedule_id=schedule_id)
+    await db.call(database, "remove_schedule", p_schedule_id=schedule_id)
 
 
 async def fire_due(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
 ) -> builtins.list[UUID]:
-    """Start the jobs whose time has come, and return their ids. Any number of workers may do this at once.
+    """Start the jobs that are due and return their ids. Any number of workers may do this at once.
 
-    `build_tasks` gives the tasks of a job type from its params for a schedule that stores none; None leaves
-    the schedule to a worker that knows the type. A schedule that cannot be fired is logged and stays due.
+    For a schedule that stores no tasks, `build_tasks` returns the tasks of its job type for its params. None
+    leaves the schedule to a worker that knows the type. A schedule that fails is logged and stays due.
     """
     started: builtins.list[UUID] = []
-    for schedule_id, name in await db.rows(where, "select id, name from penstock.due_schedules()", ()):
+    for schedule_id, name in await db.rows(database, "select id, name from penstock.due_schedules()", ()):
         try:
-            started += await _fire(where, schedule_id, build_tasks)
+            started += await _fire(database, schedule_id, build_tasks)
         except Unavailable:
             raise
         except Exception as error:
-            # One bad schedule, or one bad job body, must not keep the others from running.
+            # An invalid schedule or a job body that fails must not block other schedules.
             expected = isinstance(error, PenstockError)
             logger.error(
                 "schedule %s (%s) was not fired: %s", name, schedule_id, error, exc_info=not expected
@@ -154,12 +152,12 @@ async def fire_due(
 
 
 async def _fire(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     schedule_id: UUID,
     build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
 ) -> builtins.list[UUID]:
-    # Each is read by itself, so that one that cannot be read is one that is not fired.
-    found = await db.rows(where, _DUE, (schedule_id,))
+    # Each schedule is read separately, so that one that cannot be read does not block the others.
+    found = await db.rows(database, _DUE, (schedule_id,))
     if not found:
         return []
     [(cron, timezone, job_type, params, has_tasks, missed, due_at, now)] = found
@@ -167,7 +165,7 @@ async def _fire(
     if tasks is None and not has_tasks:
         return []
     return await db.value(
-        where,
+        database,
         "fire_schedule",
         p_schedule_id=schedule_id,
         p_due_at=due_at,
@@ -180,11 +178,11 @@ async def _fire(
 def next_tick(cron: str, timezone: str, now: datetime) -> datetime:
     """The first tick after now."""
     ticks = (tick.astimezone(UTC) for tick in _simulation(cron, timezone, now))
-    # In the repeated hour of autumn cronsim begins with the tick of the first time round.
+    # In the repeated hour of autumn, cronsim begins with a tick of the first of both hours.
     found = next((tick for tick in ticks if tick > now), None)
     if found is None:
         raise Invalid(
-            f"the cron expression {cron!r} never comes true", code="invalid_cron", details={"field": "cron"}
+            f"the cron expression {cron!r} matches no date", code="invalid_cron", details={"field": "cron"}
         )
     return found
 
@@ -196,28 +194,28 @@ def ticks(cron: str, timezone: str, now: datetime, count: int) -> builtins.list[
 
 
 def starts(cron: str, timezone: str, missed: str, due_at: datetime, now: datetime) -> builtins.list[datetime]:
-    """Which ticks to run, oldest first, of those that came from `due_at` until now.
+    """The ticks between `due_at` and now to run, oldest first.
 
-    `once`: the latest. `skip`: the latest, if it is less than a minute old. `all`: each, the latest hundred
-    if there are more. What was due counts as a tick even if the expression has been changed since.
+    `once`: the latest. `skip`: the latest, if it is less than a minute old. `all`: each, but at most the
+    latest hundred. `due_at` counts as a tick even if the expression was changed since.
     """
     later = takewhile(lambda tick: tick > due_at, _ticks_before(cron, timezone, now))
-    ticks = [*islice(later, _MOST_STARTS if missed == "all" else 1), due_at.astimezone(UTC)]
+    ticks = [*islice(later, _MAX_STARTS if missed == "all" else 1), due_at.astimezone(UTC)]
     if missed == "all":
-        return ticks[:_MOST_STARTS][::-1]
+        return ticks[:_MAX_STARTS][::-1]
     return ticks[:1] if missed == "once" or now - ticks[0] < _FRESH else []
 
 
 def _ticks_before(cron: str, timezone: str, now: datetime) -> Iterator[datetime]:
     """The ticks up to now, newest first."""
-    # Begin a little later: seen from within the repeated hour of autumn, cronsim leaves out its first ticks.
+    # Starts some hours later, because inside the repeated hour of autumn cronsim leaves out its first ticks.
     for tick in _simulation(cron, timezone, now + timedelta(hours=3), is_backward=True):
         if (instant := tick.astimezone(UTC)) <= now:
             yield instant
 
 
 def _simulation(cron: str, timezone: str, start: datetime, *, is_backward: bool = False) -> CronSim:
-    # Times are compared in UTC only: Python compares two times of one zone by what the clock shows.
+    # Callers compare ticks in UTC, because Python compares two times of one zone by their wall-clock time.
     try:
         return CronSim(cron, start.astimezone(_zone(timezone)), reverse=is_backward)
     except CronSimError as error:
@@ -231,7 +229,7 @@ def _zone(name: str) -> ZoneInfo:
         return ZoneInfo(name)
     except (KeyError, ValueError, OSError) as error:
         raise Invalid(
-            f"there is no time zone {name!r}",
+            f"unknown time zone {name!r}",
             code="invalid_timezone",
             hint="Use a name such as Europe/Berlin.",
             details={"field": "timezone"},

@@ -27,7 +27,7 @@ from penstock.settings import Settings, is_loopback
 
 LOGIN = "penstock_api"
 
-# Several servers may start at once: whoever comes second finds it made, with its memberships.
+# If several servers start at once, the second one finds the role complete, with its memberships.
 _MAKE_LOGIN = """
 do $$
 begin
@@ -41,17 +41,18 @@ $$"""
 
 
 def ensure_login(dsn: str) -> str:
-    """The address at which the login for users' requests reaches the same database; made where it is missing.
+    """The address of the same database with the login for users' requests; creates the login if missing.
 
-    For servers that trust whoever reaches their socket, as the embedded one does: it gets no password.
+    The login gets no password: this is for servers that trust every client of their socket, as the embedded
+    one.
     """
     with db.connect(dsn, name="penstock serve") as connection:
         connection.execute(_MAKE_LOGIN)
     return make_conninfo(dsn, user=LOGIN, password=None)
 
 
-HOW: dict[str, Any] = {
-    # The API logs requests itself, without what may be secret in them.
+UVICORN_OPTIONS: dict[str, Any] = {
+    # The API logs requests itself, without secrets.
     "access_log": False,
     "log_config": None,
     "server_header": False,
@@ -61,21 +62,23 @@ HOW: dict[str, Any] = {
 
 
 def run(settings: Settings, *, host: str, port: int, app: App | None = None, root_path: str = "") -> None:
-    """Serve until SIGTERM or Ctrl-C; what is being answered then is answered first."""
+    """Serve until SIGTERM or Ctrl-C; requests that are being processed are completed."""
     check_address(settings, host)
     made = application(settings, app)
-    # What is loaded now stays, and a request leaves few circles behind: looking for garbage as often, and as
-    # far, as Python does by itself would be a tenth of each request's time.
+    # Loaded modules stay for ever, and requests leave few reference cycles. With Python's defaults, garbage
+    # collection would take a tenth of each request's time.
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 50)
-    uvicorn.run(made, host=host, port=port, root_path=root_path, timeout_graceful_shutdown=20, **HOW)
+    uvicorn.run(
+        made, host=host, port=port, root_path=root_path, timeout_graceful_shutdown=20, **UVICORN_OPTIONS
+    )
 
 
 def application(
     settings: Settings, app: App | None = None, *, developer: Development | None = None
 ) -> FastAPI:
-    """The API with the dashboard in it, to which its root leads."""
+    """The API with the dashboard; `/` redirects to the dashboard."""
     made = api.create(settings, app, developer=developer)
     dashboard.mount(made)
 
@@ -87,18 +90,18 @@ def application(
 
 
 def check_address(settings: Settings, host: str) -> None:
-    """Refuse an address that others can reach while no token could be checked."""
+    """Reject an address that other machines can reach if no token issuer is configured."""
     if settings.jwt_secret or settings.jwks_url or is_loopback(host):
         return
     raise Invalid(
-        f"{host} can be reached by others, and nothing says whose tokens are good",
+        f"other machines can reach {host}, but no token issuer is configured",
         code="unsafe_address",
         hint="Set PENSTOCK_JWT_SECRET or PENSTOCK_JWKS_URL, or serve on 127.0.0.1.",
     )
 
 
 def with_logins(settings: Settings, *, is_embedded: bool) -> Settings:
-    """The settings with the login for users: the one given, or on the embedded server one that is made."""
+    """The settings with a login for users' requests; on the embedded server it is created."""
     if is_embedded and settings.database_url:
         return replace(settings, api_url=ensure_login(settings.database_url))
     if not settings.api_url:
@@ -108,7 +111,7 @@ def with_logins(settings: Settings, *, is_embedded: bool) -> Settings:
 
 def _no_login() -> Invalid:
     return Invalid(
-        "PENSTOCK_API_URL is missing: the login that serves users' requests",
+        "PENSTOCK_API_URL is not set: the API needs a second login for users' requests",
         code="no_api_login",
         hint="create role penstock_api login noinherit password '…' in role anon, authenticated;",
     )
@@ -118,11 +121,11 @@ def _no_login() -> Invalid:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket on an address that only this machine reaches; any other is refused."""
+    """A socket on an address that only this machine can reach; other addresses are rejected."""
     refusal = Invalid(
-        f"{host} can be reached by others, and `penstock dev` lets whoever started it in without a password",
+        f"other machines can reach {host}, but `penstock dev` needs no password",
         code="unsafe_address",
-        hint="Leave --host out. `penstock serve` is for others.",
+        hint="Omit --host. To serve other machines, use `penstock serve`.",
     )
     if not is_loopback(host):
         raise refusal
@@ -131,11 +134,11 @@ def bind(host: str, port: int) -> socket.socket:
         listening = socket.create_server((host, port), family=family)
     except OSError as error:
         raise Conflict(
-            f"{host}:{port} cannot be used: {error.strerror}",
+            f"cannot listen on {host}:{port}: {error.strerror}",
             code="address_in_use",
-            hint="Something else may listen there: choose another --port, or 0 for any.",
+            hint="Another program may use this port: choose another --port, or 0 for any free one.",
         ) from error
-    # What localhost is called elsewhere is the resolver's word.
+    # A resolver may map a name such as localhost to an address that is not loopback.
     if not is_loopback(listening.getsockname()[0]):
         listening.close()
         raise refusal
@@ -143,14 +146,14 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def with_development_login(settings: Settings) -> Settings:
-    """The settings with a login for users: the one given, or one that is made, where that can log in."""
+    """The settings with a login for users' requests: the given one, or a new one if it can log in."""
     if settings.api_url or not settings.database_url:
         return settings
     try:
         made = ensure_login(settings.database_url)
         db.connect(made, name="penstock dev", wait_seconds=0).close()
     except (PenstockError, psycopg.Error) as error:
-        # It has no password: where one is asked for, or roles cannot be made, somebody has to do it.
+        # The server wants a password, or forbids creating roles: the user has to create the login.
         raise _no_login() from error
     return replace(settings, api_url=made)
 
@@ -158,35 +161,35 @@ def with_development_login(settings: Settings) -> Settings:
 def run_beside(
     settings: Settings, listening: socket.socket, *, developer: Development, app: App | None = None
 ) -> None:
-    """Serve for development in a process of its own, until its parent ends it or itself."""
+    """Serve for development in a process of its own, until the parent stops it or ends."""
     made = application(settings, app, developer=developer)
-    # No proxy's word is taken for where a request comes from: there is none.
-    how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **HOW)
-    _Beside(how).run([listening])
+    # No proxy is in front, so headers of proxies are not trusted.
+    config = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **UVICORN_OPTIONS)
+    _ChildServer(config).run([listening])
 
 
 @asynccontextmanager
 async def serving(
     settings: Settings, listening: socket.socket, *, developer: Development, app: App | None = None
 ) -> AsyncGenerator[None]:
-    """Serve for development in this event loop, for as long as the block lasts."""
+    """Serve for development in this event loop, inside the context."""
     made = application(settings, app, developer=developer)
-    how = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **HOW)
-    server = uvicorn.Server(how)
-    # Not server.serve(): that takes over the process's signals.
-    how.load()
-    server.lifespan = how.lifespan_class(how)
+    config = uvicorn.Config(made, timeout_graceful_shutdown=1, proxy_headers=False, **UVICORN_OPTIONS)
+    server = uvicorn.Server(config)
+    # server.serve() would replace the process's signal handlers.
+    config.load()
+    server.lifespan = config.lifespan_class(config)
     await server.startup(sockets=[listening])
     if server.should_exit:
-        raise PenstockError("The API did not start.", code="no_api", hint="What it logged says why.")
+        raise PenstockError("The API did not start.", code="no_api", hint="Its log above says why.")
     try:
         yield
     finally:
         await server.shutdown(sockets=[listening])
 
 
-class _Beside(uvicorn.Server):
-    """A server whose parent hears of Ctrl-C, and passes it on in its own time."""
+class _ChildServer(uvicorn.Server):
+    """A server that ignores Ctrl-C: its parent handles it and then stops this process."""
 
     @contextmanager
     def capture_signals(self) -> Generator[None]:
@@ -195,13 +198,13 @@ class _Beside(uvicorn.Server):
         loop.add_signal_handler(signal.SIGTERM, self._end)
         parent = multiprocessing.parent_process()
         if parent is not None:
-            loop.add_reader(parent.sentinel, self._end_alone, parent.sentinel)
+            loop.add_reader(parent.sentinel, self._parent_died, parent.sentinel)
         yield
 
     def _end(self) -> None:
         self.should_exit = True
 
-    def _end_alone(self, sentinel: int) -> None:
+    def _parent_died(self, sentinel: int) -> None:
         asyncio.get_running_loop().remove_reader(sentinel)
-        print("penstock dev has died: the API ends, too.", file=sys.stderr, flush=True)
+        print("penstock dev died: the API stops too.", file=sys.stderr, flush=True)
         self._end()

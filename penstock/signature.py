@@ -1,4 +1,4 @@
-"""What goes into a function and comes out of it, as JSON: a task's input and output."""
+"""A task's input and output as JSON, checked against the parameters and return type of its function."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PLAIN = (str, int, bool, type(None))
 
 
 class Step:
-    """Stands for the output of a task that has not run."""
+    """A placeholder for the output of a task that has not run."""
 
     __slots__ = ("_key",)
 
@@ -38,7 +38,7 @@ class Step:
         raise Invalid(
             f"step {self._key!r} has no output yet: a job's body only draws the graph",
             code="step_used",
-            hint="Work on outputs inside a task, and pass the step as its argument.",
+            hint="Pass the step as an argument to another task, and use its output there.",
         )
 
     __bool__ = __str__ = __format__ = __iter__ = __len__ = __getitem__ = __contains__ = __call__ = _refuse
@@ -48,16 +48,16 @@ class Step:
 
 
 def key_of(step: Step) -> str:
-    """The key of a step's task. (Any attribute of a step is taken for a use of its output.)"""
+    """The key of a step's task. (A function, because reading an attribute of a step raises an error.)"""
     return step._key  # pyright: ignore[reportPrivateUsage]
 
 
 def encode(value: Any, after: list[str]) -> Any:
-    """A value as JSON; a step in it becomes a reference, and its key is noted in `after`."""
+    """A value as JSON; each step in it becomes a reference, and its key is added to `after`."""
 
     def reference(item: Any) -> Any:
         if not isinstance(item, Step):
-            raise TypeError(f"a {type(item).__name__} has no form in JSON")
+            raise TypeError(f"a {type(item).__name__} cannot be stored as JSON")
         after.append(key_of(item))
         return {"$from": key_of(item)}
 
@@ -65,7 +65,7 @@ def encode(value: Any, after: list[str]) -> Any:
 
 
 def decode(value: Any, outputs: dict[str, Any]) -> Any:
-    """The value with references replaced by the outputs they stand for."""
+    """The value with references replaced by outputs."""
     match value:
         case {"$from": str() as key} if len(cast("dict[str, Any]", value)) == 1 and key in outputs:
             return tasks.load(outputs[key])
@@ -78,7 +78,7 @@ def decode(value: Any, outputs: dict[str, Any]) -> Any:
 
 
 class Signature:
-    """A function's parameters and return type; read once."""
+    """A function's parameters and return type."""
 
     def __init__(self, function: Callable[..., Any], *, is_handler: bool, without: str | None = None) -> None:
         self._name = function.__name__
@@ -90,11 +90,14 @@ class Signature:
         for p in parameters:
             if p.kind in (p.VAR_POSITIONAL, p.POSITIONAL_ONLY):
                 raise Invalid(
-                    f"{self._name}: {p.name} has no name", hint="Everything in an input has a name."
+                    f"{self._name}: parameter {p.name} cannot be passed by name",
+                    hint="Inputs are stored by name: use no *args and no positional-only parameters.",
                 )
             if is_handler and p.name == "after":
-                # In an input that is the place of the outputs of the tasks before it.
-                raise Invalid(f"{self._name}: a parameter cannot be called 'after'")
+                # The input stores the outputs of the task's dependencies under this name.
+                raise Invalid(
+                    f"{self._name}: no parameter may be named 'after', because Penstock uses that name"
+                )
         self._parameters = inspect.Signature(parameters)
         self._rest = next((p.name for p in parameters if p.kind is p.VAR_KEYWORD), None)
         fields: dict[str, Any] = {
@@ -109,7 +112,7 @@ class Signature:
             raise Invalid(f"{self._name}: {str(error).splitlines()[0]}") from error
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of a call, by name."""
+        """The arguments of a call by name."""
         try:
             values = self._parameters.bind(*args, **kwargs).arguments
         except TypeError as error:
@@ -117,7 +120,7 @@ class Signature:
         return {**values, **values.pop(self._rest, {})} if self._rest else values
 
     def check(self, values: dict[str, Any], *, pending: Collection[str] = ()) -> dict[str, Any]:
-        """Values as the function gets them: validated and converted. Those `pending` are not yet known."""
+        """Values as the function gets them: validated and converted. Errors in `pending` ones are ignored."""
         try:
             return self._input.validate_python(values)
         except pydantic.ValidationError as error:
@@ -150,7 +153,7 @@ class Signature:
         return self._output.dump_python(self._output.validate_python(value), mode="json")
 
     def load(self, output: Any) -> Any:
-        """An output as the declared type."""
+        """An output converted to the declared type."""
         return output if self._output is None else self._output.validate_python(output)
 
 
@@ -159,14 +162,14 @@ def _bad_input(field: str, problem: str) -> Invalid:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    # Types that are local to where the function is declared are found there.
+    # Type names may be local to the function in which the handler is declared, so look in its frame.
     frame = sys._getframe()  # pyright: ignore[reportPrivateUsage]
     while frame.f_back is not None and frame.f_globals.get("__package__") == __package__:
         frame = frame.f_back
     try:
         return get_type_hints(function, localns=frame.f_locals, include_extras=True)
     except NameError as error:
-        raise Invalid(f"{function.__name__}: a type is not known: {error}") from error
+        raise Invalid(f"{function.__name__}: unknown type in an annotation: {error}") from error
 
 
 def _adapter(name: str, fields: dict[str, Any], *, takes_rest: bool) -> pydantic.TypeAdapter[dict[str, Any]]:

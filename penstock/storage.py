@@ -1,9 +1,9 @@
-"""Where files are: a local folder, or a bucket of S3 or whatever speaks like it.
+"""Storage for files: a local folder, or a bucket of S3 or a compatible service.
 
 `PENSTOCK_STORAGE` names it: `file:///srv/files`, or `s3://bucket/prefix?endpoint=https://…&region=…` with the
 credentials in `AWS_ACCESS_KEY_ID` and `AWS_SECRET_ACCESS_KEY`. Without it files are in `.penstock/artifacts`.
 
-A path is made of plain segments, so that it is the same text in a URL, in a folder and in a bucket.
+The segments of a path have only characters that need no encoding in a URL, a folder or a bucket.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _LONGEST = 900
 
 
 class Stored(NamedTuple):
-    """What was written."""
+    """The size and hash of a written file."""
 
     bytes: int
     sha256: str
 
 
 class File(NamedTuple):
-    """What is there."""
+    """A stored file."""
 
     path: str
     bytes: int
@@ -63,7 +63,7 @@ class File(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A file being read: from `start` up to, not including, `end`."""
+    """A part of a file: its bytes from `start` up to, not including, `end`."""
 
     file: File
     start: int
@@ -72,7 +72,7 @@ class Part(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """What a signed URL allows."""
+    """The path and the fields of a signed URL."""
 
     path: str
     fields: dict[str, str]
@@ -87,13 +87,15 @@ def of(settings: Settings) -> Storage:
     if address.scheme == "s3" and address.netloc:
         options = {name: values[0] for name, values in parse_qs(address.query).items()}
         if unknown := options.keys() - {"endpoint", "region"}:
-            raise Invalid(f"PENSTOCK_STORAGE has an unknown option {min(unknown)!r}")
+            raise Invalid(
+                f"PENSTOCK_STORAGE has an unknown option {min(unknown)!r}: use only endpoint and region"
+            )
         return Bucket(address.netloc, prefix=address.path.strip("/"), **options)
-    raise Invalid("PENSTOCK_STORAGE is not file:///folder or s3://bucket")
+    raise Invalid("PENSTOCK_STORAGE must be file:///folder or s3://bucket")
 
 
 class Storage(ABC):
-    """Files by their path. Writing is atomic: a file is there whole, or not."""
+    """Files by their path. Writing is atomic: readers never see half a file."""
 
     def __init__(self, store: LocalStore | S3Store) -> None:
         self._store: Any = store
@@ -106,7 +108,7 @@ class Storage(ABC):
         limit: int,
         headers: Mapping[str, str] | None = None,
     ) -> Stored:
-        """Write a file, in place of one that may be there. Refuses with TooLarge beyond `limit` bytes."""
+        """Write a file, replacing an existing one. Raises TooLarge beyond `limit` bytes."""
         checked(path)
         digest, size = hashlib.sha256(), 0
 
@@ -128,7 +130,7 @@ class Storage(ABC):
         return Stored(size, digest.hexdigest())
 
     async def get(self, path: str, start: int = 0, end: int | None = None) -> Part:
-        """Read a file, or a part of it that is not empty. Raises NotFound."""
+        """Read a file, or a non-empty part of it. Raises NotFound."""
         options: Any = {} if end is None and start == 0 else {"range": {"offset": start}}
         if end is not None:
             options = {"range": (start, end)}
@@ -137,26 +139,26 @@ class Storage(ABC):
         return Part(_file(found.meta), *found.range, _chunks(found.stream(min_chunk_size=1 << 18), path))
 
     async def read(self, path: str, *, limit: int) -> bytes:
-        """A whole file that fits into memory."""
+        """The content of a file of at most `limit` bytes. Raises NotFound or TooLarge."""
         part = await self.get(path)
         if part.file.bytes > limit:
             raise TooLarge(f"the file is larger than {limit} bytes", details={"limit": limit})
         return b"".join([chunk async for chunk in part.chunks])
 
     async def head(self, path: str) -> File:
-        """What is said of a file. Raises NotFound."""
+        """A file's size, time and ETag. Raises NotFound."""
         with _translated(path):
             return _file(await obstore.head_async(self._store, checked(path)))
 
     async def delete(self, paths: Iterable[str]) -> None:
-        """Remove files. One that is not there is removed already."""
+        """Remove files. Ignores those that do not exist."""
         for path in paths:
             with suppress(NotFound), _translated(path):
                 await obstore.delete_async(self._store, checked(path))
 
     async def list(self, prefix: str = "") -> AsyncGenerator[list[File]]:
         """The files below a folder, in pages."""
-        # Its own types leave one of its forms open.
+        # The cast is needed because obstore's overloads leave a type unknown.
         found: Any = cast("Any", obstore).list(self._store, prefix or None, chunk_size=500)
         with _translated(prefix):
             async for page in found:
@@ -167,19 +169,19 @@ class Storage(ABC):
 
     @abstractmethod
     async def url(self, method: Method, path: str, *, base: str, seconds: float, **fields: str) -> str:
-        """An address that allows one method on one path, for so long, to whoever has it.
+        """A signed URL that allows one method on one path for this many seconds.
 
-        `base` is where this service is, and `fields` (`tenant`, `type`, `name`, `limit`) what its route
-        must know: a bucket serves by itself, and needs neither.
+        `base` is the URL of this service, and `fields` (`tenant`, `type`, `name`, `limit`) are parameters of
+        its route. A bucket serves its files itself and ignores both.
         """
 
     async def clear_partial(self, older_than: float) -> int:
-        """Remove what writes that died left behind; says how many. A bucket does that by a lifecycle rule."""
+        """Remove remains of interrupted writes; returns their number. A bucket's lifecycle rule does that."""
         return 0
 
 
 class Folder(Storage):
-    """Files in a local folder, served by our own routes under URLs signed by us."""
+    """Files in a local folder, served by the API under URLs that it signs."""
 
     def __init__(self, root: Path, secret: bytes, now: Callable[[], float] = time.time) -> None:
         root.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -191,14 +193,14 @@ class Folder(Storage):
         await asyncio.to_thread(self._sync, self.root / path)
 
     def _sync(self, file: Path) -> None:
-        # What is recorded as stored must outlive a power cut: the bytes, and the names that lead to them.
-        for place in (file, *file.parents):
-            descriptor = os.open(place, os.O_RDONLY)
+        # A stored file must survive a power cut: its bytes, and its entries in the folders.
+        for path in (file, *file.parents):
+            descriptor = os.open(path, os.O_RDONLY)
             try:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            if place == self.root:
+            if path == self.root:
                 return
 
     async def url(self, method: Method, path: str, *, base: str, seconds: float, **fields: str) -> str:
@@ -207,21 +209,21 @@ class Folder(Storage):
         return f"{base.rstrip('/')}/storage/{target}&signature={self._signature(method, target)}"
 
     def verify(self, method: str, target: str) -> Grant:
-        """What a URL allows: its text after `/storage/`, byte for byte as it was sent.
+        """The grant of a signed URL, from its text after `/storage/`, byte for byte as it was sent.
 
-        The signature covers the text itself. So there is no other way to write the same thing: whatever is
-        encoded differently, doubled, added, left out or put in another order is refused before it is read.
+        The signature covers the text itself. So a URL that is encoded differently, or whose fields are
+        repeated, added, removed or reordered, is rejected before it is parsed.
         """
         signed, _, signature = target.rpartition("&signature=")
         expected = self._signature("GET" if method == "HEAD" else method, signed)
         if not hmac.compare_digest(expected.encode(), signature.encode("utf-8", "replace")):
-            raise Forbidden("the signature does not fit", code="bad_signature")
+            raise Forbidden("the signature of the URL is invalid", code="bad_signature")
         path, _, query = signed.partition("?")
         fields = {name: values[0] for name, values in parse_qs(query, keep_blank_values=True).items()}
         if float(fields["expires"]) <= self._now():
-            raise Forbidden("the URL has expired", code="url_expired", hint="Ask for a new one.")
+            raise Forbidden("the URL has expired", code="url_expired", hint="Request a new one.")
         if not path.startswith(fields["tenant"] + "/"):
-            raise Forbidden("the signature does not fit", code="bad_signature")
+            raise Forbidden("the signature of the URL is invalid", code="bad_signature")
         return Grant(checked(path), fields)
 
     def _signature(self, method: str, target: str) -> str:
@@ -232,7 +234,7 @@ class Folder(Storage):
         return await asyncio.to_thread(self._clear_partial, self._now() - older_than)
 
     def _clear_partial(self, before: float) -> int:
-        # The store writes to name#1, name#2 and so on, and renames.
+        # The store writes to name#1, name#2 and so on, and renames when complete.
         count = 0
         for file in self.root.rglob("*#*"):
             with suppress(FileNotFoundError):
@@ -243,17 +245,17 @@ class Folder(Storage):
 
 
 class Bucket(Storage):
-    """Files in a bucket, which serves them itself under URLs signed with its credentials."""
+    """Files in a bucket, which serves them under URLs signed with its credentials."""
 
     def __init__(
         self, name: str, *, prefix: str = "", endpoint: str | None = None, region: str | None = None
     ) -> None:
-        # A store that does not answer is said to be so within seconds; whoever asked can ask again.
+        # Callers learn within seconds that the store does not answer, and can try again.
         options: dict[str, Any] = {"retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}}
         if prefix:
             options["prefix"] = prefix
         if endpoint:
-            # Supabase and most others have the bucket in the path, not in the host's name.
+            # Supabase and most other services have the bucket in the path, not in the host name.
             options |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
             options["client_options"] = {"allow_http": endpoint.startswith("http://")}
         if region:
@@ -264,21 +266,24 @@ class Bucket(Storage):
         await obstore.put_async(self._store, path, source, attributes=dict(headers))
 
     async def url(self, method: Method, path: str, *, base: str, seconds: float, **fields: str) -> str:
-        lasting = timedelta(seconds=_duration(seconds))
+        duration = timedelta(seconds=_duration(seconds))
         with _translated(path):
-            return await obstore.sign_async(self._store, method, checked(path), lasting)
+            return await obstore.sign_async(self._store, method, checked(path), duration)
 
 
 def checked(path: str) -> str:
-    """A path that is one: no empty or dotted segment, nothing that another reader would read differently."""
+    """The path, if valid: it has no empty or dotted segment, and nothing that could be read in two ways."""
     if len(path) > _LONGEST or not _PATH.fullmatch(path):
-        raise Invalid("this is not the path of a file", code="invalid_path")
+        raise Invalid(f"not a valid file path: {path[:_LONGEST]!r}", code="invalid_path")
     return path
 
 
 def _duration(seconds: float) -> float:
     if not 1 <= seconds <= _WEEK:
-        raise Invalid("a URL is valid for a second to a week", code="invalid_ttl")
+        raise Invalid(
+            f"the validity of a URL must be between 1 second and 1 week (got {seconds:g} s)",
+            code="invalid_ttl",
+        )
     return seconds
 
 
@@ -297,19 +302,19 @@ def _translated(path: str) -> Generator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise NotFound("there is no such file", details={"path": path}) from None
+        raise NotFound(f"no file at {path!r}", details={"path": path}) from None
     except (BaseError, OSError) as error:
-        # The store's own words name folders, hosts and requests: they are for the log, as the cause.
-        raise Unavailable("the storage cannot answer now", details={"path": path}) from error
+        # The store's message names folders, hosts and requests: only the log shows it, as the cause.
+        raise Unavailable("the storage is not available", details={"path": path}) from error
 
 
 def _own_secret(home: Path) -> bytes:
-    """What this installation signs with, made when first needed. Several machines share one by a setting."""
-    place = home / "storage.key"
+    """The key that signs URLs, created on first use. Several machines need PENSTOCK_STORAGE_SECRET."""
+    path = home / "storage.key"
     with suppress(FileNotFoundError):
-        return place.read_bytes()
+        return path.read_bytes()
     home.mkdir(parents=True, exist_ok=True)
-    # Whole or not at all, and the first one wins: a second process must not sign with another.
+    # The link makes the file appear complete, and fails if another process was first: both use one key.
     descriptor, name = tempfile.mkstemp(dir=home, prefix="storage.key.")
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -317,7 +322,7 @@ def _own_secret(home: Path) -> bytes:
             file.flush()
             os.fsync(file.fileno())
         with suppress(FileExistsError):
-            os.link(name, place)
+            os.link(name, path)
     finally:
         os.unlink(name)
-    return place.read_bytes()
+    return path.read_bytes()

@@ -1,4 +1,4 @@
-"""What a worker says to the database about tasks. Everything is a batch; one is a batch of one."""
+"""A worker's calls about tasks: claim, heartbeat, report. Reports are sent in batches."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Claim(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A task that succeeded. The output is JSON text, or None for none."""
+    """A task that succeeded. The output is JSON text, or None."""
 
     id: int
     lease: int
@@ -43,13 +43,13 @@ class Failed(NamedTuple):
 
 
 class Refusal(NamedTuple):
-    """A task the database would not take a report for: `lease_lost`, `canceled` or `too_large`."""
+    """A task whose report the database rejected: `lease_lost`, `canceled` or `too_large`."""
 
     id: int
     code: str
 
 
-# Named columns, not `*`: a newer database may return more.
+# Columns are named because a newer schema may return more.
 _CLAIM: LiteralString = """\
 select id, lease, job_id, tenant_id, kind, key, input, attempt, max_attempts, timeout_seconds, provider
 from penstock.claim_tasks(%s, %s, %s, %s)"""
@@ -64,30 +64,33 @@ where job_id = %s and key = any (%s) and status = 'succeeded'"""
 
 
 async def claim(
-    where: db.Pool, worker_id: str, *, limit: int, kinds: list[str] | None, lease_seconds: int
+    pool: db.Pool, worker_id: str, *, limit: int, kinds: list[str] | None, lease_seconds: int
 ) -> list[Claim]:
-    """Take up to `limit` tasks of these kinds (None: of all), each leased for `lease_seconds`."""
-    rows = await db.rows(where, _CLAIM, (worker_id, limit, kinds, lease_seconds), binary=True)
+    """Claim up to `limit` tasks of these kinds (None: all kinds), each leased for `lease_seconds`."""
+    rows = await db.rows(pool, _CLAIM, (worker_id, limit, kinds, lease_seconds), binary=True)
     return [Claim._make(row) for row in rows]
 
 
 async def return_unknown(pool: db.Pool, worker_id: str, leases: Sequence[int]) -> int:
-    """Requeue the worker's tasks other than those with these leases; returns how many there were."""
+    """Requeue the worker's tasks other than those with these leases; returns their number."""
     return await db.value(pool, "return_unknown_tasks", p_worker_id=worker_id, p_leases=list(leases))
 
 
-async def next_opening(where: db.Pool, kinds: list[str] | None) -> float | None:
-    """In how many seconds a lane that is full or closed opens for work of these kinds; None: none does."""
-    [row] = await db.call(where, "next_opening", p_task_types=kinds)
+async def next_opening(pool: db.Pool, kinds: list[str] | None) -> float | None:
+    """Seconds until a full or closed lane with tasks of these kinds opens; None if none does."""
+    [row] = await db.call(pool, "next_opening", p_task_types=kinds)
     return row["next_opening"]
 
 
 async def report_limited(
-    where: db.Pool, worker_id: str, task_id: int, lease: int, signal: dict[str, Any]
+    pool: db.Pool, worker_id: str, task_id: int, lease: int, signal: dict[str, Any]
 ) -> None:
-    """A provider refused a call: close its lane for all, and give the task back; it costs no attempt."""
+    """Report that a provider rejected a call: closes its lane for all workers and requeues the task.
+
+    It costs no attempt.
+    """
     await db.call(
-        where,
+        pool,
         "report_limited",
         p_task_id=task_id,
         p_worker_id=worker_id,
@@ -96,19 +99,19 @@ async def report_limited(
     )
 
 
-async def complete(where: db.Pool | db.Connection, worker_id: str, done: Sequence[Done]) -> list[Refusal]:
-    """End tasks as succeeded; returns those refused."""
-    return [Refusal._make(row) for row in await db.rows(where, _COMPLETE, _reports(worker_id, done))]
+async def complete(database: db.Database, worker_id: str, done: Sequence[Done]) -> list[Refusal]:
+    """End tasks as succeeded; returns those that were rejected."""
+    return [Refusal._make(row) for row in await db.rows(database, _COMPLETE, _reports(worker_id, done))]
 
 
-async def complete_last(say: db.Say, worker_id: str, done: Done) -> None:
-    """End a task with the last words of a transaction, which raises LeaseLost or TooLarge then."""
-    await say(_COMPLETE_LAST, (done.id, worker_id, done.output, done.lease))
+async def complete_last(execute_last: db.ExecuteLast, worker_id: str, done: Done) -> None:
+    """End a task with the last statement of a transaction; its commit raises LeaseLost or TooLarge."""
+    await execute_last(_COMPLETE_LAST, (done.id, worker_id, done.output, done.lease))
 
 
-def complete_last_sync(say: db.SaySync, worker_id: str, done: Done) -> None:
-    """`complete_last` on a connection from `db.connect`."""
-    say(_COMPLETE_LAST, (done.id, worker_id, done.output, done.lease))
+def complete_last_sync(execute_last: db.ExecuteLastSync, worker_id: str, done: Done) -> None:
+    """`complete_last` for `db.pipelined_commit_sync`."""
+    execute_last(_COMPLETE_LAST, (done.id, worker_id, done.output, done.lease))
 
 
 def _reports(worker_id: str, done: Sequence[Done]) -> tuple[Any, ...]:
@@ -122,14 +125,14 @@ def _reports(worker_id: str, done: Sequence[Done]) -> tuple[Any, ...]:
 
 
 def _array(numbers: Iterable[int]) -> str:
-    # As text: adapting a list of a thousand numbers one by one costs more than the call.
+    # Sent as text because the driver takes longer to adapt a thousand numbers than the call does.
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-async def fail(where: db.Pool, worker_id: str, failed: Sequence[Failed]) -> list[Refusal]:
-    """End attempts as failed: the database decides whether each runs again, and when."""
+async def fail(pool: db.Pool, worker_id: str, failed: Sequence[Failed]) -> list[Refusal]:
+    """End attempts as failed; the database decides whether and when each task is retried."""
     rows = await db.call(
-        where,
+        pool,
         "fail_tasks",
         p_worker_id=worker_id,
         p_task_ids=[task.id for task in failed],
@@ -140,20 +143,20 @@ async def fail(where: db.Pool, worker_id: str, failed: Sequence[Failed]) -> list
 
 
 async def reschedule(
-    where: db.Pool,
+    pool: db.Pool,
     worker_id: str,
-    held: Sequence[tuple[int, int]],
+    leases: Sequence[tuple[int, int]],
     *,
     delay_seconds: float = 0,
     reason: str = "rescheduled",
 ) -> list[Refusal]:
-    """Give tasks back, now or later, without costing an attempt."""
+    """Requeue tasks, given as (id, lease), at once or after a delay, without costing an attempt."""
     rows = await db.call(
-        where,
+        pool,
         "reschedule_tasks",
         p_worker_id=worker_id,
-        p_task_ids=[task_id for task_id, _ in held],
-        p_leases=[lease for _, lease in held],
+        p_task_ids=[task_id for task_id, _ in leases],
+        p_leases=[lease for _, lease in leases],
         p_delay_seconds=delay_seconds,
         p_reason=reason,
     )
@@ -161,11 +164,11 @@ async def reschedule(
 
 
 def heartbeat_sync(
-    held: db.SyncConnection, worker_id: str, leases: Sequence[tuple[int, int]], lease_seconds: int
+    conn: db.SyncConnection, worker_id: str, leases: Sequence[tuple[int, int]], lease_seconds: int
 ) -> list[tuple[int, int, str]]:
-    """Extend leases; returns those that are gone, with the reason. For the heartbeat's own thread."""
+    """Extend leases, given as (id, lease); returns those that are lost, with the reason."""
     rows = db.call_sync(
-        held,
+        conn,
         "heartbeat_tasks",
         p_worker_id=worker_id,
         p_leases=db.Json([{"id": task_id, "lease": lease} for task_id, lease in leases]),
@@ -175,23 +178,24 @@ def heartbeat_sync(
 
 
 async def report_progress(
-    where: db.Pool, worker_id: str, task_id: int, lease: int, *, fraction: float | None, message: str | None
+    pool: db.Pool, worker_id: str, task_id: int, lease: int, *, fraction: float | None, message: str | None
 ) -> None:
-    """How far a running task is, from 0 to 1, and a line for people."""
-    await db.rows(where, _PROGRESS, (task_id, worker_id, lease, fraction, message))
+    """Report a running task's progress, from 0 to 1, and a message."""
+    await db.rows(pool, _PROGRESS, (task_id, worker_id, lease, fraction, message))
 
 
-async def outputs(where: db.Pool, job_id: UUID, *, keys: Sequence[str]) -> dict[str, Any]:
-    """What those of a job's tasks returned, by their keys."""
-    rows = await db.rows(where, _OUTPUTS, (job_id, list(keys)))
+async def outputs(pool: db.Pool, job_id: UUID, *, keys: Sequence[str]) -> dict[str, Any]:
+    """The outputs of a job's tasks with these keys, by key."""
+    rows = await db.rows(pool, _OUTPUTS, (job_id, list(keys)))
     return {key: output for key, output in rows}
 
 
 def dump(value: Any) -> tuple[str | None, bool]:
     """A value as JSON text that PostgreSQL can store, and whether it had to be cleaned for that.
 
-    PostgreSQL stores neither NUL nor half a surrogate pair. On the way back such text must not leave a task
-    stuck, so it is replaced, and the value says so: `{"$cleaned": true}`, around a value that is no object.
+    PostgreSQL stores neither NUL nor half a surrogate pair. An output with such text must not leave its task
+    stuck, so they are replaced and the output is flagged: an object gets `"$cleaned": true`, another value
+    becomes `{"$value": …, "$cleaned": true}`.
     """
     if value is None:
         return None, False
@@ -207,7 +211,7 @@ def dump(value: Any) -> tuple[str | None, bool]:
 
 
 def load(output: Any) -> Any:
-    """An output as its task returned it, without the flag of `dump`."""
+    """An output without the flag that `dump` may have added."""
     match output:
         case {"$cleaned": True, "$value": value}:
             return value
@@ -218,7 +222,7 @@ def load(output: Any) -> Any:
 
 
 def clean(value: Any) -> Any:
-    """The value with every character PostgreSQL cannot store replaced by U+FFFD."""
+    """The value with every character that PostgreSQL cannot store replaced by U+FFFD."""
     match value:
         case str():
             return value.replace("\0", "�").encode("utf-16", "surrogatepass").decode("utf-16", "replace")

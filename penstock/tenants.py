@@ -32,73 +32,67 @@ where t.id = any (%s)"""
 _ROLES: LiteralString = "select tenant_id, role from penstock.members where user_id = %s"
 
 
-async def create(where: db.Pool | db.Connection, *, name: str, weight: float = 1) -> UUID:
-    """Make a tenant. `weight` is its share of every lane, relative to the others'."""
-    return await db.value(where, "create_tenant", p_name=name, p_weight=float(weight))
+async def create(database: db.Database, *, name: str, weight: float = 1) -> UUID:
+    """Create a tenant. `weight` is its share of every lane, relative to other tenants."""
+    return await db.value(database, "create_tenant", p_name=name, p_weight=float(weight))
 
 
-async def ensure(where: db.Pool | db.Connection, *, name: str) -> UUID:
-    """The tenant of this name, the oldest if there are several; made if there is none."""
-    return await db.value(where, "ensure_tenant", p_name=name)
+async def ensure(database: db.Database, *, name: str) -> UUID:
+    """The tenant with this name, the oldest if there are several; created if missing."""
+    return await db.value(database, "ensure_tenant", p_name=name)
 
 
-async def find(where: db.Pool | db.Connection, *, name: str) -> builtins.list[Tenant]:
-    """The tenants of this name, oldest first; or the tenant of this id."""
+async def find(database: db.Database, *, name: str) -> builtins.list[Tenant]:
+    """The tenants with this name, oldest first; or the tenant with this id."""
     statement = _TENANTS + "name = %s or id = any (%s::uuid[]) order by id"
-    return [Tenant(*row) for row in await db.rows(where, statement, (name, filters.uuids([name])))]
+    return [Tenant(*row) for row in await db.rows(database, statement, (name, filters.uuids([name])))]
 
 
-async def list(
-    where: db.Pool | db.Connection, *, after: UUID | None = None, limit: int = 50
-) -> builtins.list[Tenant]:
-    """Tenants, oldest first. The next page comes `after` the id of the last one of this page."""
+async def list(database: db.Database, *, after: UUID | None = None, limit: int = 50) -> builtins.list[Tenant]:
+    """Tenants, oldest first. The next page is `after` the id of the last tenant of this page."""
     statement = _TENANTS + "(%s::uuid is null or id > %s) order by id limit %s"
-    rows = await db.rows(where, statement, (after, after, filters.page(limit)))
+    rows = await db.rows(database, statement, (after, after, filters.page(limit)))
     return [Tenant(*row) for row in rows]
 
 
-async def of_user(
-    where: db.Pool | db.Connection, *, user_id: UUID, limit: int = 200
-) -> builtins.list[Tenant]:
-    """Those of the tenants to be seen that a user is in: first their own, then the oldest.
+async def of_user(database: db.Database, *, user_id: UUID, limit: int = 200) -> builtins.list[Tenant]:
+    """The visible tenants that a user is a member of: first the user's own, then the oldest.
 
-    Anybody who runs a tenant may make anybody a member of it: the oldest need not be the user's own.
+    The oldest need not be the user's own, because any tenant's admin can add any user as a member.
     """
-    rows = await db.rows(where, _OF_USER, (user_id, filters.page(limit)))
+    rows = await db.rows(database, _OF_USER, (user_id, filters.page(limit)))
     return [Tenant(*row) for row in rows]
 
 
-async def shares(where: db.Pool | db.Connection, *, ids: Iterable[UUID]) -> builtins.list[TenantShare]:
-    """What of the running tasks is these tenants', their plans, and what they spent since the month began."""
-    return [TenantShare(*row) for row in await db.rows(where, _SHARES, (builtins.list(set(ids)),))]
+async def shares(database: db.Database, *, ids: Iterable[UUID]) -> builtins.list[TenantShare]:
+    """The running tasks, the plan, and the costs of the current month of these tenants."""
+    return [TenantShare(*row) for row in await db.rows(database, _SHARES, (builtins.list(set(ids)),))]
 
 
-async def names(where: db.Pool | db.Connection, *, ids: Iterable[UUID]) -> dict[UUID, str]:
-    """What these tenants are called."""
-    rows = await db.rows(where, _TENANTS + "id = any (%s)", (builtins.list(set(ids)),))
+async def names(database: db.Database, *, ids: Iterable[UUID]) -> dict[UUID, str]:
+    """The names of these tenants."""
+    rows = await db.rows(database, _TENANTS + "id = any (%s)", (builtins.list(set(ids)),))
     return {row[0]: row[1] for row in rows}
 
 
-async def roles(where: db.Pool | db.Connection, *, user_id: UUID) -> dict[UUID, Role]:
-    """What a user is in each of their tenants."""
-    return dict(await db.rows(where, _ROLES, (user_id,)))  # pyright: ignore[reportArgumentType]
+async def roles(database: db.Database, *, user_id: UUID) -> dict[UUID, Role]:
+    """A user's role in each of their tenants."""
+    return dict(await db.rows(database, _ROLES, (user_id,)))  # pyright: ignore[reportArgumentType]
 
 
-async def set_weight(where: db.Pool | db.Connection, *, tenant_id: UUID, weight: float) -> None:
-    """Change a tenant's share of every lane, for work queued from now on."""
-    await db.call(where, "set_tenant_weight", p_tenant_id=tenant_id, p_weight=float(weight))
+async def set_weight(database: db.Database, *, tenant_id: UUID, weight: float) -> None:
+    """Change a tenant's share of every lane, for tasks queued from now on."""
+    await db.call(database, "set_tenant_weight", p_tenant_id=tenant_id, p_weight=float(weight))
 
 
-async def set_member(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, user_id: UUID, role: Role | None
-) -> None:
+async def set_member(database: db.Database, *, tenant_id: UUID, user_id: UUID, role: Role | None) -> None:
     """Give a user a role in a tenant; None removes the user."""
-    await db.call(where, "set_member", p_tenant_id=tenant_id, p_user_id=user_id, p_role=role)
+    await db.call(database, "set_member", p_tenant_id=tenant_id, p_user_id=user_id, p_role=role)
 
 
 async def members(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, after: UUID | None = None, limit: int = 50
+    database: db.Database, *, tenant_id: UUID, after: UUID | None = None, limit: int = 50
 ) -> builtins.list[Member]:
-    """Who is in a tenant, by id. The next page comes `after` the id of the last one of this page."""
-    rows = await db.rows(where, _MEMBERS, (tenant_id, after, after, filters.page(limit)))
+    """The members of a tenant, by id. The next page is `after` the id of the last member of this page."""
+    rows = await db.rows(database, _MEMBERS, (tenant_id, after, after, filters.page(limit)))
     return [Member(*row) for row in rows]

@@ -1,4 +1,4 @@
-"""Types shared by all layers: one frozen class per noun, with the field names of SQL, HTTP and the CLI."""
+"""The types that all layers share: one per noun, named as in SQL, HTTP and the command line."""
 
 from __future__ import annotations
 
@@ -26,56 +26,58 @@ JobVerb: TypeAlias = Literal["pause", "resume", "cancel", "retry"]
 LetterVerb: TypeAlias = Literal["replay", "discard"]
 
 Amount: TypeAlias = Decimal | int
-"""An exact amount of money or of a meter; never a float."""
+"""An exact amount of money or of a meter, so never a float."""
 
 ENDED: frozenset[str] = frozenset({"completed", "failed", "canceled"})
-"""Final states of a job, unless it is retried."""
+"""The final states of a job; only a retry leaves them."""
 
 OUTPUT = "output.json"
 """Name of the file for an output that is too large for the database."""
 
 
 class JobOptions(TypedDict, total=False):
-    """Options of a job. Omitted or None values have the database's defaults."""
+    """The options of a job. Those left out or None have the database's default."""
 
     tenant_id: UUID | str | None
     idempotency_key: str | None
-    """The same key returns the same job. With other parameters it raises Conflict."""
+    """The same key returns the same job; the same key with other parameters is rejected."""
     priority: int | None
     """0 to 10; lower runs first."""
     run_at: datetime | None
     delay_seconds: float | None
-    """Start this long after now, by the database's clock, instead of at `run_at`."""
+    """Start this many seconds from now, by the database's clock, instead of at `run_at`."""
     on_failure: OnFailure | None
     paused: bool | None
     budget: Amount | None
-    """Budget in the base currency. The job pauses before it costs more."""
+    """The maximum cost, in the base currency. The job pauses before it costs more."""
     on_limit: OnLimit | None
-    """When the tenant's quota is used up: hold tasks back, fail them, or pause the job."""
+    """When the tenant's quota is used up: `hold` the task back, `refuse` (fail) it, or `pause` the job."""
     stop_after: int | str | None
-    """Pause after this number or percentage of failed tasks, such as 20 or "5%"."""
+    """Pause after this many failed tasks, or after a percentage, such as "5%"."""
     digest: str | None
-    """Digest of the tasks if they are not known when the key is looked up: see `jobs.start_many`."""
+    """A hash of the tasks, compared for an idempotency key that was used before: see `jobs.start_many`."""
 
 
 class BulkOptions(JobOptions, total=False):
-    """Options of a bulk job."""
+    """The options of a bulk job."""
 
     preview: bool | None
-    """Run the first batch, and wait for confirmation before applying results and loading more rows."""
+    """Load only the first batch, and wait for confirmation before applying it and loading the rest."""
     skip_done: bool | None
-    """Skip rows that an earlier job of the same type and source completed, matched by key."""
+    """Skip rows whose key succeeded in an earlier job of the same type and source."""
     key: list[str] | None
     """Columns of a row's key (default: the bulk type's)."""
 
 
 def given(options: JobOptions) -> dict[str, Any]:
-    """Encode options for the database, without omitted ones."""
+    """The given options as JSON for the database."""
     chosen: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     if (run_at := chosen.get("run_at")) is not None:
         if run_at.tzinfo is None:
             raise Invalid(
-                "run_at must have a time zone", code="invalid_options", details={"field": "options.run_at"}
+                f"run_at must have a time zone (got {run_at.isoformat()})",
+                code="invalid_options",
+                details={"field": "options.run_at"},
             )
         chosen["run_at"] = run_at.isoformat()
     if "budget" in chosen:
@@ -87,7 +89,7 @@ def given(options: JobOptions) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """A named part of a job and its weight in the progress."""
+    """A named part of a job, with its weight in the job's progress."""
 
     name: str
     weight: float | None
@@ -98,13 +100,13 @@ class Phase:
 
     @property
     def done(self) -> int:
-        """Tasks that succeeded, failed or were canceled."""
+        """How many of its tasks have succeeded, failed or been canceled."""
         return self.succeeded + self.failed + self.canceled
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Progress of a job. Lists of jobs omit the last four fields."""
+    """The progress of a job. Lists of jobs leave out the last four fields."""
 
     percent: int
     phase: str
@@ -130,7 +132,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job with its progress."""
+    """A job: tasks that are started, watched and canceled together."""
 
     id: UUID
     tenant_id: UUID
@@ -164,7 +166,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobChange:
-    """A job's state in an event stream. Its progress has the same fields as in a list."""
+    """An event about a job in a stream. Its progress has the fields that a list of jobs has."""
 
     id: UUID
     type: str
@@ -180,7 +182,7 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A task of a job, which a worker claims and runs."""
+    """A task: the unit that a worker claims and runs."""
 
     id: int
     job_id: UUID
@@ -207,7 +209,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A failed attempt of a task."""
+    """A failed or lost attempt of a task."""
 
     task_id: int
     lease: int
@@ -229,7 +231,7 @@ RowState: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RowCounts:
-    """Numbers of rows of a bulk job: loaded, refused and skipped."""
+    """How many rows a bulk job has, and how many were loaded, rejected or skipped."""
 
     total: int
     loaded: int
@@ -240,20 +242,20 @@ class RowCounts:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """Number of refused rows or failed tasks with the same cause."""
+    """Rows that were rejected, or tasks that failed, with the same error."""
 
     code: str
     message: str | None
     count: int
     kind: str | None = None
-    """Kind of the failed tasks."""
+    """The kind of the tasks; None for rows."""
     last_at: datetime | None = None
-    """Time of the last failure, if known."""
+    """When the last of them failed, if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """What tasks of a job wait for, other than a free worker."""
+    """A reason why tasks of a job wait, other than their position in the queue."""
 
     waits_for: str
     reason: str
@@ -262,7 +264,7 @@ class Wait:
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """A bulk job: a job over the rows of a file or sheet."""
+    """A bulk job: a job whose tasks are created from rows."""
 
     job: Job
     source: dict[str, Any]
@@ -274,7 +276,7 @@ class Bulk:
     confirmed_at: datetime | None
     rows: RowCounts
     to_confirm: int
-    """Number of tasks that wait for confirmation."""
+    """How many tasks wait for confirmation."""
     cost: Decimal
     budget: Decimal | None
     applied: int
@@ -323,7 +325,7 @@ class BulkSummary:
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """A row with its state, result and error."""
+    """A row of a bulk job with its outcome."""
 
     number: int
     key: str
@@ -343,7 +345,7 @@ class BulkResult:
 
 @dataclass(frozen=True, slots=True)
 class RowProblem:
-    """Why a row is refused."""
+    """Why a row is rejected."""
 
     line: int
     column: str | None
@@ -353,7 +355,7 @@ class RowProblem:
 
 @dataclass(frozen=True, slots=True)
 class SourceCheck:
-    """The result of a check: number of rows, and the rows that would be refused."""
+    """The number of rows in a source, and the rows that would be rejected."""
 
     rows: int
     good: int
@@ -362,14 +364,14 @@ class SourceCheck:
 
 @dataclass(frozen=True, slots=True)
 class RowsAdded:
-    """The result of adding rows."""
+    """How many of the rows that were sent were added or rejected."""
 
     added: int
     refused: int
     known: int
-    """Rows whose number already existed."""
+    """Rows whose number was already loaded."""
     moved: int
-    """Known rows with another key than before: rows were inserted or removed in the source."""
+    """Rows whose number was already loaded with another key: the source changed before its end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,7 +427,7 @@ class Worker:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it has sent a heartbeat recently. A late worker may come back."""
+        """Whether its heartbeats have not stopped for long. A late worker may come back."""
         return self.state not in ("gone", "stopped")
 
 
@@ -444,7 +446,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """Waiting and running tasks of one lane: a kind, and its provider if it has one."""
+    """The number of waiting and running tasks in a lane."""
 
     kind: str
     provider: str | None
@@ -455,7 +457,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """A lane with its tasks, the live workers for its kind, and the state of its provider."""
+    """A lane: its tasks, the live workers for its kind, and whether its provider admits tasks."""
 
     id: int
     kind: str
@@ -473,7 +475,7 @@ class LaneState:
 
 @dataclass(frozen=True, slots=True)
 class TaskRate:
-    """Tasks that ended in a minute, and how long they waited and ran, in seconds."""
+    """How many tasks ended in a minute, and how long they waited and ran, in seconds."""
 
     minute: datetime
     succeeded: int
@@ -485,8 +487,8 @@ class TaskRate:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem that blocks or slows tasks."""
+class OverviewProblem:
+    """A current problem that stops or slows tasks."""
 
     about: Literal["maintenance", "worker", "provider", "quota"]
     text: str
@@ -506,7 +508,7 @@ class WorkerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """State of a tenant's or of all jobs. Counts stop at 100,001 for each lane."""
+    """The state of the system, for a tenant or for all. Counts stop at 100,001 for each lane."""
 
     at: datetime
     waiting: int
@@ -515,15 +517,15 @@ class Overview:
     """Tasks held back by quotas, budgets or other limits."""
     oldest_seconds: float | None
     failed_hour: int
-    """Failures of the last hour, out of the latest 10,000."""
+    """Failures of the last hour, among the latest 10,000."""
     spent_today: Decimal
     spent_yesterday: Decimal
     currency: str
     causes: tuple[Cause, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[OverviewProblem, ...]
     has_jobs: bool
     workers: WorkerCounts | None = None
-    """None for users."""
+    """Only for operators."""
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Overview:
@@ -535,7 +537,9 @@ class Overview:
             Cause(c["error_code"], c["message"], c["count"], c["kind"], datetime.fromisoformat(c["last_at"]))
             for c in values["causes"]
         )
-        values["problems"] = tuple(Problem(**_known(Problem, line)) for line in values["problems"])
+        values["problems"] = tuple(
+            OverviewProblem(**_known(OverviewProblem, line)) for line in values["problems"]
+        )
         if values.get("workers") is not None:
             values["workers"] = WorkerCounts(**_known(WorkerCounts, values["workers"]))
         return cls(**values)
@@ -543,7 +547,7 @@ class Overview:
 
 @dataclass(frozen=True, slots=True)
 class GraphTask:
-    """A task in its job's graph: its dependencies, and the earliest time it could have started."""
+    """A task in its job's graph, with its dependencies and when it became ready."""
 
     id: int
     kind: str
@@ -565,7 +569,7 @@ class GraphTask:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A bulk action on many jobs or dead letters."""
+    """A verb applied to many jobs or dead letters."""
 
     id: UUID
     actor: str
@@ -575,28 +579,28 @@ class Action:
     done: int
     refused: int
     refusal: str | None
-    """Error of the last item that failed."""
+    """Why the last rejected one was rejected."""
     created_at: datetime
     finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """The scope of an action: number of items, their tasks, and their cost so far or to come."""
+    """The size of an action: how many jobs or dead letters, their tasks, and their cost."""
 
     count: int
     """Counted up to 500,001."""
     tasks: int | None
     cost: Decimal
     unpriced: int
-    """Tasks with unknown cost."""
+    """Tasks whose cost is unknown."""
     is_part: bool
-    """Whether tasks and cost cover only the first thousand items."""
+    """Whether tasks and cost cover only the first thousand."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditLine:
-    """An entry of the audit log."""
+    """A line of the audit log."""
 
     id: int
     at: datetime
@@ -610,7 +614,7 @@ class AuditLine:
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A tenant: the unit of isolation and billing."""
+    """A tenant: the unit of isolation, plans and billing."""
 
     id: UUID
     name: str
@@ -621,7 +625,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class TenantShare:
-    """A tenant's running tasks, plan and cost in the current month."""
+    """A tenant's running tasks, its plan, and its costs in the current month."""
 
     tenant_id: UUID
     plan: str | None
@@ -641,7 +645,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Me:
-    """The caller: a user, a key or the service, and its tenants. For the service no tenants are listed."""
+    """The caller: a user or key with its id, or the service. For the service no tenants are listed."""
 
     role: str
     id: UUID | None
@@ -650,7 +654,7 @@ class Me:
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """An API key without its secret. A tenant's key without a role was removed from the tenant."""
+    """A key for programs, without its secret. A tenant's key without a role was removed from the tenant."""
 
     id: UUID
     tenant_id: UUID | None
@@ -666,7 +670,7 @@ class ApiKey:
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A new API key with its secret, which is shown once."""
+    """A new key. The secret is shown once; it cannot be recovered."""
 
     id: UUID
     tenant_id: UUID | None
@@ -676,7 +680,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """Estimated cost, usage and duration of a job."""
+    """The expected cost, usage and duration of a job, as far as known."""
 
     tasks: int
     units: dict[str, Decimal]
@@ -687,7 +691,7 @@ class Forecast:
 
     @property
     def fits(self) -> bool:
-        """Whether the job fits its budget and the quotas."""
+        """Whether the quotas and the budget suffice for all of its tasks."""
         return all(line.fits for line in self.quota) and (self.budget is None or self.budget.fits)
 
     @classmethod
@@ -708,7 +712,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class ForecastCost:
-    """Estimated cost in the base currency, and the providers without a price."""
+    """A cost range in the base currency, and the providers without a price."""
 
     low: Decimal
     expected: Decimal
@@ -719,7 +723,7 @@ class ForecastCost:
 
 @dataclass(frozen=True, slots=True)
 class ForecastQuota:
-    """What a job needs of a limited meter, and what is left."""
+    """How much of a limited meter a job needs, and how much is left now."""
 
     meter: str
     needs: Decimal
@@ -730,7 +734,7 @@ class ForecastQuota:
 
 @dataclass(frozen=True, slots=True)
 class ForecastFinish:
-    """Estimated seconds until a job ends, with a range, or the reason why they are unknown."""
+    """The seconds until a job ends, with a range; if unknown, the reason."""
 
     seconds: float | None
     low: float | None
@@ -753,7 +757,7 @@ class ForecastFinish:
 
 @dataclass(frozen=True, slots=True)
 class ForecastBudget:
-    """The budget of a forecast, and whether the job certainly stays within it."""
+    """The requested budget, and whether the job surely stays within it."""
 
     amount: Decimal
     fits: bool
@@ -779,13 +783,13 @@ class Explanation:
 
 @dataclass(frozen=True, slots=True)
 class JobExplanation:
-    """Explanation of a job's state and what happens next."""
+    """The state of a job in words, and what happens next."""
 
     status: JobStatus
     text: str
     next: str | None
     task_id: int | None
-    """The task that will run next."""
+    """The task that runs next."""
     running: int
 
     @classmethod
@@ -796,7 +800,7 @@ class JobExplanation:
 
 @dataclass(frozen=True, slots=True)
 class Provider:
-    """A provider with its limits (None: unlimited) and usage in the current windows."""
+    """A provider's endpoint: its limits (None: unlimited), and their use in the current time windows."""
 
     id: int
     name: str
@@ -827,7 +831,7 @@ class Provider:
 
 
 class ProviderValues(TypedDict, total=False):
-    """Settings of a provider. None removes a limit; omitted values stay unchanged."""
+    """The settings of a provider. A limit of None means unlimited; settings left out do not change."""
 
     status: Literal["active", "disabled", "maintenance"]
     requests_per_minute: int | None
@@ -840,13 +844,13 @@ class ProviderValues(TypedDict, total=False):
     backpressure_threshold: float | None
     backpressure_delay_seconds: float | None
     depth_limit: int | None
-    """Number of waiting tasks at which new ones are rejected."""
+    """While this many tasks wait, new ones are rejected."""
     features: list[str]
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderEvent:
-    """An error or change of a provider."""
+    """A rejection by a provider, or a change of its settings."""
 
     id: int
     at: datetime
@@ -858,7 +862,7 @@ class ProviderEvent:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting that all workers share."""
+    """A setting that all processes share."""
 
     name: str
     value: Any
@@ -867,7 +871,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Meter:
-    """A meter, such as tokens or pages, whose usage is counted."""
+    """A unit of usage that is counted, such as tokens."""
 
     name: str
     period: Literal["day", "month", "total"]
@@ -877,7 +881,7 @@ class Meter:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A subscription plan. Meters that are not in `limits` are unlimited."""
+    """A subscription plan. A meter that is not in `limits` is not limited."""
 
     name: str
     title: str
@@ -891,7 +895,7 @@ class Plan:
 
 
 class PlanValues(TypedDict, total=False):
-    """Settings of a plan. Omitted values stay unchanged; `limits` are replaced as a whole."""
+    """The settings of a plan. Those left out do not change; `limits` are replaced as a whole."""
 
     title: str
     comment: str
@@ -916,7 +920,7 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class MeterUsage:
-    """Used, reserved and remaining amount of a meter in the current period (None: unlimited)."""
+    """How much of a meter is used, reserved and left in the current period (`left` None: not limited)."""
 
     meter: str
     used: Decimal
@@ -930,7 +934,7 @@ class MeterUsage:
 
 @dataclass(frozen=True, slots=True)
 class UsageStatus:
-    """A tenant's plan and usage."""
+    """A tenant's plan and its usage."""
 
     tenant_id: UUID
     plan: str | None
@@ -953,7 +957,7 @@ class UsageStatus:
 
 @dataclass(frozen=True, slots=True)
 class UsageDay:
-    """A tenant's usage of a meter on one day (UTC), by action: a task kind, or a name given by the caller."""
+    """A tenant's usage of a meter on a day (UTC), by action: a task kind, or a name that a caller gave."""
 
     tenant_id: UUID
     day: date
@@ -974,7 +978,7 @@ class CostSum:
 
 @dataclass(frozen=True, slots=True)
 class CostDay:
-    """Cost of a provider on one day (UTC) in the base currency."""
+    """The costs of a provider on a day (UTC), in the base currency."""
 
     day: date
     provider: str
@@ -982,7 +986,7 @@ class CostDay:
 
 
 @dataclass(frozen=True, slots=True)
-class DearJob:
+class ExpensiveJob:
     """A job and its cost."""
 
     id: UUID
@@ -995,7 +999,7 @@ class DearJob:
 
 @dataclass(frozen=True, slots=True)
 class CostEntry:
-    """A ledger entry. `base_amount` is the amount in the base currency, at the exchange rate of its day."""
+    """A line of the ledger. `base_amount` is the amount in the base currency, at that day's exchange rate."""
 
     id: int
     at: datetime
@@ -1015,7 +1019,7 @@ class CostEntry:
 
 @dataclass(frozen=True, slots=True)
 class JobCost:
-    """A job's cost so far, the amount reserved (`held`) for its running tasks, and its budget."""
+    """The cost of a job, the amount reserved for its running tasks, and its budget."""
 
     job_id: UUID
     cost: Decimal
@@ -1025,7 +1029,7 @@ class JobCost:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The price of one unit of a meter at a provider, from a date on; None ends the price."""
+    """The price of one unit of a meter at a provider from a date on; None ends the price."""
 
     id: int
     provider: str
@@ -1041,7 +1045,7 @@ class Price:
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class ComparedPrice:
     """The current price of one unit of a meter at a provider; `place` 1 is the cheapest."""
 
     meter: str
@@ -1056,7 +1060,7 @@ class Rate:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRate:
-    """An exchange rate: the value of one unit of a currency in the base currency, from a date on."""
+    """The value of one unit of a currency in the base currency, from a date on."""
 
     currency: str
     rate: Decimal
@@ -1082,13 +1086,13 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True)
 class LinkedArtifact(Artifact):
-    """A file with a signed URL: anyone who has it can read the file until it expires."""
+    """A file with a URL; anyone who has the URL can read the file until it expires."""
 
     url: str = field(repr=False)
 
 
 def referred(output: Any) -> UUID | None:
-    """The artifact id of an output that is stored in a file; None if this is the output itself."""
+    """The id of the file that an output refers to; None if this is the output itself."""
     match output:
         case {"$artifact": {"artifact_id": str() as text}} if len(cast("dict[str, Any]", output)) == 1:
             with suppress(ValueError):
@@ -1099,14 +1103,14 @@ def referred(output: Any) -> UUID | None:
 
 
 def failure(job: Job, first: Task | None) -> JobFailed:
-    """The error for an awaited job that did not complete. `first` is the first failed task."""
+    """The error to raise when a job did not complete; `first` is the first task that failed."""
     why = f"; {first.kind}: {first.error_code}: {first.error_message}" if first else ""
     details = {"job_id": str(job.id), "status": job.status}
     return JobFailed(f"job {job.id} {job.status}: {job.status_reason}{why}", details=details)
 
 
 def exact(amount: Amount | str, field: str = "amount") -> Decimal:
-    """Convert to an exact Decimal. Rejects floats, which are not exact."""
+    """An exact amount. Rejects a float, because it may differ from the number that was written."""
     try:
         found = None if isinstance(amount, float | bool) else Decimal(amount)
     except (InvalidOperation, TypeError, ValueError):
@@ -1114,7 +1118,7 @@ def exact(amount: Amount | str, field: str = "amount") -> Decimal:
     if found is None or not found.is_finite():
         raise Invalid(
             f"{field} must be a decimal number (got {amount!r})",
-            hint="In Python, use Decimal('0.15') instead of a float.",
+            hint="In Python write Decimal('0.15'): a float is not exact.",
             details={"field": field},
         )
     return found
@@ -1126,5 +1130,5 @@ def _exact(cls: type[Any], document: Mapping[str, Any], *names: str) -> dict[str
 
 
 def _known(cls: type[Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """Keep the fields that this version knows, because a newer database may return more."""
+    """The fields that this version knows: a newer schema may return more."""
     return {field.name: document[field.name] for field in fields(cls) if field.name in document}

@@ -1,7 +1,7 @@
-"""What any process does now and then for all of them: workers always, servers where no worker does.
+"""Periodic work for the whole system. Workers always do it; servers do it when no worker runs.
 
-Upkeep  requeues expired leases and tasks that are due, works off large actions, fires schedules
-Tidy    removes old jobs and the files that nothing needs any more
+Upkeep  requeues tasks whose lease expired or that are due, continues large actions, fires schedules
+Tidy    removes old jobs, and files that are deleted or abandoned
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.storage import Storage
 log = structlog.get_logger("penstock.upkeep")
 
 Draw = Callable[[str, dict[str, Any]], list[dict[str, Any]] | None]
-"""The tasks of a job type from its params; None if the type is unknown here."""
+"""Returns the tasks of a job type for its params; None if this process does not know the type."""
 
 
 @asynccontextmanager
@@ -44,7 +44,7 @@ async def standby(
 
 
 class Upkeep:
-    """Runs `penstock.upkeep` when the database says that something is due, and when `due` is set."""
+    """Calls `penstock.upkeep` when the database says that something is due, and when `due` is set."""
 
     MIN_PAUSE = 0.02
     MAX_PAUSE = 5.0
@@ -56,9 +56,9 @@ class Upkeep:
         self.due = asyncio.Event()
         self.max_pause: Callable[[], float] = lambda: self.MAX_PAUSE
         self.on_work: Callable[[], None] = lambda: None
-        """Called when it did something: there may be tasks to claim."""
+        """Called when something was due: there may be tasks to claim."""
         self.count = 0
-        """How often there was something to do."""
+        """How often something was due."""
 
     async def run(self, *, first_pause: float = 0.0) -> None:
         self._pause = first_pause
@@ -71,7 +71,7 @@ class Upkeep:
                 self._pause = 1.0
 
     async def once(self) -> None:
-        """Do what is due now."""
+        """Do all that is due now."""
         async with self._lock:
             row = (await db.call(self._pool, self._function))[0]
             acted = await db.value(self._pool, "do_actions")
@@ -85,7 +85,8 @@ class Upkeep:
                 log.info("upkeep.done", **counts)
 
     async def _sleep(self) -> None:
-        # The jitter keeps processes apart, the maximum is there because more may become due meanwhile.
+        # The jitter keeps processes apart. The maximum is needed because more may become due during the
+        # pause.
         pause = min(self._pause, self.max_pause()) + random.uniform(0, 0.3)
         await asyncio.sleep(self.MIN_PAUSE)
         try:
@@ -96,7 +97,7 @@ class Upkeep:
             self.due.clear()
 
     async def listen(self, dsn: str, mode: Listen) -> None:
-        """Set `due` on each notification about upkeep. Behind a pooler, polling has to be enough."""
+        """Set `due` on each notification about upkeep. Behind a pooler this ends, and polling is enough."""
         while mode != "off":
             try:
                 async for payload in db.listen(dsn, "penstock", is_pooled_refused=mode == "auto"):
@@ -110,7 +111,7 @@ class Upkeep:
 
 
 class Tidy:
-    """Removes jobs that ended long ago, and files that are deleted or abandoned, a batch at a time."""
+    """Removes jobs that ended long ago, and files that are deleted or abandoned, in batches."""
 
     PAUSE = 60.0
     PAUSE_IF_MORE = 1.0
@@ -122,7 +123,7 @@ class Tidy:
     async def run(self) -> None:
         pause = self.PAUSE
         while True:
-            # Jitter keeps processes apart.
+            # The jitter keeps processes apart.
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
             pause = self.PAUSE_IF_MORE if await self.once() else self.PAUSE
 

@@ -1,4 +1,4 @@
-"""Usage: what is counted, how much of it a tenant may use, has used and has set aside."""
+"""Usage: meters, and how much of each a tenant may use, has used and has reserved."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ _LIMITS: LiteralString = """\
 select meter, amount, mode, nullif(resets_at, 'infinity') from penstock.resolve_limits(%s, %s)
 order by meter"""
 _METERS: LiteralString = "select name, period, mode, comment from penstock.meters order by name"
-# Limits as text: on the way through a float they would lose digits.
+# Limits are read as text, because a float would lose digits.
 _PLANS: LiteralString = """\
 select name, title, comment, features, price, currency, weight, is_active, limits::text from penstock.plans
 order by position, name"""
 
 
-# What a tenant has used
+# Usage of a tenant
 
 
-async def status(where: db.Pool | db.Connection, *, tenant_id: UUID | None = None) -> UsageStatus:
-    """A tenant's plan, and what of each meter it has used, holds and has left."""
-    return UsageStatus.read(await db.document(where, "get_usage_status", p_tenant_id=tenant_id))
+async def status(database: db.Database, *, tenant_id: UUID | None = None) -> UsageStatus:
+    """A tenant's plan, and how much of each meter it has used, has reserved and has left."""
+    return UsageStatus.read(await db.document(database, "get_usage_status", p_tenant_id=tenant_id))
 
 
 async def days(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, since: date | None = None, until: date | None = None
+    database: db.Database, *, tenant_id: UUID, since: date | None = None, until: date | None = None
 ) -> list[UsageDay]:
-    """What a tenant used per day (UTC), action and meter; both days are included."""
-    return [UsageDay(*row) for row in await db.rows(where, _DAYS, (tenant_id, since, until))]
+    """A tenant's usage per day (UTC), action and meter; both days are included."""
+    return [UsageDay(*row) for row in await db.rows(database, _DAYS, (tenant_id, since, until))]
 
 
 async def record(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID,
     units: Mapping[str, Amount],
     action: str,
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Count what a tenant used outside a task. What is limited is better reserved before."""
+    """Record what a tenant used outside a task. For limited meters, `reserve` before the work."""
     await db.call(
-        where,
+        database,
         "record_usage",
         p_units=_amounts(units),
         p_tenant_id=tenant_id,
@@ -64,7 +64,7 @@ async def record(
 
 
 async def reserve(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID,
     amounts: Mapping[str, Amount],
@@ -72,13 +72,13 @@ async def reserve(
     key: str | None = None,
     ttl_seconds: float = 300,
 ) -> UUID:
-    """Set amounts aside, all or none; returns the hold's id, the same for the same key.
+    """Reserve amounts, all or none; returns the id of the hold, the same one for the same key.
 
-    Raises Limited (`quota_exceeded`) with what is used and when the period ends. A hold that is neither
+    Raises Limited (`quota_exceeded`) with the current usage and the end of the period. A hold that is neither
     committed nor released expires.
     """
     return await db.value(
-        where,
+        database,
         "reserve_quota",
         p_tenant_id=tenant_id,
         p_amounts=_amounts(amounts),
@@ -88,44 +88,38 @@ async def reserve(
     )
 
 
-async def commit(
-    where: db.Pool | db.Connection, *, hold_id: UUID, actual: Mapping[str, Amount] | None = None
-) -> None:
-    """Book what was used (by default what was set aside), and end the hold. Counts once."""
+async def commit(database: db.Database, *, hold_id: UUID, actual: Mapping[str, Amount] | None = None) -> None:
+    """Record the actual usage (by default the reserved amounts) and end the hold. Counts only once."""
     amounts = None if actual is None else _amounts(actual)
-    await db.call(where, "commit_hold", p_hold_id=hold_id, p_actual=amounts)
+    await db.call(database, "commit_hold", p_hold_id=hold_id, p_actual=amounts)
 
 
-async def release(where: db.Pool | db.Connection, *, hold_id: UUID) -> bool:
-    """Give back what a hold has set aside; False if that was done before."""
-    return await db.value(where, "release_hold", p_hold_id=hold_id)
+async def release(database: db.Database, *, hold_id: UUID) -> bool:
+    """Release what a hold has reserved; False if the hold had already ended."""
+    return await db.value(database, "release_hold", p_hold_id=hold_id)
 
 
-# What a tenant may use
+# Limits of a tenant
 
 
-async def limits(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, at: datetime | None = None
-) -> list[Limit]:
-    """A tenant's limits, now or at a moment. A meter that is not there is not limited."""
-    return [Limit(*row) for row in await db.rows(where, _LIMITS, (tenant_id, at))]
+async def limits(database: db.Database, *, tenant_id: UUID, at: datetime | None = None) -> list[Limit]:
+    """A tenant's limits, now or at another time. A meter that is not listed is not limited."""
+    return [Limit(*row) for row in await db.rows(database, _LIMITS, (tenant_id, at))]
 
 
-async def set_limit(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str, amount: Amount | None
-) -> None:
-    """Give a tenant a limit of its own in place of its plan's; None: it has none."""
+async def set_limit(database: db.Database, *, tenant_id: UUID, meter: str, amount: Amount | None) -> None:
+    """Give a tenant its own limit in place of its plan's; None means unlimited."""
     value = None if amount is None else exact(amount)
-    await db.call(where, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=value)
+    await db.call(database, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=value)
 
 
-async def remove_limit(where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str) -> None:
-    """Take a tenant's own limit away: its plan's holds again."""
-    await db.call(where, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=None, p_is_own=False)
+async def remove_limit(database: db.Database, *, tenant_id: UUID, meter: str) -> None:
+    """Remove a tenant's own limit, so that its plan's limit applies again."""
+    await db.call(database, "set_limit", p_tenant_id=tenant_id, p_meter=meter, p_amount=None, p_is_own=False)
 
 
 async def add_allowance(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     tenant_id: UUID,
     meter: str,
@@ -137,7 +131,7 @@ async def add_allowance(
 ) -> UUID:
     """Let a tenant use more: an `override` until a day (included), or a `purchase`. A key counts once."""
     return await db.value(
-        where,
+        database,
         "add_allowance",
         p_tenant_id=tenant_id,
         p_meter=meter,
@@ -149,59 +143,60 @@ async def add_allowance(
     )
 
 
-async def reset(
-    where: db.Pool | db.Connection, *, tenant_id: UUID, meter: str, reason: str | None = None
-) -> Decimal:
-    """Count a meter from nothing again; returns what had been used. What is set aside stays."""
-    return await db.value(where, "reset_quota", p_tenant_id=tenant_id, p_meter=meter, p_reason=reason)
+async def reset(database: db.Database, *, tenant_id: UUID, meter: str, reason: str | None = None) -> Decimal:
+    """Set a tenant's usage of a meter to zero; returns the usage before. Reserved amounts stay reserved."""
+    return await db.value(database, "reset_quota", p_tenant_id=tenant_id, p_meter=meter, p_reason=reason)
 
 
 # Plans and meters
 
 
-async def plans(where: db.Pool | db.Connection) -> list[Plan]:
+async def plans(database: db.Database) -> list[Plan]:
     """The plans, in their order."""
-    rows = await db.rows(where, _PLANS, ())
+    rows = await db.rows(database, _PLANS, ())
     return [Plan(*row[:-1], limits=_limits(row[-1])) for row in rows]
 
 
-async def set_plan(where: db.Pool | db.Connection, *, name: str, **values: Unpack[PlanValues]) -> None:
-    """Make or change a plan. Its tenants have the new limits at once."""
+async def set_plan(database: db.Database, *, name: str, **values: Unpack[PlanValues]) -> None:
+    """Create or change a plan. The new limits apply to its tenants at once."""
     document: dict[str, Any] = dict(values)
     if "limits" in document:
         amounts: Mapping[str, Amount | None] = document["limits"]
         document["limits"] = {m: None if a is None else exact(a, m) for m, a in amounts.items()}
     if "price" in document:
         document["price"] = exact(document["price"], "price")
-    await db.call(where, "set_plan", p_name=name, p_values=db.exact(document))
+    await db.call(database, "set_plan", p_name=name, p_values=db.exact_json(document))
 
 
-async def set_tenant_plan(where: db.Pool | db.Connection, *, tenant_id: UUID, plan: str | None) -> None:
-    """Put a tenant on a plan (None: no limits). What it has used in the period stays used."""
-    await db.call(where, "set_tenant_plan", p_tenant_id=tenant_id, p_plan=plan)
+async def set_tenant_plan(database: db.Database, *, tenant_id: UUID, plan: str | None) -> None:
+    """Put a tenant on a plan (None: no limits). Its usage in the current period still counts."""
+    await db.call(database, "set_tenant_plan", p_tenant_id=tenant_id, p_plan=plan)
 
 
-async def meters(where: db.Pool | db.Connection) -> list[Meter]:
-    """What is counted."""
-    return [Meter(*row) for row in await db.rows(where, _METERS, ())]
+async def meters(database: db.Database) -> list[Meter]:
+    """All meters."""
+    return [Meter(*row) for row in await db.rows(database, _METERS, ())]
 
 
 async def set_meter(
-    where: db.Pool | db.Connection,
+    database: db.Database,
     *,
     name: str,
     period: str | None = None,
     mode: str | None = None,
     comment: str | None = None,
 ) -> None:
-    """Make or change a meter: per day, month or total. In mode `observe` going over is only recorded."""
+    """Create or change a meter, which counts per day, per month or in total.
+
+    In mode `observe` its limits are not enforced; exceeding them is only recorded.
+    """
     chosen = {"period": period, "mode": mode, "comment": comment}
     values = {name: value for name, value in chosen.items() if value is not None}
-    await db.call(where, "set_meter", p_name=name, p_values=values)
+    await db.call(database, "set_meter", p_name=name, p_values=values)
 
 
 def _amounts(amounts: Mapping[str, Amount]) -> db.Json:
-    return db.exact({meter: exact(amount, meter) for meter, amount in amounts.items()})
+    return db.exact_json({meter: exact(amount, meter) for meter, amount in amounts.items()})
 
 
 def _limits(text: str) -> dict[str, Decimal | None]:

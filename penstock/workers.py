@@ -1,4 +1,4 @@
-"""Workers: who is there, and how much work waits for them."""
+"""Workers: which are running, and how much work waits for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WORKERS: LiteralString = """\
 select id, host, pid, kinds, concurrency, version, state, running, started_at, beat_at
 from penstock.worker_list order by started_at, id"""
 
-# One statement: every idle worker says this every few seconds.
+# In one statement, because every idle worker runs it every few seconds.
 _REPORT: LiteralString = """\
 select penstock.report_worker(w.id, %s), exists (
   select from penstock.workers x where x.id = w.id and x.drain_asked_at is not null)
@@ -24,41 +24,41 @@ from (select * from penstock.leases order by started_at limit 1000) as l
 join penstock.tasks t on t.job_id = l.job_id and t.id = l.task_id order by l.started_at"""
 
 
-async def list(where: db.Pool | db.Connection) -> builtins.list[Worker]:
+async def list(database: db.Database) -> builtins.list[Worker]:
     """The workers of the last day, oldest first: running, draining, late, gone or stopped."""
-    return [Worker(*row) for row in await db.rows(where, _WORKERS, ())]
+    return [Worker(*row) for row in await db.rows(database, _WORKERS, ())]
 
 
-async def drain(where: db.Pool | db.Connection, *, worker_id: str) -> None:
-    """Ask a worker to take nothing new, let what runs end, and stop. It sees that at its next beat."""
-    await db.call(where, "drain_worker", p_worker_id=worker_id)
+async def drain(database: db.Database, *, worker_id: str) -> None:
+    """Ask a worker to claim no more tasks and to stop once its tasks have ended, at its next heartbeat."""
+    await db.call(database, "drain_worker", p_worker_id=worker_id)
 
 
-async def running(where: db.Pool | db.Connection) -> dict[str, builtins.list[Run]]:
-    """What each worker runs now, at most a thousand tasks in all."""
+async def running(database: db.Database) -> dict[str, builtins.list[Run]]:
+    """The tasks that each worker runs now, at most a thousand in total."""
     found: dict[str, builtins.list[Run]] = {}
-    for worker_id, *rest in await db.rows(where, _RUNNING, ()):
+    for worker_id, *rest in await db.rows(database, _RUNNING, ()):
         found.setdefault(worker_id, []).append(Run(*rest))
     return found
 
 
-async def backlog(where: db.Pool | db.Connection) -> builtins.list[Lane]:
-    """Per lane: what waits, what runs, and how long its next task has waited. What an autoscaler reads."""
-    rows = await db.call(where, "backlog")
+async def backlog(database: db.Database) -> builtins.list[Lane]:
+    """Waiting and running tasks per lane, and how long its next task has waited. For autoscalers."""
+    rows = await db.call(database, "backlog")
     lanes = [Lane(r["kind"], r["provider"], r["waiting"], r["running"], r["oldest_seconds"]) for r in rows]
     return sorted(lanes, key=lambda lane: (lane.kind, lane.provider or ""))
 
 
-async def drain_rates(where: db.Pool | db.Connection) -> dict[tuple[str, str | None], float]:
-    """About how many tasks end in a second, per lane (kind, provider): what runs, by how long it takes."""
-    rows = await db.call(where, "drain_rates")
+async def drain_rates(database: db.Database) -> dict[tuple[str, str | None], float]:
+    """Estimated tasks per second of each lane (kind, provider), from running tasks and their durations."""
+    rows = await db.call(database, "drain_rates")
     return {(row["kind"], row["provider"]): row["per_second"] for row in rows}
 
 
-def report_sync(held: db.SyncConnection, *, worker_id: str, info: Mapping[str, Any]) -> bool:
-    """Say that a worker is there, with its host, pid, kinds, concurrency, version, state and running.
+def report_sync(conn: db.SyncConnection, *, worker_id: str, info: Mapping[str, Any]) -> bool:
+    """Store that a worker is alive, with its host, pid, kinds, concurrency, version, state and running tasks.
 
-    Returns whether somebody asked it to stop.
+    Returns whether an operator asked it to stop.
     """
-    [(_, is_drain_asked)] = db.rows_sync(held, _REPORT, (db.Json(dict(info)), worker_id))
+    [(_, is_drain_asked)] = db.rows_sync(conn, _REPORT, (db.Json(dict(info)), worker_id))
     return is_drain_asked

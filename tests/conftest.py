@@ -57,7 +57,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 @pytest.fixture(autouse=True)
 def plain_logs() -> Iterator[None]:
-    """The CLI sets up logging for its process; here that is ours."""
+    """Restore logging: the CLI configures it for its process, which here is the test's."""
     yield
     structlog.reset_defaults()
     ours = logging.getLogger("penstock")
@@ -66,7 +66,7 @@ def plain_logs() -> Iterator[None]:
 
 @pytest.fixture
 def file_reads(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """For each file that is opened and each row of CSV that is read: whether that was on an event loop."""
+    """Records for each opened file and each CSV row read whether it happened on an event loop."""
     found: list[bool] = []
     opened: Any = Source.__init__
     read: Any = Delimited._records
@@ -137,7 +137,7 @@ def tenant(penstock_tenant: uuid.UUID) -> uuid.UUID:
 
 
 class Eventually:
-    """Waits until a condition gives something true, and gives that; fails when it takes too long."""
+    """Waits until a condition returns a true value, and returns it; fails after a timeout."""
 
     SECONDS = 60
 
@@ -166,7 +166,7 @@ def eventually() -> Eventually:
 
 @pytest.fixture
 def workload(db: testing.Database, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The module `workload.py` beside this one, on the test's database, with its tables."""
+    """The module `workload.py` on the test's database, with its tables."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
     module = importlib.import_module("workload")
     db.execute(module.TABLES)
@@ -176,7 +176,7 @@ def workload(db: testing.Database, drain: testing.Drain, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def start_worker(workload: Any, db: testing.Database, tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """Starts a worker of the workload's app in a process; takes what `penstock.worker.run` takes."""
+    """Starts a worker of the workload's app in a process, with the options of `penstock.worker.run`."""
     started: list[subprocess.Popen[str]] = []
     script = (
         "import json, sys; sys.path.insert(0, sys.argv[1]); import workload; from penstock import worker; "

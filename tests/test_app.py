@@ -1,4 +1,4 @@
-"""What users write against: tasks, jobs, contexts, options and results."""
+"""The SDK: tasks, jobs, contexts, options and results."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def only_task(db: testing.Database, job: penstock.Started[Any]) -> dict[str, Any
     return row
 
 
-def test_the_public_names() -> None:
-    """What `from penstock import …` gives is a promise: a change of this list is a change for everybody."""
+def test_the_package_exports_only_the_public_names() -> None:
+    """The public names are a promise to users: a change of this list breaks their code."""
     assert penstock.__all__ == [
         *(
             "App",
@@ -102,7 +102,7 @@ def test_the_public_names() -> None:
 # --- inputs and outputs ------------------------------------------------------------------------------------
 
 
-def test_a_task_is_still_a_function() -> None:
+def test_calling_a_task_runs_its_function() -> None:
     app = App()
 
     @app.task
@@ -122,8 +122,8 @@ def test_a_task_is_still_a_function() -> None:
     assert asyncio.run(greet(Context.fake(attempt=3), "Ada")) == "Ada 0.5 3"
 
 
-def test_rich_types_go_in_and_come_out(app: App, drain: testing.Drain) -> None:
-    """Issue item 10: typed inputs and outputs by pydantic, sync client."""
+def test_arguments_and_results_keep_their_types(app: App, drain: testing.Drain) -> None:
+    """Inputs and outputs are converted by pydantic, here with the sync calls."""
     seen: list[Any] = []
 
     @app.task
@@ -155,7 +155,7 @@ def test_rich_types_go_in_and_come_out(app: App, drain: testing.Drain) -> None:
     assert seen == [(*arguments, None, [1])]
 
 
-def test_bad_input_is_refused_at_the_start_by_its_name(app: App, db: testing.Database) -> None:
+def test_start_rejects_bad_input_and_names_the_field(app: App, db: testing.Database) -> None:
     @app.task
     def resize(
         document: Document, width: Annotated[int, pydantic.Field(gt=0)], mode: str = "fit"
@@ -193,8 +193,8 @@ def test_bad_input_is_refused_at_the_start_by_its_name(app: App, db: testing.Dat
     assert db.execute("select 1 from penstock.jobs") == []
 
 
-def test_bad_input_at_the_worker_fails_for_good(app: App, drain: testing.Drain, db: testing.Database) -> None:
-    """A job started from SQL, or by older code, with what the handler cannot take."""
+def test_bad_input_fails_the_task_permanently(app: App, drain: testing.Drain, db: testing.Database) -> None:
+    """A job that was started from SQL or by older code may have input that the handler does not accept."""
 
     @app.task
     def resize(width: int) -> None: ...
@@ -225,7 +225,7 @@ def test_bad_input_at_the_worker_fails_for_good(app: App, drain: testing.Drain, 
     ["text", {"title": 3}, [1], 10**5000],
     ids=["text", "wrong field", "list", "huge number"],
 )
-def test_an_output_of_another_type_fails_for_good(
+def test_an_output_of_the_wrong_type_fails_the_task_permanently(
     app: App, drain: testing.Drain, db: testing.Database, value: Any
 ) -> None:
     @app.task
@@ -239,7 +239,7 @@ def test_an_output_of_another_type_fails_for_good(
         job.result(timeout=5)
 
 
-def test_declarations_that_cannot_work_are_refused() -> None:
+def test_invalid_declarations_are_rejected() -> None:
     app = App()
 
     @app.task
@@ -258,17 +258,17 @@ def test_declarations_that_cannot_work_are_refused() -> None:
     def book() -> None: ...
 
     refusals: list[tuple[str, Callable[[], Any]]] = [
-        ("two tasks", lambda: app.task(kind="known")(plain)),
-        ("two job types", lambda: app.job(name="book")(plain)),
-        ("has no name", lambda: app.task(positional)),
-        ("has no name", lambda: app.task(many)),
+        ("task of kind 'known' already exists", lambda: app.task(kind="known")(plain)),
+        ("job type named 'book' already exists", lambda: app.job(name="book")(plain)),
+        ("cannot be passed by name", lambda: app.task(positional)),
+        ("cannot be passed by name", lambda: app.task(many)),
         ("'after'", lambda: app.task(after)),
         ("plain function", lambda: app.job(coroutine)),
         ("plain function", lambda: app.task(cpu_bound=True)(coroutine)),
-        ("no context", lambda: app.task(cpu_bound=True)(with_context)),
-        ("by name", lambda: app.task(cpu_bound=True)(plain)),
-        ("takes a Context", lambda: app.task(transactional=True)(plain)),
-        ("not known", lambda: app.task(unknown_type)),
+        ("cannot take a Context", lambda: app.task(cpu_bound=True)(with_context)),
+        ("top level of its module", lambda: app.task(cpu_bound=True)(plain)),
+        ("must take a Context", lambda: app.task(transactional=True)(plain)),
+        ("unknown type", lambda: app.task(unknown_type)),
         ("not a duration", lambda: app.task(timeout="soon")(plain)),
         ("not a duration", lambda: app.task(timeout=-1)(plain)),
     ]
@@ -277,7 +277,7 @@ def test_declarations_that_cannot_work_are_refused() -> None:
             declare()
 
 
-def test_durations() -> None:
+def test_durations_are_parsed_or_rejected() -> None:
     assert [seconds(value) for value in (1.5, "90s", "2m", "1h30m", "1d", "250ms")] == [
         1.5, 90, 120, 5400, 86400, 0.25,
     ]  # fmt: skip
@@ -289,10 +289,10 @@ def test_durations() -> None:
 # --- context -----------------------------------------------------------------------------------------------
 
 
-async def test_a_context_reports_and_the_job_shows_it(
+async def test_progress_of_a_running_task_moves_its_job(
     app: App, drain: testing.Drain, eventually: Any
 ) -> None:
-    """R1.5/running: what a running task says moves its job's progress before it ends."""
+    """R1.5/running: a running task's progress moves its job's progress before it ends."""
     seen = asyncio.Event()
 
     @app.task
@@ -316,7 +316,7 @@ async def test_a_context_reports_and_the_job_shows_it(
         assert (await job.aget()).progress.percent == 100
 
 
-def test_a_context_says_who_it_is_and_logs_it(app: App, drain: testing.Drain) -> None:
+def test_a_context_identifies_its_task_in_logs(app: App, drain: testing.Drain) -> None:
     seen: list[Context] = []
 
     @app.task(kind="who")
@@ -335,10 +335,10 @@ def test_a_context_says_who_it_is_and_logs_it(app: App, drain: testing.Drain) ->
 
 
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "thread"])
-def test_a_task_adds_tasks_after_itself(
+def test_a_running_task_adds_tasks_that_depend_on_it(
     app: App, drain: testing.Drain, db: testing.Database, is_async: bool
 ) -> None:
-    """Issue item 5: a running task may add tasks to its job; they get its output."""
+    """A running task may add tasks to its job; they get its output."""
     new = [
         {
             "kind": "leaf",
@@ -374,7 +374,7 @@ def test_a_task_adds_tasks_after_itself(
     assert [row["output"] for row in rows] == [10, 11, 12]
 
 
-def test_files_go_to_the_apps_hook(app: App, drain: testing.Drain) -> None:
+def test_an_app_can_store_files_itself(app: App, drain: testing.Drain) -> None:
     kept: dict[str, bytes] = {}
 
     @app.task
@@ -392,7 +392,7 @@ def test_files_go_to_the_apps_hook(app: App, drain: testing.Drain) -> None:
     assert kept == {f"{job.id}/draw/a.png": b"png"}
 
 
-def test_a_thread_heartbeats_and_an_async_handler_is_told_to_await(app: App, drain: testing.Drain) -> None:
+def test_a_thread_can_heartbeat_and_an_async_handler_must_await(app: App, drain: testing.Drain) -> None:
     @app.task
     def in_thread(ctx: Context) -> str:
         ctx.heartbeat()
@@ -412,10 +412,10 @@ def test_a_thread_heartbeats_and_an_async_handler_is_told_to_await(app: App, dra
 # --- graphs ------------------------------------------------------------------------------------------------
 
 
-def test_a_graph_with_nested_placeholders_and_fan_in(
+def test_nested_placeholders_become_outputs_after_fan_in(
     app: App, drain: testing.Drain, db: testing.Database
 ) -> None:
-    """R1.3/order, R1.3/outputs: a step starts when what it refers to is there, and receives it wherever it was put."""
+    """R1.3/order, R1.3/outputs: a step starts once its dependencies have succeeded, and receives their outputs in its arguments."""
 
     @app.task
     async def write(topic: str) -> dict[str, Any]:
@@ -464,7 +464,7 @@ def test_a_graph_with_nested_placeholders_and_fan_in(
     assert job.get().params == {"topics": ["a", "b"], "note": {"$from": "nowhere"}}
 
 
-def test_a_job_that_returns_nothing_results_in_its_last_step(app: App, drain: testing.Drain) -> None:
+def test_the_result_of_a_body_without_return_is_the_last_output(app: App, drain: testing.Drain) -> None:
     @app.task
     def number(n: int) -> int | None:
         return n or None
@@ -498,7 +498,7 @@ def test_a_job_that_returns_nothing_results_in_its_last_step(app: App, drain: te
         lambda step: step(),
     ],
 )
-def test_a_placeholder_is_not_an_output(misuse: Callable[[Any], Any]) -> None:
+def test_using_a_placeholder_as_an_output_is_rejected(misuse: Callable[[Any], Any]) -> None:
     app = App()
 
     @app.task
@@ -511,10 +511,10 @@ def test_a_placeholder_is_not_an_output(misuse: Callable[[Any], Any]) -> None:
 
     with pytest.raises(Invalid, match="step 'write-1' has no output yet") as refused:
         publish.draw({})
-    assert "inside a task" in str(refused.value)
+    assert "another task" in str(refused.value)
 
 
-def test_what_a_body_may_not_do() -> None:
+def test_invalid_job_bodies_are_rejected() -> None:
     app = App()
 
     @app.task
@@ -525,17 +525,17 @@ def test_what_a_body_may_not_do() -> None:
         app.job_types.clear()
         app.job(name="job")(body).draw({})
 
-    with pytest.raises(Invalid, match=r"write.step\(\) outside of a job's body"):
+    with pytest.raises(Invalid, match=r"write.step\(\) was called outside of a job's body"):
         write.step("a")
-    with pytest.raises(Invalid, match="asked for no step"):
+    with pytest.raises(Invalid, match="added no step"):
         drawing(lambda: None)
     with pytest.raises(Invalid, match="n: Input should be a valid integer"):
         drawing(lambda: write.step(write.step("a"), n="x"))  # type: ignore[arg-type]
     with pytest.raises(Invalid, match="option of a job"):
         drawing(lambda: write.options(idempotency_key="a").step("a"))
-    with pytest.raises(Invalid, match="after is a list of steps"):
+    with pytest.raises(Invalid, match="after must be a list of steps"):
         drawing(lambda: write.options(after=["write-1"]).step("a"))
-    with pytest.raises(Invalid, match="returned: a object has no form in JSON"):
+    with pytest.raises(Invalid, match="returned cannot be stored: a object cannot be stored as JSON"):
         drawing(lambda: write.step("a") and object() if False else [write.step("a"), object()])
     with pytest.raises(Invalid, match="option of a step"):
         app.job(name="other")(lambda: None).options(key="a")
@@ -543,10 +543,10 @@ def test_what_a_body_may_not_do() -> None:
         write.options(colour="red")
 
 
-def test_a_failed_step_cancels_what_comes_after_it_unless_told(
+def test_a_failed_step_cancels_its_dependents_unless_after_failure_is_set(
     app: App, drain: testing.Drain, db: testing.Database
 ) -> None:
-    """Issue item 5: the stated policy for descendants of a failed step."""
+    """`after_failure` decides about the descendants of a failed step."""
 
     @app.task
     def broken() -> str:
@@ -573,8 +573,8 @@ def test_a_failed_step_cancels_what_comes_after_it_unless_told(
 # --- options -----------------------------------------------------------------------------------------------
 
 
-def test_priorities_order_a_tenants_work(app: App, drain: testing.Drain) -> None:
-    """Priority is 0 to 10, lower first; 0 is a priority and not the lack of one."""
+def test_a_tenants_tasks_run_in_order_of_priority(app: App, drain: testing.Drain) -> None:
+    """Priority is 0 to 10, lower first; 0 is a priority too, not its absence."""
     ran: list[int] = []
 
     @app.task
@@ -596,7 +596,7 @@ def test_priorities_order_a_tenants_work(app: App, drain: testing.Drain) -> None
         note.options(priority=11).start(1)
 
 
-def test_delays_and_times(app: App, drain: testing.Drain, clock: testing.Clock) -> None:
+def test_a_delay_or_run_at_postpones_the_start(app: App, drain: testing.Drain, clock: testing.Clock) -> None:
     @app.task
     async def work() -> int:
         return 1
@@ -619,8 +619,8 @@ def test_delays_and_times(app: App, drain: testing.Drain, clock: testing.Clock) 
         app.job(name="wrong")(lambda: work.options(delay=1).step()).start()
 
 
-def test_an_idempotency_key_gives_one_job(app: App, db: testing.Database) -> None:
-    """R0.1/idempotent: twice with one key is one job; with other parameters it is refused (409)."""
+def test_an_idempotency_key_starts_one_job(app: App, db: testing.Database) -> None:
+    """R0.1/idempotent: the same key twice starts one job; with other parameters it is rejected (409)."""
 
     @app.task
     def work(n: int) -> None: ...
@@ -640,7 +640,7 @@ def test_an_idempotency_key_gives_one_job(app: App, db: testing.Database) -> Non
     assert len(db.execute("select 1 from penstock.jobs")) == 2
 
 
-def test_jobs_belong_to_the_apps_tenant_or_to_the_one_named(
+def test_a_job_belongs_to_the_given_tenant_or_the_apps(
     app: App, db: testing.Database, tenant: uuid.UUID
 ) -> None:
     @app.task
@@ -655,7 +655,7 @@ def test_jobs_belong_to_the_apps_tenant_or_to_the_one_named(
         work.options(tenant_id=uuid.uuid4()).start()
 
 
-def test_a_paused_start_waits_and_a_stopping_job_stops(
+def test_a_paused_job_waits_and_on_failure_stop_cancels_the_rest(
     app: App, drain: testing.Drain, db: testing.Database
 ) -> None:
     ran: list[int] = []
@@ -681,7 +681,9 @@ def test_a_paused_start_waits_and_a_stopping_job_stops(
     assert ran == [0] and job.get().status == "failed"
 
 
-def test_a_steps_own_attempts_and_timeout(app: App, drain: testing.Drain, db: testing.Database) -> None:
+def test_a_step_can_have_its_own_max_attempts_and_timeout(
+    app: App, drain: testing.Drain, db: testing.Database
+) -> None:
     @app.task(max_attempts=5)
     async def fail() -> None:
         raise ValueError("no")
@@ -700,14 +702,14 @@ def test_a_steps_own_attempts_and_timeout(app: App, drain: testing.Drain, db: te
 # --- results -----------------------------------------------------------------------------------------------
 
 
-async def test_async_and_sync_clients_side_by_side(app: App, drain: testing.Drain) -> None:
+async def test_async_and_sync_calls_work_in_one_program(app: App, drain: testing.Drain) -> None:
     @app.task
     async def work(n: int) -> int:
-        # A handler starts a job of its own, through the same app.
+        # A handler starts another job through the same app.
         return n if n == 0 else (await work.astart(n - 1)) and n
 
     async with app:
-        # All at once on a new loop: they share one pool.
+        # All at once on a new event loop: they share one pool.
         started = await asyncio.gather(*(work.astart(n) for n in (1, 2, 3)))
         await drain.arun(app)
         assert await asyncio.gather(*(job.aresult(timeout="5s") for job in started)) == [1, 2, 3]
@@ -723,7 +725,7 @@ async def _all_jobs(app: App) -> list[Any]:
         return await jobs.list(where, limit=100)
 
 
-def test_connections_of_loops_that_ended_are_not_kept(app: App, db: testing.Database) -> None:
+def test_pools_of_closed_event_loops_are_dropped(app: App, db: testing.Database) -> None:
     @app.task
     async def work() -> None: ...
 
@@ -737,7 +739,7 @@ def test_connections_of_loops_that_ended_are_not_kept(app: App, db: testing.Data
     assert len(app._pools) == 0  # pyright: ignore[reportPrivateUsage]
 
 
-def test_a_canceled_job_has_no_result(app: App) -> None:
+def test_the_result_of_a_canceled_job_raises(app: App) -> None:
     @app.task
     async def work() -> None: ...
 
@@ -756,7 +758,7 @@ def test_a_canceled_job_has_no_result(app: App) -> None:
 # --- the rest ----------------------------------------------------------------------------------------------
 
 
-def test_an_app_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_finds_an_app_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mysite.py").write_text("from penstock import App\napp = App()\nother = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert isinstance(load("mysite:app"), App) and load("mysite") is load("mysite:app")
@@ -769,8 +771,8 @@ def test_an_app_is_found_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyP
             load(path)
 
 
-def test_importing_starts_nothing() -> None:
-    """Making an app opens no connection and starts no thread or server."""
+def test_importing_an_app_connects_to_nothing() -> None:
+    """Creating an app opens no connection and starts no thread or server."""
     script = (
         "import threading, penstock; app = penstock.App()\n"
         "@app.task\ndef f(): ...\n"

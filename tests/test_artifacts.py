@@ -1,4 +1,4 @@
-"""Files of tasks: their records, their paths, what they take of the quota, and what crashes leave."""
+"""Artifacts: their records, their paths, their quota, and recovery from crashes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Place:
         return {str(file.relative_to(root)): file.read_bytes() for file in root.rglob("*") if file.is_file()}
 
     def bytes(self) -> tuple[int, int]:
-        """What the tenant has used and set aside. The accounts must add up, too."""
+        """The bytes that the tenant has used and reserved. The accounts must add up, too."""
         assert self.db.execute("select * from penstock.check_accounts()") == []
         query = "select used, held from penstock.accounts where tenant_id = %s and meter = 'bytes'"
         rows = self.db.execute(query, [self.tenant])
@@ -97,8 +97,8 @@ async def opened(place: Place) -> AsyncIterator[database.Pool]:
 
 
 class TestSaving:
-    async def test_a_file_and_its_record(self, place: Place) -> None:
-        """R1.4/path: {tenant}/{job}/{kind}/{task}.{ext}, with the digest of what was written."""
+    async def test_saving_stores_a_file_and_its_record(self, place: Place) -> None:
+        """R1.4/path: {tenant}/{job}/{kind}/{task}.{ext}, with the digest of the written bytes."""
         task = place.task()
         async with opened(place) as pool:
             saved = await place.save(pool, task)
@@ -116,7 +116,7 @@ class TestSaving:
         [line] = place.db.execute("select * from penstock.audit_log where action = 'artifact.stored'")
         assert (line["job_id"], line["subject"]) == (task["job_id"], f"artifact:{found.id}")
 
-    async def test_from_a_stream_and_from_a_file(self, place: Place, tmp_path: Path) -> None:
+    async def test_streams_and_local_files_are_saved(self, place: Place, tmp_path: Path) -> None:
         async def stream() -> AsyncGenerator[bytes]:
             for piece in (PDF[:3], b"", PDF[3:], bytes(10_000)):
                 yield piece
@@ -134,8 +134,8 @@ class TestSaving:
         assert place.is_whole()
         assert place.bytes() == (first["bytes"] + second["bytes"], 0)
 
-    async def test_a_retry_overwrites_itself(self, place: Place) -> None:
-        """R1.4/overwrite"""
+    async def test_a_retry_replaces_the_file(self, place: Place) -> None:
+        """R1.4/overwrite: a retry writes to the same path."""
         task = place.task()
         async with opened(place) as pool:
             first = await place.save(pool, task, "x.pdf", data=PDF + b"one, and longer")
@@ -152,7 +152,7 @@ class TestSaving:
         assert place.bytes() == (len(PDF) + 1, 0)
 
     async def test_no_two_tasks_and_no_two_names_share_a_path(self, place: Place) -> None:
-        """R1.4/overwrite: however alike they are to a careless file system."""
+        """R1.4/overwrite: not even names that a file system may treat as equal."""
         names = ["", "a.pdf", "A.pdf", "a.PDF", "ä.pdf", "a\u0308x.pdf", "世界.pdf", "世 界.pdf", "a-.pdf", "a.b.pdf",
                  "a-b.pdf", "../a.pdf", "1.pdf", "-", "x" * 200, "x" * 199 + "y", "🎉", "con", "a\u202epdf.exe"]  # fmt: skip
         tasks = [place.task() for _ in range(3)]
@@ -168,7 +168,7 @@ class TestSaving:
         assert len(saved) == len(tasks) * (len(names) - 1)
         assert place.is_whole()
 
-    async def test_what_is_not_what_it_says_is_not_begun(self, place: Place) -> None:
+    async def test_data_that_does_not_match_its_type_is_rejected(self, place: Place) -> None:
         task = place.task()
         async with opened(place) as pool:
             with pytest.raises(Invalid) as caught:
@@ -176,7 +176,7 @@ class TestSaving:
             assert caught.value.code == "wrong_type"
         assert place.records() == []
 
-    async def test_what_is_too_large_leaves_nothing(self, place: Place) -> None:
+    async def test_a_file_that_is_too_large_leaves_nothing_behind(self, place: Place) -> None:
         async def stream() -> AsyncGenerator[bytes]:
             while True:
                 yield PDF
@@ -191,10 +191,10 @@ class TestSaving:
             await artifacts.sweep(pool, place.storage)
         assert (place.records(), place.files(), place.bytes()) == ([], {}, (0, 0))
 
-    async def test_a_worker_that_lost_its_lease_changes_nothing(
+    async def test_a_worker_with_a_lost_lease_cannot_change_files(
         self, place: Place, clock: testing.Clock
     ) -> None:
-        """R1.2/fence: refused before it writes, and what it had begun is not its own any more."""
+        """R1.2/fence: a new file is rejected before it is written, and a file being written is not stored."""
         task = place.task()
         late: list[Stored] = []
 
@@ -219,7 +219,7 @@ class TestSaving:
         assert place.is_whole()
         assert place.bytes() == (len(PDF) + 3, 0)
 
-    async def test_a_lease_is_only_for_its_own_task(self, place: Place) -> None:
+    async def test_a_lease_saves_files_of_its_own_task_only(self, place: Place) -> None:
         mine, other = place.task(), place.task()
         async with opened(place) as pool:
             saved = await place.save(pool, other, "x.pdf")
@@ -238,7 +238,7 @@ class TestSaving:
 class TestQuota:
     """R2.4/storage: storage bytes counted transactionally, with compensation when an upload fails."""
 
-    async def test_no_room_is_refused_before_anything_is_written(self, place: Place) -> None:
+    async def test_a_full_quota_rejects_a_file_before_it_is_written(self, place: Place) -> None:
         place.limit(100)
         task = place.task()
         async with opened(place) as pool:
@@ -247,12 +247,12 @@ class TestQuota:
                 await place.save(pool, task, "b.pdf", data=PDF + bytes(60))
             assert caught.value.code == "quota_exceeded"
             assert len(place.files()) == 1
-            # In its own place there is room: what it replaces does not count twice.
+            # Replacing a file needs no extra quota: the replaced one does not count.
             await place.save(pool, task, "a.pdf", data=PDF + bytes(80))
         assert place.is_whole()
         assert place.bytes() == (len(PDF) + 80, 0)
 
-    async def test_a_stream_is_counted_when_its_size_is_known(self, place: Place) -> None:
+    async def test_a_stream_counts_once_its_size_is_known(self, place: Place) -> None:
         async def stream() -> AsyncGenerator[bytes]:
             yield PDF + bytes(200)
 
@@ -265,7 +265,7 @@ class TestQuota:
             assert await artifacts.sweep(pool, place.storage) == (1, 0)
         assert (place.records(), place.files(), place.bytes()) == ([], {}, (0, 0))
 
-    async def test_deleting_gives_back(self, place: Place) -> None:
+    async def test_deleting_frees_the_quota(self, place: Place) -> None:
         task = place.task()
         async with opened(place) as pool:
             saved = await place.save(pool, task)
@@ -282,11 +282,11 @@ class TestQuota:
 
 
 class Crash(BaseException):
-    """The process dies here: nothing below it runs."""
+    """Simulates the death of the process: no code after it runs."""
 
 
 def crashing(monkeypatch: pytest.MonkeyPatch, step: str, when: str) -> None:
-    """Let the process die before or after a step: a call of the database, or writing the file."""
+    """Crash before or after a step: a database call, or writing the file."""
     owner: Any = Folder if step == "put" else database
     name = "put" if step == "put" else "call"
     real: Callable[..., Any] = getattr(owner, name)
@@ -311,7 +311,7 @@ class TestCrashes:
     """R1.4/crash-safe: after any crash there is no record without its file, and no file without a record."""
 
     @pytest.mark.parametrize(("step", "when"), CRASHES)
-    async def test_swept(
+    async def test_a_crash_leaves_nothing_after_a_sweep(
         self, place: Place, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch, step: str, when: str
     ) -> None:
         task = place.task()
@@ -322,7 +322,7 @@ class TestCrashes:
                     await place.save(pool, task)
             is_stored = (step, when) == ("finish_artifact", "after")
             assert len(await artifacts.list(pool, job_id=task["job_id"])) == is_stored
-            # Its worker might yet come back: nothing is taken from it within the hour.
+            # Its worker may still come back, so nothing is removed within the hour.
             before = place.records(), place.files()
             await artifacts.sweep(pool, place.storage)
             assert (place.records(), place.files()) == before
@@ -334,7 +334,7 @@ class TestCrashes:
         assert place.bytes() == (len(PDF) * is_stored, 0)
 
     @pytest.mark.parametrize(("step", "when"), CRASHES)
-    async def test_tried_again(
+    async def test_a_retry_after_a_crash_succeeds(
         self, place: Place, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch, step: str, when: str
     ) -> None:
         task = place.task()
@@ -354,7 +354,7 @@ class TestCrashes:
 
     @pytest.mark.parametrize("step", ["due_artifacts", "forget_artifacts"])
     @pytest.mark.parametrize("when", ["before", "after"])
-    async def test_of_the_sweep_itself(
+    async def test_a_crash_of_the_sweep_is_repaired_by_the_next(
         self, place: Place, monkeypatch: pytest.MonkeyPatch, step: str, when: str
     ) -> None:
         task = place.task()
@@ -370,8 +370,8 @@ class TestCrashes:
 
 
 class TestSweep:
-    async def test_a_long_upload_is_left_alone(self, place: Place, clock: testing.Clock) -> None:
-        """As long as its lease lives."""
+    async def test_a_long_upload_is_not_swept(self, place: Place, clock: testing.Clock) -> None:
+        """It is safe as long as its lease is valid."""
         task = place.task()
         async with opened(place) as pool:
             holder = {f"p_{key}": task[key] for key in ("task_id", "worker_id", "lease")}
@@ -382,7 +382,7 @@ class TestSweep:
             clock.advance(minutes=1)
             assert await artifacts.sweep(pool, place.storage) == (1, 0)
 
-    async def test_files_without_a_record_go_and_what_is_not_ours_stays(self, place: Place) -> None:
+    async def test_orphaned_files_are_removed_and_foreign_files_stay(self, place: Place) -> None:
         task = place.task()
         async with opened(place) as pool:
             kept = await place.save(pool, task)
@@ -390,12 +390,12 @@ class TestSweep:
             foreign = ["notes.txt", f"{uuid.uuid4()}/{uuid.uuid4()}/pdf/7.pdf", f"{place.tenant}/else/x"]
             for path in (ours, f"{place.tenant}/incoming/{uuid.uuid4()}", *foreign):
                 await place.storage.put(path, b"x", limit=1)
-            assert await artifacts.sweep(pool, place.storage) == (0, 0), "too young"
+            assert await artifacts.sweep(pool, place.storage) == (0, 0), "the file is too young"
             assert await artifacts.sweep(pool, place.storage, older_than=-1) == (0, 2)
         assert set(place.files()) == {kept["path"], *foreign}
 
-    async def test_nothing_is_begun_where_a_file_is_being_removed(self, place: Place) -> None:
-        """A retry that begins at that very moment waits, and its file stays."""
+    async def test_no_file_is_begun_while_its_path_is_swept(self, place: Place) -> None:
+        """A retry that begins during the sweep waits, and its file stays."""
         task = place.task()
         path = f"{place.tenant}/{task['job_id']}/pdf/{task['task_id']}.pdf"
         await place.storage.put(path, b"orphan", limit=10)
@@ -416,8 +416,8 @@ class TestSweep:
             await waiting[0]
         assert place.is_whole()
 
-    async def test_a_jobs_files_go_with_it(self, place: Place, clock: testing.Clock) -> None:
-        """Retention."""
+    async def test_pruning_a_job_removes_its_files(self, place: Place, clock: testing.Clock) -> None:
+        """Retention removes files too."""
         task = place.task()
         async with opened(place) as pool:
             await place.save(pool, task)
@@ -431,7 +431,7 @@ class TestSweep:
             assert await artifacts.sweep(pool, place.storage) == (1, 0)
         assert (place.records(), place.files()) == ([], {})
 
-    async def test_a_lost_file_is_told(self, place: Place) -> None:
+    async def test_missing_reports_a_lost_file(self, place: Place) -> None:
         async with opened(place) as pool:
             saved = await place.save(pool, place.task())
             assert [each async for each in artifacts.missing(pool, place.storage)] == []
@@ -459,8 +459,8 @@ class TestUploads:
 
         await artifacts.finish_upload(service, place.storage, artifact_id=artifact_id, taken=taken)
 
-    async def test_what_was_uploaded_is_checked_and_kept(self, place: Place) -> None:
-        """R3.6/storage"""
+    async def test_an_upload_is_checked_and_stored(self, place: Place) -> None:
+        """R3.6/storage: a client uploads a file to storage, and it becomes an artifact."""
         async with opened(place) as pool:
             artifact_id = await self.upload(pool, place)
             assert place.bytes() == (0, len(PDF))
@@ -471,7 +471,7 @@ class TestUploads:
         assert place.bytes() == (len(PDF), 0)
 
     @pytest.mark.parametrize("data", [b"", b"<script>alert(1)</script>", b"GIF89a" + PDF, PDF + b"more"])
-    async def test_what_is_something_else_is_removed(
+    async def test_an_upload_of_another_type_is_removed(
         self, place: Place, data: bytes, clock: testing.Clock
     ) -> None:
         """S30: wrong type, empty, a polyglot, larger than announced."""
@@ -483,8 +483,8 @@ class TestUploads:
             await artifacts.sweep(pool, place.storage)
         assert (place.records(), place.files(), place.bytes()) == ([], {}, (0, 0))
 
-    async def test_what_is_changed_afterwards_is_not_what_is_kept(self, place: Place) -> None:
-        """The URL is valid for longer than the check takes."""
+    async def test_changes_after_the_check_do_not_reach_the_stored_file(self, place: Place) -> None:
+        """The client can still write to the upload URL after the check."""
         async with opened(place) as pool:
             artifact_id = await self.upload(pool, place)
             incoming = f"{place.tenant}/incoming/{artifact_id}"
@@ -494,7 +494,7 @@ class TestUploads:
             await artifacts.sweep(pool, place.storage, older_than=-1)
         assert place.is_whole()
 
-    async def test_two_who_finish_at_once_do_not_mix(self, place: Place) -> None:
+    async def test_two_concurrent_finishes_do_not_mix(self, place: Place) -> None:
         async with opened(place) as pool:
             artifact_id = await self.upload(pool, place, PDF + b"1")
             first = await artifacts.take_upload(pool, artifact_id=artifact_id)
@@ -509,7 +509,7 @@ class TestUploads:
         assert list(place.files().values()) == [PDF + b"2"]
         assert place.is_whole()
 
-    async def test_no_worker_finishes_one(self, place: Place) -> None:
+    async def test_a_worker_cannot_finish_an_upload(self, place: Place) -> None:
         async with opened(place) as pool:
             artifact_id = await self.upload(pool, place)
             taken = await artifacts.take_upload(pool, artifact_id=artifact_id)
@@ -518,10 +518,10 @@ class TestUploads:
                 with pytest.raises(LeaseLost):
                     await database.call(pool, "finish_artifact", **holder, p_bytes=1, p_sha256="0" * 64)
 
-    async def test_one_that_is_given_up_stays_on_record_while_its_url_is_good(
+    async def test_a_dropped_upload_keeps_its_record_while_its_url_is_valid(
         self, place: Place, clock: testing.Clock
     ) -> None:
-        """S30: what still arrives there is not kept without a record, whatever storage took it."""
+        """S30: a file that still arrives there has a record, so it will be swept."""
         async with opened(place) as pool:
             artifact_id = await self.upload(pool, place)
             await database.call(pool, "delete_artifact", p_artifact_id=artifact_id)
@@ -533,7 +533,7 @@ class TestUploads:
             assert await artifacts.sweep(pool, place.storage) == (1, 0)
         assert (place.records(), place.files()) == ([], {})
 
-    async def test_one_that_never_comes_is_swept(self, place: Place, clock: testing.Clock) -> None:
+    async def test_an_upload_that_never_arrives_is_swept(self, place: Place, clock: testing.Clock) -> None:
         async with opened(place) as pool:
             artifact_id = await self.upload(pool, place)
             clock.advance(minutes=61)
@@ -542,7 +542,7 @@ class TestUploads:
                 await self.finish(pool, place, artifact_id)
         assert (place.records(), place.files(), place.bytes()) == ([], {}, (0, 0))
 
-    async def test_the_same_key_is_the_same_upload(self, place: Place) -> None:
+    async def test_the_same_key_returns_the_same_upload(self, place: Place) -> None:
         async with opened(place) as pool:
             how: dict[str, Any] = {
                 "name": "a.pdf",
@@ -556,7 +556,7 @@ class TestUploads:
             assert caught.value.code == "idempotency_key_reused"  # pyright: ignore[reportAttributeAccessIssue]
         assert place.bytes() == (0, 5)
 
-    async def test_old_ones_go(self, place: Place, clock: testing.Clock) -> None:
+    async def test_expired_uploads_are_swept(self, place: Place, clock: testing.Clock) -> None:
         async with opened(place) as pool:
             await self.finish(pool, place, await self.upload(pool, place))
             clock.advance(days=89)
@@ -567,7 +567,7 @@ class TestUploads:
 
 
 class TestApp:
-    """What a handler sees."""
+    """Saving from a handler."""
 
     @pytest.fixture
     def app(self, tmp_path: Path) -> App:
@@ -575,7 +575,9 @@ class TestApp:
         made.storage = Folder(tmp_path / "files", b"secret")
         return made
 
-    def test_a_handler_saves_by_default(self, app: App, drain: testing.Drain, db: testing.Database) -> None:
+    def test_handlers_save_to_the_apps_storage(
+        self, app: App, drain: testing.Drain, db: testing.Database
+    ) -> None:
         @app.task
         def draw(ctx: Context) -> Any:
             return ctx.save("a.pdf", PDF, "application/pdf")
@@ -596,10 +598,10 @@ class TestApp:
             assert isinstance(app.storage, Folder)
             assert (app.storage.root / job.result(timeout="20s")["path"]).read_bytes() == PDF
 
-    def test_a_large_output_is_a_file_and_comes_back(
+    def test_a_large_output_is_stored_as_a_file_and_read_back(
         self, app: App, drain: testing.Drain, db: testing.Database
     ) -> None:
-        """R1.4/large-outputs: outputs over a small limit go to storage by themselves."""
+        """R1.4/large-outputs: outputs over a small limit are stored as files automatically."""
 
         @app.task
         def make(count: int) -> list[str]:
@@ -629,10 +631,10 @@ class TestApp:
             db.execute("select count(*) as n from penstock.artifacts where name = 'output.json'")[0]["n"] == 2
         )
 
-    def test_a_reference_reads_only_the_jobs_own(
+    def test_a_reference_reads_only_files_of_its_own_job(
         self, app: App, drain: testing.Drain, db: testing.Database
     ) -> None:
-        """S5: whatever a handler was talked into returning."""
+        """S5: even if a malicious input makes a handler return a reference to another job's file."""
 
         @app.task
         def secret() -> str:
@@ -661,8 +663,8 @@ class TestApp:
             assert job.result(timeout="20s") == {"$artifact": {"artifact_id": text}}
 
 
-async def test_the_same_in_a_bucket(place: Place, bucket: Bucket, clock: testing.Clock) -> None:
-    """Saved, streamed, deleted, given up and swept."""
+async def test_artifacts_work_in_a_bucket(place: Place, bucket: Bucket, clock: testing.Clock) -> None:
+    """Files are saved, streamed, deleted, dropped and swept."""
     task = place.task()
     holder = {key: task[key] for key in ("task_id", "worker_id", "lease")}
 
@@ -687,7 +689,7 @@ async def test_the_same_in_a_bucket(place: Place, bucket: Bucket, clock: testing
     assert place.bytes() == (len(PDF), 0)
 
 
-def test_any_worker_sweeps(place: Place, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_sweeps_files(place: Place, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch) -> None:
     app = App(tenant=place.tenant)
     app.storage = place.storage
 
@@ -706,14 +708,14 @@ def test_any_worker_sweeps(place: Place, drain: testing.Drain, monkeypatch: pyte
     assert len(place.files()) == 1
     place.db.execute("select penstock.delete_artifact(id) from penstock.artifacts")
     monkeypatch.setattr(Tidy, "PAUSE", 0.01)
-    # Its handler ends when the worker that runs it has swept.
+    # This handler returns once the worker that runs it has swept.
     wait.start()
     drain(app)
     assert place.db.execute("select outcome from penstock.results where outcome <> 'succeeded'") == []
     assert place.files() == {}
 
 
-async def test_a_worker_sweeps_a_batch_at_a_time(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_worker_sweeps_in_batches(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(artifacts, "BATCH", 2)
     async with opened(place) as pool:
         tidy = Tidy(pool, lambda: place.storage)
@@ -727,7 +729,7 @@ async def test_a_worker_sweeps_a_batch_at_a_time(place: Place, monkeypatch: pyte
         assert place.files() == {}
 
 
-async def test_an_upload_beyond_its_time_is_due(place: Place, clock: testing.Clock) -> None:
+async def test_an_expired_upload_is_due(place: Place, clock: testing.Clock) -> None:
     async with opened(place) as pool:
         begun = await artifacts.begin_upload(
             pool, tenant_id=place.tenant, name="a", content_type="application/pdf", bytes=len(PDF)
@@ -743,7 +745,7 @@ async def test_an_upload_beyond_its_time_is_due(place: Place, clock: testing.Clo
         assert await artifacts.is_any_due(pool)
 
 
-def test_the_command_line(place: Place) -> None:
+def test_the_command_line_lists_checks_and_sweeps_artifacts(place: Place) -> None:
     environment = {
         **os.environ,
         "DATABASE_URL": place.db.dsn,
@@ -781,7 +783,7 @@ class TestInput:
 
     @pytest.mark.parametrize("prefix", ["", "data:application/pdf;base64,"])
     @pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
-    def test_a_file_in_base64_is_refused_with_a_hint(
+    def test_a_base64_file_in_an_input_is_rejected_with_a_hint(
         self, place: Place, prefix: str, encode: Callable[[bytes], bytes]
     ) -> None:
         with pytest.raises(psycopg.Error) as caught:
@@ -801,12 +803,12 @@ class TestInput:
         ],
         ids=["bases", "hexadecimal", "text", "keys", "numbers"],
     )
-    def test_what_is_long_and_no_file_is_taken(self, place: Place, value: Any) -> None:
+    def test_a_long_text_that_is_no_file_is_accepted(self, place: Place, value: Any) -> None:
         self.start(place, value)
 
 
-def test_a_worker_killed_while_it_writes_leaves_nothing_for_good(place: Place, clock: testing.Clock) -> None:
-    """R1.4/crash-safe: a real process, a real signal, half of a file on the disk."""
+def test_files_of_a_worker_killed_while_writing_are_swept(place: Place, clock: testing.Clock) -> None:
+    """R1.4/crash-safe: with a real process, a real signal, and half a file on the disk."""
     task = place.task()
     script = """
 import asyncio, sys
@@ -832,7 +834,7 @@ asyncio.run(main(*sys.argv[1:]))
         for _ in range(20):
             assert process.stdout.readline() == b"more\n"
         process.kill()
-    assert len(place.records()) == 1 and place.files(), "it was in the middle of it"
+    assert len(place.records()) == 1 and place.files(), "it was killed while writing"
 
     async def sweep() -> tuple[int, int]:
         async with opened(place) as pool:
@@ -843,8 +845,8 @@ asyncio.run(main(*sys.argv[1:]))
     assert (place.records(), place.files(), place.bytes()) == ([], {}, (0, 0))
 
 
-async def test_who_may(place: Place) -> None:
-    """R0.9/roles, R0.9/no-existence: members of the tenant see and act, viewers see, others get the answer of what does not exist."""
+async def test_members_change_viewers_read_and_strangers_see_no_artifacts(place: Place) -> None:
+    """R0.9/roles, R0.9/no-existence: members read and change, viewers only read, others get `unknown_artifact`."""
     task = place.task()
     people = {role: uuid.uuid4() for role in ("member", "viewer", "stranger")}
     for role in ("member", "viewer"):

@@ -1,4 +1,4 @@
-"""Costs, prices, budgets and forecasts from Python: thin, so each call is made and read back."""
+"""Costs, prices, budgets and forecasts from Python: thin wrappers, so each call is made and read back."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ async def run_all(pool: database.Pool) -> None:
         )
 
 
-async def test_work_is_priced_to_the_last_digit(
+async def test_prices_are_exact_to_the_last_digit(
     db: testing.Database, tenant: UUID, clock: testing.Clock
 ) -> None:
-    """R0.4/exact, R0.4/rollups: a token's price is not lost, and sums by day, provider, type, job and tenant agree."""
+    """R0.4/exact, R0.4/rollups: the price of a single token is not rounded away, and sums by day, provider, type, job and tenant agree."""
     clock.freeze(datetime(2030, 3, 5, tzinfo=UTC))
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
@@ -77,7 +77,7 @@ async def test_work_is_priced_to_the_last_digit(
             await costs.of_job(pool, job_id=uuid4())
 
 
-async def test_the_ledger_is_corrected_by_other_lines(db: testing.Database, tenant: UUID) -> None:
+async def test_a_correction_adds_a_line_to_the_ledger(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await costs.set_exchange_rate(pool, currency="EUR", rate=Decimal("1.10"))
         record: Any = {"tenant_id": tenant, "cost_type": "render", "currency": "EUR", "key": "bill-7"}
@@ -105,8 +105,8 @@ async def test_the_ledger_is_corrected_by_other_lines(db: testing.Database, tena
     assert (total.key, total.amount, total.lines) == ("studio", Decimal("2.20"), 2)
 
 
-async def test_prices_have_dates(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
-    """R0.5/dated, R0.5/tenant-wins: a price is followed by another, and a tenant's own wins."""
+async def test_prices_change_at_their_dates(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
+    """R0.5/dated, R0.5/tenant-wins: a later price replaces an earlier one, and a tenant's own price takes precedence."""
     clock.freeze(datetime(2030, 3, 5, tzinfo=UTC))
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
@@ -135,7 +135,7 @@ async def test_prices_have_dates(db: testing.Database, tenant: UUID, clock: test
     assert ended == [None]
 
 
-async def test_rates_are_compared_in_one_currency(db: testing.Database) -> None:
+async def test_prices_are_compared_in_the_base_currency(db: testing.Database) -> None:
     """R0.4/rate-matrix: a rate-comparison matrix over currencies."""
     async with database.pool(db.dsn) as pool:
         await costs.set_exchange_rate(pool, currency="EUR", rate=Decimal("1.25"))
@@ -154,7 +154,7 @@ async def test_rates_are_compared_in_one_currency(db: testing.Database) -> None:
     assert (rate.currency, rate.rate) == ("EUR", Decimal("1.25"))
 
 
-async def test_a_job_pauses_before_its_budget_is_overspent(db: testing.Database, tenant: UUID) -> None:
+async def test_a_job_pauses_before_it_exceeds_its_budget(db: testing.Database, tenant: UUID) -> None:
     """R0.6/budget: a budget per job."""
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
@@ -176,7 +176,7 @@ async def test_a_job_pauses_before_its_budget_is_overspent(db: testing.Database,
     assert refused.value.code == "job_ended"
 
 
-async def test_a_budget_is_exact_and_checked(db: testing.Database, tenant: UUID) -> None:
+async def test_a_budget_must_be_an_exact_amount(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
         start: Any = {"type": "t", "tasks": calls(1, tokens=1), "tenant_id": tenant}
@@ -198,7 +198,7 @@ async def test_a_budget_is_exact_and_checked(db: testing.Database, tenant: UUID)
 
 
 async def test_a_forecast_before_and_during_a_job(db: testing.Database, tenant: UUID) -> None:
-    """What a job will cost and take, before it starts, with the arguments of its start."""
+    """A forecast before the start takes the arguments of the start."""
     async with database.pool(db.dsn) as pool:
         await prepare(pool)
         await usage.set_limit(pool, tenant_id=tenant, meter="tokens", amount=5 * MILLION)
@@ -229,7 +229,7 @@ async def test_a_forecast_before_and_during_a_job(db: testing.Database, tenant: 
     assert (before.finish.seconds, before.finish.reason) == (None, "no task of this kind has ended yet")
 
 
-def test_an_app_forecasts_with_the_arguments_of_a_start(db: testing.Database) -> None:
+def test_an_app_forecasts_with_the_arguments_of_start(db: testing.Database) -> None:
     app = App(database_url=db.dsn)
 
     @app.task

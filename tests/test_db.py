@@ -1,4 +1,4 @@
-"""Calls reach the SQL functions, and what goes wrong on the way has a name."""
+"""Calls of SQL functions, transactions, notifications, and the errors they raise."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_a_call_names_its_arguments_and_returns_rows(db: testing.Database)
     ]
 
 
-async def test_a_transaction_holds_several_calls_or_none(db: testing.Database) -> None:
+async def test_a_transaction_commits_all_calls_or_none(db: testing.Database) -> None:
     async with database.pool(db.dsn) as pool:
         with pytest.raises(NotFound, match="no such tenant"):
             async with database.transaction(pool) as connection:
@@ -41,7 +41,7 @@ async def test_a_transaction_holds_several_calls_or_none(db: testing.Database) -
     assert len(db.execute("select * from penstock.tenants")) == 1
 
 
-def test_the_same_call_outside_the_event_loop(db: testing.Database) -> None:
+def test_call_sync_works_outside_the_event_loop(db: testing.Database) -> None:
     with database.connect(db.dsn) as connection:
         assert database.call_sync(connection, "create_tenant", p_name="acme")
         with pytest.raises(NotFound):
@@ -49,8 +49,8 @@ def test_the_same_call_outside_the_event_loop(db: testing.Database) -> None:
 
 
 @pytest.mark.parametrize("name", ["a(); drop schema penstock; --", "Upper", 'a"b', ""])
-def test_only_names_are_called(name: str) -> None:
-    with pytest.raises(ValueError, match="not the name"):
+def test_call_accepts_only_valid_function_names(name: str) -> None:
+    with pytest.raises(ValueError, match="not a valid name"):
         asyncio.run(database.call(None, name))  # type: ignore[arg-type]
 
 
@@ -66,14 +66,14 @@ def test_only_names_are_called(name: str) -> None:
         ({"p_name": "a", "p_value": database.Json([float("inf")])}, r"value\[0\] holds a number that is not"),
     ],
 )
-def test_what_postgresql_cannot_store_is_refused_with_the_fields_name(
+def test_a_value_that_postgresql_cannot_store_is_rejected_with_its_field(
     conn: database.SyncConnection, arguments: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(Invalid, match=field):
         database.call_sync(conn, "set_setting", **{"p_value": {}, **arguments})
 
 
-async def test_a_database_that_is_away_is_unavailable() -> None:
+async def test_an_unreachable_database_raises_unavailable() -> None:
     away = "postgresql://postgres@127.0.0.1:1/nowhere"
     with pytest.raises(Unavailable):
         async with database.pool(away, wait_seconds=0.2):
@@ -82,7 +82,7 @@ async def test_a_database_that_is_away_is_unavailable() -> None:
         database.connect(away, wait_seconds=0.2)
 
 
-async def test_a_connection_that_is_cut_is_unavailable_and_the_pool_recovers(db: testing.Database) -> None:
+async def test_a_pool_recovers_from_a_terminated_connection(db: testing.Database) -> None:
     async with database.pool(db.dsn, name="cut me", max_size=1) as pool:
         await database.call(pool, "create_tenant", p_name="acme")
         db.execute("select pg_terminate_backend(pid) from pg_stat_activity where application_name = 'cut me'")
@@ -91,29 +91,29 @@ async def test_a_connection_that_is_cut_is_unavailable_and_the_pool_recovers(db:
         await database.call(pool, "create_tenant", p_name="charlie")
 
 
-async def test_listening_says_when_it_listens_and_then_what_it_hears(db: testing.Database) -> None:
-    heard = database.listen(db.dsn, "penstock_test")
-    assert await anext(heard) == ""
+async def test_listen_yields_once_it_listens_and_then_payloads(db: testing.Database) -> None:
+    payloads = database.listen(db.dsn, "penstock_test")
+    assert await anext(payloads) == ""
     db.execute("select pg_notify('penstock_test', 'hello')")
-    assert await anext(heard) == "hello"
-    await heard.aclose()  # type: ignore[attr-defined]
+    assert await anext(payloads) == "hello"
+    await payloads.aclose()  # type: ignore[attr-defined]
 
 
-def test_no_prepared_statements_so_that_poolers_work(db: testing.Database) -> None:
+def test_calls_prepare_no_statements(db: testing.Database) -> None:
     with database.connect(db.dsn) as connection:
         for _ in range(10):
             database.call_sync(connection, "my_tenants")
         assert connection.execute("select * from pg_prepared_statements").fetchall() == []
 
 
-def test_settings_come_from_the_environment() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     assert settings.read({}) == settings.Settings()
     assert settings.read({"DATABASE_URL": "", "PENSTOCK_LISTEN": "off"}).listen == "off"
     with pytest.raises(Invalid, match="PENSTOCK_LISTEN must be auto, on or off"):
         settings.read({"PENSTOCK_LISTEN": "maybe"})
 
 
-def test_errors_of_psycopg_do_not_leak(conn: database.SyncConnection) -> None:
+def test_errors_of_psycopg_become_errors_of_penstock(conn: database.SyncConnection) -> None:
     with pytest.raises(Invalid) as caught, conn.transaction():
         database.call_sync(conn, "set_setting", p_name="lease_seconds", p_value={"a": 1})
     assert isinstance(caught.value.__cause__, psycopg.Error)

@@ -1,4 +1,4 @@
-"""The embedded server is shared, survives every kill, and never loses what was committed (B4/embedded)."""
+"""The embedded server is shared, survives every kill, and never loses committed data (B4/embedded)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ THEN_DIE = (
 
 @pytest.fixture
 def home() -> Iterator[Path]:
-    """A folder that the server's account can reach, unlike pytest's own when root."""
+    """A folder that the server's account can access; for root, pytest's own is not."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-home-"))
     folder.chmod(0o755)
     yield folder / "home"
@@ -61,21 +61,21 @@ def server_pid(home: Path) -> int:
 
 
 def test_processes_share_one_server_and_the_last_one_stops_it(home: Path) -> None:
-    """Four at once on an empty folder: one makes the data, all use the same."""
+    """Four processes start on an empty folder: one creates the data, all use it."""
     with ThreadPoolExecutor(4) as threads:
         outputs = {done.stdout for done in threads.map(run, [COUNT] * 4, [home] * 4)}
     assert len(outputs) == 1 and outputs != {""}
     assert not embedded.of(home).answers()
     assert visits(home) == 4
     assert run(COUNT, home).returncode == 0
-    assert embedded.of(home).answers(), "somebody else's leaving does not stop it for us"
+    assert embedded.of(home).answers(), "another process leaving does not stop it"
     assert visits(home) == 5
 
 
-def test_nothing_is_lost_when_the_starter_or_the_server_is_killed(home: Path) -> None:
+def test_committed_data_survives_killing_the_starter_or_the_server(home: Path) -> None:
     assert run(THEN_DIE, home).returncode == -signal.SIGKILL
     survivor = server_pid(home)
-    assert embedded.of(home).answers(), "the server outlives whoever started it"
+    assert embedded.of(home).answers(), "the server outlives the process that started it"
     assert visits(home) == 1
     assert server_pid(home) == survivor
 
@@ -84,21 +84,21 @@ def test_nothing_is_lost_when_the_starter_or_the_server_is_killed(home: Path) ->
     assert server_pid(home) != survivor
 
 
-def test_a_server_that_is_about_to_end_is_started_again(home: Path) -> None:
+def test_a_server_that_is_stopping_is_started_again(home: Path) -> None:
     embedded.dsn(home)
     cluster, pid = embedded.of(home), server_pid(home)
     os.kill(pid, signal.SIGSTOP)
     os.kill(pid, signal.SIGQUIT)
     with ThreadPoolExecutor(1) as other:
         starting = other.submit(cluster.start)
-        time.sleep(0.5)  # by now it has seen that there is one, which does not answer
+        time.sleep(0.5)  # by now it has found a server that does not answer
         os.kill(pid, signal.SIGCONT)
         starting.result(60)
     assert cluster.answers()
     assert server_pid(home) != pid
 
 
-def test_a_number_on_file_that_is_now_another_process_does_not_stop_the_start(home: Path) -> None:
+def test_a_stale_pid_of_another_process_does_not_prevent_the_start(home: Path) -> None:
     embedded.dsn(home)
     embedded.stop(home)
     cluster = embedded.of(home)
@@ -114,7 +114,7 @@ def test_a_number_on_file_that_is_now_another_process_does_not_stop_the_start(ho
         other.wait()
 
 
-def test_data_is_safe_and_nobody_else_gets_in(home: Path) -> None:
+def test_fsync_is_on_and_other_users_have_no_access(home: Path) -> None:
     with psycopg.connect(embedded.dsn(home)) as connection:
         for name in ("fsync", "full_page_writes", "synchronous_commit", "data_checksums"):
             row = connection.execute("select current_setting(%s)", [name]).fetchone()
@@ -129,15 +129,17 @@ def test_data_is_safe_and_nobody_else_gets_in(home: Path) -> None:
     )
 
 
-def test_a_path_too_long_for_a_socket(home: Path) -> None:
+def test_a_path_that_is_too_long_for_a_socket_works(home: Path) -> None:
     deep = home / ("a" * 60) / ("b" * 60)
     psycopg.connect(embedded.dsn(deep)).close()
     embedded.of(deep).leave()
 
 
 @needs_root
-def test_root_opens_nothing_up_for_the_servers_account(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the folder nor the programs can be reached by it: both are put where they can."""
+def test_root_changes_no_permissions_for_the_servers_account(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The account can access neither the folder nor the programs: both are placed where it can."""
     elsewhere = home.parent / "elsewhere"
     monkeypatch.setattr(embedded, "ELSEWHERE", elsewhere)
     closed = home.parent / "closed"

@@ -359,11 +359,11 @@ async def test_what_begins_is_begun_again_while_the_database_is_away() -> None:
         if error := next(answers):
             raise error
 
-    await penstock.db.once_it_answers(begin)
+    await penstock.db.retry_until_available(begin)
     assert next(answers, "all asked") == "all asked"
     with pytest.raises(Unavailable):
         answers = iter([Unavailable("away")])
-        await penstock.db.once_it_answers(begin, wait_seconds=-1)
+        await penstock.db.retry_until_available(begin, wait_seconds=-1)
 
 
 # --- the checker of the fault runs -------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from penstock.errors import Invalid
 from penstock.filters import Term
 
 
-def test_terms() -> None:
+def test_a_filter_is_parsed_into_terms() -> None:
     assert filters.parse("") == []
     assert filters.parse('  status:failed,queued  -type:"a, \\"b\\""\tAGE:<1d ') == [
         Term("status", ("failed", "queued")),
@@ -26,7 +26,7 @@ def test_terms() -> None:
 @pytest.mark.parametrize(
     "text", ["x", ":", "x:", "x:,", "x:a,", 'x:"', 'x:"a"b', "--x:1", "a-b:1", "x :1", "x: 1"]
 )
-def test_what_is_no_filter_is_refused(text: str) -> None:
+def test_invalid_filters_are_rejected(text: str) -> None:
     with pytest.raises(Invalid) as refused:
         filters.parse(text)
     assert refused.value.code == "invalid_filter"
@@ -38,39 +38,39 @@ def test_any_value_can_be_quoted(value: str) -> None:
 
 
 @given(st.text())
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_any_text_is_parsed_or_rejected(text: str) -> None:
     with contextlib.suppress(Invalid):
-        filters.meant(text, {"status": filters.words("status"), "age": filters.age("created_at")})
+        filters.unresolved(text, {"status": filters.words("status"), "age": filters.age("created_at")})
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("90s", 90), ("2h30m", 9000), ("1.5h", 5400), ("1w", 604800), ("0s", 0)],
 )
-def test_durations(text: str, expected: float) -> None:
+def test_durations_are_parsed(text: str, expected: float) -> None:
     assert filters.seconds(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "1", "s", "1x", "-1s", "1 s", "1s!", "9999999w", "1e3s"])
-def test_what_is_no_duration_is_refused(text: str) -> None:
+def test_invalid_durations_are_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="a duration"):
         filters.seconds(text)
 
 
-def test_values_are_bound_and_never_part_of_the_statement() -> None:
+def test_values_are_bound_parameters() -> None:
     fields = {
         "type": filters.words("type"),
         "error": filters.part("message"),
         "tenant": filters.tenant("tenant_id"),
         "age": filters.age("created_at"),
     }
-    sql, values = filters.every(filters.meant("type:evil -error:evil tenant:evil,worse age:>2m", fields))
+    sql, values = filters.every(filters.unresolved("type:evil -error:evil tenant:evil,worse age:>2m", fields))
     assert "evil" not in sql
     assert sql.count("%s") == len(values)
     assert values == [["evil"], ["evil"], filters.Names(("evil", "worse")), filters.Ago(120)]
 
 
 @pytest.mark.parametrize("limit", [0, -1, 1001])
-def test_a_page_has_a_size(limit: int) -> None:
+def test_page_sizes_out_of_range_are_rejected(limit: int) -> None:
     with pytest.raises(Invalid):
         filters.page(limit)

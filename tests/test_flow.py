@@ -82,8 +82,8 @@ def asks(app: App, client: AsyncOpenAI) -> Any:
     return ideas
 
 
-async def test_a_job_stays_inside_the_providers_limits_and_is_billed(app: App, db: testing.Database) -> None:
-    """R3.2/windows, R3.2/concurrency: nothing is refused, and every token is on the bill."""
+async def test_a_job_stays_within_the_providers_limits_and_is_billed(app: App, db: testing.Database) -> None:
+    """R3.2/windows, R3.2/concurrency: the provider rejects no call, and every token is billed."""
     async with (
         simulator.serve(limits=simulator.Limits(rpm=40, concurrency=3), latency=(0.01, 0.05)) as sim,
         openai(sim.openai_url) as client,
@@ -108,10 +108,10 @@ async def test_a_job_stays_inside_the_providers_limits_and_is_billed(app: App, d
     assert db.execute("select * from penstock.check_accounts()") == []
 
 
-async def test_a_refusal_costs_no_attempt_and_closes_the_lane(
+async def test_a_rejected_call_costs_no_attempt_and_closes_the_lane(
     app: App, db: testing.Database, eventually: Any
 ) -> None:
-    """R3.4/no-attempt: the provider takes less than we were told."""
+    """R3.4/no-attempt: the provider's real limit is lower than the configured one."""
     async with (
         simulator.serve(limits=simulator.Limits(rpm=3), latency=(0, 0)) as sim,
         openai(sim.openai_url) as client,
@@ -136,7 +136,7 @@ async def test_a_refusal_costs_no_attempt_and_closes_the_lane(
     assert db.execute("select 1 from penstock.attempts") == []
 
 
-async def test_an_exhausted_account_stops_the_lane(app: App, db: testing.Database, eventually: Any) -> None:
+async def test_an_exhausted_account_closes_the_lane(app: App, db: testing.Database, eventually: Any) -> None:
     async with simulator.serve(quota_exhausted_after=2) as sim, openai(sim.openai_url) as client:
         provider(db)
         ideas = asks(app, client)
@@ -147,20 +147,20 @@ async def test_an_exhausted_account_stops_the_lane(app: App, db: testing.Databas
                     "select 1 from penstock.provider_list where name = %s and state = 'exhausted'", (NAME,)
                 )
             )
-            # One more may be on its way.
+            # One more call may already be sent.
             await eventually.aio(lambda: not db.execute("select 1 from penstock.leases"))
             tried = sim.stats()["requests"]
             await asyncio.sleep(0.3)
-            assert sim.stats()["requests"] == tried <= 4, "nobody tries again"
+            assert sim.stats()["requests"] == tried <= 4, "no further call is made"
             sim.configure(quota_exhausted_after=None)
             db.execute("select penstock.open_provider(%s)", (NAME,))
             await job.aresult(timeout=30)
 
 
-async def test_a_full_window_opens_without_a_notification(
+async def test_a_full_rate_window_reopens_without_a_notification(
     app: App, db: testing.Database, eventually: Any
 ) -> None:
-    """A worker looks again when there is room, not when it happens to poll."""
+    """A worker claims again when the window opens, not only when it polls."""
     done: list[None] = []
 
     @app.task
@@ -173,7 +173,7 @@ async def test_a_full_window_opens_without_a_notification(
             call.options(provider=NAME).step()
 
     provider(db, requests_per_minute=2)
-    # What is in the window passes in a second.
+    # The calls in the window expire within a second.
     async with running(app, concurrency=4):
         job = await calls.astart()
         await eventually.aio(lambda: len(done) == 2)
@@ -186,7 +186,9 @@ async def test_a_full_window_opens_without_a_notification(
     assert len(done) == 4
 
 
-def test_a_handler_in_a_thread_says_the_same(app: App, db: testing.Database, drain: testing.Drain) -> None:
+def test_a_handler_in_a_thread_reports_usage_and_cost(
+    app: App, db: testing.Database, drain: testing.Drain
+) -> None:
     @app.task
     def render(ctx: Context) -> None:
         ctx.usage(seconds=12)
@@ -203,7 +205,7 @@ def test_a_handler_in_a_thread_says_the_same(app: App, db: testing.Database, dra
     assert db.execute("select units from penstock.usage_events") == [{"units": {"seconds": 12}}]
 
 
-def test_a_budget_from_python(app: App, db: testing.Database, drain: testing.Drain) -> None:
+def test_a_budget_set_in_python_pauses_the_job(app: App, db: testing.Database, drain: testing.Drain) -> None:
     provider(db)
     db.execute("select penstock.set_price(%s, 'requests', 1)", (NAME,))
 

@@ -1,4 +1,4 @@
-"""Jobs, dead letters, kinds, tenants and workers from Python: thin, so each is called and read back."""
+"""Jobs, dead letters, kinds, tenants and workers from Python: thin wrappers, so each is called and read back."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_a_job_is_started_and_read_back(db: testing.Database, tenant: UUID
     assert (first.priority, second.priority) == (3, 1)
 
 
-async def test_a_delay_is_counted_by_the_databases_clock(
+async def test_a_delay_is_measured_by_the_databases_clock(
     db: testing.Database, tenant: UUID, clock: testing.Clock
 ) -> None:
     clock.freeze(datetime(2030, 1, 1, tzinfo=UTC))
@@ -70,7 +70,7 @@ async def test_a_delay_is_counted_by_the_databases_clock(
             await jobs.start(pool, tasks=steps(1), run_at=datetime(2030, 1, 2), **later)
 
 
-async def test_many_tasks_are_read_as_they_are_sent(db: testing.Database, tenant: UUID) -> None:
+async def test_start_many_reads_tasks_while_it_sends_them(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await kinds.define(pool, kinds=[STEP])
         options: Any = {"type": "many", "tenant_id": tenant, "idempotency_key": "k"}
@@ -85,18 +85,18 @@ async def test_many_tasks_are_read_as_they_are_sent(db: testing.Database, tenant
     assert row["n"] == 2501
 
 
-async def test_large_tasks_are_sent_in_small_parts() -> None:
-    async def chunks(tasks: Any, most: int) -> list[Any]:
+async def test_large_tasks_are_sent_in_small_batches() -> None:
+    async def chunks(tasks: Any, max_items: int) -> list[Any]:
         sent: list[Any] = []
 
         async def send(part: Any) -> None:
             sent.append(part)
 
-        assert await database.send_in_parts(tasks, send, most=most) == len(sent)
+        assert await database.send_in_batches(tasks, send, max_items=max_items) == len(sent)
         return sent
 
     parts = await chunks(steps(100, text="x" * 200_000), 10_000)
-    assert len(parts) == 1  # as many as are looked at together
+    assert len(parts) == 1  # items are read in steps of 100
     parts = await chunks(steps(300, text="x" * 50_000), 10_000)
     assert [len(part.obj) for part in parts] == [200, 100]
     parts = await chunks(steps(250), 120)
@@ -114,7 +114,7 @@ async def test_large_tasks_are_sent_in_small_parts() -> None:
         ([{"kind": "step", "input": {"a": "x" * 300_000}}], TooLarge, "too_large", "tasks[0].input"),
     ],
 )
-async def test_what_cannot_be_started_leaves_nothing_behind(
+async def test_a_rejected_start_leaves_nothing_behind(
     db: testing.Database,
     tenant: UUID,
     tasks: list[dict[str, Any]],
@@ -131,7 +131,7 @@ async def test_what_cannot_be_started_leaves_nothing_behind(
         assert await jobs.list(pool) == []
 
 
-async def test_a_job_is_started_in_the_callers_own_transaction(db: testing.Database, tenant: UUID) -> None:
+async def test_a_job_starts_in_the_callers_transaction(db: testing.Database, tenant: UUID) -> None:
     db.execute("select penstock.define_kind('step')")
     what: Any = {
         "type": "t",
@@ -174,7 +174,7 @@ def raise_rollback(transaction: Any) -> None:
     raise psycopg.Rollback(transaction)
 
 
-async def test_watch_tells_changes_until_the_end(db: testing.Database, tenant: UUID) -> None:
+async def test_watch_yields_changes_until_the_job_ends(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await kinds.define(pool, kinds=[STEP])
         job_id = await jobs.start(
@@ -215,7 +215,7 @@ async def test_watch_waits_for_a_database_that_restarts(db: testing.Database, te
         assert (await asyncio.wait_for(watching, 20)).status == "canceled"
 
 
-async def test_verbs(db: testing.Database, tenant: UUID) -> None:
+async def test_jobs_are_paused_resumed_canceled_and_retried(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await kinds.define(pool, kinds=[STEP])
         job_id = await jobs.start(pool, type="t", tasks=steps(1), tenant_id=tenant, paused=True)
@@ -229,7 +229,7 @@ async def test_verbs(db: testing.Database, tenant: UUID) -> None:
             await jobs.retry(pool, job_id=job_id)
 
 
-async def test_dead_letters(db: testing.Database, tenant: UUID) -> None:
+async def test_dead_letters_are_listed_replayed_and_discarded(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await kinds.define(pool, kinds=[STEP])
         job_id = await jobs.start(pool, type="t", tasks=steps(2), tenant_id=tenant)
@@ -255,7 +255,7 @@ async def test_dead_letters(db: testing.Database, tenant: UUID) -> None:
             await dead_letters.get(pool, letter_id=oldest.id)
 
 
-async def test_tenants_and_members(db: testing.Database) -> None:
+async def test_tenants_and_members_are_created_and_changed(db: testing.Database) -> None:
     async with database.pool(db.dsn) as pool:
         first, again = await asyncio.gather(
             tenants.ensure(pool, name="acme"), tenants.ensure(pool, name="acme")
@@ -274,8 +274,10 @@ async def test_tenants_and_members(db: testing.Database) -> None:
         assert (await tenants.list(pool))[0].weight == 2.25
 
 
-async def test_filters_by_age_and_by_tenant(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
-    """By the database's clock, whatever ours says; a tenant by its name, or by its id."""
+async def test_jobs_are_filtered_by_age_and_tenant(
+    db: testing.Database, tenant: UUID, clock: testing.Clock
+) -> None:
+    """Age is by the database's clock, not this machine's; a tenant is given by name or id."""
     async with database.pool(db.dsn) as pool:
         await kinds.define(pool, kinds=[STEP])
         old = await jobs.start(pool, type="t", tasks=steps(1), tenant_id=tenant)
@@ -297,7 +299,7 @@ async def test_filters_by_age_and_by_tenant(db: testing.Database, tenant: UUID, 
         assert await found(f"tenant:nobody,{str(tenant).upper()} age:<1h") == [new]
 
 
-async def test_workers_and_backlog(db: testing.Database, tenant: UUID) -> None:
+async def test_workers_and_the_backlog_are_listed(db: testing.Database, tenant: UUID) -> None:
     with database.connect(db.dsn) as held:
         workers.report_sync(
             held, worker_id="w", info={"host": "h", "kinds": ["step"], "concurrency": 2, "pid": 1}

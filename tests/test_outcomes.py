@@ -1,4 +1,4 @@
-"""How an attempt ends: what a handler chooses, and whatever else it may return or raise."""
+"""How an attempt ends: what a handler chooses, and anything else it may return or raise."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ def errors(db: testing.Database) -> list[dict[str, Any]]:
     return db.execute("select * from penstock.attempts order by task_id, lease")
 
 
-def test_fail_ends_it_retry_waits_and_reschedule_costs_nothing(
+def test_fail_is_permanent_retry_waits_and_reschedule_costs_no_attempt(
     app: App, drain: testing.Drain, clock: testing.Clock, db: testing.Database
 ) -> None:
-    """R0.3/retry-after: outcomes that a handler chooses."""
+    """R0.3/retry-after: the outcomes that a handler chooses."""
     words: list[Exception] = [
         Reschedule("10m", "not yet\0"),
         Reschedule(0, "again"),
@@ -49,7 +49,7 @@ def test_fail_ends_it_retry_waits_and_reschedule_costs_nothing(
     assert attempts == [1, 1, 1]
     clock.advance(minutes=119)
     drain(app)
-    assert attempts == [1, 1, 1], "not before what Retry said"
+    assert attempts == [1, 1, 1], "not before the time of Retry"
     clock.advance(minutes=2)
     drain(app)
     assert attempts == [1, 1, 1, 2]
@@ -61,17 +61,17 @@ def test_fail_ends_it_retry_waits_and_reschedule_costs_nothing(
 
 
 class Slow(Exception):
-    """As HTTP clients have it."""
+    """Like the exceptions of HTTP clients."""
 
     def __init__(self, retry_after: Any) -> None:
         super().__init__("slow down")
         self.retry_after = retry_after
 
 
-def test_an_exceptions_retry_after_is_honoured(
+def test_retry_after_of_an_exception_is_honoured(
     app: App, drain: testing.Drain, db: testing.Database, clock: testing.Clock
 ) -> None:
-    """R0.3/retry-after: an upstream Retry-After decides how long to wait at least, whatever its type."""
+    """R0.3/retry-after: an upstream Retry-After of any type sets the minimum delay."""
     clock.freeze()
     cases: list[tuple[Any, float]] = [
         (100, 100), (7.5, 7.5), ("30", 30), (timedelta(minutes=2), 120), (None, 0), ("soon", 0), (-5, 0),
@@ -125,10 +125,10 @@ RAISED: list[tuple[Callable[[], BaseException], str, str]] = [
 
 
 @both_modes
-def test_whatever_is_raised_is_kept_and_the_worker_goes_on(
+def test_any_exception_is_stored_and_the_worker_continues(
     app: App, drain: testing.Drain, db: testing.Database, is_async: bool
 ) -> None:
-    """Bad luck: no exception leaves a task stuck, ends a slot, or ends the worker. There is only one slot."""
+    """No exception leaves a task stuck, ends a slot, or ends the worker. The worker has one slot."""
 
     async def in_loop(number: int) -> None:
         raise RAISED[number][0]()
@@ -160,7 +160,7 @@ CIRCLE: list[Any] = []
 CIRCLE.append(CIRCLE)
 
 RETURNED: list[tuple[Any, Any, Any]] = [
-    # returned, kept in the database (None: it fails), given to the next step
+    # returned, stored in the database (None: it fails), passed to the next step
     ("a\0b", {"$value": "a\ufffdb", "$cleaned": True}, "a\ufffdb"),
     ({"k\0": ["\ud800"]}, {"k\ufffd": ["\ufffd"], "$cleaned": True}, {"k\ufffd": ["\ufffd"]}),
     ("\U0001f600 \\u0000", "\U0001f600 \\u0000", "\U0001f600 \\u0000"),
@@ -180,10 +180,10 @@ RETURNED: list[tuple[Any, Any, Any]] = [
 
 
 @both_modes
-def test_whatever_is_returned_is_kept_or_fails(
+def test_any_return_value_is_stored_or_fails_the_task(
     app: App, drain: testing.Drain, db: testing.Database, is_async: bool
 ) -> None:
-    """Bad luck on the way back: cleaned and flagged, or failed for good; never a stuck task."""
+    """An odd return value is cleaned and flagged, or fails the task permanently; no task gets stuck."""
 
     async def in_loop(number: int) -> Any:
         return RETURNED[number][0]
@@ -202,7 +202,7 @@ def test_whatever_is_returned_is_kept_or_fails(
     async def nowhere(*_: Any) -> Any:
         pytest.fail("the handler saved nothing")
 
-    # An app with files of its own: a large output is not made one of ours.
+    # An app that stores files itself: a large output does not become an artifact.
     app.artifacts = nowhere
 
     @app.job

@@ -175,5 +175,5 @@ def test_the_command_line_applies_checks_and_prints_it(
 def test_a_schema_is_a_plain_name_of_its_own(folder: Path, schema: str) -> None:
     with pytest.raises(Invalid):
         migrate.read(folder, schema)
-    with pytest.raises(Invalid, match="both a folder and a schema"):
+    with pytest.raises(Invalid, match="both `sql` and `schema`"):
         App(sql=folder)

@@ -1,4 +1,4 @@
-"""Behind pgbouncer, which lends a connection for one transaction: nothing may rest on a session."""
+"""Behind pgbouncer in transaction mode, where nothing may depend on a session."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ POOL_SIZE = 4
 
 
 class Pooler:
-    """A pgbouncer in transaction mode before the test's database."""
+    """A pgbouncer in transaction mode in front of the test's database."""
 
     def __init__(self, db: testing.Database, folder: Path) -> None:
         server = conninfo_to_dict(db.dsn)
@@ -40,7 +40,7 @@ class Pooler:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
         self.dsn = f"postgresql://postgres@127.0.0.1:{self.port}/{db.name}"
-        # It refuses to be root: it runs as whoever runs the server, who may reach its socket.
+        # It refuses to run as root, so it runs as the server's account, which can access the socket.
         owner = Path(str(server["host"])).stat().st_uid
         self._account = pwd.getpwuid(owner) if os.geteuid() == 0 else None
         self._file, self._log = folder / "pgbouncer.ini", folder / "log"
@@ -97,7 +97,7 @@ def pooler(db: testing.Database, monkeypatch: pytest.MonkeyPatch) -> Iterator[Po
 
 
 async def left_behind(dsn: str) -> dict[str, list[Any]]:
-    """What is left on the pooler's connections to the server, all of them held at once."""
+    """The session state on the pooler's connections to the server, with all of them in use at once."""
     found: dict[str, list[Any]] = {}
     questions = {
         "channels": "select pg_listening_channels()",
@@ -123,10 +123,10 @@ async def left_behind(dsn: str) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
-async def test_a_whole_run_behind_a_transaction_pooler(
+async def test_jobs_run_behind_a_transaction_pooler(
     db: testing.Database, pooler: Pooler, eventually: Any, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
-    """DESIGN 8, R1.7/wake-up: everything works by polling alone, found out by itself, and leaves no session state."""
+    """R1.7/wake-up: workers detect the pooler, work by polling alone, and leave no session state."""
     monkeypatch.setattr(worker_module, "settings", lambda: Settings(listen=mode))
     monkeypatch.setattr(Wake, "POLL_SECONDS_ALONE", (0.01, 0.2))
     db.execute("create table effects (n int)")
@@ -175,7 +175,7 @@ async def test_a_whole_run_behind_a_transaction_pooler(
         await asyncio.wait_for(begun.wait(), 20)
         db.execute("select penstock.cancel_job(%s)", [hanging.id])
         await eventually.aio(
-            lambda: not db.execute("select 1 from penstock.leases"), "the next beat tells it"
+            lambda: not db.execute("select 1 from penstock.leases"), "the next heartbeat stops it"
         )
 
         if mode == "auto":

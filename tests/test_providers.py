@@ -1,4 +1,4 @@
-"""Providers from Python: thin, so each call is made and read back."""
+"""Providers from Python: thin wrappers, so each call is made and read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def test_a_provider_is_declared_changed_and_listed(db: testing.Database, t
         again = await providers.set(pool, name=NAME, concurrency=3, requests_per_hour=None)
         own = await providers.set(pool, name=NAME, tenant_id=tenant, requests_per_minute=5)
         everyones, tenants_own = await providers.list(pool, name=NAME)
-        assert len(await providers.list(pool)) == 6, "with the four that are there from the start"
+        assert len(await providers.list(pool)) == 6, "including the four default ones"
     assert made == again == everyones.id
     assert (everyones.requests_per_minute, everyones.concurrency, everyones.features) == (500, 3, ["chat"])
     assert (everyones.state, everyones.requests_minute, everyones.pace, everyones.opens_at) == (
@@ -32,7 +32,7 @@ async def test_a_provider_is_declared_changed_and_listed(db: testing.Database, t
     assert (tenants_own.id, tenants_own.tenant_id, tenants_own.requests_per_minute) == (own, tenant, 5)
 
 
-async def test_what_is_in_use_and_why_it_waits(
+async def test_a_provider_shows_its_use_and_why_tasks_wait(
     db: testing.Database, tenant: UUID, clock: testing.Clock
 ) -> None:
     clock.freeze()
@@ -57,7 +57,7 @@ async def test_what_is_in_use_and_why_it_waits(
     assert why.text.startswith("waiting: test/model requests, about ")
 
 
-async def test_events_are_paged_and_opening_is_one(db: testing.Database, tenant: UUID) -> None:
+async def test_events_are_paged_and_include_reopening(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await providers.set(pool, name=NAME, tenant_id=tenant)
         signal: Any = {"status": 429, "exhausted": True, "message": "no money"}
@@ -82,7 +82,9 @@ async def test_events_are_paged_and_opening_is_one(db: testing.Database, tenant:
         (NAME, {"speed": 3}, "unknown_field"),
     ],
 )
-async def test_what_is_not_right_is_refused(db: testing.Database, name: str, values: Any, code: str) -> None:
+async def test_invalid_provider_settings_are_rejected(
+    db: testing.Database, name: str, values: Any, code: str
+) -> None:
     async with database.pool(db.dsn) as pool:
         with pytest.raises(Invalid) as refused:
             await providers.set(pool, name=name, **values)
@@ -92,7 +94,7 @@ async def test_what_is_not_right_is_refused(db: testing.Database, name: str, val
         assert refused.value.code == "unknown_provider"
 
 
-async def test_a_full_queue_refuses_as_a_limit(db: testing.Database, tenant: UUID) -> None:
+async def test_a_full_queue_rejects_new_tasks(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await kinds.define(pool, kinds=[{"name": "call"}])
         await providers.set(pool, name=NAME, depth_limit=1)

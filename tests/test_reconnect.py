@@ -1,4 +1,4 @@
-"""Connections that the server has closed: a restart costs no task an attempt and no request an error."""
+"""Lost connections: a restart of the server costs no task an attempt and fails no request."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def count(db: testing.Database, table: str) -> int:
     return db.execute(f"select count(*) as n from penstock.{table}")[0]["n"]
 
 
-async def test_a_pool_hands_out_no_connection_that_the_server_closed(db: testing.Database) -> None:
+async def test_a_pool_hands_out_no_closed_connection(db: testing.Database) -> None:
     async with database.pool(db.dsn, min_size=4, max_size=4) as pool:
         await asyncio.gather(*(database.rows(pool, "select pg_sleep(0.05)", ()) for _ in range(4)))
         assert db.execute(TERMINATE)[0]["n"] >= 4
@@ -49,10 +49,10 @@ async def test_a_pool_hands_out_no_connection_that_the_server_closed(db: testing
 
 
 @pytest.mark.parametrize("way", ["transactional", "transactional_sync", "usage", "cost"])
-async def test_a_warm_idle_worker_survives_the_loss_of_all_its_connections(
+async def test_an_idle_worker_survives_the_loss_of_all_its_connections(
     app: App, db: testing.Database, way: str
 ) -> None:
-    """R1.6/dead-worker: with one attempt allowed, the first task after the loss succeeds."""
+    """R1.6/dead-worker: the first task after the loss succeeds, although only one attempt is allowed."""
 
     @app.task(max_attempts=1, transactional=True)
     async def transactional(ctx: Context) -> str:
@@ -113,10 +113,10 @@ async def test_a_connection_lost_inside_a_transaction_costs_no_attempt(
     assert count(db, "attempts") == 0
 
 
-async def test_a_report_whose_answer_is_lost_is_sent_again_and_counts_once(
+async def test_a_report_whose_response_is_lost_is_sent_again_and_counts_once(
     app: App, db: testing.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R2.1/best-effort: neither is the attempt lost, nor is anything counted twice."""
+    """R2.1/best-effort: the attempt is not lost, and nothing is counted twice."""
     call, failed = database.call, set[str]()
 
     async def lossy(where: Any, function: str, **arguments: Any) -> Any:
@@ -143,10 +143,10 @@ async def test_a_report_whose_answer_is_lost_is_sent_again_and_counts_once(
     assert count(db, "cost_entries") == 1
 
 
-async def test_a_task_that_always_loses_its_connection_fails_in_the_end(
+async def test_a_task_that_always_loses_its_connection_finally_fails(
     app: App, db: testing.Database, clock: testing.Clock, eventually: Any
 ) -> None:
-    """A statement that crashes the server must not come back for ever."""
+    """A statement that crashes the server must not be retried for ever."""
     runs: list[int] = []
 
     @app.task(max_attempts=1, transactional=True)
@@ -157,13 +157,13 @@ async def test_a_task_that_always_loses_its_connection_fails_in_the_end(
     async with running(app) as worker:
         await work.astart()
         for expected in range(1, MAX_LOSSES + 2):
-            await eventually.aio(lambda n=expected: len(runs) >= n and not worker._desk.held)  # pyright: ignore[reportOptionalMemberAccess, reportPrivateUsage]
+            await eventually.aio(lambda n=expected: len(runs) >= n and not worker._task_buffer.leased)  # pyright: ignore[reportOptionalMemberAccess, reportPrivateUsage]
             clock.advance(minutes=1)
         await eventually.aio(lambda: count(db, "dead_letters"))
     assert len(runs) == MAX_LOSSES + 1
 
 
-async def test_a_claim_whose_answer_is_lost_waits_for_no_lease_to_expire(
+async def test_tasks_of_a_claim_whose_response_is_lost_are_requeued_at_once(
     app: App, db: testing.Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     claim, lost = tasks.claim, list[Any]()

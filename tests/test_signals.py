@@ -394,7 +394,7 @@ async def test_handler_reports_only_scarce_signals() -> None:
     heard: list[dict[str, Any]] = []
 
     class Listening(Hooks):
-        async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
+        async def report_signal(self, ctx: Context, signal: dict[str, Any]) -> None:
             heard.append(signal)
 
     ctx = Context.fake()
@@ -404,7 +404,7 @@ async def test_handler_reports_only_scarce_signals() -> None:
         (200, {**PLENTY, "x-ratelimit-remaining-requests": "3"}),
         (503, {"retry-after": "4"}),
     ):
-        await ctx.aheard(SimpleNamespace(status_code=status, headers=headers))
+        await ctx.areport_response(SimpleNamespace(status_code=status, headers=headers))
     assert heard == [
         {"status": 200, "requests": {"limit": 500, "remaining": 3}},
         {"status": 503, "retry_after_seconds": 4},

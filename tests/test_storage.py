@@ -1,4 +1,4 @@
-"""Files in a folder and in a bucket, and who a signed URL lets do what."""
+"""Files in a folder and in a bucket, and what a signed URL allows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TENANT = "0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b"
 
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
-    """An S3 server: its address. A process of its own, as a real one is."""
+    """The address of an S3 server in its own process."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -63,7 +63,7 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bucket(s3: str, credentials: None, tmp_path: Path) -> Bucket:
-    """A place of the test's own in the bucket."""
+    """The test's own prefix in the bucket."""
     found = storage.of(
         Settings(storage=f"s3://penstock-files/{tmp_path.name}?endpoint={s3}&region=us-east-1")
     )
@@ -101,15 +101,15 @@ async def text(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 class TestFiles:
-    async def test_a_file_comes_back_as_it_was_written(self, store: Storage) -> None:
+    async def test_a_file_is_read_as_it_was_written(self, store: Storage) -> None:
         for data in (b"", b"hello", os.urandom(100_000)):
             stored = await store.put("t/j/k/1.bin", data, limit=1 << 20)
             assert stored == (len(data), hashlib.sha256(data).hexdigest())
             assert await store.read("t/j/k/1.bin", limit=1 << 20) == data
             assert (await store.head("t/j/k/1.bin")).bytes == len(data)
 
-    async def test_a_stream_of_many_parts(self, store: Storage) -> None:
-        """Larger than one part of an upload, and never all of it in memory at once by us."""
+    async def test_a_stream_of_many_chunks_is_written(self, store: Storage) -> None:
+        """It is larger than one part of an upload, and never in memory as a whole."""
         piece = os.urandom(1 << 20)
         stored = await store.put("t/big.bin", pieces(*[piece] * 12), limit=20 << 20)
         assert stored == (12 << 20, hashlib.sha256(piece * 12).hexdigest())
@@ -118,14 +118,16 @@ class TestFiles:
             found.update(chunk)
         assert found.hexdigest() == stored.sha256
 
-    async def test_a_part_of_a_file(self, store: Storage) -> None:
+    async def test_a_range_of_a_file_is_read(self, store: Storage) -> None:
         await store.put("t/a", b"0123456789", limit=10)
         part = await store.get("t/a", 2, 5)
         assert (part.start, part.end, part.file.bytes, await text(part.chunks)) == (2, 5, 10, b"234")
         assert await text((await store.get("t/a", 7)).chunks) == b"789"
 
-    async def test_what_is_too_large_leaves_nothing(self, store: Storage, tmp_path: Path) -> None:
-        """S30: stopped while it comes, not when it is there."""
+    async def test_a_file_that_is_too_large_leaves_nothing_behind(
+        self, store: Storage, tmp_path: Path
+    ) -> None:
+        """S30: the write is stopped as soon as the limit is exceeded."""
         sent = 0
 
         async def endless() -> AsyncGenerator[bytes]:
@@ -143,7 +145,7 @@ class TestFiles:
         assert await paths(store) == []
         assert files_in(tmp_path) == []
 
-    async def test_what_breaks_off_leaves_what_was_there(self, store: Storage) -> None:
+    async def test_an_interrupted_write_keeps_the_old_file(self, store: Storage) -> None:
         await store.put("t/a", b"before", limit=10)
         with pytest.raises(ZeroDivisionError):
             await store.put("t/a", pieces(b"after", error=ZeroDivisionError()), limit=10)
@@ -157,7 +159,7 @@ class TestFiles:
                 await act("t/none")
         await store.delete(["t/none"])
 
-    async def test_lists_and_deletes(self, store: Storage) -> None:
+    async def test_files_are_listed_and_deleted(self, store: Storage) -> None:
         for path in ("t/a/1", "t/a/2", "t/b/1"):
             await store.put(path, b"x", limit=1)
         assert await paths(store) == ["t/a/1", "t/a/2", "t/b/1"]
@@ -165,8 +167,8 @@ class TestFiles:
         await store.delete(["t/a/1", "t/none", "t/b/1"])
         assert await paths(store) == ["t/a/2"]
 
-    async def test_no_path_leads_out(self, folder: Folder, tmp_path: Path) -> None:
-        """S28: whatever dots, slashes and blanks are written with, and wherever they stand."""
+    async def test_no_path_leaves_the_folder(self, folder: Folder, tmp_path: Path) -> None:
+        """S28: dots, slashes and spaces in every encoding and position."""
         (tmp_path / "secret").write_text("secret")
         dots = (
             "..",
@@ -185,7 +187,7 @@ class TestFiles:
         slashes = ("/", "//", "\\", "%2f", "%252f", "%5c", "\u2215", "%c0%af", "/./", "/\0/")
         tried = 0
         for dot, slash, before in itertools.product(dots, slashes, ("", "t/", "t/a/")):
-            # A blank part between two slashes is nothing either.
+            # A segment of spaces between two slashes is invalid too.
             for path in (f"{before}{dot}{slash}secret", f"{before}x{slash}{dot}{slash}{dot}{slash}secret"):
                 with pytest.raises(Invalid) as caught:
                     await folder.get(path)
@@ -193,8 +195,8 @@ class TestFiles:
                 tried += 1
         assert tried > 300
 
-    async def test_a_link_is_replaced_and_not_written_through(self, folder: Folder, tmp_path: Path) -> None:
-        """S28: nobody makes links here but the operator; a file outside is not touched all the same."""
+    async def test_a_symlink_is_replaced_and_not_followed(self, folder: Folder, tmp_path: Path) -> None:
+        """S28: only the operator can create links here; even then a file outside is not changed."""
         outside = tmp_path / "outside"
         outside.write_text("mine")
         (folder.root / "t").mkdir()
@@ -208,8 +210,8 @@ class TestFiles:
         ["", "/", "/etc/passwd", "..", "../x", "t/../x", "t/./x", "t//x", "t/x/", "t/.hidden", "t/%2e%2e/x",
          "t\\x", "t/x\0", "t/x y", "t/ä", "t/x?y", "t/x#1", "t/-x", "x" * 1000, "t/x\n", "\ud800"],
     )  # fmt: skip
-    async def test_a_path_is_plain_or_refused(self, folder: Folder, path: str) -> None:
-        """S28"""
+    async def test_invalid_paths_are_rejected(self, folder: Folder, path: str) -> None:
+        """S28: paths with other characters than plain segments."""
         for act in (
             lambda: folder.put(path, b"x", limit=1),
             lambda: folder.get(path),
@@ -235,8 +237,8 @@ def sigv4(method: str, url: str, secret: str) -> str:
 
 
 class TestBucket:
-    async def test_urls_are_signed_as_amazon_checks_them(self, bucket: Bucket) -> None:
-        """S27: the test server does not look at signatures, so they are computed a second time."""
+    async def test_urls_are_signed_as_s3_verifies_them(self, bucket: Bucket) -> None:
+        """S27: the test server ignores signatures, so the test computes them a second time."""
         for method, path in (
             ("GET", "t/a.pdf"),
             ("PUT", "t/incoming/0190a1b2-c3d4"),
@@ -257,8 +259,8 @@ class TestBucket:
             ):
                 assert other != signature
 
-    async def test_what_breaks_off_leaves_no_parts_behind(self, bucket: Bucket, s3: str) -> None:
-        """An upload in parts that fails is given up: nobody pays for what nobody sees."""
+    async def test_an_interrupted_upload_leaves_no_parts_behind(self, bucket: Bucket, s3: str) -> None:
+        """A failed multipart upload is aborted, so that invisible parts cost nothing."""
         piece = os.urandom(1 << 20)
 
         async def unfinished() -> list[str]:
@@ -274,7 +276,7 @@ class TestBucket:
         assert await unfinished() == before
         assert await paths(bucket) == []
 
-    async def test_what_a_browser_is_told_is_kept_with_the_file(self, bucket: Bucket) -> None:
+    async def test_response_headers_are_stored_with_the_file(self, bucket: Bucket) -> None:
         headers = {"Content-Type": "application/octet-stream", "Content-Disposition": "attachment"}
         await bucket.put("t/page.html", b"<script>", limit=10, headers=headers)
         url = await bucket.url("GET", "t/page.html", base="", seconds=60)
@@ -290,7 +292,7 @@ class TestBucket:
             assert (await client.put(url, content=b"new")).status_code == 200
         assert await bucket.read("t/new", limit=3) == b"new"
 
-    async def test_without_an_answer_it_is_unavailable(self, credentials: None) -> None:
+    async def test_a_bucket_that_does_not_answer_is_unavailable(self, credentials: None) -> None:
         gone = Bucket("penstock-files", endpoint="http://127.0.0.1:1", region="us-east-1")
         with pytest.raises(Unavailable) as caught:
             await gone.head("t/a")
@@ -298,13 +300,13 @@ class TestBucket:
 
 
 class TestSettings:
-    def test_the_default_is_a_folder_nobody_else_reads(self, tmp_path: Path) -> None:
+    def test_the_default_folder_is_private(self, tmp_path: Path) -> None:
         found = storage.of(Settings(home=tmp_path / "home"))
         assert isinstance(found, Folder)
         assert found.root == tmp_path / "home/artifacts"
         assert found.root.stat().st_mode & 0o777 == 0o700
 
-    def test_the_secret_is_made_once_and_is_nobody_elses(self, tmp_path: Path) -> None:
+    def test_the_secret_is_created_once_and_is_private(self, tmp_path: Path) -> None:
         with ThreadPoolExecutor(8) as threads:
             made = list(threads.map(lambda _: storage._own_secret(tmp_path / "home"), range(32)))
         assert len(set(made)) == 1
@@ -313,7 +315,7 @@ class TestSettings:
         assert (tmp_path / "home/storage.key").stat().st_mode & 0o777 == 0o600
 
     @pytest.mark.parametrize("address", ["ftp://x", "s3://", "file:", "x", "s3://b?endpiont=http://x"])
-    def test_an_address_that_is_none_is_refused(self, tmp_path: Path, address: str) -> None:
+    def test_invalid_storage_addresses_are_rejected(self, tmp_path: Path, address: str) -> None:
         with pytest.raises(Invalid):
             storage.of(Settings(home=tmp_path, storage=address))
 
@@ -335,7 +337,7 @@ class TestSignedUrls:
         assert url.startswith("https://x.org/base/storage/")
         return url.split("/storage/")[1]
 
-    async def test_what_was_signed_is_allowed(self, signer: Folder) -> None:
+    async def test_a_signed_url_is_accepted(self, signer: Folder) -> None:
         target = await self.signed(signer)
         for method in ("GET", "HEAD"):
             grant = signer.verify(method, target)
@@ -344,8 +346,10 @@ class TestSignedUrls:
         assert urlsplit(target).query.isascii()
 
     @pytest.mark.parametrize("method", ["GET", "PUT"])
-    async def test_every_byte_counts(self, signer: Folder, method: Literal["GET", "PUT"]) -> None:
-        """S27: each byte flipped, doubled and left out, also of the size that may be written: all refused."""
+    async def test_changing_any_byte_invalidates_a_url(
+        self, signer: Folder, method: Literal["GET", "PUT"]
+    ) -> None:
+        """S27: each byte flipped, repeated and removed, including those of the size limit: all rejected."""
         fields = {"type": "text/plain", "name": "Bericht 世界.txt"} if method == "GET" else {"limit": "1000"}
         path = f"{TENANT}/j/pdf/1.pdf"
         url = await signer.url(method, path, base="https://x.org", seconds=60, tenant=TENANT, **fields)
@@ -390,14 +394,16 @@ class TestSignedUrls:
             lambda target: "?",
         ],
     )
-    async def test_no_other_way_to_write_it(self, signer: Folder, change: Callable[[str], str]) -> None:
+    async def test_another_encoding_of_a_url_is_rejected(
+        self, signer: Folder, change: Callable[[str], str]
+    ) -> None:
         target = await self.signed(signer)
         assert change(target) != target
         with pytest.raises(Forbidden) as caught:
             signer.verify("GET", change(target))
         assert caught.value.code == "bad_signature"
 
-    async def test_one_method(self, signer: Folder) -> None:
+    async def test_a_url_allows_one_method(self, signer: Folder) -> None:
         target = await self.signed(signer)
         for method in ("PUT", "POST", "DELETE", "get", "PATCH"):
             with pytest.raises(Forbidden):
@@ -410,7 +416,7 @@ class TestSignedUrls:
             with pytest.raises(Forbidden):
                 signer.verify(method, put)
 
-    async def test_until_it_expires(self, signer: Folder, now: list[float]) -> None:
+    async def test_an_expired_url_is_rejected(self, signer: Folder, now: list[float]) -> None:
         target = await self.signed(signer)
         now[0] += 3599
         signer.verify("GET", target)
@@ -419,7 +425,9 @@ class TestSignedUrls:
             signer.verify("GET", target)
         assert caught.value.code == "url_expired"
 
-    async def test_of_its_own_tenant_and_secret(self, signer: Folder, tmp_path: Path) -> None:
+    async def test_a_url_of_another_tenant_or_secret_is_rejected(
+        self, signer: Folder, tmp_path: Path
+    ) -> None:
         with pytest.raises(Forbidden):
             signer.verify("GET", await self.signed(signer, tenant=TENANT.replace("5b", "5c")))
         target = await self.signed(signer)
@@ -427,12 +435,12 @@ class TestSignedUrls:
             Folder(tmp_path / "files", b"another").verify("GET", target)
 
     @pytest.mark.parametrize("seconds", [0, -1, 8 * 86400, float("nan"), float("inf")])
-    async def test_for_a_second_to_a_week(self, signer: Folder, seconds: float) -> None:
+    async def test_a_url_is_valid_for_one_second_to_one_week(self, signer: Folder, seconds: float) -> None:
         with pytest.raises(Invalid):
             await signer.url("GET", "t/a", base="", seconds=seconds, tenant="t")
 
 
-async def test_what_a_dead_process_left_of_a_file_is_cleared(folder: Folder) -> None:
+async def test_partial_files_of_a_dead_process_are_removed(folder: Folder) -> None:
     await folder.put("t/a", b"x", limit=1)
     (folder.root / "t/b.pdf#1").write_bytes(b"half")
     assert await folder.clear_partial(3600) == 0

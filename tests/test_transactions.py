@@ -1,4 +1,4 @@
-"""A task and the caller's or the handler's own writes, in one transaction: all of it or nothing."""
+"""A start with the caller's writes, or a completion with the handler's writes, in one transaction."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def alchemy(db: testing.Database) -> str:
 
 @pytest.mark.parametrize("how", ["psycopg", "session", "connection"])
 @pytest.mark.parametrize("is_committed", [True, False], ids=["commit", "rollback"])
-def test_a_job_starts_with_the_callers_transaction_or_not_at_all(
+def test_a_job_starts_only_if_the_callers_transaction_commits(
     db: testing.Database, order: Any, how: str, is_committed: bool
 ) -> None:
-    """Issue item 10: enqueue inside the caller's own transaction."""
+    """A job starts inside the caller's transaction."""
     statement = "insert into orders values (1)"
     if how == "psycopg":
         with psycopg.connect(db.dsn) as connection:
@@ -79,7 +79,7 @@ def test_a_job_starts_with_the_callers_transaction_or_not_at_all(
 
 @pytest.mark.parametrize("how", ["psycopg", "session", "connection"])
 @pytest.mark.parametrize("is_committed", [True, False], ids=["commit", "rollback"])
-async def test_the_same_async(
+async def test_an_async_start_commits_with_the_callers_transaction(
     app: App, db: testing.Database, order: Any, how: str, is_committed: bool
 ) -> None:
     statement = "insert into orders values (1)"
@@ -104,7 +104,7 @@ async def test_the_same_async(
     assert outcome(db) == ((1, 1) if is_committed else (0, 0))
 
 
-def test_refusals_read_the_same_whoever_holds_the_connection(db: testing.Database, order: Any) -> None:
+def test_errors_are_the_same_for_psycopg_and_sqlalchemy(db: testing.Database, order: Any) -> None:
     engine = sqlalchemy.create_engine(alchemy(db))
     with Session(engine) as session, pytest.raises(Invalid, match="priority"):
         order.using(session).options(priority=99).start(1)
@@ -128,7 +128,7 @@ def states(db: testing.Database) -> dict[str, str]:
 
 
 def transactional(app: App, is_async: bool, body: Callable[[Context], Any], kind: str = "post") -> Any:
-    """A transactional task that writes a line, then does what the body does."""
+    """A transactional task that writes a line and then runs the body."""
 
     async def in_loop(ctx: Context, line: str) -> Any:
         await ctx.connection.execute("insert into ledger values (%s)", [line])
@@ -142,10 +142,10 @@ def transactional(app: App, is_async: bool, body: Callable[[Context], Any], kind
 
 
 @both_modes
-def test_writes_and_completion_are_one_commit(
+def test_a_handlers_writes_and_its_completion_are_one_commit(
     app: App, drain: testing.Drain, db: testing.Database, ledger: Any, is_async: bool
 ) -> None:
-    """B6/one-commit: what the handler wrote and the task's end are there together, in one transaction."""
+    """B6/one-commit: the handler's writes and the task's completion have the same transaction id."""
     post = transactional(app, is_async, lambda ctx: {"n": 1})
     job = post.start("a")
     drain(app)
@@ -155,7 +155,7 @@ def test_writes_and_completion_are_one_commit(
 
 
 @both_modes
-def test_a_failure_takes_the_writes_back(
+def test_a_failed_attempt_rolls_back_its_writes(
     app: App, drain: testing.Drain, clock: testing.Clock, ledger: Any, is_async: bool
 ) -> None:
     """B6/rollback: an exception, a retry and a reschedule leave nothing behind."""
@@ -174,15 +174,15 @@ def test_a_failure_takes_the_writes_back(
 
 
 @both_modes
-def test_an_output_that_cannot_be_stored_takes_the_writes_back(
+def test_an_output_that_cannot_be_stored_rolls_back_the_writes(
     app: App, drain: testing.Drain, ledger: Any, is_async: bool
 ) -> None:
-    """B6/rollback: refused by us, or by the database when it is too large."""
+    """B6/rollback: rejected by the worker, or by the database if it is too large."""
 
     async def nowhere(*_: Any) -> Any:
         pytest.fail("the handler saved nothing")
 
-    # An app with files of its own: a large output is not made one of ours.
+    # An app that stores files itself: a large output does not become an artifact.
     app.artifacts = nowhere
     outputs = {"object": object(), "big": "x" * 1_000_000}
     started = [
@@ -193,16 +193,16 @@ def test_an_output_that_cannot_be_stored_takes_the_writes_back(
 
 
 @both_modes
-def test_a_lost_lease_takes_the_writes_back(
+def test_a_lost_lease_rolls_back_the_writes(
     app: App, drain: testing.Drain, db: testing.Database, ledger: Any, is_async: bool
 ) -> None:
-    """B6/fenced: the first attempt loses its lease while it works; its effects are never seen."""
+    """B6/fenced: the first attempt loses its lease while it runs; its writes never become visible."""
     attempts: list[int] = []
 
     def body(ctx: Context) -> str:
         attempts.append(ctx.attempt)
         if len(attempts) == 1:
-            # What reclaim_stale_tasks does when a worker is paused for longer than its lease.
+            # As reclaim_stale_tasks does after a worker was suspended for longer than its lease.
             db.execute(
                 "update penstock.leases set expires_at = '-infinity'; select penstock.reclaim_stale_tasks()"
             )
@@ -215,10 +215,10 @@ def test_a_lost_lease_takes_the_writes_back(
 
 
 @both_modes
-def test_tasks_added_in_a_transaction_come_with_it(
+def test_tasks_added_in_a_transaction_commit_with_it(
     app: App, drain: testing.Drain, clock: testing.Clock, db: testing.Database, ledger: Any, is_async: bool
 ) -> None:
-    """B6/rollback: a failed attempt leaves no child behind, so that the next one makes each child once."""
+    """B6/rollback: a failed attempt leaves no added tasks behind, so the next one adds each task once."""
     new = [{"kind": "child", "key": "child", "after": ["parent"]}]
     failures = [True, False]
 
@@ -245,10 +245,10 @@ def test_tasks_added_in_a_transaction_come_with_it(
 
 
 @both_modes
-def test_what_it_used_and_cost_is_recorded_at_once(
+def test_usage_and_cost_are_committed_outside_the_transaction(
     app: App, db: testing.Database, drain: testing.Drain, is_async: bool
 ) -> None:
-    """Also from a handler whose transaction has its own job in hand, and also when it fails."""
+    """Even if the handler's transaction has locked its own job, and even if the attempt fails."""
     new = [{"kind": "child"}]
 
     async def in_loop(ctx: Context) -> None:
@@ -277,10 +277,10 @@ def test_what_it_used_and_cost_is_recorded_at_once(
     assert [row["status"] for row in db.execute("select status from penstock.task_list")] == ["failed"]
 
 
-def test_it_does_not_wait_for_itself(
+def test_a_transactional_handler_does_not_deadlock_with_itself(
     app: App, db: testing.Database, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What comes after its own task has it in hand until the commit: usage is told before."""
+    """Adding a dependent task locks the handler's own task until the commit, so usage must be reported before."""
     monkeypatch.setattr(execute, "_IN_HAND", "set local lock_timeout = '100ms'")
     refused: list[str] = []
 
@@ -300,10 +300,10 @@ def test_it_does_not_wait_for_itself(
     assert refused == ["unavailable"] and states(db) == {"parent": "succeeded", "child": "succeeded"}
 
 
-async def test_what_handlers_ask_for_does_not_use_up_the_workers_connections(
+async def test_calls_of_handlers_do_not_exhaust_the_workers_connections(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ten handlers wait in the database for something; claims, ends and upkeep go on."""
+    """While ten handlers wait in the database, claims, reports and upkeep continue."""
     monkeypatch.setenv("PENSTOCK_ALLOW_UNSAFE", "1")
 
     @app.task
@@ -327,18 +327,18 @@ async def test_what_handlers_ask_for_does_not_use_up_the_workers_connections(
             job = await many.astart()
             running = asyncio.create_task(worker.run())
             waiting = "select count(*) as n from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
-            await eventually.aio(lambda: db.execute(waiting)[0]["n"] == execute.CALLS)
+            await eventually.aio(lambda: db.execute(waiting)[0]["n"] == execute.CALL_CONNECTIONS)
             assert await (await plain.astart()).aresult(timeout=20) == "done"
-            assert db.execute(waiting)[0]["n"] == execute.CALLS
+            assert db.execute(waiting)[0]["n"] == execute.CALL_CONNECTIONS
         await job.aresult(timeout=20)
         worker.stop()
         await running
 
 
-def test_many_transactional_tasks_do_not_use_up_the_workers_connections(
+def test_transactional_tasks_do_not_exhaust_the_workers_connections(
     app: App, drain: testing.Drain, ledger: Any
 ) -> None:
-    """More of them at once than the worker has connections of its own, each waiting for all the others."""
+    """More of them run at once than the worker has connections, and each waits for all others."""
     barrier = asyncio.Barrier(12)
 
     @app.task(transactional=True, timeout="20s")
@@ -356,35 +356,35 @@ def test_many_transactional_tasks_do_not_use_up_the_workers_connections(
     assert job.get().status == "completed" and len(ledger()) == 12
 
 
-VANISHING = """
+DYING = """
 import sys
 from penstock import db, tasks
 dsn, task_id, lease = sys.argv[1:]
-with db.connect(dsn) as connection, db.ending_sync(connection) as say:
-    tasks.complete_last_sync(say, "w", tasks.Done(int(task_id), int(lease), None))
+with db.connect(dsn) as connection, db.pipelined_commit_sync(connection) as execute_last:
+    tasks.complete_last_sync(execute_last, "w", tasks.Done(int(task_id), int(lease), None))
 """
 
 
-def test_whoever_vanishes_during_the_end_holds_up_nobody(
+def test_a_worker_that_dies_during_its_commit_blocks_no_other(
     db: testing.Database, eventually: Eventually
 ) -> None:
-    """The end of a task locks its job's progress until the commit: PostgreSQL has that word already."""
+    """Completing a task locks its job's progress until the commit, which PostgreSQL has already received."""
     db.execute("select penstock.define_kind('work')")
     db.execute(
         'select penstock.start_job(\'two\', \'{}\', \'[{"kind": "work"}, {"kind": "work"}]\', '
         "jsonb_build_object('tenant_id', penstock.create_tenant('test')))"
     )
     [row, _] = db.execute("select id, lease from penstock.claim_tasks('w', 2)")
-    command = [sys.executable, "-c", VANISHING, db.dsn, str(row["id"]), str(row["lease"])]
-    with db.connect() as other, subprocess.Popen(command) as vanishing:
+    command = [sys.executable, "-c", DYING, db.dsn, str(row["id"]), str(row["lease"])]
+    with db.connect() as other, subprocess.Popen(command) as dying:
         try:
             with other.transaction():
                 other.execute("select from penstock.phases for update")
                 waiting = "select pid from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
                 eventually(lambda: db.execute(waiting))
-                vanishing.send_signal(signal.SIGSTOP)
+                dying.send_signal(signal.SIGSTOP)
             eventually(lambda: db.execute("select task_id from penstock.results"))
             other.execute("set lock_timeout = '2s'")
             other.execute("select from penstock.phases for update")
         finally:
-            vanishing.kill()
+            dying.kill()

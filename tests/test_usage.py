@@ -1,4 +1,4 @@
-"""Plans, limits, usage and holds from Python: thin, so each call is made and read back."""
+"""Plans, limits, usage and holds from Python: thin wrappers, so each call is made and read back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ async def line(pool: database.Pool, tenant: UUID, meter: str) -> MeterUsage:
     return next(found for found in status.usage if found.meter == meter)
 
 
-async def test_a_tenant_on_a_plan(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
+async def test_a_tenant_has_the_limits_of_its_plan(
+    db: testing.Database, tenant: UUID, clock: testing.Clock
+) -> None:
     clock.freeze(datetime(2030, 3, 5, tzinfo=UTC))
     async with database.pool(db.dsn) as pool:
         assert (await usage.status(pool, tenant_id=tenant)).plan is None
@@ -51,8 +53,8 @@ async def test_a_tenant_on_a_plan(db: testing.Database, tenant: UUID, clock: tes
     ]
 
 
-async def test_the_seeded_plans_are_there(db: testing.Database) -> None:
-    """R3.7/plans: four plans from the start."""
+async def test_the_default_plans_exist(db: testing.Database) -> None:
+    """R3.7/plans: the four default plans."""
     async with database.pool(db.dsn) as pool:
         plans = await usage.plans(pool)
     assert [plan.name for plan in plans] == ["free", "basic", "premium", "enterprise"]
@@ -60,7 +62,7 @@ async def test_the_seeded_plans_are_there(db: testing.Database) -> None:
     assert plans[3].limits == {}
 
 
-async def test_a_hold_is_set_aside_committed_and_released(db: testing.Database, tenant: UUID) -> None:
+async def test_a_hold_is_reserved_committed_and_released(db: testing.Database, tenant: UUID) -> None:
     """R2.3/reserve, R4.1/double-release: reserve, commit what was used, release once."""
     async with database.pool(db.dsn) as pool:
         await usage.set_limit(pool, tenant_id=tenant, meter="pages", amount=10)
@@ -114,8 +116,10 @@ async def test_usage_is_recorded_per_day(db: testing.Database, tenant: UUID, clo
     ]
 
 
-async def test_limits_of_a_tenants_own(db: testing.Database, tenant: UUID, clock: testing.Clock) -> None:
-    """R2.2/override: the plan's limit, a tenant's own in its place, and what is allowed on top until a day."""
+async def test_a_tenant_can_have_its_own_limits(
+    db: testing.Database, tenant: UUID, clock: testing.Clock
+) -> None:
+    """R2.2/override: the plan's limit, a tenant's own limit in its place, and an extra allowance until a day."""
     clock.freeze(datetime(2030, 3, 5, tzinfo=UTC))
 
     async def amount() -> Decimal | None:
@@ -149,8 +153,8 @@ async def test_limits_of_a_tenants_own(db: testing.Database, tenant: UUID, clock
         assert await amount() is None
 
 
-async def test_meters(db: testing.Database, tenant: UUID) -> None:
-    """R2.4/observe: over a limit that is only observed, nothing is refused."""
+async def test_meters_are_created_and_changed(db: testing.Database, tenant: UUID) -> None:
+    """R2.4/observe: exceeding a limit in mode `observe` is not rejected."""
     async with database.pool(db.dsn) as pool:
         await usage.set_meter(pool, name="stamps", period="day", mode="observe", comment="on letters")
         await usage.set_meter(pool, name="stamps", comment="for letters")
@@ -164,7 +168,7 @@ async def test_meters(db: testing.Database, tenant: UUID) -> None:
     assert events == [{"details": {"would_have_blocked": "stamps"}}]
 
 
-async def test_a_quota_holds_work_back_or_fails_it(db: testing.Database, tenant: UUID) -> None:
+async def test_a_used_up_quota_holds_tasks_back_or_fails_them(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         await kinds.define(pool, kinds=[{"name": "call"}])
         await providers.set(pool, name="test/model")
@@ -185,8 +189,8 @@ async def test_a_quota_holds_work_back_or_fails_it(db: testing.Database, tenant:
 
 
 @pytest.mark.parametrize("amount", [0.1, True, "many", Decimal("NaN"), Decimal("Infinity")])
-async def test_an_amount_is_a_decimal(db: testing.Database, tenant: UUID, amount: Any) -> None:
-    """A float holds something else than what was written."""
+async def test_an_amount_must_be_a_decimal(db: testing.Database, tenant: UUID, amount: Any) -> None:
+    """A float may differ from the number that was written."""
     async with database.pool(db.dsn) as pool:
         with pytest.raises(Invalid, match="must be a decimal number"):
             await usage.set_limit(pool, tenant_id=tenant, meter="cost", amount=amount)
@@ -194,7 +198,7 @@ async def test_an_amount_is_a_decimal(db: testing.Database, tenant: UUID, amount
             await usage.reserve(pool, tenant_id=tenant, amounts={"pages": amount})
 
 
-async def test_what_is_not_right_is_refused(db: testing.Database, tenant: UUID) -> None:
+async def test_invalid_usage_settings_are_rejected(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
         nobody: Any = {"tenant_id": uuid4()}
         somebody: Any = {"tenant_id": tenant}

@@ -25,9 +25,9 @@ from penstock.settings import Settings
 from penstock.tasks import Claim, Done, Failed, Refusal, claim, heartbeat_sync
 from penstock.upkeep import Tidy, Upkeep
 from penstock.worker.beat import Beat
-from penstock.worker.desk import Desk
 from penstock.worker.finish import Finish
 from penstock.worker.processes import Processes
+from penstock.worker.task_buffer import TaskBuffer
 from penstock.worker.wake import Wake
 
 
@@ -56,7 +56,7 @@ async def running(app: App, **options: Any) -> AsyncIterator[Worker]:
 
 
 async def listening(worker: Worker, db: testing.Database, eventually: Any) -> None:
-    """Wait until the worker listens, and has nothing left to look for by itself."""
+    """Wait until the worker listens for notifications."""
     query = (
         "select 1 from pg_stat_activity where application_name = %s and wait_event = 'ClientRead' "
         "and query ilike 'listen%%'"
@@ -81,7 +81,7 @@ def tasks(db: testing.Database) -> list[dict[str, Any]]:
 # --- three ways to run a handler ---------------------------------------------------------------------------
 
 
-def test_processes_answer_or_die_and_the_worker_goes_on(
+def test_a_crash_in_a_process_fails_only_its_task(
     workload: Any, drain: testing.Drain, db: testing.Database
 ) -> None:
     """R1.7/processes: CPU-bound handlers run in processes; one that crashes its process fails cleanly."""
@@ -104,14 +104,12 @@ def test_processes_answer_or_die_and_the_worker_goes_on(
     [stack] = db.execute(
         "select error_details ->> 'stack' as text from penstock.attempts where error_message = 'left right'"
     )
-    assert 'raise Odd("left", "right")' in stack["text"], "the stack comes from where it was raised"
+    assert 'raise Odd("left", "right")' in stack["text"], "the stack is that of the process"
     assert [task["waiting_for"] for task in tasks(db) if task["job_id"] == later.id] == ["not now"]
 
 
-def test_a_handler_has_a_function_run_in_a_process(
-    workload: Any, drain: testing.Drain, db: testing.Database
-) -> None:
-    """R1.7/processes: what crashes there fails the attempt, with the same words, and the worker goes on."""
+def test_a_handler_computes_in_a_process(workload: Any, drain: testing.Drain, db: testing.Database) -> None:
+    """R1.7/processes: a crash in `ctx.acompute` fails the attempt with the same error codes; the worker goes on."""
     ways = {
         "exit": ("process_died", "exit code 3"),
         "error": ("handler_error", "left right"),
@@ -128,10 +126,10 @@ def test_a_handler_has_a_function_run_in_a_process(
         assert error["error_code"] == code and message in error["error_message"], error
 
 
-def test_each_way_has_its_timeout(
+def test_a_timeout_stops_a_handler_in_loop_thread_and_process(
     app: App, workload: Any, drain: testing.Drain, db: testing.Database, tmp_path: Path
 ) -> None:
-    """Issue item 9: a handler that takes too long is stopped, and its attempt fails with `timeout`."""
+    """A handler that takes too long is stopped, and its attempt fails with `timeout`."""
     ended: list[str] = []
 
     @app.task(timeout="50ms", max_attempts=1)
@@ -164,10 +162,10 @@ def test_each_way_has_its_timeout(
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-async def test_a_thread_that_does_not_stop_keeps_its_place(
+async def test_a_thread_that_does_not_stop_keeps_its_slot(
     app: App, drain: testing.Drain, db: testing.Database, eventually: Any
 ) -> None:
-    """Its task is reported at once; only its place stays taken, so that the worker never runs too many."""
+    """Its task is reported at once; only its slot stays taken, so that the worker never runs too many."""
     release = threading.Event()
 
     @app.task(timeout="50ms", max_attempts=1)
@@ -188,8 +186,8 @@ async def test_a_thread_that_does_not_stop_keeps_its_place(
         await working
 
 
-async def test_no_more_run_at_once_than_allowed(app: App, drain: testing.Drain) -> None:
-    """R1.7/concurrent: concurrency is a limit, whatever the mix of ways."""
+async def test_concurrency_limits_handlers_of_all_modes_together(app: App, drain: testing.Drain) -> None:
+    """R1.7/concurrent: concurrency limits async handlers and threads together."""
     now = most = 0
     lock = threading.Lock()
 
@@ -223,10 +221,10 @@ async def test_no_more_run_at_once_than_allowed(app: App, drain: testing.Drain) 
         assert (await job.aget()).status == "completed" and most == 3
 
 
-def test_a_handler_that_hogs_the_interpreter_keeps_its_lease(
+def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(
     app: App, drain: testing.Drain, db: testing.Database
 ) -> None:
-    """R1.7/heartbeats: heartbeats come from a thread of their own, which a busy loop cannot hold up."""
+    """R1.7/heartbeats: heartbeats come from their own thread, which a busy event loop cannot block."""
     over = threading.Event()
 
     def reclaim() -> None:
@@ -257,7 +255,7 @@ def test_a_handler_that_hogs_the_interpreter_keeps_its_lease(
 async def test_canceling_stops_running_handlers_at_once(
     app: App, workload: Any, db: testing.Database, eventually: Any, tmp_path: Path
 ) -> None:
-    """Issue item 9: from another process, by NOTIFY. The next regular heartbeat is minutes away."""
+    """A cancel from another process arrives by NOTIFY: the next regular heartbeat is minutes away."""
     seen: list[str] = []
 
     @app.task
@@ -292,7 +290,7 @@ async def test_canceling_stops_running_handlers_at_once(
         db.execute("select penstock.cancel_job(%s)", [job.id])
         await eventually.aio(lambda: len(seen) == 4, "both handlers stop")
         await eventually.aio(lambda: not is_alive(int(path.read_text())), "the process is killed")
-        await eventually.aio(lambda: count(db, "penstock.leases") == 0, "the leases are given up")
+        await eventually.aio(lambda: count(db, "penstock.leases") == 0, "the leases are released")
         assert (await job.aget()).status == "canceled"
     assert count(db, "penstock.results") + count(db, "penstock.attempts") == 0
 
@@ -305,10 +303,10 @@ def is_alive(pid: int) -> bool:
     return True
 
 
-async def test_a_lost_lease_stops_the_handler_and_nothing_it_says_counts(
+async def test_a_lost_lease_stops_the_handler_and_its_report_is_dropped(
     app: App, db: testing.Database, eventually: Any
 ) -> None:
-    """R1.2/fence: the heartbeat finds out, the handler is stopped, and only the second attempt is kept."""
+    """R1.2/fence: the heartbeat detects the loss, the handler is stopped, and only the second attempt's output is kept."""
     log: list[str] = []
 
     @app.task
@@ -337,7 +335,7 @@ async def test_a_lost_lease_stops_the_handler_and_nothing_it_says_counts(
 async def test_an_unanswered_heartbeat_stops_no_handler_and_no_task_is_claimed(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only the heartbeat's answer says what is lost: a database that is away gives the task to nobody."""
+    """Only a heartbeat's response says which leases are lost; no worker can claim a task while the database is down."""
     go = asyncio.Event()
 
     @app.task
@@ -346,22 +344,21 @@ async def test_an_unanswered_heartbeat_stops_no_handler_and_no_task_is_claimed(
         return "done"
 
     unanswered = threading.Event()
-    heartbeat = heartbeat_sync
     async with running(app, lease_seconds=1, concurrency=2) as worker:
         job = await work.astart()
         await eventually.aio(lambda: count(db, "penstock.leases"))
 
         def stall(*arguments: Any) -> Any:
             unanswered.wait(20)
-            return heartbeat(*arguments)
+            return heartbeat_sync(*arguments)
 
         monkeypatch.setattr("penstock.worker.beat.tasks.heartbeat_sync", stall)
-        buffer = worker._desk  # pyright: ignore[reportPrivateUsage]
+        buffer = worker._task_buffer  # pyright: ignore[reportPrivateUsage]
         assert buffer is not None
-        await eventually.aio(lambda: buffer.room() == 0)
-        assert [held.lost for held in buffer.held.values()] == [None]
+        await eventually.aio(lambda: buffer.free_slots() == 0)
+        assert [leased.stop_reason for leased in buffer.leased.values()] == [None]
         unanswered.set()
-        await eventually.aio(lambda: buffer.room() > 0)
+        await eventually.aio(lambda: buffer.free_slots() > 0)
         go.set()
         assert await job.aresult(timeout=20) == "done"
     assert count(db, "penstock.attempts") == 0
@@ -385,14 +382,14 @@ async def test_a_notification_wakes_an_idle_worker(app: App, db: testing.Databas
                 assert await (await work.astart()).aresult(timeout=20) == 1
             [ended] = db.execute("select pid, pg_terminate_backend(pid) from {} where {}".format(*LISTENERS))
             await eventually.aio(lambda pid=ended["pid"]: count(db, "pg_stat_activity", f"pid = {pid}") == 0)
-        # While nobody listens, work is found when the worker listens again.
+        # Work that arrives while the worker is disconnected is found when it listens again.
         assert await (await work.astart()).aresult(timeout=20) == 1
 
 
-async def test_polling_alone_suffices(
+async def test_a_worker_without_notifications_polls(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R1.7/wake-up: with PENSTOCK_LISTEN=off, retries included. Nobody listens."""
+    """R1.7/wake-up: with PENSTOCK_LISTEN=off polling finds tasks, including retries."""
     monkeypatch.setattr(worker_module, "settings", lambda: Settings(listen="off"))
     monkeypatch.setattr(Wake, "POLL_SECONDS_ALONE", (0.01, 0.2))
 
@@ -407,8 +404,8 @@ async def test_polling_alone_suffices(
         assert count(db, *LISTENERS) == 0
 
 
-def test_polling_backs_off_and_comes_back() -> None:
-    """R1.7/idle-backoff: idle polling backs off to 30 s, and is quick again after work."""
+def test_idle_polling_backs_off_until_work_is_found() -> None:
+    """R1.7/idle-backoff: idle polling backs off to 30 s, and is fast again after work."""
 
     async def pauses(is_listening: bool) -> list[float]:
         wake = Wake("", None, asyncio.Event(), "auto")  # type: ignore[arg-type]
@@ -426,7 +423,7 @@ def test_polling_backs_off_and_comes_back() -> None:
             for turn in range(16):
                 if turn == 12:
                     wake.found_work()
-                await wake.for_work()
+                await wake.wait_for_work()
         finally:
             asyncio.wait_for = original
         return found
@@ -436,8 +433,8 @@ def test_polling_backs_off_and_comes_back() -> None:
     assert alone[:2] == [0.05, 0.1] and alone[11:14] == [30, 0.05, 0.1]
 
 
-async def test_whoever_came_in_vain_lets_others_go_first() -> None:
-    """A notification reaches all workers; one of them finds the work, and the others ask less and less."""
+async def test_a_worker_backs_off_after_an_empty_claim() -> None:
+    """A notification reaches all workers, but only one finds the task: the others delay their next claim."""
     wake = Wake("", SimpleNamespace(kinds=["draw"]), asyncio.Event(), "auto")  # type: ignore[arg-type]
     delays: list[float] = []
 
@@ -449,28 +446,28 @@ async def test_whoever_came_in_vain_lets_others_go_first() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.worker.wake.random.uniform", uniform)
 
-        async def called() -> None:
+        async def notified() -> None:
             for _ in range(3):
-                wake._hear("ready:draw")  # pyright: ignore[reportPrivateUsage]
-            wake._hear("ready:other")  # pyright: ignore[reportPrivateUsage]
-            await wake.for_work()
+                wake._handle("ready:draw")  # pyright: ignore[reportPrivateUsage]
+            wake._handle("ready:other")  # pyright: ignore[reportPrivateUsage]
+            await wake.wait_for_work()
 
         for _ in range(7):
-            await called()
+            await notified()
             wake.found_nothing()
-            wake.found_nothing()  # a look without a word says nothing
+            wake.found_nothing()  # a claim without a notification changes nothing
         assert delays == [0, 0.01, 0.02, 0.04, 0.08, 0.16, 0.25]
-        await called()
+        await notified()
         wake.found_work()
-        await called()
+        await notified()
         assert delays[7:] == [0.25, 0]
 
 
 # --- sharing -----------------------------------------------------------------------------------------------
 
 
-async def test_slow_tasks_are_not_hoarded(app: App, db: testing.Database, eventually: Any) -> None:
-    """Issue item 9: the buffer is small where tasks are slow: what one worker cannot run now, another can."""
+async def test_a_worker_does_not_buffer_slow_tasks(app: App, db: testing.Database, eventually: Any) -> None:
+    """While tasks are slow, a worker claims only what it can run now, so that other workers get the rest."""
     release = asyncio.Event()
     ran: dict[str, int] = {}
 
@@ -494,11 +491,11 @@ async def test_slow_tasks_are_not_hoarded(app: App, db: testing.Database, eventu
     assert sum(ran.values()) == 20
 
 
-async def test_what_was_taken_too_early_goes_back(
+async def test_tasks_that_wait_too_long_in_the_buffer_are_requeued(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Quick tasks fill the buffer, then come slow ones: those that would have to wait are given back."""
-    monkeypatch.setattr(Desk, "STALE_SECONDS", 0.2)
+    """Fast tasks fill the buffer, then slow ones come: those that would have to wait are requeued."""
+    monkeypatch.setattr(TaskBuffer, "STALE_SECONDS", 0.2)
     release = asyncio.Event()
 
     @app.task
@@ -515,7 +512,7 @@ async def test_what_was_taken_too_early_goes_back(
         job = await many.astart()
         await eventually.aio(lambda: count(db, "penstock.results") == 1000)
         await eventually.aio(
-            lambda: count(db, "penstock.ready", "failures + deaths = 0") == 98, "the rest is given back"
+            lambda: count(db, "penstock.ready", "failures + deaths = 0") == 98, "the rest is requeued"
         )
         assert count(db, "penstock.leases") == 2
         release.set()
@@ -531,10 +528,12 @@ def begun(db: testing.Database, word: str = "begun") -> int:
 
 
 @pytest.mark.slow
-def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, eventually: Any) -> None:
-    """R1.7/drain: SIGTERM hands back at once what has not begun, lets what runs end within the grace
-    time, and hands back the rest, at a second SIGTERM too; nothing costs an attempt, and the process ends though
-    a thread does not."""
+def test_sigterm_drains_the_worker(
+    workload: Any, start_worker: Any, db: testing.Database, eventually: Any
+) -> None:
+    """R1.7/drain: SIGTERM requeues unstarted tasks at once, gives running handlers the grace time, then requeues
+    the rest; a second SIGTERM ends the grace time. None of that costs an attempt. The process ends even if a
+    thread does not."""
 
     @workload.app.job(name="drain")
     def mixed() -> None:
@@ -555,8 +554,8 @@ def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, 
     eventually(lambda: begun(db) == 3)
     other.terminate()
     worker.terminate()
-    eventually(lambda: count(db, "penstock.leases") <= 3, "what has not begun is handed back")
-    assert worker.poll() is None, "it waits for what runs"
+    eventually(lambda: count(db, "penstock.leases") <= 3, "unstarted tasks are requeued")
+    assert worker.poll() is None, "it waits for running handlers"
     db.execute("insert into gates values ('opened')")
     eventually(lambda: begun(db, "ended") == 1)
     worker.terminate()  # does not wait any longer
@@ -569,10 +568,10 @@ def test_sigterm_drains(workload: Any, start_worker: Any, db: testing.Database, 
 
 
 @pytest.mark.parametrize("what", ["claim_tasks", "complete_tasks"])
-async def test_what_is_under_way_when_it_stops_is_waited_for(
+async def test_a_stopping_worker_waits_for_its_claim_and_its_report(
     app: App, db: testing.Database, eventually: Any, what: str
 ) -> None:
-    """A claim whose answer were dropped would leave its tasks to their leases; a report would be lost."""
+    """A claim whose response is dropped would leave its tasks leased; a report would be lost."""
     ran: list[int] = []
 
     @app.task
@@ -600,13 +599,13 @@ async def test_what_is_under_way_when_it_stops_is_waited_for(
     assert len(ran) == states[2]
 
 
-async def test_one_bad_report_neither_stops_nor_loses_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that the database refuses is sent one by one; what an outage interrupts is sent again."""
+async def test_a_rejected_report_does_not_block_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that the database rejects is sent one by one; reports that an outage interrupts are sent again."""
     sent: list[int] = []
     failed: list[int] = []
     is_away = True
 
-    async def complete(where: Any, worker_id: str, batch: list[Done]) -> list[Refusal]:
+    async def complete(pool: Any, worker_id: str, batch: list[Done]) -> list[Refusal]:
         nonlocal is_away
         if any(done.id == 3 for done in batch):
             raise RuntimeError("the database chokes on 3")
@@ -616,36 +615,36 @@ async def test_one_bad_report_neither_stops_nor_loses_the_others(monkeypatch: py
         sent.extend(done.id for done in batch)
         return []
 
-    async def fail(where: Any, worker_id: str, batch: list[Failed]) -> list[Refusal]:
+    async def fail(pool: Any, worker_id: str, batch: list[Failed]) -> list[Refusal]:
         failed.extend(report.id for report in batch)
         return []
 
     monkeypatch.setattr("penstock.tasks.complete", complete)
     monkeypatch.setattr("penstock.tasks.fail", fail)
-    desk: Any = Desk("w", None, None, concurrency=1, buffer=0, lease_seconds=30, kinds=[])  # type: ignore[arg-type]
+    buffer: Any = TaskBuffer("w", None, None, concurrency=1, max_ahead=0, lease_seconds=30, kinds=[])  # type: ignore[arg-type]
     claims = [Claim(n, n, UUID(int=0), UUID(int=0), "work", None, {}, 1, 1, None) for n in range(1, 7)]
-    desk.arrive(claims, time.monotonic())
-    finish = Finish(desk)
-    for held in list(desk.held.values()):
-        finish.done(held, None)
+    buffer.add(claims, time.monotonic())
+    finish = Finish(buffer)
+    for leased in list(buffer.leased.values()):
+        finish.done(leased, None)
     await finish.flush_all()
-    assert (sorted(sent), failed, desk.held) == ([1, 2, 4, 5, 6], [3], {})
+    assert (sorted(sent), failed, buffer.leased) == ([1, 2, 4, 5, 6], [3], {})
 
 
-async def test_a_second_stop_does_not_wait(app: App, db: testing.Database, eventually: Any) -> None:
+async def test_a_second_stop_ends_the_grace_time(app: App, db: testing.Database, eventually: Any) -> None:
     @app.task
     async def work() -> None:
         await asyncio.Event().wait()
 
     async with running(app, grace_seconds=3600) as worker:
         await work.astart()
-        await eventually.aio(lambda: worker._desk and worker._desk.running)  # pyright: ignore[reportPrivateUsage]
+        await eventually.aio(lambda: worker._task_buffer and worker._task_buffer.running)  # pyright: ignore[reportPrivateUsage]
         worker.stop()
         await asyncio.sleep(0)
     assert (count(db, "penstock.ready"), count(db, "penstock.attempts")) == (1, 0)
 
 
-async def test_a_handler_that_refuses_to_stop_does_not_stop_the_worker_from_stopping(
+async def test_a_worker_stops_even_if_a_handler_ignores_cancellation(
     app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.worker.execute.CLEANUP_SECONDS", 0.1)
@@ -661,14 +660,14 @@ async def test_a_handler_that_refuses_to_stop_does_not_stop_the_worker_from_stop
 
     async with running(app, grace_seconds=0) as worker:
         await stubborn.astart()
-        await eventually.aio(lambda: worker._desk and worker._desk.running)  # pyright: ignore[reportPrivateUsage]
+        await eventually.aio(lambda: worker._task_buffer and worker._task_buffer.running)  # pyright: ignore[reportPrivateUsage]
     over = True
     assert not worker.is_clean
     assert (count(db, "penstock.ready"), count(db, "penstock.leases")) == (1, 0)
 
 
-async def test_a_canceled_run_winds_down(app: App, db: testing.Database, eventually: Any) -> None:
-    """Whoever embeds a worker cancels the task it runs in."""
+async def test_canceling_run_requeues_its_tasks(app: App, db: testing.Database, eventually: Any) -> None:
+    """A program that embeds a worker may cancel `run`."""
 
     @app.task
     async def work() -> None:
@@ -684,10 +683,8 @@ async def test_a_canceled_run_winds_down(app: App, db: testing.Database, eventua
     assert (count(db, "penstock.ready"), count(db, "penstock.leases")) == (1, 0)
 
 
-async def test_as_many_compute_at_once_as_there_are_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where fewer tasks run at once. Of these two each waits for the other."""
+async def test_one_computation_per_core_runs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker's concurrency does not limit them: these two wait for each other."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -703,8 +700,8 @@ async def test_as_many_compute_at_once_as_there_are_cores(
     assert read == "met"
 
 
-async def test_a_loop_that_breaks_down_ends_the_worker(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker without one of its loops would look alive and do half of its work."""
+async def test_a_failed_loop_ends_the_worker(app: App, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker without one of its loops would look alive but do only part of its work."""
 
     async def broken(self: Upkeep) -> None:
         raise RuntimeError("upkeep broke down")
@@ -720,14 +717,14 @@ async def test_a_loop_that_breaks_down_ends_the_worker(app: App, monkeypatch: py
             await Worker(app).run()
 
 
-def test_any_worker_prunes(
+def test_a_worker_prunes_old_jobs(
     app: App,
     db: testing.Database,
     drain: testing.Drain,
     clock: testing.Clock,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Retention is applied without anybody asking for it."""
+    """Workers apply retention without being asked."""
 
     @app.task
     def work() -> None: ...
@@ -742,7 +739,7 @@ def test_any_worker_prunes(
     db.execute("insert into penstock.spent values ((select min(id) from penstock.endpoints), 1, 0, 1, 1)")
     clock.advance(days=91)
     monkeypatch.setattr(Tidy, "PAUSE", 0.01)
-    # Its handler ends when the worker that runs it has pruned.
+    # This handler returns once the worker that runs it has pruned the old job.
     wait.start(str(old.id))
     drain(app)
     assert [row["status"] for row in db.execute("select status from penstock.jobs")] == ["completed"]
@@ -750,11 +747,11 @@ def test_any_worker_prunes(
 
 
 @pytest.mark.slow
-def test_a_task_that_kills_its_worker_thrice_is_set_aside_and_the_dead_are_replaced(
+def test_three_worker_deaths_make_a_dead_letter_and_dead_processes_are_restarted(
     workload: Any, start_worker: Any, db: testing.Database, eventually: Any
 ) -> None:
-    """Three worker deaths are a dead letter. R1.6/stale-leases, R1.6/dead-worker: a dead worker's tasks run elsewhere. Of
-    several processes those that die are started again, and all end with their parent."""
+    """R1.6/stale-leases, R1.6/dead-worker: a dead worker's tasks run on another worker; a task that kills three workers
+    becomes a dead letter. The parent restarts processes that die, and all end with it."""
     bad = workload.poison.start()
     parent: subprocess.Popen[str] = start_worker(processes=2, lease_seconds=1, concurrency=1)
     dead = eventually(lambda: db.execute("select * from penstock.dead_letters"))
@@ -767,7 +764,7 @@ def test_a_task_that_kills_its_worker_thrice_is_set_aside_and_the_dead_are_repla
 
     alive = eventually(lambda: len(found := children(db)) == 2 and found)
     parent.kill()
-    eventually(lambda: not any(is_alive(pid) for pid in alive), "orphans end by themselves")
+    eventually(lambda: not any(is_alive(pid) for pid in alive), "children end with their parent")
 
 
 def children(db: testing.Database) -> list[int]:
@@ -776,7 +773,7 @@ def children(db: testing.Database) -> list[int]:
 
 
 @pytest.mark.slow
-def test_several_processes_drain_together(
+def test_sigterm_drains_all_processes_of_a_worker(
     workload: Any, start_worker: Any, db: testing.Database, eventually: Any
 ) -> None:
     parent: subprocess.Popen[str] = start_worker(processes=2, grace_seconds=5)
@@ -786,13 +783,13 @@ def test_several_processes_drain_together(
     assert {row["state"] for row in db.execute("select state from penstock.worker_list")} == {"stopped"}
 
 
-# --- refusals ----------------------------------------------------------------------------------------------
+# --- checks at start ----------------------------------------------------------------------------------------------
 
 
-def test_a_worker_refuses_what_cannot_work(
+def test_a_worker_rejects_bad_options_unsafe_settings_and_a_missing_schema(
     app: App, db: testing.Database, server: testing.Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """DESIGN 14: unsafe settings and a schema that is not there refuse to start."""
+    """It refuses to start with unsafe settings or without the schema."""
 
     @app.task
     async def work() -> None: ...
@@ -814,7 +811,7 @@ def test_a_worker_refuses_what_cannot_work(
         server.drop(empty)
 
 
-def test_what_a_worker_says_of_itself(app: App, db: testing.Database, drain: testing.Drain) -> None:
+def test_a_worker_describes_itself(app: App, db: testing.Database, drain: testing.Drain) -> None:
     @app.task
     async def work() -> None: ...
 
@@ -828,8 +825,10 @@ def test_what_a_worker_says_of_itself(app: App, db: testing.Database, drain: tes
     )
 
 
-async def test_what_is_handed_back_is_beaten_until_that_is_said(app: App, db: testing.Database) -> None:
-    """A report may have to wait; meanwhile the task must not count as lost with its worker."""
+async def test_heartbeats_extend_a_returned_task_until_the_return_is_reported(
+    app: App, db: testing.Database
+) -> None:
+    """The report may be delayed; until then the task must not count as lost with its worker."""
 
     @app.task
     async def work() -> None: ...
@@ -837,42 +836,42 @@ async def test_what_is_handed_back_is_beaten_until_that_is_said(app: App, db: te
     async with app, database.pool(db.dsn) as pool:
         for _ in range(2):
             await work.astart()
-        desk = Desk("w", app, pool, concurrency=2, buffer=0, lease_seconds=30, kinds=["work"])
-        desk.arrive(await claim(pool, "w", limit=2, kinds=None, lease_seconds=5), time.monotonic())
-        handed_back, lost = desk.held.values()
-        desk.lose(handed_back.claim.id, handed_back.claim.lease, "handed back")
-        desk.lose(lost.claim.id, lost.claim.lease, "lease_lost")
-        beat = Beat(db.dsn, desk, {"host": "h", "pid": 1})
+        buffer = TaskBuffer("w", app, pool, concurrency=2, max_ahead=0, lease_seconds=30, kinds=["work"])
+        buffer.add(await claim(pool, "w", limit=2, kinds=None, lease_seconds=5), time.monotonic())
+        handed_back, lost = buffer.leased.values()
+        buffer.stop(handed_back.claim.id, handed_back.claim.lease, "handed back")
+        buffer.stop(lost.claim.id, lost.claim.lease, "lease_lost")
+        beat = Beat(db.dsn, buffer, {"host": "h", "pid": 1})
         beat.start()
         await asyncio.to_thread(beat.stop)
     rows = db.execute("select task_id from penstock.leases where expires_at > now() + interval '15 seconds'")
     assert [row["task_id"] for row in rows] == [handed_back.claim.id]
 
 
-async def test_a_task_whose_lease_may_have_expired_begins_only_once_a_heartbeat_confirms_it() -> None:
-    """A process that was stopped, or a claim answered late, must not run what another worker has by now."""
-    buffer: Any = Desk("w", None, None, concurrency=1, buffer=0, lease_seconds=10, kinds=[])  # type: ignore[arg-type]
+async def test_a_task_whose_lease_may_have_expired_starts_only_after_a_heartbeat() -> None:
+    """After a suspension or a late claim response, a worker must not run a task that another worker may have."""
+    buffer: Any = TaskBuffer("w", None, None, concurrency=1, max_ahead=0, lease_seconds=10, kinds=[])  # type: ignore[arg-type]
     asked: list[int] = []
     dropped: list[int] = []
-    buffer.on_doubt = lambda: asked.append(1)
-    buffer.on_drop = lambda held: dropped.append(held.claim.id)
+    buffer.on_lease_uncertain = lambda: asked.append(1)
+    buffer.on_unstarted_stopped = lambda leased: dropped.append(leased.claim.id)
     claims = [Claim(n, n, UUID(int=0), UUID(int=0), "work", None, {}, 1, 1, None) for n in (1, 2)]
     now = time.monotonic()
-    buffer.arrive(claims, now - 11)
-    taking = asyncio.create_task(buffer.take())
+    buffer.add(claims, now - 11)
+    taking = asyncio.create_task(buffer.next_task())
     await asyncio.sleep(0)
     assert asked and not taking.done()
-    buffer.lose(1, 1, "lease_lost")
-    buffer.beaten({1, 2}, now)
+    buffer.stop(1, 1, "lease_lost")
+    buffer.leases_extended({1, 2}, now)
     assert (await asyncio.wait_for(taking, 5)).claim.id == 2
     assert dropped == [1]
 
 
 @pytest.mark.parametrize("stopped_seconds", [2.6, 6.5])
-def test_a_stop_neither_strands_a_task_nor_costs_it_an_attempt(
+def test_a_suspended_worker_continues_without_losing_a_task_or_an_attempt(
     workload: Any, start_worker: Any, db: testing.Database, eventually: Any, stopped_seconds: float
 ) -> None:
-    """R1.6/stale-leases: below the lease the worker goes on; above it, with no other worker, it asks and goes on as well."""
+    """R1.6/stale-leases: the worker continues, also after a suspension longer than the lease if no other took over."""
     process = start_worker(lease_seconds=3, concurrency=2)
     jobs = [workload.hold.start("gate") for _ in range(2)]
     eventually(lambda: count(db, "effects") == 2, "two run")

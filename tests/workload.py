@@ -1,5 +1,5 @@
-"""The app that the tests' workers run, also in processes of their own. Its handlers tell what they do in a
-table `effects`, and wait for names in a table `gates`."""
+"""The app that the tests' workers run, also in other processes. Its handlers record what they do in the table
+`effects`, and wait for names in the table `gates`."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def quick(n: int = 0) -> int:
 
 @app.task
 async def hold(ctx: Context, gate: str | None = None) -> str:
-    """Quick without a gate; otherwise waits until it is open."""
+    """Returns at once without a gate, otherwise waits until the gate is open."""
     if gate is None:
         return "quick"
     note(ctx, "begun")
@@ -89,7 +89,7 @@ def crunch(numbers: list[int]) -> dict[str, int]:
 
 @app.task(cpu_bound=True, max_attempts=1)
 def crash(how: str) -> Any:
-    """Ends its process, or answers with what cannot be sent."""
+    """Ends its process, or returns a value that cannot be sent."""
     match how:
         case "exit":
             os._exit(3)
@@ -119,7 +119,7 @@ def sleep(path: str, seconds: float) -> None:
 
 @app.task(max_attempts=1)
 async def compute(ctx: Context, how: str) -> dict[str, int]:
-    """The same in a function that is no task: the handler goes on with what it returns."""
+    """The same in a plain function: the handler continues with its result."""
     pid = await ctx.acompute(ended, how) if how else await ctx.acompute(os.getpid)
     return {"pid": pid, "own": os.getpid()}
 
@@ -129,7 +129,7 @@ def ended(how: str) -> Any:
 
 
 class Odd(Exception):
-    """An exception that pickle cannot bring back."""
+    """An exception that pickle cannot restore."""
 
     def __init__(self, one: str, other: str) -> None:
         super().__init__(f"{one} {other}")

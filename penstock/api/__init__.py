@@ -127,7 +127,7 @@ async def _running(
             if app is not None:
                 await app.declare(service)
 
-        await db.once_it_answers(begin)
+        await db.retry_until_available(begin)
         made.state.callers = Callers(
             users, service, Tokens(settings), made.state.sessions, seconds=limits.statement_seconds
         )

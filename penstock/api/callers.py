@@ -138,7 +138,7 @@ class Callers:
         is_service = caller.role == "service_role"
         # The audit log shows which service key was used; users are identified by the claims.
         actor = f"service:{caller.claims['sub']}" if is_service and caller.is_key else ""
-        async with db.beginning(
+        async with db.transaction_with_setup(
             self._service if is_service else self._users,
             _BECOME_KEY if caller.is_key else _BECOME,
             (caller.role, json.dumps(caller.claims), actor, self._milliseconds),

@@ -63,7 +63,7 @@ def dev(
     app = load(path) if path else None
     with server.bind(host, port) as listening:
         given = current_options().database or settings().database_url
-        if given and (place := db.place(given)):
+        if given and (place := db.remote_host(given)):
             output.confirm(
                 f"The database is on {place}. Migrate it, and give every user of this machine access to its "
                 "data?"

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from penstock import installation, keys
+from penstock import database_settings, keys
 from penstock.dashboard import forms
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, Viewer, redirect, render
 from penstock.errors import Invalid
@@ -46,7 +46,7 @@ async def _render(
         revoked=sum(1 for key in found if key.revoked_at is not None),
         may_manage=may_manage,
         roles=ROLES if tenant_id else ("worker", "service"),
-        settings=await installation.settings(conn) if viewer.is_operator and not tenant_id else [],
+        settings=await database_settings.settings(conn) if viewer.is_operator and not tenant_id else [],
         new_key=new_key,
         live=None,
     )
@@ -87,5 +87,5 @@ async def change_setting(request: Request, conn: Conn) -> Response:
         value = json.loads(form.get("value"))
     except (ValueError, RecursionError):
         raise Invalid("the value must be valid JSON", code="invalid_setting") from None
-    await installation.set(conn, name=form.get("name"), value=value)
+    await database_settings.set(conn, name=form.get("name"), value=value)
     return redirect(request, "/settings", flash=f"{form.get('name')} saved.")

@@ -1,11 +1,12 @@
-"""The worker: claims tasks, runs handlers, reports how they went. Stateless; any number, on any machine.
+"""The worker: claims tasks, runs their handlers, reports the outcomes. It is stateless: run any number.
 
-fetch    claims into a small local buffer, woken by wake
-execute  runs the handler of one task, in the loop, a thread or a process
-finish   reports in batches what has ended
-beat     extends the leases, from a thread of its own
+wake     tells fetch when to claim: on a notification, or when polling is due
+fetch    claims tasks into the local task buffer
+execute  runs the handler of one task, in the event loop, a thread or a process
+finish   reports outcomes in batches
+beat     extends the leases, from its own thread
 
-Beside them each worker runs the two loops of `penstock.upkeep`.
+Each worker also runs the two loops of `penstock.upkeep`.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ from penstock.errors import Invalid, NotMigrated, Unavailable
 from penstock.settings import settings
 from penstock.upkeep import Tidy, Upkeep
 from penstock.worker.beat import Beat
-from penstock.worker.desk import Desk
-from penstock.worker.execute import CALLS, Execute
+from penstock.worker.execute import CALL_CONNECTIONS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
+from penstock.worker.task_buffer import TaskBuffer
 from penstock.worker.wake import Wake
 
 log = structlog.get_logger("penstock.worker")
@@ -45,8 +46,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class Worker:
     """One worker in one process.
 
-    `concurrency` handlers run at once. `drain=True` ends it when nothing is left to do. `grace_seconds` is
-    how long running handlers may take to end after `stop()`; what has not ended then is handed back.
+    `concurrency` handlers run at once. With `drain=True`, `run` returns when no task is left. `grace_seconds`
+    is how long running handlers may take to end after `stop()`; then they are stopped and their tasks
+    requeued.
     """
 
     def __init__(
@@ -62,9 +64,12 @@ class Worker:
         buffer: int = 1000,
     ) -> None:
         if unknown := [kind for kind in kinds or () if kind not in app.tasks]:
-            raise Invalid(f"the app has no task of the kind {unknown[0]!r}", code="unknown_kind")
+            raise Invalid(f"the app has no task of kind {unknown[0]!r}", code="unknown_kind")
         if concurrency < 1 or lease_seconds < 1:
-            raise Invalid("concurrency and lease_seconds are at least 1")
+            raise Invalid(
+                "concurrency and lease_seconds must be at least 1"
+                f" (got concurrency={concurrency}, lease_seconds={lease_seconds})"
+            )
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:6]}"
         self.app, self.concurrency = app, concurrency
         self.lease_seconds, self.grace_seconds = lease_seconds, grace_seconds
@@ -72,78 +77,85 @@ class Worker:
         self.is_draining = drain
         self.buffer = buffer
         self.is_clean = True
-        """Whether nothing was left running that could not be stopped. Known after `run`."""
+        """False after `run` if a handler's thread still runs: a thread cannot be stopped."""
         self._stopping = asyncio.Event()
-        self._desk: Desk | None = None
+        self._task_buffer: TaskBuffer | None = None
         if dsn is not None:
             app.use(dsn)
 
     async def run(self) -> None:
-        """Work until `stop()` is called, or until all is done when draining."""
+        """Work until `stop()` is called; when draining, until no task is left."""
         try:
             await self._run(await asyncio.to_thread(self.app.dsn))
         except Unavailable:
-            # Told to stop while it still waited for the database: it held nothing.
-            if not self._stopping.is_set() or self._desk is not None:
+            # A worker stopped while it waits for the database has leased nothing, so this is no error.
+            if not self._stopping.is_set() or self._task_buffer is not None:
                 raise
 
     async def _run(self, dsn: str) -> None:
         name = f"penstock worker {self.id}"
         async with (
             db.pool(dsn, name=name, min_size=2, max_size=4) as pool,
-            db.pool(dsn, name=f"{name} calls", min_size=0, max_size=CALLS) as calls,
+            db.pool(dsn, name=f"{name} calls", min_size=0, max_size=CALL_CONNECTIONS) as calls,
         ):
-            # A database that goes away meanwhile is waited for, as it is later on.
-            await db.once_it_answers(partial(self._begin, pool), is_stopped=self._stopping.is_set)
-            desk = self._desk = Desk(
-                self.id, self.app, pool, concurrency=self.concurrency, buffer=self.buffer,
+            await db.retry_until_available(partial(self._begin, pool), is_stopped=self._stopping.is_set)
+            buffer = self._task_buffer = TaskBuffer(
+                self.id, self.app, pool, concurrency=self.concurrency, max_ahead=self.buffer,
                 lease_seconds=self.lease_seconds, kinds=self.kinds,
             )  # fmt: skip
             upkeep = Upkeep(pool, self.app.draw)
             tidy = Tidy(pool, lambda: self.app.storage if self.app.artifacts is None else None)
-            wake = Wake(dsn, desk, upkeep.due, settings().listen)
+            wake = Wake(dsn, buffer, upkeep.due, settings().listen)
             upkeep.on_work = wake.work.set
-            # Without notifications and without work of its own, a worker polls less often.
-            upkeep.max_pause = lambda: 5.0 if wake.is_listening or desk.held else 15.0
-            finish = Finish(desk)
-            execute = Execute(desk, finish, dsn, calls)
-            fetch = Fetch(desk, wake, finish, upkeep, stop_when_idle=self.is_draining)
-            beat = Beat(dsn, desk, self._description())
+            # A worker that gets no notifications and has no tasks polls less often.
+            upkeep.max_pause = lambda: 5.0 if wake.is_listening or buffer.leased else 15.0
+            finish = Finish(buffer)
+            execute = Execute(buffer, finish, dsn, calls)
+            fetch = Fetch(buffer, wake, finish, upkeep, stop_when_idle=self.is_draining)
+            beat = Beat(dsn, buffer, self._description())
             wake.on_cancel = beat.beat_now
             beat.on_drain = self._stopping.set
             finish.on_parked = upkeep.due.set
-            desk.on_drop = execute.release
-            desk.on_doubt = beat.beat_now
-            desk.on_room = wake.work.set
+            buffer.on_unstarted_stopped = execute.release
+            buffer.on_lease_uncertain = beat.beat_now
+            buffer.on_provider_slot_freed = wake.work.set
             beat.start()
             loops = [_endless(loop) for loop in (wake, upkeep, tidy, finish)] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
             try:
-                await _first(fetching, asyncio.create_task(self._stopping.wait()), *loops)
+                await _wait_for_end(fetching, asyncio.create_task(self._stopping.wait()), *loops)
             finally:
                 await fetch.stop(fetching)
-                await self._wind_down(desk, beat, execute, finish, loops)
-                log.info("worker.stopped", worker_id=self.id, done=desk.ended)
+                await self._wind_down(buffer, beat, execute, finish, loops)
+                log.info("worker.stopped", worker_id=self.id, done=buffer.ended)
 
     def stop(self) -> None:
-        """Take nothing new, let what runs end within the grace time, hand back the rest. Twice: at once."""
+        """Claim no more tasks, give running handlers the grace time, then stop them and requeue their tasks.
+
+        A second call ends the grace time at once.
+        """
         if self._stopping.is_set():
             self.grace_seconds = 0
-            if self._desk is not None:
-                self._desk.touch()
+            if self._task_buffer is not None:
+                self._task_buffer.notify()
         self._stopping.set()
 
     async def _wind_down(
-        self, desk: Desk, beat: Beat, execute: Execute, finish: Finish, loops: list[asyncio.Task[None]]
+        self,
+        buffer: TaskBuffer,
+        beat: Beat,
+        execute: Execute,
+        finish: Finish,
+        loops: list[asyncio.Task[None]],
     ) -> None:
         beat.describe(state="draining")
-        finish.hand_back(desk.take_buffered())
+        finish.hand_back(buffer.pop_unstarted())
         started_at = time.monotonic()
-        while desk.running > desk.abandoned:
+        while buffer.running > buffer.abandoned:
             if (left := started_at + self.grace_seconds - time.monotonic()) <= 0:
                 break
-            await desk.changed(left)
+            await buffer.wait_for_change(left)
         await execute.hand_back_running()
         await finish.flush_all()
         for task in loops:
@@ -157,19 +169,21 @@ class Worker:
         await self.app.declare(pool)
 
     async def _check(self, pool: db.Pool) -> None:
-        """Refuse to run where acknowledged work could be lost, or on a schema that is not ours."""
+        """Refuse a server whose settings could lose acknowledged work, and a schema that is out of date."""
         rows = await db.rows(pool, "select name, setting from pg_settings where name = any(%s)", (
             ["fsync", "full_page_writes", "synchronous_commit"],))  # fmt: skip
         unsafe = [name for name, setting in rows if setting == "off"]
         if unsafe and not os.environ.get("PENSTOCK_ALLOW_UNSAFE"):
             raise NotMigrated(
-                f"this PostgreSQL runs with {', '.join(unsafe)} off: a crash would lose acknowledged work",
+                f"PostgreSQL runs with {', '.join(unsafe)} off: a crash would lose acknowledged work",
                 code="unsafe_settings",
-                hint="Turn it on, or set PENSTOCK_ALLOW_UNSAFE=1 for a database that holds nothing of value.",
+                hint="Turn it on, or set PENSTOCK_ALLOW_UNSAFE=1 for a database whose data may be lost.",
             )
         applied = [name for (name,) in await db.rows(pool, "select name from penstock.migrations", ())]
         if missing := migrate.missing(applied):
-            raise NotMigrated(f"the database lacks {', '.join(missing)}", hint="Run `penstock migrate`.")
+            raise NotMigrated(
+                f"the database lacks the migrations {', '.join(missing)}", hint="Run `penstock migrate`."
+            )
         own = self.app.own
         if own is not None and not await db.rows(
             pool, "select from pg_namespace where nspname = %s", (own.schema,)
@@ -193,12 +207,12 @@ def _endless(loop: Wake | Upkeep | Tidy | Finish) -> asyncio.Task[None]:
     return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
 
 
-async def _first(
-    ending: asyncio.Task[None], stopping: asyncio.Task[Any], *endless: asyncio.Task[None]
+async def _wait_for_end(
+    fetching: asyncio.Task[None], stopping: asyncio.Task[Any], *endless: asyncio.Task[None]
 ) -> None:
-    """Wait until the work is done, or is to stop; or until a loop that never ends has broken down."""
+    """Wait until no task is left or `stop()` is called; raise the error of an endless loop that failed."""
     try:
-        done, _ = await asyncio.wait((ending, stopping, *endless), return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait((fetching, stopping, *endless), return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
     finally:
@@ -216,7 +230,7 @@ def run(
     processes: int = 1,
     drain: bool = False,
 ) -> int:
-    """Run a worker until SIGTERM or SIGINT; of several processes, start again those that die.
+    """Run a worker until SIGTERM or SIGINT; with several processes, restart those that die.
 
     Returns the exit code. A second signal does not wait for running handlers.
     """
@@ -238,12 +252,12 @@ def _run_one(app: App, options: dict[str, Any]) -> int:
         for number in _SIGNALS:
             loop.add_signal_handler(number, worker.stop)
         if parent := multiprocessing.parent_process():
-            # Nobody else would end us if the parent were killed.
+            # A killed parent cannot stop its children, so they watch it.
             loop.add_reader(parent.sentinel, lambda: loop.remove_reader(parent.sentinel) and worker.stop())
         await worker.run()
         await app.aclose()
         if not worker.is_clean:
-            # Python would wait for a thread that never ends; its task is handed back and must not go on.
+            # Python would wait for a thread that may never end; its task is requeued, so end the thread now.
             log.warning("worker.killed_threads", worker_id=worker.id)
             logging.shutdown()
             os._exit(0)
@@ -266,7 +280,7 @@ def _run_many(app: App, options: dict[str, Any], processes: int) -> int:
 
     def start() -> BaseProcess:
         child = context.Process(target=_run_one_of_many, args=(app, options), name="penstock worker")
-        # A signal in between would end up with the parent's handler in the child.
+        # The child would run the parent's handler for a signal that arrives during the fork.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         child.start()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
@@ -288,7 +302,7 @@ def _run_many(app: App, options: dict[str, Any], processes: int) -> int:
     while any(child.is_alive() for child in children):
         wait([child.sentinel for child in children if child.is_alive()], timeout=0.5)
         for index, child in enumerate(children):
-            # One that ended well was asked to.
+            # Exit code 0 means that the child was asked to stop.
             if not child.is_alive() and child.exitcode != 0 and not is_stopping and not options["drain"]:
                 log.warning("worker.died", exit_code=child.exitcode)
                 time.sleep(1)

@@ -1,4 +1,4 @@
-"""Beat: extend the leases from a thread with a connection of its own, so that no handler can hold it up."""
+"""Beat: extend the leases from a thread with its own connection, so that no handler can block it."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import structlog
 from penstock import db, tasks, workers
 
 if TYPE_CHECKING:
-    from penstock.worker.desk import Desk
+    from penstock.worker.task_buffer import TaskBuffer
 
 log = structlog.get_logger("penstock.worker")
 
 
 class Beat:
-    """One statement per beat for all of a worker's leases. What comes back as lost is stopped in the loop."""
+    """Sends one heartbeat for all of a worker's leases, and stops the tasks whose lease is lost."""
 
-    def __init__(self, dsn: str, desk: Desk, description: dict[str, Any]) -> None:
-        self._dsn, self._desk, self._description = dsn, desk, description
+    def __init__(self, dsn: str, buffer: TaskBuffer, description: dict[str, Any]) -> None:
+        self._dsn, self._buffer, self._description = dsn, buffer, description
         self._loop = asyncio.get_running_loop()
         self._ended = threading.Event()
         self._now = threading.Event()
-        self._thread = threading.Thread(target=self._beats, name="penstock beat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="penstock beat", daemon=True)
         self._connection: db.SyncConnection | None = None
-        self._beaten_at = time.monotonic()
+        self._extended_at = time.monotonic()
         self.on_drain: Callable[[], None] = lambda: None
-        """What to do when somebody asks the worker to stop."""
+        """Called when an operator has asked the worker to stop."""
 
     def start(self) -> None:
         self._thread.start()
 
     def describe(self, **changes: Any) -> None:
-        """Change what the worker says of itself."""
+        """Change the description of the worker that its heartbeats store."""
         self._description = {**self._description, **changes}
         self.beat_now()
 
     def beat_now(self) -> None:
-        """Beat at once: something was canceled."""
+        """Send a heartbeat at once: a task may be canceled or a lease lost."""
         self._now.set()
 
     def stop(self) -> None:
@@ -50,7 +50,7 @@ class Beat:
         self._now.set()
         self._thread.join(timeout=5)
 
-    def _beats(self) -> None:
+    def _run(self) -> None:
         is_last = False
         while not is_last:
             is_last = self._ended.is_set()
@@ -67,39 +67,39 @@ class Beat:
         self._disconnect()
 
     def _pause(self) -> float:
-        is_late = time.monotonic() - self._beaten_at > self._desk.lease_seconds / 2
-        return min(1.0, self._desk.lease_seconds / 6) if is_late else self._desk.lease_seconds / 3
+        is_late = time.monotonic() - self._extended_at > self._buffer.lease_seconds / 2
+        return min(1.0, self._buffer.lease_seconds / 6) if is_late else self._buffer.lease_seconds / 3
 
     def _beat(self) -> None:
         if self._connection is None:
-            name = f"penstock beat {self._desk.worker_id}"
+            name = f"penstock beat {self._buffer.worker_id}"
             self._connection = db.connect(self._dsn, name=name, wait_seconds=1)
-        # What is handed back is still ours until that is said.
+        # A task that is handed back keeps its lease until the database knows.
         leases = [
-            (held.claim.id, held.claim.lease)
-            for held in list(self._desk.held.values())
-            if held.lost in (None, "handed back")
+            (leased.claim.id, leased.claim.lease)
+            for leased in list(self._buffer.leased.values())
+            if leased.stop_reason in (None, "handed back")
         ]
         sent_at = time.monotonic()
         lost: list[tuple[int, int, str]] = []
         if leases:
             lost = tasks.heartbeat_sync(
-                self._connection, self._desk.worker_id, leases, self._desk.lease_seconds
+                self._connection, self._buffer.worker_id, leases, self._buffer.lease_seconds
             )
-        self._beaten_at = sent_at
-        self._loop.call_soon_threadsafe(self._answered, {lease for _, lease in leases}, lost, sent_at)
+        self._extended_at = sent_at
+        self._loop.call_soon_threadsafe(self._apply, {lease for _, lease in leases}, lost, sent_at)
 
-    def _answered(self, leases: set[int], lost: list[tuple[int, int, str]], sent_at: float) -> None:
-        # The answer alone decides what is lost. While there is none, handlers go on: a database that is away
-        # gives their tasks to nobody else.
+    def _apply(self, leases: set[int], lost: list[tuple[int, int, str]], sent_at: float) -> None:
+        # Only the response decides which leases are lost. Without one the handlers continue: while the
+        # database is down, no other worker can claim their tasks.
         for task_id, lease, code in lost:
-            self._desk.lose(task_id, lease, code)
-        self._desk.beaten(leases, sent_at)
+            self._buffer.stop(task_id, lease, code)
+        self._buffer.leases_extended(leases, sent_at)
 
     def _report(self) -> None:
         assert self._connection is not None
-        info = {**self._description, "running": self._desk.running}
-        if workers.report_sync(self._connection, worker_id=self._desk.worker_id, info=info):
+        info = {**self._description, "running": self._buffer.running}
+        if workers.report_sync(self._connection, worker_id=self._buffer.worker_id, info=info):
             self._loop.call_soon_threadsafe(self.on_drain)
 
     def _disconnect(self) -> None:

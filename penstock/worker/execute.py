@@ -1,4 +1,4 @@
-"""Execute: run the handler of one task, in the loop, a thread or a process, and say how it went."""
+"""Execute: run the handler of one task, in the event loop, a thread or a process, and report its outcome."""
 
 from __future__ import annotations
 
@@ -25,141 +25,145 @@ from penstock.worker.processes import Processes
 
 if TYPE_CHECKING:
     from penstock.app import Task
-    from penstock.worker.desk import Desk, Held
     from penstock.worker.finish import Finish
+    from penstock.worker.task_buffer import LeasedTask, TaskBuffer
 
 R = TypeVar("R")
 log = structlog.get_logger("penstock.worker")
-# A handler that never awaits would keep the loop to itself: after so long the others get a turn.
+# Handlers that never await would block the event loop: after this time a slot lets others run.
 TURN_SECONDS = 0.005
 CLEANUP_SECONDS = 2.0
-# A smaller output is not worth the question how large it may be.
+# Outputs up to this size are always allowed: no need to ask the database for its limit.
 LARGE_BYTES = 8192
-# Connections for what handlers ask for; the worker's own are apart. Of them, so many for adding tasks, which
-# may have to wait for another handler's transaction, while that asks for something itself.
-CALLS = 3
-ADDING = 2
-# A transactional handler must not wait for itself: what it has in hand is not to be had.
-_IN_HAND: LiteralString = "set local lock_timeout = '10s'"
-# A machine that vanishes during a handler's transaction is noticed in about a minute, and not after hours.
-_GUARD: LiteralString = (
+# Connections for the calls of handlers; the worker's own calls use another pool. Not all of them may add
+# tasks: adding may wait for the transaction of another handler, and that handler needs a connection to go on.
+CALL_CONNECTIONS = 3
+ADDING_CONNECTIONS = 2
+# A report on a second connection must not wait for ever for locks that the handler's own transaction holds.
+_LOCK_TIMEOUT: LiteralString = "set local lock_timeout = '10s'"
+# The server then detects within a minute, not after hours, that a worker's machine is gone.
+_KEEPALIVES: LiteralString = (
     "select set_config('tcp_keepalives_idle', '30', true), set_config('tcp_keepalives_interval', '10', true),"
     " set_config('tcp_keepalives_count', '3', true)"
 )
-# How often a task may lose the database in one worker before that counts as a failed attempt, and of how many
-# tasks that is remembered.
+# How often a task may lose its database connection in one worker before the attempt counts as failed, and for
+# how many tasks the worker keeps this count.
 MAX_LOSSES = 5
 REMEMBERED_LOSSES = 10_000
 _COMPLETED = object()
 
 
 class Execute(Hooks):
-    """As many slots as the worker's concurrency; each takes a task, runs it, and takes the next."""
+    """Runs one slot per unit of concurrency; each slot runs one task after the other."""
 
-    def __init__(self, desk: Desk, finish: Finish, dsn: str, calls: db.Pool) -> None:
-        self._desk, self._finish, self._dsn = desk, finish, dsn
+    def __init__(self, buffer: TaskBuffer, finish: Finish, dsn: str, calls: db.Pool) -> None:
+        self._buffer, self._finish, self._dsn = buffer, finish, dsn
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._threads = ThreadPoolExecutor(desk.concurrency, thread_name_prefix="penstock task")
-        self._processes = Processes(desk.concurrency)
+        self._threads = ThreadPoolExecutor(buffer.concurrency, thread_name_prefix="penstock task")
+        self._processes = Processes(buffer.concurrency)
         self._opened = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._calls = calls
-        self._adding = asyncio.Semaphore(ADDING)
+        self._adding = asyncio.Semaphore(ADDING_CONNECTIONS)
         self._transactions: db.Pool | None = None
-        self._is_left_behind = False
+        self._is_thread_left = False
         self._losses: dict[int, int] = {}
         self._waiting_for_database: set[Context] = set()
 
     def start(self) -> list[asyncio.Task[None]]:
-        return [asyncio.create_task(self._slot(), name=f"slot {n}") for n in range(self._desk.concurrency)]
+        return [asyncio.create_task(self._slot(), name=f"slot {n}") for n in range(self._buffer.concurrency)]
 
     async def hand_back_running(self) -> None:
-        """The grace time is over: stop what still runs and give it back."""
-        running = [held for held in self._desk.held.values() if held.runner is not None]
-        for held in running:
-            self._desk.lose(held.claim.id, held.claim.lease, "handed back")
-        # Handlers get a moment to clean up.
+        """Stop the handlers that still run after the grace time, and requeue their tasks."""
+        running = [leased for leased in self._buffer.leased.values() if leased.runner is not None]
+        for leased in running:
+            self._buffer.stop(leased.claim.id, leased.claim.lease, "handed back")
+        # Handlers get CLEANUP_SECONDS for their `finally` blocks.
         deadline = time.monotonic() + CLEANUP_SECONDS
-        while self._desk.running > self._desk.abandoned and time.monotonic() < deadline:
-            await self._desk.changed(deadline - time.monotonic())
-        for held in running:
-            if held.runner is not None:
-                log.warning("task.does_not_stop", task_id=held.claim.id, kind=held.claim.kind)
-                self.release(held)
+        while self._buffer.running > self._buffer.abandoned and time.monotonic() < deadline:
+            await self._buffer.wait_for_change(deadline - time.monotonic())
+        for leased in running:
+            if leased.runner is not None:
+                log.warning("task.does_not_stop", task_id=leased.claim.id, kind=leased.claim.kind)
+                self.release(leased)
 
     async def close(self) -> bool:
-        """End it all. False if something still runs that cannot be stopped."""
+        """End threads and processes. Returns False if a thread still runs."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
         await self._opened.aclose()
-        return self._desk.running == 0 and not self._is_left_behind
+        return self._buffer.running == 0 and not self._is_thread_left
 
     async def _slot(self) -> None:
         me = asyncio.current_task()
         assert me is not None
         turn = time.monotonic()
-        while not self._desk.is_closing:
-            held = await self._desk.take()
-            held.runner = me
+        while not self._buffer.is_closing:
+            leased = await self._buffer.next_task()
+            leased.runner = me
             try:
-                await self._run(held, me)
+                await self._run(leased, me)
             finally:
-                held.runner = None
+                leased.runner = None
                 try:
-                    if held.thread is not None:
-                        await self._outlive(held.thread)
+                    if leased.thread is not None:
+                        await self._wait_for_thread(leased.thread)
                 finally:
-                    self._desk.leave()
+                    self._buffer.handler_ended()
             if time.monotonic() - turn > TURN_SECONDS:
                 await asyncio.sleep(0)
                 turn = time.monotonic()
 
-    async def _outlive(self, thread: asyncio.Future[Any]) -> None:
-        """A thread cannot be stopped: its place stays taken until it ends."""
-        self._desk.abandoned += 1
-        self._desk.touch()
+    async def _wait_for_thread(self, thread: asyncio.Future[Any]) -> None:
+        """Keep the slot until the thread of a stopped attempt ends: a thread cannot be stopped."""
+        self._buffer.abandoned += 1
+        self._buffer.notify()
         try:
             await asyncio.wait([thread])
         finally:
-            self._desk.abandoned -= 1
-            self._is_left_behind |= not thread.done()
+            self._buffer.abandoned -= 1
+            self._is_thread_left |= not thread.done()
 
-    def release(self, held: Held) -> None:
-        """Say nothing of the outcome: give the lease back, unless it is another's by now."""
-        if held.lost == "lease_lost":
-            self._desk.forget(held.claim.id, held.claim.lease)
+    def release(self, leased: LeasedTask) -> None:
+        """Requeue the task without an outcome, unless its lease is lost."""
+        if leased.stop_reason == "lease_lost":
+            self._buffer.remove(leased.claim.id, leased.claim.lease)
         else:
-            self._finish.returned(held, 0, held.lost or "handed back")
+            self._finish.returned(leased, 0, leased.stop_reason or "handed back")
 
-    async def _run(self, held: Held, me: asyncio.Task[None]) -> None:
-        task = self._desk.app.tasks[held.claim.kind]
-        held.context = context = Context(held.claim, self._desk.worker_id, self)
+    async def _run(self, leased: LeasedTask, me: asyncio.Task[None]) -> None:
+        task = self._buffer.app.tasks[leased.claim.kind]
+        leased.context = context = Context(leased.claim, self._buffer.worker_id, self)
         try:
-            output = await self._attempt(task, held, context)
+            output = await self._attempt(task, leased, context)
             if self._is_large(output):
-                output = await self._small(context, output)
+                output = await self._store_if_too_large(context, output)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
-            if held.lost is not None:
-                self._stopped(held, me)
+            if leased.stop_reason is not None:
+                self._stopped(leased, me)
             elif isinstance(error, asyncio.CancelledError) and me.cancelling():
-                raise  # this slot is to end, not the handler
-            elif isinstance(error, Reschedule):
-                self._finish.returned(held, error.delay, error.reason)
-            elif self._is_database_lost(error, context):
-                self._return_after_loss(held, error)
-            elif held.claim.provider is not None and (signal := _signal(error)) is not None:
-                self._finish.limited(held, signal)
-                self._finish.hand_back(self._desk.take_waiting_for(held.claim.provider))
+                raise  # the slot was canceled, not the handler
             else:
-                self._finish.failed(held, outcome.describe(error))
+                self._report_error(leased, context, error)
         else:
-            if held.lost is not None:
-                self._stopped(held, me)
+            if leased.stop_reason is not None:
+                self._stopped(leased, me)
             elif output is not _COMPLETED:
-                self._finish.done(held, output)
+                self._finish.done(leased, output)
+
+    def _report_error(self, leased: LeasedTask, context: Context, error: BaseException) -> None:
+        if isinstance(error, Reschedule):
+            self._finish.returned(leased, error.delay, error.reason)
+        elif self._is_database_lost(error, context):
+            self._return_after_loss(leased, error)
+        elif leased.claim.provider is not None and (signal := _signal(error)) is not None:
+            self._finish.limited(leased, signal)
+            self._finish.hand_back(self._buffer.pop_unstarted_for(leased.claim.provider))
+        else:
+            self._finish.failed(leased, outcome.describe(error))
 
     def _is_database_lost(self, error: BaseException, context: Context) -> bool:
         """Whether an attempt ended because this worker lost its connection to the database."""
@@ -170,26 +174,28 @@ class Execute(Hooks):
             cause = cause.__cause__
         return cause is not None
 
-    def _return_after_loss(self, held: Held, error: BaseException) -> None:
-        """Hand the task back: it costs no attempt, unless it loses the connection again and again.
+    def _return_after_loss(self, leased: LeasedTask, error: BaseException) -> None:
+        """Requeue the task without costing an attempt; after MAX_LOSSES, fail the attempt.
 
-        A statement that crashes the server, or a transaction that idles until the server ends it, would
-        otherwise come back for ever.
+        Without that limit, a statement that crashes the server, or a transaction that idles until the server
+        ends it, would be retried for ever.
         """
-        losses = self._losses[held.claim.id] = self._losses.pop(held.claim.id, 0) + 1
+        losses = self._losses[leased.claim.id] = self._losses.pop(leased.claim.id, 0) + 1
         while len(self._losses) > REMEMBERED_LOSSES:
             self._losses.pop(next(iter(self._losses)))
-        log.warning("task.connection_lost", task_id=held.claim.id, kind=held.claim.kind, error=str(error))
+        log.warning("task.connection_lost", task_id=leased.claim.id, kind=leased.claim.kind, error=str(error))
         if losses > MAX_LOSSES:
-            self._finish.failed(held, outcome.describe(error))
+            self._finish.failed(leased, outcome.describe(error))
         else:
-            self._finish.returned(held, 0 if losses == 1 else 2.0 ** (losses - 2), "database connection lost")
+            self._finish.returned(
+                leased, 0 if losses == 1 else 2.0 ** (losses - 2), "database connection lost"
+            )
 
-    async def _patiently(self, ctx: Context, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Make a call that may be made twice, again and again while the database is away.
+    async def _retry_while_unavailable(self, ctx: Context, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
+        """Make an idempotent call, again while the database is down.
 
-        What a handler reports about paid work must not fail the attempt. When the lease is lost meanwhile,
-        the handler is stopped, and this with it.
+        A handler that reports paid work must not fail because the database is down. This ends when the lease
+        is lost, because then the handler is stopped.
         """
         self._waiting_for_database.add(ctx)
         try:
@@ -204,90 +210,99 @@ class Execute(Hooks):
         finally:
             self._waiting_for_database.discard(ctx)
 
-    def _stopped(self, held: Held, me: asyncio.Task[None]) -> None:
+    def _stopped(self, leased: LeasedTask, me: asyncio.Task[None]) -> None:
         while me.cancelling():
             me.uncancel()
-        log.info("task.stopped", task_id=held.claim.id, job_id=str(held.claim.job_id), why=held.lost)
-        self.release(held)
+        log.info(
+            "task.stopped", task_id=leased.claim.id, job_id=str(leased.claim.job_id), why=leased.stop_reason
+        )
+        self.release(leased)
 
-    async def _attempt(self, task: Task[Any, Any], held: Held, context: Context) -> Any:
+    async def _attempt(self, task: Task[Any, Any], leased: LeasedTask, context: Context) -> Any:
         try:
-            values = task.signature.check(_values(await self._whole(held.claim, context)))
+            claim = await self._with_stored_outputs(leased.claim, context)
+            values = task.signature.check(_arguments_of(claim))
         except Invalid as error:
             raise Fail(error.message, code="bad_input", details=error.details) from None
-        limit = held.claim.timeout_seconds
+        limit = leased.claim.timeout_seconds
         if task.mode == "process":
             return await self._processes.call(task.function, values, limit)
         if limit is None:
-            return await self._call(task, held, context, values)
+            return await self._call(task, leased, context, values)
         async with outcome.limited(limit):
-            return await self._call(task, held, context, values)
+            return await self._call(task, leased, context, values)
 
-    async def _call(self, task: Task[Any, Any], held: Held, context: Context, values: dict[str, Any]) -> Any:
+    async def _call(
+        self, task: Task[Any, Any], leased: LeasedTask, context: Context, values: dict[str, Any]
+    ) -> Any:
         arguments: tuple[Any, ...] = (context,) if task.signature.takes_context else ()
         if task.is_transactional:
-            return await self._call_in_transaction(task, held, context, values)
+            return await self._call_in_transaction(task, leased, context, values)
         if task.mode == "async":
             return outcome.output(task, await task.function(*arguments, **values))
         call = partial(task.function, *arguments, **values)
-        return await self._in_thread(held, context, lambda: outcome.output(task, call()))
+        return await self._in_thread(leased, context, lambda: outcome.output(task, call()))
 
-    async def _in_thread(self, held: Held, context: Context, call: Callable[[], Any]) -> Any:
+    async def _in_thread(self, leased: LeasedTask, context: Context, call: Callable[[], Any]) -> Any:
         thread = self._loop.run_in_executor(self._threads, outcome.caught, call)
         try:
             result, error = await asyncio.shield(thread)
         except asyncio.CancelledError:
-            # Lost, canceled or too slow: the thread can only be told.
+            # A thread cannot be stopped: the handler has to check `is_stopped`.
             context.stop()
-            held.thread = thread
+            leased.thread = thread
             raise
         if error is not None:
             raise error
         return result
 
     async def _call_in_transaction(
-        self, task: Task[Any, Any], held: Held, context: Context, values: dict[str, Any]
+        self, task: Task[Any, Any], leased: LeasedTask, context: Context, values: dict[str, Any]
     ) -> Any:
-        """The handler's writes and the task's completion are one commit, or none."""
+        """Commit the handler's writes and the task's completion in one transaction."""
         try:
             if task.mode == "async":
-                async with db.ending(await self._connections()) as (connection, say):
+                async with db.pipelined_commit(await self._connections()) as (connection, execute_last):
                     if connection.info.hostaddr:
-                        await db.rows(connection, _GUARD, ())
+                        await db.rows(connection, _KEEPALIVES, ())
                     context.connection = connection
                     output = outcome.output(task, await task.function(context, **values))
                     if self._is_large(output):
-                        output = await self._small(context, output)
+                        output = await self._store_if_too_large(context, output)
                     done = tasks.Done(context.task_id, context.lease, output)
-                    await tasks.complete_last(say, context.worker_id, done)
+                    await tasks.complete_last(execute_last, context.worker_id, done)
             else:
                 call = partial(self._transaction_in_thread, task, context, values)
-                await self._in_thread(held, context, call)
+                await self._in_thread(leased, context, call)
         except TooLarge as error:
             if error.details.get("field") == "p_output":
                 raise Fail(outcome.TOO_LARGE, code="bad_output") from error
             raise
-        self._desk.forget(held.claim.id, held.claim.lease)
+        self._buffer.remove(leased.claim.id, leased.claim.lease)
         return _COMPLETED
 
     def _transaction_in_thread(self, task: Task[Any, Any], context: Context, values: dict[str, Any]) -> None:
         name = f"penstock task {context.task_id}"
-        with db.connect(self._dsn, name=name) as connection, db.ending_sync(connection) as say:
+        with (
+            db.connect(self._dsn, name=name) as connection,
+            db.pipelined_commit_sync(connection) as execute_last,
+        ):
             if connection.info.hostaddr:
-                db.rows_sync(connection, _GUARD, ())
+                db.rows_sync(connection, _KEEPALIVES, ())
             context.connection = connection
             output = outcome.output(task, task.function(context, **values))
             if self._is_large(output):
-                output = self.block(self._small(context, output))
+                output = self.block(self._store_if_too_large(context, output))
             done = tasks.Done(context.task_id, context.lease, output)
-            tasks.complete_last_sync(say, context.worker_id, done)
+            tasks.complete_last_sync(execute_last, context.worker_id, done)
 
     def _is_large(self, output: Any) -> TypeGuard[str]:
-        return isinstance(output, str) and len(output) > LARGE_BYTES and self._desk.app.artifacts is None
+        return isinstance(output, str) and len(output) > LARGE_BYTES and self._buffer.app.artifacts is None
 
-    async def _small(self, context: Context, output: str) -> str:
-        """An output that the database takes: in place of one too large for it, where its file is."""
-        if len(output) <= await self._patiently(context, partial(artifacts.max_output_bytes, self._calls)):
+    async def _store_if_too_large(self, context: Context, output: str) -> str:
+        """The output; if it is too large for the database, it becomes a file and a reference."""
+        max_bytes = partial(artifacts.max_output_bytes, self._calls)
+        if len(output) <= await self._retry_while_unavailable(context, max_bytes):
             return output
         if len(output) > artifacts.MAX_OUTPUT:
             raise Fail(outcome.TOO_LARGE, code="bad_output")
@@ -295,31 +310,33 @@ class Execute(Hooks):
             await self.save(context, artifacts.OUTPUT, output.encode(), "application/json")
         )
 
-    async def _whole(self, claim: tasks.Claim, context: Context) -> tasks.Claim:
-        """The claim, with its parents' outputs read back that are in files."""
+    async def _with_stored_outputs(self, claim: tasks.Claim, context: Context) -> tasks.Claim:
+        """The claim, with those outputs of its dependencies read that are stored as files."""
         outputs = claim.input.get("after")
         if not isinstance(outputs, dict) or not artifacts.is_any_reference(cast("dict[str, Any]", outputs)):
             return claim
         found = cast("dict[str, Any]", outputs)
-        expand = partial(artifacts.expanded, self._calls, self._desk.app, job_id=claim.job_id, outputs=found)
-        whole = await self._patiently(context, expand)
-        return claim._replace(input={**claim.input, "after": whole})
+        expand = partial(
+            artifacts.expanded, self._calls, self._buffer.app, job_id=claim.job_id, outputs=found
+        )
+        complete = await self._retry_while_unavailable(context, expand)
+        return claim._replace(input={**claim.input, "after": complete})
 
     async def _connections(self) -> db.Pool:
-        """Connections for transactional handlers, apart from the worker's own: they are held for long."""
+        """A pool of its own for transactional handlers: they keep their connections for long."""
         async with self._opening:
             if self._transactions is None:
-                opening = db.pool(self._dsn, name="penstock task", max_size=self._desk.concurrency)
+                opening = db.pool(self._dsn, name="penstock task", max_size=self._buffer.concurrency)
                 self._transactions = await self._opened.enter_async_context(opening)
         return self._transactions
 
-    # --- what a context asks for ---
+    # --- calls of the handler's context ---
 
-    def reported(self, ctx: Context) -> None:
+    def progressed(self, ctx: Context) -> None:
         self._finish.progress(ctx)
 
     async def heartbeat(self, ctx: Context) -> None:
-        await self._tell(ctx, "heartbeat_task")
+        await self._report(ctx, "heartbeat_task")
 
     async def add_tasks(self, ctx: Context, new: Sequence[dict[str, Any]]) -> list[int]:
         chosen: dict[str, Any] = {"job_id": ctx.job_id, "tasks": new, "task_id": ctx.task_id}
@@ -339,7 +356,7 @@ class Execute(Hooks):
         return row["add_tasks"]
 
     async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str) -> dict[str, Any]:
-        app = self._desk.app
+        app = self._buffer.app
         if app.artifacts is not None:
             return await app.artifacts(ctx, name, data, content_type)
         return await artifacts.save(
@@ -349,33 +366,33 @@ class Execute(Hooks):
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
         options = {"variant": variant, "key": _report_key(ctx)}
-        await self._tell(ctx, "record_usage", p_units=db.Json(units), p_options=db.Json(options))
+        await self._report(ctx, "record_usage", p_units=db.Json(units), p_options=db.Json(options))
 
     async def cost(
         self, ctx: Context, cost_type: str, amount: Decimal, currency: str | None, options: dict[str, Any]
     ) -> None:
-        await self._tell(
+        await self._report(
             ctx, "record_cost", p_cost_type=cost_type, p_amount=amount, p_currency=currency,
             p_options=db.Json({"key": _report_key(ctx), **options}),
         )  # fmt: skip
 
-    async def _tell(self, ctx: Context, function: str, **arguments: Any) -> None:
-        """Report about the attempt, at once, whatever becomes of the handler's own transaction.
+    async def _report(self, ctx: Context, function: str, **arguments: Any) -> None:
+        """Call an SQL function about the attempt and commit at once, outside the handler's own transaction.
 
-        The same report may arrive twice: it carries a key, or changes nothing the second time.
+        The function is idempotent, by a key or by itself, because it may be called twice.
         """
         arguments |= {"p_task_id": ctx.task_id, "p_worker_id": ctx.worker_id, "p_lease": ctx.lease}
 
-        async def tell() -> None:
+        async def report() -> None:
             if ctx.connection is None:
                 await db.call(self._calls, function, **arguments)
                 return
-            async with db.beginning(self._calls, _IN_HAND, ()) as conn:
+            async with db.transaction_with_setup(self._calls, _LOCK_TIMEOUT, ()) as conn:
                 await db.call(conn, function, **arguments)
 
-        await self._patiently(ctx, tell)
+        await self._retry_while_unavailable(ctx, report)
 
-    async def heard(self, ctx: Context, signal: dict[str, Any]) -> None:
+    async def report_signal(self, ctx: Context, signal: dict[str, Any]) -> None:
         if ctx.provider is not None:
             report = partial(
                 db.call,
@@ -385,7 +402,7 @@ class Execute(Hooks):
                 p_signal=db.Json(tasks.clean(signal)),
                 p_tenant_id=ctx.tenant_id,
             )
-            await self._patiently(ctx, report)
+            await self._retry_while_unavailable(ctx, report)
 
     async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return await self._processes.compute(function, args, kwargs)
@@ -393,7 +410,11 @@ class Execute(Hooks):
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         if threading.get_ident() == self._loop_thread:
             work.close()
-            raise Invalid("an async handler awaits: aheartbeat, aadd_tasks, asave", code="use_await")
+            raise Invalid(
+                "an async handler cannot call this method: await the one that starts with an `a`,"
+                " such as aheartbeat, aadd_tasks or asave",
+                code="use_await",
+            )
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
@@ -405,11 +426,12 @@ def _signal(error: BaseException) -> dict[str, Any] | None:
     try:
         return signals.of(error)
     except Exception:
-        # An exception that cannot even be looked at is no answer of a provider.
+        # An exception whose attributes raise errors does not come from a provider.
         return None
 
 
-def _values(claim: tasks.Claim) -> dict[str, Any]:
+def _arguments_of(claim: tasks.Claim) -> dict[str, Any]:
+    """The handler's arguments, with references to dependencies replaced by their outputs."""
     outputs = claim.input.get("after")
     if outputs is None:
         return claim.input

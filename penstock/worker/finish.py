@@ -1,5 +1,7 @@
-"""Finish: report what has ended. One report is under way at a time, and takes along all that ended meanwhile:
-alone in an idle system a task is reported at once, in a busy one hundreds go together."""
+"""Finish: report outcomes. One report is sent at a time, with all outcomes collected since the last one.
+
+So an idle worker reports a task at once, and a busy one reports hundreds together.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from penstock.worker import outcome
 
 if TYPE_CHECKING:
     from penstock.context import Context
-    from penstock.worker.desk import Desk, Held
+    from penstock.worker.task_buffer import LeasedTask, TaskBuffer
 
 log = structlog.get_logger("penstock.worker")
 MAX_BATCH = 1000
@@ -25,10 +27,10 @@ PROGRESS_SECONDS = 0.5
 
 
 class Finish:
-    """Collects outcomes and sends them in batches. Nothing that one of them contains holds up the others."""
+    """Collects outcomes and sends them in batches. A report that is rejected does not block the others."""
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
+    def __init__(self, buffer: TaskBuffer) -> None:
+        self._buffer = buffer
         self._loop = asyncio.get_running_loop()
         self._done: list[Done] = []
         self._failed: list[Failed] = []
@@ -37,38 +39,38 @@ class Finish:
         self._progress: dict[int, Context] = {}
         self._progress_is_due = False
         self._progress_is_timed = False
-        self._something = asyncio.Event()
+        self._has_reports = asyncio.Event()
         self._sending = asyncio.Lock()
         self.on_parked: Callable[[], None] = lambda: None
-        """Called when something may have to be queued again soon."""
+        """Called when a task was parked that may be due again soon."""
 
-    def done(self, held: Held, output: str | None) -> None:
-        self._done.append(Done(held.claim.id, held.claim.lease, output))
-        self._something.set()
+    def done(self, leased: LeasedTask, output: str | None) -> None:
+        self._done.append(Done(leased.claim.id, leased.claim.lease, output))
+        self._has_reports.set()
 
-    def failed(self, held: Held, error: dict[str, Any]) -> None:
-        self._failed.append(Failed(held.claim.id, held.claim.lease, error))
-        self._something.set()
+    def failed(self, leased: LeasedTask, error: dict[str, Any]) -> None:
+        self._failed.append(Failed(leased.claim.id, leased.claim.lease, error))
+        self._has_reports.set()
 
-    def limited(self, held: Held, signal: dict[str, Any]) -> None:
-        """A provider refused the call: the others are to know at once."""
-        self._limited.append((held.claim.id, held.claim.lease, signal))
-        self._something.set()
+    def limited(self, leased: LeasedTask, signal: dict[str, Any]) -> None:
+        """Report that the provider rejected the call because of a limit; sent before all other reports."""
+        self._limited.append((leased.claim.id, leased.claim.lease, signal))
+        self._has_reports.set()
 
-    def returned(self, held: Held, delay: float, reason: str) -> None:
+    def returned(self, leased: LeasedTask, delay: float, reason: str) -> None:
         group = self._returned.setdefault((delay, reason), [])
-        group.append((held.claim.id, held.claim.lease))
-        self._something.set()
+        group.append((leased.claim.id, leased.claim.lease))
+        self._has_reports.set()
 
-    def hand_back(self, all_held: list[Held]) -> None:
-        """Tasks that never began go back to the queue at once."""
-        for held in all_held:
-            held.lost = "handed back"
-            # The words tell the database that what was admitted for them was not used.
-            self.returned(held, 0, "not begun")
+    def hand_back(self, unstarted: list[LeasedTask]) -> None:
+        """Requeue tasks that never started."""
+        for leased in unstarted:
+            leased.stop_reason = "handed back"
+            # For this reason the database gives back the quota and the rate limit that they reserved.
+            self.returned(leased, 0, "not begun")
 
     def progress(self, context: Context) -> None:
-        """Remember the latest word of a task; called from any thread."""
+        """Keep the latest progress of a task to be sent soon; may be called from any thread."""
         self._progress[context.task_id] = context
         if not self._progress_is_timed:
             self._progress_is_timed = True
@@ -76,19 +78,19 @@ class Finish:
 
     def _send_progress_soon(self) -> None:
         self._progress_is_timed, self._progress_is_due = False, True
-        self._something.set()
+        self._has_reports.set()
 
     async def run(self) -> None:
         while True:
-            await self._something.wait()
-            self._something.clear()
+            await self._has_reports.wait()
+            self._has_reports.clear()
             await self._flush()
 
     async def flush_all(self) -> None:
-        """Send everything that is left, for as long as the leases could still be ours."""
-        deadline = self._loop.time() + self._desk.lease_seconds
+        """Send all remaining reports; give up once the leases have expired anyway."""
+        deadline = self._loop.time() + self._buffer.lease_seconds
         while True:
-            # Also waits for what is under way.
+            # This also waits for a report that is being sent.
             await self._flush()
             is_empty = not (self._done or self._failed or self._limited or self._returned)
             if is_empty or self._loop.time() > deadline:
@@ -109,16 +111,16 @@ class Finish:
                 if self._progress_is_due:
                     await self._send_progress()
             except Unavailable as error:
-                # The same words again, with the same leases: if they had arrived, that is no error.
+                # The reports are sent again with the same leases; one that had arrived is accepted again.
                 log.warning("worker.report_failed", error=str(error))
-                self._something.set()
+                self._has_reports.set()
                 await asyncio.sleep(random.uniform(0.2, 1))
 
     async def _send(self, queue: list[Any], sender: Any) -> None:
         batch = queue[:MAX_BATCH]
         del queue[:MAX_BATCH]
         try:
-            self._settle(batch, await sender(self._desk.pool, self._desk.worker_id, batch))
+            self._accept(batch, await sender(self._buffer.pool, self._buffer.worker_id, batch))
         except Unavailable:
             queue[:0] = batch
             raise
@@ -127,29 +129,31 @@ class Finish:
             await self._send_singly(batch, queue, sender)
 
     async def _send_singly(self, batch: list[Any], queue: list[Any], sender: Any) -> None:
-        """One report that the database cannot take must not hold up the others."""
+        """Send reports one by one, so that one that the database rejects does not block the others."""
         while batch:
             report = batch.pop(0)
             try:
-                self._settle([report], await sender(self._desk.pool, self._desk.worker_id, [report]))
+                self._accept([report], await sender(self._buffer.pool, self._buffer.worker_id, [report]))
             except Unavailable:
                 queue[:0] = [report, *batch]
                 raise
             except Exception as error:
-                self._cannot_send(report, error)
+                self._simplify(report, error)
 
-    def _cannot_send(self, report: Done | Failed, error: Exception) -> None:
+    def _simplify(self, report: Done | Failed, error: Exception) -> None:
+        """Replace a report that the database rejects with one that says less."""
         if isinstance(report, Done):
             self._failed.append(Failed(report.id, report.lease, _bad_output(str(error))))
         elif len(report.error) > 2:
             bare = {"code": "unreportable_error", "permanent": bool(report.error.get("permanent"))}
             self._failed.append(Failed(report.id, report.lease, bare))
         else:
-            # Not even that: the lease runs out and the task is taken back.
+            # The database rejects even this, so the lease expires and the task is requeued.
             log.error("worker.error_unreportable", task_id=report.id, error=str(error))
-            self._desk.forget(report.id, report.lease)
+            self._buffer.remove(report.id, report.lease)
 
-    def _settle(self, batch: list[Any], refused: list[Refusal]) -> None:
+    def _accept(self, batch: list[Any], refused: list[Refusal]) -> None:
+        """Remove reported tasks from the buffer; an output that is too large fails its task."""
         codes = {refusal.id: refusal.code for refusal in refused}
         for report in batch:
             code = codes.get(report.id) if codes else None
@@ -158,18 +162,18 @@ class Finish:
                 continue
             if code is not None:
                 log.warning("worker.lease_refused", task_id=report.id, lease=report.lease, code=code)
-            self._desk.forget(report.id, report.lease)
+            self._buffer.remove(report.id, report.lease)
 
     async def _send_limited(self) -> None:
         task_id, lease, signal = self._limited[0]
         try:
-            await tasks.report_limited(self._desk.pool, self._desk.worker_id, task_id, lease, signal)
+            await tasks.report_limited(self._buffer.pool, self._buffer.worker_id, task_id, lease, signal)
         except Unavailable:
             raise
         except Exception as error:
             log.warning("worker.lease_refused", task_id=task_id, lease=lease, error=str(error))
         self._limited.pop(0)
-        self._desk.forget(task_id, lease)
+        self._buffer.remove(task_id, lease)
 
     async def _send_returned(self) -> None:
         (delay, reason), group = self._returned.popitem()
@@ -178,7 +182,11 @@ class Finish:
             self._returned[delay, reason] = rest
         try:
             await tasks.reschedule(
-                self._desk.pool, self._desk.worker_id, batch, delay_seconds=delay, reason=tasks.clean(reason)
+                self._buffer.pool,
+                self._buffer.worker_id,
+                batch,
+                delay_seconds=delay,
+                reason=tasks.clean(reason),
             )
         except Unavailable:
             self._returned.setdefault((delay, reason), []).extend(batch)
@@ -186,19 +194,19 @@ class Finish:
         except Exception as error:
             log.error("worker.return_refused", error=str(error), tasks=len(batch))
         for task_id, lease in batch:
-            self._desk.forget(task_id, lease)
+            self._buffer.remove(task_id, lease)
         self.on_parked()
 
     async def _send_progress(self) -> None:
         reports, self._progress, self._progress_is_due = self._progress, {}, False
         for context in reports.values():
-            held = self._desk.held.get(context.task_id)
-            if held is None or held.context is not context or context.is_stopped:
+            leased = self._buffer.leased.get(context.task_id)
+            if leased is None or leased.context is not context or context.is_stopped:
                 continue
             try:
                 await tasks.report_progress(
-                    self._desk.pool,
-                    self._desk.worker_id,
+                    self._buffer.pool,
+                    self._buffer.worker_id,
                     context.task_id,
                     context.lease,
                     fraction=context.fraction,

@@ -1,4 +1,4 @@
-"""How an attempt went, as the database keeps it: something, whatever a handler returns or raises."""
+"""The outcome of an attempt as the database stores it, for anything that a handler returns or raises."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ log = structlog.get_logger("penstock.worker")
 
 
 class TimedOutHandler(Exception):
-    """The handler took longer than it may."""
+    """The handler ran longer than its timeout."""
 
     code = "timeout"
 
@@ -35,7 +35,7 @@ class ProcessDied(Exception):
 
 
 class HandlerFailed(Exception):
-    """What was raised in another process, described there."""
+    """An exception raised in another process, already described there."""
 
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error.get("message"))
@@ -44,7 +44,7 @@ class HandlerFailed(Exception):
 
 @asynccontextmanager
 async def limited(seconds: float | None) -> AsyncGenerator[None]:
-    """Let a handler run for so long. (A TimeoutError may also be its own.)"""
+    """Raise TimedOutHandler after `seconds`. A TimeoutError of the handler itself passes through."""
     clock = asyncio.timeout(seconds)
     try:
         async with clock:
@@ -56,8 +56,10 @@ async def limited(seconds: float | None) -> AsyncGenerator[None]:
 
 
 def caught(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseException | None]:
-    """What a call in a thread gives or raises. (Not every exception can be set on a future: one that cannot
-    would leave its waiter waiting for ever.)"""
+    """The result of a call, or the exception it raised.
+
+    A future cannot carry every exception: a StopIteration, for one, would leave its waiter waiting for ever.
+    """
     try:
         return call(*arguments), None
     except BaseException as error:
@@ -65,15 +67,15 @@ def caught(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExceptio
 
 
 def output(task: Task[Any, Any], result: Any) -> str | None:
-    """What a handler returned, as JSON text for the database."""
+    """A handler's return value as JSON text for the database."""
     if result is None:
         return None
     try:
         text, was_cleaned = tasks.dump(task.signature.dump(result))
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = "".join(f".{part}" for part in first["loc"])
-        raise Fail(f"the output{where}: {first['msg']}", code="bad_output") from error
+        path = "".join(f".{part}" for part in first["loc"])
+        raise Fail(f"the output{path}: {first['msg']}", code="bad_output") from error
     except (ValueError, TypeError, RecursionError, pydantic_core.PydanticSerializationError) as error:
         raise Fail(f"the output cannot be stored: {error}", code="bad_output") from error
     if was_cleaned:
@@ -82,13 +84,13 @@ def output(task: Task[Any, Any], result: Any) -> str | None:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as the database keeps it, cleaned of what it cannot store."""
+    """An exception as the database stores it, without characters that it cannot store."""
     if isinstance(error, HandlerFailed):
         return error.error
     try:
         return _described(error)
     except Exception as problem:
-        # An exception that cannot even be looked at.
+        # An exception may raise errors of its own when it is formatted.
         name = type(error).__name__
         return {"code": "handler_error", "message": f"{name} (no details: {type(problem).__name__})"}
 
@@ -108,7 +110,7 @@ def _described(error: BaseException) -> dict[str, Any]:
         cleaned["details"]["cleaned"] = True
     if isinstance(error, Fail) and error.details is not None:
         try:
-            # Only what goes into a JSON document and is no heap of data.
+            # The details have to be JSON, and small.
             cleaned["details"]["details"] = _small(error.details)
         except (TypeError, ValueError, RecursionError, pydantic_core.PydanticSerializationError) as problem:
             cleaned["details"]["details"] = f"(cannot be stored: {problem})"

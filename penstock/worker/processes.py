@@ -1,4 +1,4 @@
-"""Processes for CPU-bound handlers: one call at a time each, killed when its task is stopped or too slow."""
+"""Processes for CPU-bound handlers: each runs one call at a time, and is killed if its task is stopped."""
 
 from __future__ import annotations
 
@@ -20,76 +20,79 @@ from penstock.worker import outcome
 
 START_SECONDS = 60
 _Arguments = dict[str, Any] | tuple[tuple[Any, ...], dict[str, Any]]
-"""Those of a task by name; those of a plain function by place and by name."""
-_Question = tuple[str, str, _Arguments | None]
-"""Module, name and arguments; without them it is only imported."""
+"""A task's arguments by name, or a plain function's positional and keyword arguments."""
+_Request = tuple[str, str, _Arguments | None]
+"""Module, function name and arguments; without arguments the function is only imported."""
 _context = multiprocessing.get_context("spawn")
 
 
 class Processes:
-    """Starts processes as they are needed, at most `limit` for tasks and one for each core; keeps them."""
+    """Starts and reuses processes: at most `limit` for tasks, and one per core for `compute`."""
 
     def __init__(self, limit: int) -> None:
         self._free: list[_Process] = []
         self._busy: set[_Process] = set()
         cores = os.cpu_count() or 1
-        # A thread each, to wait for the answer: also where all that may compute does so beside all tasks.
+        # One thread per process waits for its response.
         self._threads = ThreadPoolExecutor(limit + cores, thread_name_prefix="penstock process")
-        # What computes needs a core: on more than there are it would only take turns, and memory.
+        # More computations than cores would only take turns, and need more memory.
         self._cores = asyncio.Semaphore(cores)
 
     async def call(self, function: Callable[..., Any], values: dict[str, Any], limit: float | None) -> Any:
-        """Run a task's `function(**values)` in a process; gives the output as JSON text. Cancelling kills it.
+        """Run a task's `function(**values)` in a process; returns the output as JSON text.
 
-        The limit is the handler's own: starting a process and importing what it needs is not its fault.
+        Canceling this kills the process. The limit applies to the handler only: starting a process and
+        importing the handler do not count.
         """
         return await self._call(function, values, limit)
 
     async def compute(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        """Run a plain function in a process, as many at once as there are cores; gives what it returns.
+        """Run a plain function in a process and return its result; at most one per core runs at once.
 
-        Cancelling kills it.
+        Canceling this kills the process.
         """
         if "<" in function.__qualname__:
-            raise Fail(f"a process finds {function.__qualname__} by name: put it at its module's level")
+            raise Fail(
+                f"cannot run {function.__qualname__} in a process: define it at the top level of its module"
+            )
         async with self._cores:
             return await self._call(function, (args, kwargs), None)
 
     async def _call(self, function: Callable[..., Any], arguments: _Arguments, limit: float | None) -> Any:
         process = self._free.pop() if self._free else _Process()
         self._busy.add(process)
-        # By name: what was decorated is not what pickle would find there.
+        # The function is sent by name: pickle would find the decorated object under that name.
         name = (function.__module__, function.__qualname__)
         try:
             if name not in process.known:
                 async with outcome.limited(START_SECONDS):
-                    await self._ask(process, (*name, None))
+                    await self._send(process, (*name, None))
                 process.known.add(name)
             async with outcome.limited(limit):
-                word, *rest = await self._ask(process, (*name, arguments))
+                status, *rest = await self._send(process, (*name, arguments))
         except BaseException:
             process.kill()
             raise
         finally:
             self._busy.discard(process)
         self._free.append(process)
-        if word == "answer":
+        if status == "result":
             return rest[0]
-        raise Reschedule(*rest) if word == "reschedule" else outcome.HandlerFailed(rest[0])
+        raise Reschedule(*rest) if status == "reschedule" else outcome.HandlerFailed(rest[0])
 
-    async def _ask(self, process: _Process, what: _Question) -> tuple[Any, ...]:
+    async def _send(self, process: _Process, request: _Request) -> tuple[Any, ...]:
         loop = asyncio.get_running_loop()
-        answer, error = await asyncio.shield(
-            loop.run_in_executor(self._threads, outcome.caught, process.ask, what)
+        response, error = await asyncio.shield(
+            loop.run_in_executor(self._threads, outcome.caught, process.send, request)
         )
         if error is not None:
             raise error
-        return answer
+        return response
 
     def close(self) -> None:
-        """Kill them all."""
+        """Kill all processes."""
         for process in (*self._busy, *self._free):
             process.kill()
         self._free.clear()
@@ -97,7 +100,7 @@ class Processes:
 
 
 class _Process:
-    """A process and the pipe to it. All but `kill` runs in the thread that waits for it."""
+    """A process and the pipe to it. Everything except `kill` runs in the thread that waits for it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -105,16 +108,19 @@ class _Process:
         self._process: Any = None
         self._pipe: Connection | None = None
         self.known: set[tuple[str, str]] = set()
-        """The handlers it has imported."""
+        """The functions it has imported, by module and name."""
 
-    def ask(self, what: _Question) -> tuple[Any, ...]:
+    def send(self, request: _Request) -> tuple[Any, ...]:
+        """Send a request and wait for the response; starts the process first if necessary."""
         pipe = self._started()
         try:
-            pipe.send(what)
+            pipe.send(request)
             return pipe.recv()
         except (EOFError, OSError) as error:
             self._process.join(5)
-            raise outcome.ProcessDied(f"its process ended with exit code {self._process.exitcode}") from error
+            raise outcome.ProcessDied(
+                f"the handler's process died with exit code {self._process.exitcode}"
+            ) from error
         except (pickle.PicklingError, TypeError, AttributeError) as error:
             raise Fail(f"the input cannot be sent to a process: {error}", code="bad_input") from error
 
@@ -122,13 +128,13 @@ class _Process:
         with self._lock:
             self._is_killed = True
             if self._process is not None:
-                # Whoever waits for an answer sees the pipe end.
+                # The thread that waits for a response then sees the end of the pipe.
                 self._process.kill()
 
     def _started(self) -> Connection:
         with self._lock:
             if self._is_killed:
-                raise outcome.ProcessDied("it was killed before it began")
+                raise outcome.ProcessDied("the handler's process was killed before it started")
             if self._pipe is None:
                 self._pipe, theirs = _context.Pipe()
                 self._process = _context.Process(
@@ -140,27 +146,23 @@ class _Process:
 
 
 def _serve(pipe: Connection) -> None:
-    # The worker decides when this ends: a signal to the whole group must not spoil its drain.
+    # A signal to the whole process group must not end this process while its worker drains.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     while True:
         try:
-            question = pipe.recv()
+            request = pipe.recv()
         except EOFError:
             return
-        answer = _answer(*question)
+        response = _respond(*request)
         try:
-            pipe.send(answer)
+            pipe.send(response)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            pipe.send(
-                (
-                    "failed",
-                    outcome.describe(Fail(f"the result cannot be sent back: {error}", code="bad_output")),
-                )
-            )
+            failure = Fail(f"the result cannot be sent back from the process: {error}", code="bad_output")
+            pipe.send(("failed", outcome.describe(failure)))
 
 
-def _answer(module: str, name: str, arguments: _Arguments | None) -> tuple[Any, ...]:
+def _respond(module: str, name: str, arguments: _Arguments | None) -> tuple[Any, ...]:
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):
@@ -169,12 +171,12 @@ def _answer(module: str, name: str, arguments: _Arguments | None) -> tuple[Any, 
             return ("ready",)
         if isinstance(arguments, tuple):
             args, kwargs = arguments
-            return "answer", found(*args, **kwargs)
+            return "result", found(*args, **kwargs)
         if not isinstance(found, Task):
-            raise TypeError(f"{module}.{name} is not a task: give it the name of its function")
+            raise TypeError(f"{module}.{name} is not a task: assign the task to a variable named {name}")
         task = cast("Task[Any, Any]", found)
-        return "answer", outcome.output(task, task.function(**arguments))
-    except Reschedule as word:
-        return "reschedule", word.delay, word.reason
+        return "result", outcome.output(task, task.function(**arguments))
+    except Reschedule as raised:
+        return "reschedule", raised.delay, raised.reason
     except Exception as error:
         return "failed", outcome.describe(error)

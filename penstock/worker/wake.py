@@ -1,4 +1,4 @@
-"""When to look for work: NOTIFY where it works, polling with backoff and jitter everywhere."""
+"""Wake: when to claim tasks. On notifications where LISTEN works, and by polling with backoff and jitter."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from penstock import db
 from penstock.settings import Listen
 
 if TYPE_CHECKING:
-    from penstock.worker.desk import Desk
+    from penstock.worker.task_buffer import TaskBuffer
 
 log = structlog.get_logger("penstock.worker")
 
 
 class Wake:
-    """Tells fetch that work may be there, upkeep that it is needed, beat that a job was canceled."""
+    """Tells fetch that tasks may be ready, upkeep that it is due, beat that a job was canceled."""
 
     POLL_SECONDS = (5.0, 30.0)
-    """With LISTEN, polling is only the net."""
+    """With LISTEN, polling only finds what a lost notification missed."""
     POLL_SECONDS_ALONE = (0.05, 30.0)
-    """Without it, polling starts quick after work and backs off."""
+    """Without LISTEN, polling is fast after work and backs off."""
     PROBE_SECONDS = 5.0
-    CALM_SECONDS = 0.25
-    """A word about work reaches every worker. Whoever came in vain lets others go first, at most so long;
-    whoever found work comes at once the next time."""
+    MAX_BACKOFF_SECONDS = 0.25
+    """A notification reaches every worker. After an empty claim a worker delays its next one at most so long;
+    after a claim with tasks it claims at once."""
 
-    def __init__(self, dsn: str, desk: Desk, upkeep_due: asyncio.Event, mode: Listen) -> None:
+    def __init__(self, dsn: str, buffer: TaskBuffer, upkeep_due: asyncio.Event, mode: Listen) -> None:
         self.work = asyncio.Event()
         self._upkeep_due = upkeep_due
         self.on_cancel: Callable[[], None] = lambda: None
         self.is_listening = False
-        self._dsn, self._desk, self._mode = dsn, desk, mode
+        self._dsn, self._buffer, self._mode = dsn, buffer, mode
         self._pause = 0.0
-        self._calm = 0.0
-        self._is_called = False
-        self._calling: asyncio.TimerHandle | None = None
+        self._backoff = 0.0
+        self._is_notified = False
+        self._pending: asyncio.TimerHandle | None = None
         self._token = f"probe:{uuid4()}"
 
-    async def for_work(self, limit: float | None = None) -> None:
-        """Wait for a hint, or for the time to look anyway, at most so long."""
+    async def wait_for_work(self, limit: float | None = None) -> None:
+        """Wait for a notification or until polling is due, at most `limit` seconds."""
         low, high = self.POLL_SECONDS if self.is_listening else self.POLL_SECONDS_ALONE
         self._pause = min(high, max(low, self._pause * 2))
         try:
@@ -57,18 +57,19 @@ class Wake:
             self.work.clear()
 
     def found_work(self) -> None:
-        """There was work: look again soon."""
+        """Reset the pauses: a claim returned tasks."""
         self._pause = 0.0
-        if self._is_called:
-            self._is_called, self._calm = False, 0.0
+        if self._is_notified:
+            self._is_notified, self._backoff = False, 0.0
 
     def found_nothing(self) -> None:
-        """Somebody else was quicker, if there was a word."""
-        if self._is_called:
-            self._is_called, self._calm = False, min(self.CALM_SECONDS, max(0.01, 2 * self._calm))
+        """Back off if a notification led to an empty claim: another worker was faster."""
+        if self._is_notified:
+            self._is_notified = False
+            self._backoff = min(self.MAX_BACKOFF_SECONDS, max(0.01, 2 * self._backoff))
 
     async def run(self) -> None:
-        """Listen, and again after each broken connection."""
+        """Listen for notifications, and connect again after each broken connection."""
         while self._mode != "off":
             probe: asyncio.Task[None] | None = None
             try:
@@ -76,13 +77,14 @@ class Wake:
                     async for payload in payloads:
                         if payload == "":
                             probe = asyncio.create_task(self._probe())
-                            # Work may have come between the last look and now.
+                            # Notifications sent before LISTEN are missed, so look once for everything.
                             self._wake_all()
                         else:
-                            self._hear(payload)
+                            self._handle(payload)
             except db.Pooled:
                 log.info(
-                    "worker.polling", reason="a pooler stands between: it may take LISTEN and not deliver"
+                    "worker.polling",
+                    reason="the connection goes through a pooler, which may not deliver notifications",
                 )
                 break
             except Exception as error:
@@ -96,13 +98,13 @@ class Wake:
         await asyncio.Event().wait()
 
     def _payloads(self) -> AsyncGenerator[str]:
-        name = f"penstock listen {self._desk.worker_id}"
+        name = f"penstock listen {self._buffer.worker_id}"
         return db.listen(self._dsn, "penstock", name=name, is_pooled_refused=self._mode == "auto")
 
     async def _probe(self) -> None:
-        """Send ourselves a word: only what comes back shows that notifications are delivered."""
+        """Notify ourselves: only a notification that comes back proves that they are delivered."""
         try:
-            await db.rows(self._desk.pool, "select pg_notify('penstock', %s)", (self._token,))
+            await db.rows(self._buffer.pool, "select pg_notify('penstock', %s)", (self._token,))
         except Exception as error:
             log.warning("worker.listen_failed", error=str(error))
             return
@@ -110,21 +112,21 @@ class Wake:
         if not self.is_listening:
             log.warning("worker.polling", reason="notifications do not arrive")
 
-    def _hear(self, payload: str) -> None:
+    def _handle(self, payload: str) -> None:
         self.is_listening = True
-        word, _, what = payload.partition(":")
-        if word == "ready" and what in self._desk.kinds:
-            # Words that come meanwhile are the same word.
-            if self._calling is None:
-                delay = random.uniform(0, self._calm)
-                self._calling = asyncio.get_running_loop().call_later(delay, self._call)
-        elif word == "chores":
+        event, _, kind = payload.partition(":")
+        if event == "ready" and kind in self._buffer.kinds:
+            # Notifications that arrive during the delay need no claim of their own.
+            if self._pending is None:
+                delay = random.uniform(0, self._backoff)
+                self._pending = asyncio.get_running_loop().call_later(delay, self._wake_fetch)
+        elif event == "chores":
             self._upkeep_due.set()
-        elif word == "cancel":
+        elif event == "cancel":
             self.on_cancel()
 
-    def _call(self) -> None:
-        self._calling, self._is_called = None, True
+    def _wake_fetch(self) -> None:
+        self._pending, self._is_notified = None, True
         self.work.set()
 
     def _wake_all(self) -> None:

@@ -1,4 +1,4 @@
-"""A server without a single `penstock worker`: it survives the loss of its connections, and does the upkeep."""
+"""A server without any `penstock worker` survives the loss of its connections and does upkeep."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ where datname = current_database() and pid <> pg_backend_pid() and application_n
 
 @pytest.fixture
 def quick_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server looks often, so that nobody has to wait for it."""
+    """The server does upkeep often, so that the tests need not wait."""
     monkeypatch.setattr(Upkeep, "MAX_PAUSE", 0.1)
 
 
@@ -37,7 +37,7 @@ def test_no_request_fails_after_the_server_lost_its_connections(world: World) ->
 
 @pytest.mark.usefixtures("quick_upkeep")
 def test_a_server_requeues_expired_leases(world: World, eventually: Any) -> None:
-    """R1.6/stale-leases: workers in other languages speak only the contract; nothing else runs upkeep."""
+    """R1.6/stale-leases: workers in other languages use only the SQL functions, so the server has to run upkeep."""
     world.kind("work")
     claim = {"p_worker_id": "w", "p_task_types": ["work"], "p_lease_seconds": 1}
     [row] = world.db.execute("select penstock.create_tenant('acme') as id")

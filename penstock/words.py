@@ -1,3 +1,0 @@
-"""The former name of `penstock.formatting`."""
-
-from penstock.formatting import seconds as seconds
