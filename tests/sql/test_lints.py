@@ -32,9 +32,13 @@ where p.pronamespace in ('penstock'::regnamespace, 'video_ideas'::regnamespace)
 # A function with a path is not inlined. These run with their caller's rights and name the schema of whatever they use.
 INLINED = {
     "penstock._now": "part of every statement: 0.1 µs, and 1.0 µs with a path",
-    "penstock._size": "once for each task of a claim from a limited lane: 0.1 µs, and 3.1 µs with a path",
+    "penstock._call_size": "once for each task of a claim from a limited lane: 0.1 µs, and 3.1 µs with a path",
     "penstock._slot_ends": "once for each slot of a window, up to 240 in a claim: 0.1 µs, and 1.5 µs with a path",
     "penstock._bulk_row_state": "once for each row of a bulk job's list: 20 µs, and 46 µs with a path",
+    "penstock._claimed_task": "once for each claimed task; inlined into the claim's query, which fixes its plan",
+    "penstock._parked_to_ready": "once for each task that moves",
+    "penstock._lease_to_ready": "once for each task that moves",
+    "penstock._ready_to_parked": "once for each task that moves",
 }
 
 

@@ -21,6 +21,7 @@ from tests.sql.test_access import (
     check_profiles,
     check_service,
     documented,
+    documented_functions,
     function_cells,
     relation_cells,
     visible,
@@ -165,7 +166,7 @@ def test_every_right_to_a_column_counts(sql: Contract) -> None:
 
 def test_every_right_to_call_counts(sql: Contract) -> None:
     """S15, S20"""
-    before = documented("Functions")
+    before = documented_functions(sql)
     statements = [
         toggle("execute", f"function penstock.{f['name']}({', '.join(f['arguments'])})", role, cell == "yes")
         for f in sql.execute(FUNCTIONS)
