@@ -7,7 +7,6 @@ locked rows (as relation locks). Every table it has locked must come before the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -18,16 +17,16 @@ from penstock import db, migrate
 _RANK = re.compile(r"^-- +(\d+)\. ([a-z_]+(?:, [a-z_]+)*)", re.MULTILINE)
 _NEVER = re.compile(r"^-- +never waited for: (.+)$", re.MULTILINE)
 _INSERTED = re.compile(r"^-- +inserted into at any point: (.+)$", re.MULTILINE)
-# One reading of pg_locks is consistent; pg_stat_activity belongs to it while the transaction is the same. Only
-# transactions of one call: a caller that makes several calls in one decides on their order itself.
+# pg_stat_activity belongs to this reading of pg_locks while the transaction is the same. Only transactions of one
+# call: a caller that makes several calls in one decides on their order itself.
 _WAITS = """
 with lock as materialized (
   select l.*, c.relname::text as name from pg_locks l
   left join pg_class c on c.oid = l.relation and c.relnamespace = 'penstock'::regnamespace and c.relkind = 'r'
 )
-select a.query, t.name as waits_for, array(
+select a.query, a.pid, a.backend_xid::text as xid, t.page, t.tuple, t.name as waits_for, array(
     select distinct h.name from lock h where h.pid = a.pid and h.locktype = 'relation' and h.granted
-      and h.mode in ('RowShareLock', 'RowExclusiveLock') and h.name is not null) as held
+      and h.mode in ('RowShareLock', 'RowExclusiveLock') and h.name is not null order by h.name) as held
 from pg_stat_activity a
 join lock w on w.pid = a.pid and not w.granted
 join lock t on t.pid = a.pid and t.locktype = 'tuple' and t.name is not null
@@ -36,6 +35,10 @@ where a.datname = current_database() and a.query_start - a.xact_start < interval
     select from lock x where x.pid = a.pid and x.locktype = 'transactionid' and x.granted
       and x.transactionid = a.backend_xid)
 """
+
+
+# Deleted first, long after they expired: see claim.sql.
+_EXPIRED = {"prune": {"spent", "calls", "holds"}}
 
 
 class Wait(NamedTuple):
@@ -64,9 +67,18 @@ def declared() -> Order:
 
 
 def waits(watcher: db.SyncConnection) -> list[Wait]:
-    """What sessions of this database wait for now."""
-    rows: Iterable[dict[str, Any]] = watcher.execute(_WAITS).fetchall()
-    return [Wait(_function(row["query"]), row["waits_for"], frozenset(row["held"])) for row in rows]
+    """What sessions of this database wait for. One reading of pg_locks is not of one moment: two must agree."""
+    first, second = (_read(watcher) for _ in range(2))
+    return [
+        Wait(_function(row["query"]), row["waits_for"], frozenset(row["held"]))
+        for place, row in second.items()
+        if place in first and first[place]["held"] == row["held"]
+    ]
+
+
+def _read(watcher: db.SyncConnection) -> dict[tuple[Any, ...], dict[str, Any]]:
+    rows = watcher.execute(_WAITS).fetchall()
+    return {tuple(row[part] for part in ("pid", "xid", "waits_for", "page", "tuple")): row for row in rows}
 
 
 def _function(query: str) -> str:
@@ -83,7 +95,8 @@ def violation(wait: Wait) -> str | None:
     if wait.waits_for not in order.ranks:
         return f"{waiting}, which the lock order does not name"
     rank = order.ranks[wait.waits_for]
-    later = sorted(table for table in wait.held - order.inserted if order.ranks.get(table, 0) > rank)
+    held = wait.held - order.inserted - _EXPIRED.get(wait.function, set())
+    later = sorted(table for table in held if order.ranks.get(table, 0) > rank)
     return f"{waiting} while it holds rows of {', '.join(later)}" if later else None
 
 

@@ -60,6 +60,6 @@ def test_a_wait_against_the_order_is_found(sessions: Sessions) -> None:
     sessions.locks.seen.clear()
 
 
-@pytest.mark.parametrize(("table", "why"), [("shares", "never waited for"), ("results", "does not name")])
+@pytest.mark.parametrize(("table", "why"), [("shares", "never waited for"), ("attempts", "does not name")])
 def test_a_wait_for_any_other_table_is_found(table: str, why: str) -> None:
     assert why in str(violation(Wait("claim_tasks", table, frozenset())))

@@ -31,22 +31,24 @@
 --    2. schedules
 --    3. leases            the leases of a batch by position in the table
 --    4. bulks
---    5. ready             add_tasks and replay wait for the claim that locked a parent's row
---    6. parked            by task id
---    7. phases            by job and position
---    8. jobs              by id
---    9. dead_letters      to delete them
---   10. chores
---   11. artifacts         by id
---   12. endpoints
---   13. endpoint_states   a claim waits for one only while it has locked nothing else
---   14. spent, calls      after the state of their endpoint
---   15. holds
---   16. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
+--    5. bulk_changes
+--    6. ready             add_tasks and replay wait for the claim that locked a parent's row
+--    7. parked            by task id
+--    8. phases            by job and position
+--    9. jobs              by id
+--   10. dead_letters, results   to delete them
+--   11. chores
+--   12. artifacts         by id
+--   13. endpoints
+--   14. endpoint_states   a claim waits for one only while it has locked nothing else
+--   15. spent, calls      after the state of their endpoint
+--   16. holds
+--   17. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
 --   never waited for: lanes, shares, mixed
---   inserted into at any point: dead_letters
+--   inserted into at any point: dead_letters, results
 --
+-- prune deletes rows of spent, calls and holds first: they expired long ago, and nobody waits for them.
 -- A lock taken with SKIP LOCKED never waits, so it may be taken at any point: the rows that the claim,
 -- reclaim_stale_tasks, heartbeats and upkeep lock in ready, parked, leases and jobs, and all of lanes, shares
 -- and mixed. The next claim or the next upkeep comes back for rows that were skipped.
