@@ -1,4 +1,4 @@
-"""What a request costs at the least with the same parts: FastAPI, psycopg_pool, one statement, no more.
+"""The minimum cost of a request with the same parts: FastAPI, psycopg_pool, and one statement.
 
 `python -m bench.bare PORT` serves it as `penstock serve` serves the API.
 """

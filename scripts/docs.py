@@ -27,7 +27,7 @@ _ATTACK = re.compile(r"^\| (S\d+) \|([^|]*\|[^|]*)\|[^|]*\|$", re.M)
 
 
 def functions() -> str:
-    """A section per file, a line per function that may be called."""
+    """A section per file, and a line per public function."""
     lines: list[str] = []
     for path in sorted((ROOT / "penstock/sql/functions").glob("*.sql")):
         text = path.read_text()
@@ -62,7 +62,7 @@ def _docstrings(name: str, node: ast.Module | ast.ClassDef) -> Iterator[tuple[st
 
 
 def proofs(find: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
-    """Each name that `find` sees in a docstring → the tests that carry it."""
+    """The tests by each name that `find` returns for their docstrings."""
     found: dict[str, list[str]] = {}
     for test, text in docstrings():
         for name in find(text):
