@@ -1,7 +1,7 @@
-"""`python -m bench`: Penstock beside its peers and beside PostgreSQL itself, in one run on one server.
+"""`python -m bench`: compares Penstock with its peers and with plain PostgreSQL, in one run on one server.
 
-Writes bench/results/latest.json and prints tables. `--quick` uses smaller sizes, and leaves out what is not
-about the queue itself; `--only PART` runs one part and replaces its figures.
+Writes bench/results/latest.json and prints tables. `--quick` uses smaller sizes and measures
+only the queue itself; `--only PART` runs one part and replaces its figures.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ PARTS = (
     "dashboard",
 )
 QUICK = PARTS[: PARTS.index("held") + 1]
-"""The queue, beside its peers and beside PostgreSQL: what takes a few minutes."""
-# What bounds a figure: pgbench with the same statements by as many clients, and a bare COPY of the same rows.
+"""The queue compared with its peers and with PostgreSQL; takes a few minutes."""
+# The upper bound of a figure: pgbench with the same statements and clients, and a plain COPY of the same
+# rows.
 LIMITS = {
     "enqueue": engine.BARE_COPY,
     "drain_1": "limit_1",
@@ -65,7 +66,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="smaller sizes, one peer under pressure")
     parser.add_argument("--only", choices=PARTS, action="append", help="may be given more than once")
     parser.add_argument("--peers", default=",".join(NAMES), help="which peers, separated by commas")
-    parser.add_argument("--rounds", type=int, help="of the side-by-side part, interleaved; the median counts")
+    parser.add_argument("--rounds", type=int, help="rounds of the comparison, interleaved; the median counts")
     parser.add_argument("--json", type=Path, default=RESULTS / "latest.json")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
@@ -149,7 +150,7 @@ def side_by_side(
     names: list[str],
     measured: Callable[[System, pressure.Store], list[Figure]],
 ) -> list[Figure]:
-    """Every system in turn, round after round, so that a noisy minute hits all alike."""
+    """Measure the systems in turn, round by round, so that noise affects all of them equally."""
     install_peers()
     figures: list[Figure] = []
     for name in names:
@@ -159,8 +160,8 @@ def side_by_side(
         except Exception as reason:
             if name == "penstock":
                 raise
-            # Not installed, or broken in some way of its own: the others are measured all the same.
-            print(f"{name}: left out: {type(reason).__name__}: {reason}", file=sys.stderr, flush=True)
+            # A system that is not installed or fails is skipped; the others are measured.
+            print(f"{name}: skipped: {type(reason).__name__}: {reason}", file=sys.stderr, flush=True)
             continue
         print(f"  {name} measured", flush=True)
     figures = measure.medians(figures)
@@ -175,7 +176,7 @@ def with_ratios(figures: list[Figure]) -> list[Figure]:
 
 
 def ratios(figures: list[Figure]) -> list[Figure]:
-    """How many times as fast as each peer."""
+    """Print how much faster Penstock is than each peer."""
     ours_by_name = {figure.name: figure.value for figure in figures if figure.system.startswith("penstock")}
     found: list[Figure] = []
     for figure in figures:
@@ -189,7 +190,7 @@ def ratios(figures: list[Figure]) -> list[Figure]:
 
 
 def install_peers() -> None:
-    """The peers are no dependencies of ours: they are installed when they are first measured."""
+    """Install the peers before the first measurement: they are no dependencies of Penstock."""
     marker = Path(sys.prefix) / ".bench-peers"
     wanted = (Path(__file__).parent / "requirements.txt").read_text()
     if marker.exists() and marker.read_text() == wanted:
@@ -209,7 +210,7 @@ def install_peers() -> None:
 
 
 def save(figures: list[Figure], path: Path, parts: Sequence[str]) -> None:
-    """Write the figures of these parts; those of the others stay as they were measured before."""
+    """Write the figures of these parts; the figures of other parts stay unchanged."""
     path.parent.mkdir(exist_ok=True)
     before = json.loads(path.read_text()) if path.exists() else []
     rows = [row for row in before if row["part"] in PARTS and row["part"] not in parts]
@@ -219,7 +220,7 @@ def save(figures: list[Figure], path: Path, parts: Sequence[str]) -> None:
         limit = limits.get(LIMITS.get(row["name"], ""))
         row["ratio_to_limit"] = round(row["value"] / limit, 3) if limit else None
         if limit and row["system"].startswith("penstock"):
-            print(f"  {row['name']}: {row['ratio_to_limit']:.0%} of what PostgreSQL does without Python")
+            print(f"  {row['name']}: {row['ratio_to_limit']:.0%} of plain PostgreSQL without Python")
     rows.sort(key=lambda row: PARTS.index(row["part"]))
     path.write_text(json.dumps(rows, indent=1) + "\n")
     print(f"written to {path}")

@@ -1,6 +1,7 @@
-"""The HTTP API under load: watchers, clients that start jobs, and requests beside the least they could cost.
+"""The HTTP API under load: watchers, clients that start jobs, and requests compared with their minimum cost.
 
-One server process (`penstock serve`), the load from another (`bench.load`), PostgreSQL beside them.
+One server process (`penstock serve`), another for the load (`bench.load`), and PostgreSQL on the same
+machine.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PER_SECOND = 100
 """Tasks that end while watchers watch."""
 START_UP_SECONDS = 60
 SETTLE_SECONDS = 11
-"""After which idle sessions have added what they did to the statistics."""
+"""After this time idle sessions have flushed their statistics."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ def make_tenants(connection: Connection) -> Tenants:
 
 @contextmanager
 def serving(*command: str, **environment: str) -> Iterator[int]:
-    """A server in a process of its own; gives its port."""
+    """Start a server in its own process; yields its port."""
     port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", *(word.replace("PORT", str(port)) for word in command)],
@@ -90,7 +91,7 @@ def penstock(dsn: str) -> AbstractContextManager[int]:
 
 @contextmanager
 def load(**what: Any) -> Iterator[subprocess.Popen[str]]:
-    """The load generator, at work."""
+    """A running load generator."""
     process = subprocess.Popen(
         [sys.executable, "-m", "bench.load"],
         cwd=REPOSITORY,
@@ -109,7 +110,7 @@ def load(**what: Any) -> Iterator[subprocess.Popen[str]]:
 
 
 def loaded(**what: Any) -> Any:
-    """What the load generator saw when it was done."""
+    """The results of a load generator."""
     with load(**what) as process:
         assert process.stdout
         return json.loads(process.stdout.readline())
@@ -119,7 +120,7 @@ def loaded(**what: Any) -> Any:
 
 
 def watchers(dsn: str, numbers: list[int], seconds: float) -> list[Figure]:
-    """Streams of 100 running jobs: what they ask of the database, and how soon they are told."""
+    """Event streams of 100 running jobs: their load on the database, and their delay."""
     figures: list[Figure] = []
     with database(dsn) as connection, penstock(dsn) as port:
         tenants = make_tenants(connection)
@@ -133,7 +134,7 @@ def watchers(dsn: str, numbers: list[int], seconds: float) -> list[Figure]:
 
 
 def start_jobs(connection: Connection, tenants: Tenants, count: int) -> list[str]:
-    """A job of so many tasks for each tenant."""
+    """Start a job with this many tasks for each tenant."""
     tasks = Jsonb([{"kind": "noop"}] * count)
     jobs: list[str] = []
     for tenant_id in tenants.ids:
@@ -171,12 +172,12 @@ def _watched(
     with load(mode="watch", port=port, jobs=jobs, keys=tenants.keys, connections=number) as process:
         assert process.stdin and process.stdout
         if process.stdout.readline() != "watching\n":
-            raise RuntimeError("the watchers were refused")
+            raise RuntimeError("the server rejected the watchers")
         time.sleep(SETTLE_SECONDS)
         ours, before = 0, _transactions(connection)
         began = time.monotonic()
         while (passed := time.monotonic() - began) < seconds:
-            # A few jobs at a time: a worker reports in batches as well.
+            # A few jobs at a time, because workers report in batches too.
             few = [(ours * 5 + place) % len(jobs) for place in range(5)]
             ended = [waiting[job].pop() for job in few]
             now = time.monotonic()
@@ -185,11 +186,11 @@ def _watched(
                 ([task for task, _ in ended], [lease for _, lease in ended]),
             )
             for job in few:
-                # The moment before: what the call itself takes counts as well.
+                # Taken before the call, because its duration counts too.
                 ended_at[job][each - len(waiting[job])] = now
             ours += 1
             time.sleep(max(0.0, began + ours * 5 / PER_SECOND - time.monotonic()))
-        # Reading the count is one as well, and so is what goes before it.
+        # The reads of the counter are transactions too.
         asked = (_transactions(connection) - before - ours - 2) / passed
         time.sleep(2)
         process.stdin.write("stop\n")
@@ -210,12 +211,12 @@ def _watched(
 
 
 def _latencies(ended_at: dict[int, float], heard: list[list[float]]) -> Iterator[float]:
-    """How long each task's end took to be told: by the first event that counts it."""
+    """The delay of each task's end: until the first event that counts it."""
     told = iter(heard)
     count, at = 0.0, 0.0
     for number, ended in sorted(ended_at.items()):
         while count < number:
-            # Of what was never told the time is without end.
+            # The delay of an end that no event reported is infinite.
             count, at = next(told, (float("inf"), float("inf")))
         yield at - ended
 
@@ -233,7 +234,7 @@ def _transactions(connection: Connection) -> int:
 
 
 def clients(dsn: str, number: int, seconds: float) -> list[Figure]:
-    """Many clients on connections that they keep, each starting one job after the other."""
+    """Many clients on persistent connections, each starting one job after the other."""
     with database(dsn) as connection, penstock(dsn) as port:
         tenants = make_tenants(connection)
         connection.execute("vacuum analyze")
@@ -246,7 +247,7 @@ def clients(dsn: str, number: int, seconds: float) -> list[Figure]:
     lost = abs(found["answered"] - row[0])
     name = f"{number:,} clients of {TENANTS} tenants"
     if found["errors"]:
-        print(f"  refused, by status: {found['errors']}", flush=True)
+        print(f"  rejected, by status: {found['errors']}", flush=True)
     return [
         Figure("clients_errors", name, sum(found["errors"].values()) + lost, "errors (0)"),
         Figure("clients_rate", name, found["per_second"], "jobs/s"),
@@ -255,11 +256,11 @@ def clients(dsn: str, number: int, seconds: float) -> list[Figure]:
     ]
 
 
-# Beside the least
+# Compared with the minimum
 
 
 def beside(new: Callable[[], str], connections: int, seconds: float, rounds: int) -> list[Figure]:
-    """Requests per second of one process, to a bare FastAPI with one statement on the same pool."""
+    """Requests per second of one process, compared with a bare FastAPI app with one statement."""
     rates: dict[str, list[float]] = {}
     bare_dsn, dsn = new(), new()
     with psycopg.connect(bare_dsn, autocommit=True) as connection:

@@ -1,4 +1,4 @@
-"""What a request costs at the least with the same parts: FastAPI, psycopg_pool, one statement, no more.
+"""The minimum cost of a request with the same parts: FastAPI, psycopg_pool, and one statement.
 
 `python -m bench.bare PORT` serves it as `penstock serve` serves the API.
 """
@@ -51,8 +51,8 @@ def create(dsn: str) -> FastAPI:
 
     @app.post("/jobs", status_code=201)
     async def start(job: Job) -> Started:
-        async with pool.connection() as held:
-            cursor = await held.execute(
+        async with pool.connection() as conn:
+            cursor = await conn.execute(
                 "insert into bare_jobs (type, params, tasks) values (%s, %s, %s) returning id",
                 (job.type, Jsonb(job.params), Jsonb(job.tasks)),
             )
@@ -61,8 +61,8 @@ def create(dsn: str) -> FastAPI:
 
     @app.get("/jobs/{job_id}")
     async def get(job_id: UUID) -> dict[str, Any]:
-        async with pool.connection() as held:
-            cursor = await held.execute("select * from bare_jobs where id = %s", (job_id,))
+        async with pool.connection() as conn:
+            cursor = await conn.execute("select * from bare_jobs where id = %s", (job_id,))
             row: Any = await cursor.fetchone()
         if row is None:
             raise HTTPException(404)

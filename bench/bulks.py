@@ -43,10 +43,10 @@ async def render(ctx: Context, title: str, units: int) -> str:
     dice = random.Random(f"{title} {ctx.attempt}")
     await asyncio.sleep(dice.uniform(0.01, 0.15))
     if dice.random() < 0.8:
-        # Never more than was asked for, often less; some forget to say.
+        # Usage is never more than estimated and often less; some tasks do not report it.
         await ctx.ausage(pages=dice.randint(0, units))
     if dice.random() < 0.1:
-        raise ValueError("it did not work")
+        raise ValueError("a simulated failure")
     return title
 
 @app.bulk(row=Idea, key=["title"])
@@ -87,7 +87,7 @@ create constraint trigger watch after insert or update on penstock.accounts for 
 
 
 def run(dsn: str, code: str, *arguments: str) -> str:
-    """A program with the app, in a process of its own; what it prints last."""
+    """Run a program with the app in its own process; returns the last line it prints."""
     environment = {**os.environ, "BENCH_DSN": dsn, "PENSTOCK_ALLOW_UNSAFE": "1"}
     done = subprocess.run([sys.executable, "-c", APP + code, *arguments], env=environment, cwd=REPOSITORY,
                           check=True, capture_output=True, text=True)  # fmt: skip
@@ -95,7 +95,7 @@ def run(dsn: str, code: str, *arguments: str) -> str:
 
 
 def rows(dsn: str, n: int) -> list[Figure]:
-    """Rows of a CSV file into a bulk job, beside a bare COPY."""
+    """Rows of a CSV file into a bulk job, compared with a plain COPY."""
     with tempfile.TemporaryDirectory() as folder, database(dsn) as connection:
         file = _file(Path(folder), n)
         found = json.loads(run(dsn, IMPORT, str(file)))
@@ -118,7 +118,7 @@ def rows(dsn: str, n: int) -> list[Figure]:
 
 
 def loading(dsn: str, n: int) -> list[Figure]:
-    """What a worker makes of the rows: each checked, drawn, and a task."""
+    """A worker validates each row, draws its graph and adds its tasks."""
     with tempfile.TemporaryDirectory() as folder, database(dsn) as connection:
         run(dsn, IMPORT, str(_file(Path(folder), n)))
         began = time.perf_counter()
@@ -139,7 +139,7 @@ def _file(folder: Path, n: int) -> Path:
 
 
 def _copies(connection: Connection, file: Path) -> tuple[float, float]:
-    """Seconds for the file into plain columns, and for its rows as they are kept into a table like theirs."""
+    """Seconds to COPY the file into plain columns, and its rows into a table like that of bulk rows."""
     connection.execute("create table bare (title text, seconds text, notes text)")
     bare = _copied(connection, file, "copy bare from stdin (format csv, header)")
     kept = file.with_suffix(".copy")
@@ -214,7 +214,7 @@ def budgets(dsn: str, jobs: int, processes: int = 3) -> list[Figure]:
 
 
 def _left(connection: Connection) -> str:
-    """What has not ended, and why."""
+    """The jobs that have not ended, and why."""
     found = connection.execute(
         "select waiting_for, status, count(*) from penstock.task_list where status not in ('succeeded', 'failed', 'canceled')"
         " and job_id in (select id from penstock.jobs where status in ('queued', 'running')) group by 1, 2 order by 3 desc limit 5"
@@ -235,7 +235,7 @@ def _providers(connection: Connection, dice: random.Random) -> dict[str, float]:
 
 
 def _start(connection: Connection, dice: random.Random, prices: dict[str, float], number: int) -> None:
-    """A job of random rows, with a budget for a part of them, or for more than all."""
+    """A job of random rows, with a budget for some of them or for more than all."""
     ideas = [
         {"title": f"{number} {row}", "provider": dice.choice(list(prices)), "units": dice.randint(1, 5)}
         for row in range(dice.randint(3, 25))

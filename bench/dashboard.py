@@ -1,4 +1,4 @@
-"""How long the server takes for each page of the dashboard when there is a lot to show, and by what it finds it."""
+"""Server time of each dashboard page with much data, and whether it uses indexes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ROUNDS = 20
 PER_JOB = 10
 CHUNK = 20_000
 _ID = re.compile(r"(?<=/jobs/)[0-9a-f-]{36}|(?<=/tasks/)\d+")
-# Tables that are as large as the installation; none of them is read from its start.
+# Large tables, which no page may scan sequentially.
 LARGE = (
     "jobs",
     "phases",
@@ -45,7 +45,7 @@ LARGE = (
 _TENANTS = """
 insert into penstock.tenants (id, name, plan)
 select md5(n::text)::uuid, 'tenant ' || n, 'basic' from generate_series(1, %(n)s::integer) as n"""
-# Every tenth job is of the first tenant, the others are everybody's.
+# Every tenth job belongs to the first tenant, the others are spread over all tenants.
 _JOBS = """
 insert into penstock.jobs (tenant_id, type, status, created_by, created_at, started_at, finished_at, budget, status_reason)
 select md5((case when n %% 10 = 0 then 1 else 1 + n %% %(tenants)s end)::text)::uuid, 'type ' || n %% 20,
@@ -109,7 +109,7 @@ from penstock.ready r order by r.task_id limit 1000""",
 
 
 def pages(dsn: str, jobs: int, tenants: int) -> list[Figure]:
-    """The 95th percentile of each page's server time, as an operator and as members."""
+    """The p95 of each page's server time, for an operator and for members."""
     migrate.migrate(dsn)
     with db.connect(dsn) as connection:
         began = time.perf_counter()
@@ -174,7 +174,7 @@ def _paths(who: str, job: str, task: str) -> list[str]:
 def _time(client: TestClient, connection: Any, who: str, key: str, path: str, jobs: int) -> list[Figure]:
     headers = {"Authorization": f"Bearer {key}"}
     times: list[float] = []
-    # The first reader of a page waits for its template.
+    # The first request of a page compiles its template.
     client.get(f"/dashboard{path}", headers=headers)
     with _scans(connection, f"{path} as {who}"):
         for _ in range(ROUNDS):
@@ -195,7 +195,7 @@ def _time(client: TestClient, connection: Any, who: str, key: str, path: str, jo
 
 @contextmanager
 def _scans(connection: Any, what: str) -> Iterator[None]:
-    """Say which large tables were read from their start meanwhile."""
+    """Print the large tables that were scanned sequentially."""
     query = "select relname as name, seq_scan as n from pg_stat_user_tables where schemaname = 'penstock' and relname = any (%s)"
 
     def now() -> dict[str, int]:

@@ -1,6 +1,6 @@
-"""What the engine itself can do, beside PostgreSQL: each function measures one promise, returns figures.
+"""The engine compared with plain PostgreSQL: each function measures one promise and returns figures.
 
-Rates are compared within one run on one server; only the ratios mean anything elsewhere.
+Rates are compared within one run on one server; on other machines only the ratios are meaningful.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def database(dsn: str) -> Iterator[Connection]:
 
 
 def analyze(connection: Connection) -> None:
-    """What autovacuum does after a minute. Done once a measurement's data is there."""
+    """Vacuum and analyze as autovacuum would after a minute, once a measurement's data is inserted."""
     connection.execute("analyze")
 
 
@@ -54,14 +54,14 @@ def turn(connection: Connection, batch: int) -> tuple[list[Any], float, float]:
 
 
 def claim_ms(connection: Connection, batch: int, times: int) -> float:
-    """Median milliseconds of a claim, after a few to warm up."""
+    """Median milliseconds of a claim, after a warm-up."""
     for _ in range(8):
         turn(connection, batch)
     return 1000 * statistics.median(turn(connection, batch)[1] for _ in range(times))
 
 
 def limit(dsn: str, n: int, clients: int) -> list[Figure]:
-    """The same two statements, driven by pgbench: what PostgreSQL allows without any Python."""
+    """The same two statements run by pgbench: the limit of PostgreSQL without Python."""
     with database(dsn) as connection:
         waiting_tasks(connection, tenant(connection, "limit"), n)
         analyze(connection)
@@ -82,17 +82,17 @@ def limit(dsn: str, n: int, clients: int) -> list[Figure]:
 
 
 def pgbench() -> str:
-    """The embedded server's wheel has none: Debian's, of any version."""
+    """Debian's pgbench of any version: the embedded server's wheel has none."""
     found = shutil.which("pgbench") or next(
         map(str, sorted(Path("/usr/lib/postgresql").glob("*/bin/pgbench"))), None
     )
     if found is None:
-        raise UnavailableError("there is no pgbench here (Debian: apt install postgresql-15)")
+        raise UnavailableError("pgbench is not installed (Debian: apt install postgresql-15)")
     return found
 
 
 def bulk(dsn: str, n: int) -> list[Figure]:
-    """A job of n tasks beside a bare COPY of the same rows into the same tables with the same indexes."""
+    """A job of n tasks compared with a plain COPY of the same rows into the same tables and indexes."""
     ours.prepare(dsn)
     with ours.client(dsn) as client, timer() as seconds:
         client.send_many(n, 0)
@@ -123,7 +123,7 @@ def _dump(connection: Connection, table: str) -> list[bytes]:
 
 
 def depth(dsn: str, small: int, large: int, ended: int) -> list[Figure]:
-    """What a claim costs with few and with many tasks ready, and with many ended ones kept."""
+    """The duration of a claim with few and with many ready tasks, and with many ended tasks kept."""
     with database(dsn) as connection:
         owner = tenant(connection, "depth")
         waiting_tasks(connection, owner, small)
@@ -146,7 +146,7 @@ def depth(dsn: str, small: int, large: int, ended: int) -> list[Figure]:
 
 
 def fairness(dsn: str, alone_dsn: str, big: int, tenants: int) -> list[Figure]:
-    """How long small tenants wait, with and without a tenant whose million tasks came first."""
+    """How long small tenants wait, with and without a tenant that queued a million tasks before."""
     waits: dict[str, float] = {}
     for label, where, size in (("alone", alone_dsn, 0), ("beside", dsn, big)):
         with database(where) as connection:
@@ -178,7 +178,7 @@ def _waits(connection: Connection, small: set[str], tasks: int) -> list[float]:
 
 
 def fifo(dsn: str, n: int, tenants: int) -> list[Figure]:
-    """The fair claim beside the same claim in plain order of arrival, on the same rows in turns."""
+    """The fair claim compared with a claim in order of arrival, in turns on the same rows."""
     with database(dsn) as connection:
         for number in range(tenants):
             waiting_tasks(connection, tenant(connection, f"t{number}"), n // tenants)
@@ -216,7 +216,7 @@ def fifo(dsn: str, n: int, tenants: int) -> list[Figure]:
 
 
 def pause(dsn: str, n: int) -> list[Figure]:
-    """Pause and cancel of a large job: how long the call takes, what it does to others' claims meanwhile."""
+    """Pause and cancel of a large job: the duration of the call, and its effect on other claims."""
     figures: list[Figure] = []
     with database(dsn) as connection:
         other = tenant(connection, "other")
@@ -254,7 +254,7 @@ def _keep_up(dsn: str, stop: threading.Event) -> None:
 
 
 def held_snapshot(dsn: str, seconds: float, rate: int) -> list[Figure]:
-    """A snapshot left open under steady load: what a claim costs at the end, and whether a backlog grew."""
+    """An open snapshot under steady load: the duration of a claim at the end, and whether a backlog grew."""
     with database(dsn) as connection, psycopg.connect(dsn) as holder:
         owners = [tenant(connection, f"t{n}") for n in range(10)]
         stop = threading.Event()

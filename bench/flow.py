@@ -68,7 +68,7 @@ def one(connection: Connection, query: str, *params: Any) -> Any:
 def claim_rate(
     connection: Connection, seconds: float, kinds: Sequence[str] = ("noop",), batch: int = 100
 ) -> float:
-    """Tasks claimed per second by one caller. They are completed, off the clock, as a worker would."""
+    """Tasks claimed per second by one caller. Their completion is not timed."""
     claimed, passed = 0, 0.0
     while passed < seconds:
         began = time.perf_counter()
@@ -87,7 +87,7 @@ def claim_rate(
 
 
 def limited_lanes(new: Callable[[], str], n: int, lanes: int) -> list[Figure]:
-    """Claims from lanes that all have limits (which have room), to claims from as many without, and from one."""
+    """Claims from lanes with limits that are not reached, compared with as many lanes without limits, and with one."""
     specs: dict[str, list[dict[str, Any]]] = {
         "one lane without limits": [{"kind": "noop"}],
         f"{lanes} lanes without limits": [{"kind": f"noop{lane}"} for lane in range(lanes)],
@@ -113,7 +113,7 @@ def limited_lanes(new: Callable[[], str], n: int, lanes: int) -> list[Figure]:
             for begin in range(0, n, 50_000):
                 start(connection, me, [spec[k % len(spec)] for k in range(min(50_000, n - begin))])
             connection.execute("analyze")
-            # Less than can be claimed in that time.
+            # Fewer than can be claimed in that time.
             rates[name].append(claim_rate(connection, n / 80_000, kinds))
     one, free, limited = (statistics.median(found) for found in rates.values())
     return [
@@ -124,7 +124,7 @@ def limited_lanes(new: Callable[[], str], n: int, lanes: int) -> list[Figure]:
 
 
 def closed_lane(dsn: str, n: int) -> list[Figure]:
-    """What a closed lane with a long queue costs the others."""
+    """The effect of a closed lane with a long queue on other lanes."""
     with database(dsn) as connection:
         me = tenant(connection, "bench")
         free = [{"kind": "noop"}] * 50_000
@@ -160,14 +160,14 @@ def simulator(*options: str) -> Any:
 
 
 def control(url: str, body: bytes | None = None) -> Any:
-    """The simulator's own voice, on loopback."""
+    """A connection to the simulator on loopback."""
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})  # noqa: S310 our own address
     with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310 our own address
         return json.load(answer)
 
 
 def wire(dsn: str, seconds: int, processes: int = 8) -> list[Figure]:
-    """Workers against a provider that counts, five times as much work as it takes, and kill -9 throughout."""
+    """Workers call a provider that counts, with five times as much work as it allows, and are killed with -9."""
     rpm, tpm, concurrency = 500, 100_000, 120
     dice = random.Random(7)
     with (
@@ -269,7 +269,7 @@ create constraint trigger watch after insert or update on penstock.accounts for 
 
 
 def caller(dsn: str, tenant_id: str, threads: int, seed: int) -> None:
-    """Callers in one process: each reserves one unit and commits it, gives it back, or forgets it."""
+    """Callers in one process: each reserves one unit and commits it, releases it, or lets it expire."""
 
     def work(number: int) -> None:
         dice = random.Random(seed * 1000 + number)
@@ -292,7 +292,7 @@ def caller(dsn: str, tenant_id: str, threads: int, seed: int) -> None:
                     case n if n < 20:
                         connection.execute("select penstock.release_hold(%s)", (row[0],))
                     case 20:
-                        pass  # forgotten: it expires after a second, and until then nobody has the unit
+                        pass  # not ended: it expires after a second, and until then the unit is not available
                     case _:
                         connection.execute("select penstock.commit_hold(%s)", (row[0],))
 
@@ -302,7 +302,7 @@ def caller(dsn: str, tenant_id: str, threads: int, seed: int) -> None:
 
 
 def last_unit(dsn: str, rounds: int, processes: int = 8, threads: int = 8) -> list[Figure]:
-    """Many callers for the last unit of a quota, which becomes one more whenever it is used, and kills."""
+    """Many callers compete for the last unit of a quota, which grows by one whenever it is used, with kills."""
     dice = random.Random(5)
     context = multiprocessing.get_context("spawn")
     with database(dsn) as connection:
@@ -370,7 +370,7 @@ create or replace function penstock._now() returns timestamptz language sql vola
 
 
 def forecasts(dsn: str, jobs: int) -> list[Figure]:
-    """Jobs of many shapes, forecast, then run by simulated workers on a simulated clock: how right it was."""
+    """Forecasts of jobs of many shapes, compared with runs by simulated workers on a simulated clock."""
     dice = random.Random(11)
     inside, close, errors, etas = 0, 0, [], []
     with database(dsn) as connection:
@@ -431,7 +431,7 @@ def forecasts(dsn: str, jobs: int) -> list[Figure]:
                         spec("draft", key=f"d{n}"), spec("speak", key=f"s{n}", after=[f"d{n}"]), spec("plain", after=[f"s{n}"]))]  # fmt: skip
 
         def run(tasks: list[dict[str, Any]]) -> tuple[float, float, float | None]:
-            """Run it all: seconds taken, cost, and what an estimate at half time said of the whole."""
+            """Run all tasks: returns the seconds, the cost, and the total that a forecast at half time predicted."""
             nonlocal clock
             began, ended, half = clock, 0, None
             job = start(connection, me, tasks)
@@ -519,7 +519,7 @@ def rollup(dsn: str, lines: int) -> list[Figure]:
         began = time.perf_counter()
         parts = lines // 500_000
         for part in range(parts):
-            # As it comes in life: a few days at a time.
+            # In order of time, a few days at once, as in production.
             connection.execute(
                 """
                 insert into penstock.cost_entries (at, tenant_id, provider, cost_type, unit_count, amount, currency, base_amount)

@@ -1,6 +1,6 @@
-"""A load generator in a process of its own: `python -m bench.load` reads what to do, and writes what it saw.
+"""A load generator in its own process: `python -m bench.load` reads a job description and writes its results.
 
-Both are one line of JSON. It uses raw sockets: a client library would be what is measured.
+Both are one line of JSON. It uses raw sockets, because a client library would dominate the measurement.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 from bench.measure import percentile
 
 WARM_UP_SHARE = 0.1
-"""Of the time, at the start: what is measured then is left out."""
+"""The share of the time at the start that is not counted."""
 
 
 class Client(asyncio.Protocol):
-    """One connection that is kept. It sends the next request when the answer to the last one is whole."""
+    """A persistent connection. It sends the next request when the response to the last one is complete."""
 
     def __init__(self, requests: Iterator[bytes], note: Callable[[int, float, float], None]) -> None:
         self._requests = requests
@@ -68,7 +68,7 @@ class Client(asyncio.Protocol):
 
 
 def posts(job: dict[str, Any]) -> Callable[[str], bytes]:
-    """Requests to start such a job, each with an idempotency key of its own."""
+    """Requests that start a job, each with its own idempotency key."""
     body = json.dumps(job).encode()
     run, numbers = uuid.uuid4().hex, count()
 
@@ -90,7 +90,7 @@ def head(method: str, path: str, key: str) -> str:
 
 
 async def requests(what: dict[str, Any]) -> dict[str, Any]:
-    """Many clients, each of which asks again as soon as it is answered; for some seconds."""
+    """Many clients, each sending its next request right after a response, for some seconds."""
     make = posts(what["job"]) if "job" in what else gets
     pairs = zip(what["paths"], what["keys"], strict=True)
     heads = cycle([head(what["method"], path, key) for path, key in pairs])
@@ -98,7 +98,7 @@ async def requests(what: dict[str, Any]) -> dict[str, Any]:
     loop = asyncio.get_running_loop()
 
     def generate() -> Iterator[bytes]:
-        # A client is one caller: it keeps its key.
+        # Each client is one caller and keeps its API key.
         mine = next(heads)
         while True:
             yield make(mine)
@@ -134,7 +134,7 @@ async def requests(what: dict[str, Any]) -> dict[str, Any]:
 
 
 class Watching(asyncio.Protocol):
-    """One stream of events. It notes how far its job is, and when it was told."""
+    """One event stream. It records its job's progress and when each event arrived."""
 
     def __init__(self, request: bytes, note: Callable[[int, float], None]) -> None:
         self._request = request
@@ -165,7 +165,7 @@ class Watching(asyncio.Protocol):
 
 
 async def watch(what: dict[str, Any]) -> dict[str, Any]:
-    """Many watchers of some jobs. Says when all are told where they are, and hears until it is to stop."""
+    """Many watchers of some jobs. Prints a line once all are connected, and listens until it is stopped."""
     loop = asyncio.get_running_loop()
     heard: list[list[tuple[int, float]]] = []
     streams: list[Watching] = []
@@ -183,7 +183,7 @@ async def watch(what: dict[str, Any]) -> dict[str, Any]:
         )
         streams.append(stream)
         if number % 50 == 49:
-            # They come one after the other, not all in one moment.
+            # They connect one after the other, not all at once.
             await stream.is_open
     await asyncio.gather(*(stream.is_open for stream in streams))
     print("watching", flush=True)

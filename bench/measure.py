@@ -1,7 +1,7 @@
-"""How every system here is measured, so that the figures can stand side by side.
+"""Measures every system in the same way, so that the figures can be compared.
 
-A worker process and the benchmark share one small file (`Progress`): the worker says when it is loaded,
-waits for the start, and notes the time of its first and last job. A handler therefore costs two clock reads
+A worker process and the benchmark share one small file (`Progress`): the worker records when it is loaded,
+waits for the start, and records the time of its first and last job. A handler therefore costs two clock reads
 in every system, and the start-up of a language or framework costs nothing.
 
 - enqueue: seconds for one client to have n jobs committed, connection open beforehand.
@@ -10,7 +10,7 @@ in every system, and the start-up of a language or framework costs nothing.
 - latency: milliseconds from before one job is sent in this process to the start of its handler in another,
   idle one. CLOCK_MONOTONIC is the same clock for all processes on Linux, and for Node.js too.
 - WAL, dead row versions and CPU: what the whole server spent from the first enqueue to the end of the drain,
-  for each job. A row version is dead once its row was updated or deleted: vacuum has to come for it.
+  per job. A row version is dead once its row was updated or deleted; vacuum has to remove it.
 
 `bench/pressure.py` puts the same systems under pressure.
 """
@@ -39,13 +39,13 @@ START_UP_SECONDS = 60.0
 RUN_SECONDS = 300.0
 STOP_SECONDS = 3.0
 FINISH_SECONDS = 30.0
-# A backend tells its statistics when it ends, which it does soon after its client.
+# A backend flushes its statistics when it ends, soon after its client.
 FLUSH_SECONDS = 0.5
 POLL_SECONDS = 0.002
-# The first jobs pay for plans, caches and lazy imports; they are sent like the others and left out.
+# The first jobs include plans, caches and lazy imports, so they are not counted.
 WARM_UP_JOBS = 20
 
-# Words of the shared file, 64 bit each. Times are microseconds, which fit in a JavaScript number.
+# The 64-bit fields of the shared file. Times are in microseconds, which fit in a JavaScript number.
 STATE, FIRST_START, LAST_END, COUNT, SAMPLES, HEADER = 0, 1, 2, 3, 4, 5
 LOADED, STARTED = 1, 2
 
@@ -55,28 +55,28 @@ class Client:
     """One producer with its connection open."""
 
     send: Callable[[int], object]
-    """One job that carries this number: when it was sent."""
+    """Send one job with this number: the time when it is sent."""
     send_many: Callable[[int, int], object]
-    """So many jobs in the fastest way there is, each with this number, or 0 where it is not asked for."""
+    """Send this many jobs in the fastest way, each with this number, or 0 if it is not needed."""
     left: Callable[[], int]
-    """How many jobs the store holds that are not finished."""
+    """The number of unfinished jobs in the store."""
 
 
 class System(Protocol):
-    """What a module must offer to be measured."""
+    """The interface of a measured system."""
 
     NAME: str
     STORE: str
-    """`postgresql` or `redis`: what its dsn leads to."""
+    """The server of its dsn: `postgresql` or `redis`."""
     SCALE: float
     """Its share of the jobs: a slow system shows its rate with fewer of them."""
     PER_PROCESS: int
     """How many workers can live in one process: all that BENCH_WORKERS asks for, or 1."""
     fill: Callable[[str, int], object] | None
-    """So many waiting jobs, as `send_many` would have left them, of somebody else than `send`'s caller if the
-    system tells callers apart. None where there is no quick way."""
+    """Insert waiting jobs as `send_many` would, of another caller than `send`'s if the system distinguishes
+    callers. None if there is no fast way."""
     keep: Callable[[str, int], object] | None
-    """So many ended jobs, as the system keeps them. None where it deletes them."""
+    """Insert ended jobs as the system keeps them. None if it deletes them."""
 
     def version(self) -> str: ...
     def prepare(self, dsn: str) -> None: ...
@@ -112,13 +112,13 @@ class Progress:
         return cls(os.environ["BENCH_PROGRESS"])
 
     def wait_for_start(self) -> None:
-        """Called by a worker that has loaded everything and connected."""
+        """Called by a worker once it is loaded and connected."""
         self.words[STATE] = LOADED
         while self.words[STATE] != STARTED:
             time.sleep(0.001)
 
     def job(self, sent: int = 0) -> None:
-        """The handler. `sent` is when the job was sent, or 0 where its latency is not asked for."""
+        """The handler. `sent` is when the job was sent, or 0 if its latency is not measured."""
         words, now = self.words, microseconds()
         if not words[FIRST_START]:
             words[FIRST_START] = now
@@ -210,7 +210,7 @@ class Workers:
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    start_new_session=True,  # A group of its own, so that its children end with it.
+                    start_new_session=True,  # Its own process group, so that its children end with it.
                 )
             )
 
@@ -219,7 +219,7 @@ class Workers:
             if process.poll() is not None:
                 raise RuntimeError(f"worker ended with {process.returncode}:\n{self._log(index)}")
         if time.monotonic() > deadline:
-            raise TimeoutError(f"{self.count()} jobs done, then no more:\n{self._log(0)}")
+            raise TimeoutError(f"{self.count()} jobs done, then no progress:\n{self._log(0)}")
 
     def _log(self, index: int) -> str:
         return (Path(self.folder.name) / f"log-{index}").read_text(errors="replace")[-3000:]
@@ -244,7 +244,7 @@ def workers_here() -> range:
 
 
 def none_left(client: Client) -> int:
-    """When the store was asked that then says so: what the answer takes is not the system's time."""
+    """The time of the query that found no job left; the query's own duration does not count."""
     deadline = time.monotonic() + FINISH_SECONDS
     asked = microseconds()
     while left := client.left():
@@ -256,7 +256,7 @@ def none_left(client: Client) -> int:
 
 
 def drain(system: System, dsn: str, client: Client, n: int, processes: int = 1) -> float:
-    """Seconds that the workers take for the n jobs that wait."""
+    """Seconds that the workers take for n waiting jobs."""
     with Workers(system.command(), dsn, processes) as workers:
         workers.start()
         workers.wait_for(n)
@@ -268,14 +268,14 @@ def drain(system: System, dsn: str, client: Client, n: int, processes: int = 1) 
 
 def latency(system: System, dsn: str, client: Client, samples: int) -> list[float]:
     total = WARM_UP_JOBS + samples
-    # Uneven gaps, the same in each run: an even beat could fall into step with somebody's polling.
+    # Uneven gaps, the same in each run, because even ones could coincide with a system's polling.
     gaps = random.Random(1)
     with Workers(system.command(), dsn, processes=1, samples=total) as workers:
         workers.start()
         for number in range(total):
             client.send(microseconds())
             if number == 0:
-                workers.wait_for(1)  # By then the worker surely listens.
+                workers.wait_for(1)  # By then the worker is listening.
             time.sleep(gaps.uniform(0.020, 0.050))
         workers.wait_for(total)
         return workers.latencies()[WARM_UP_JOBS:]
@@ -283,7 +283,7 @@ def latency(system: System, dsn: str, client: Client, samples: int) -> list[floa
 
 @contextmanager
 def counting(dsn: str, query: str) -> Iterator[Callable[[], int]]:
-    """`Client.left` where a query tells it."""
+    """`Client.left` by a query."""
     with psycopg.connect(dsn, autocommit=True) as connection:
 
         def count() -> int:
@@ -295,10 +295,10 @@ def counting(dsn: str, query: str) -> Iterator[Callable[[], int]]:
 
 
 def statement(query: str) -> Callable[[str, int], object]:
-    """`System.fill` or `keep` where a statement with %(n)s does it, in parts."""
+    """`System.fill` or `keep` by a statement with %(n)s, in batches."""
 
     def run(dsn: str, n: int) -> None:
-        # The client's own cursor, which can send several statements at once.
+        # A client-side cursor, which can send several statements at once.
         with psycopg.connect(dsn, autocommit=True, cursor_factory=psycopg.ClientCursor) as connection:
             for done in range(0, n, 500_000):
                 connection.execute(query.encode(), {"n": min(500_000, n - done)})
@@ -317,7 +317,7 @@ def timer() -> Iterator[Callable[[], float]]:
 
 @dataclass(frozen=True)
 class Spent:
-    """What a server has spent so far, and a database of it."""
+    """The resources used so far by a server and one of its databases."""
 
     cpu: float
     wal: float
@@ -346,7 +346,7 @@ def spent(dsn: str) -> Spent:
 
 
 def _cpu_seconds(postmaster: int) -> float:
-    """Of the server's processes: those that live, and those that ended, whose time their parent has."""
+    """CPU time of the server's processes: of running ones, and of ended ones from their parent."""
     ticks = 0
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -361,7 +361,7 @@ def _cpu_seconds(postmaster: int) -> float:
 
 
 def analyze(dsn: str) -> None:
-    """What autovacuum would do within a minute: without it, plans for a table just filled are luck."""
+    """Vacuum and analyze as autovacuum would within a minute; without it, plans are arbitrary."""
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute("ANALYZE")
 
@@ -378,7 +378,7 @@ def label(system: System) -> str:
 def measure(
     system: System, store: Callable[[], AbstractContextManager[str]], jobs: int, samples: int
 ) -> list[Figure]:
-    """One round for one system, each measurement in a store of its own."""
+    """One round for one system, each measurement in its own store."""
     name, n = label(system), max(1, round(jobs * system.SCALE))
     in_postgres = system.STORE == "postgresql"
     figures: list[Figure] = []
@@ -414,7 +414,7 @@ def measure(
 
 
 def medians(figures: Iterable[Figure]) -> list[Figure]:
-    """One figure for each name and system, in the order in which they first came."""
+    """One figure per name and system, in order of first appearance."""
     grouped: dict[tuple[str, str, str], list[float]] = {}
     for figure in figures:
         grouped.setdefault((figure.name, figure.system, figure.unit), []).append(figure.value)

@@ -1,4 +1,4 @@
-"""Penstock itself, measured as its peers are. See `bench.measure.System`."""
+"""Penstock itself, measured in the same way as its peers. See `bench.measure.System`."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def tenant(connection: Connection, name: str) -> str:
 
 
 def waiting_tasks(connection: Connection, tenant_id: str, n: int) -> str:
-    """A job with n ready tasks, the quick way: what start_many would have left. Returns its id."""
+    """Insert a job with n ready tasks as start_many would, but faster. Returns its id."""
     row = connection.execute(_JOB, {"tenant": tenant_id, "n": n}).fetchone()
     assert row
     for part in range(0, n, 250_000):

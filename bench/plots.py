@@ -1,4 +1,4 @@
-"""Bar charts as SVG files, readable on light and on dark ground, without a library."""
+"""Bar charts as SVG files, readable on light and dark backgrounds, without a library."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""The same systems under pressure: what a queue is like on a bad day. See `bench.measure` for a good one.
+"""The same systems under pressure. See `bench.measure` for ideal conditions.
 
 All are driven through `measure.System`, so that each measure is one function for all of them:
 
-- half load: latency while jobs come at half the rate at which the system drains, sent in bunches by a clock
-  that does not wait for anybody.
-- kept: drain with many ended jobs in the store, of the systems that keep them.
+- half load: latency while jobs arrive at half the rate at which the system drains, in bunches at fixed times,
+  regardless of the system's progress.
+- kept: drain with many ended jobs in the store, for systems that keep them.
 - deep: drain with many more jobs waiting than will be run.
-- neighbour: how long a single job waits that is sent beside somebody's large backlog. Systems that do not
-  know callers have one queue for both, as by default. Where the job is not reached soon, its wait is the
-  backlog that remains divided by the rate.
-- held: drain after a snapshot was left open under half load, as a report or a forgotten session does.
-- idle: what 200 workers without work cost the database.
+- neighbour: how long a single job waits behind another caller's large backlog. Systems that do not
+  distinguish callers have one queue for both, as by default. If the job does not start soon, its wait is
+  computed as the remaining backlog divided by the rate.
+- held: drain after a snapshot was open under half load, as by a long report or a forgotten session.
+- idle: the load of 200 idle workers on the database.
 """
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ Store = Callable[[], AbstractContextManager[str]]
 BUNCH_SECONDS = 0.020
 SETTLE_SECONDS = 1.0
 SMALL_JOBS = 20
-# Workers that idle are spread over processes, as many in each as can live there, and no more than these.
+# Idle workers are spread over at most this many processes.
 IDLE_PROCESSES = 20
 
 
 @dataclass(frozen=True)
 class Sizes:
     jobs: int
-    """For a drain, of a system with SCALE 1."""
+    """The number of jobs for a drain of a system with SCALE 1."""
     load_seconds: float
     held_seconds: float
     kept: int
     backlog: int
     deep: int
-    """Of a system with SCALE 1; of a slower one its share, but at least the backlog."""
+    """For a system with SCALE 1; a slower one gets its share, but at least the backlog."""
     look_seconds: float
-    """How long to look at workers that have more to do than they can."""
+    """How long to measure overloaded workers."""
     patience: float
-    """Seconds that the neighbour's job may take before its wait is computed."""
+    """Seconds after which the wait of the neighbour's job is computed instead of measured."""
     workers: int
     idle_seconds: float
 
@@ -136,7 +136,7 @@ def kept(system: System, dsn: str, sizes: Sizes, n: int, rate: float) -> list[Fi
 
 
 def backlog(system: System, dsn: str, sizes: Sizes, n: int, rate: float) -> list[Figure]:
-    """The neighbour first, then the same backlog made deeper."""
+    """Measure the neighbour first, then a deeper backlog."""
     if system.fill is None:
         return []
     system.fill(dsn, sizes.backlog)
@@ -168,7 +168,7 @@ def backlog(system: System, dsn: str, sizes: Sizes, n: int, rate: float) -> list
 
 
 def running_rate(workers: Workers, seconds: float) -> float:
-    """Jobs a second of workers that have more to do than they can, once they are at it."""
+    """Jobs per second of overloaded workers, once they are running."""
     workers.start()
     workers.wait_for(1)
     time.sleep(SETTLE_SECONDS / 2)
@@ -193,7 +193,7 @@ def held(system: System, dsn: str, sizes: Sizes, n: int, rate: float) -> list[Fi
 def idle(system: System, dsn: str, sizes: Sizes, n: int, rate: float) -> list[Figure]:
     each = min(system.PER_PROCESS, sizes.workers)
     processes = min(IDLE_PROCESSES, sizes.workers // each)
-    # One worker in a process would need hundreds of processes: fewer are measured, and counted as often.
+    # With one worker per process this would need hundreds: fewer are measured, and the result is scaled.
     times = sizes.workers / (each * processes)
     with Workers(system.command(), dsn, processes, each=each) as workers:
         workers.start()
@@ -210,7 +210,7 @@ def idle(system: System, dsn: str, sizes: Sizes, n: int, rate: float) -> list[Fi
 
 
 def settle(dsn: str) -> None:
-    """Until no more connections come: the workers have started."""
+    """Wait until no new connections appear: the workers have started."""
     deadline = time.monotonic() + 60
     with psycopg.connect(dsn, autocommit=True) as connection:
         connections, since = -1, time.monotonic()

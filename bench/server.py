@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 class UnavailableError(Exception):
-    """Something the measurement needs is not on this machine."""
+    """A program that the measurement needs is not installed."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Postgres:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """One that is gone afterwards, so that no autovacuum comes back to it while others are measured."""
+        """A temporary database, so that autovacuum does not process it during later measurements."""
         name = f"bench_{secrets.token_hex(4)}"
         yield self.create_database(name)
         with psycopg.connect(self.dsn("postgres"), autocommit=True) as connection:
@@ -140,7 +140,7 @@ def _embedded_binaries() -> Path:
 
 
 def _unprivileged_account() -> pwd.struct_passwd | None:
-    """PostgreSQL refuses to run as root, so root hands its servers to another account."""
+    """PostgreSQL refuses to run as root, so root runs its servers as another account."""
     if os.geteuid() != 0:
         return None
     for name in ("pgserver", "postgres"):
@@ -154,7 +154,7 @@ def _unprivileged_account() -> pwd.struct_passwd | None:
 
 @contextmanager
 def _temporary_folder(account: pwd.struct_passwd | None) -> Iterator[Path]:
-    """Mode 0700 and owned by the server's account: nobody else reaches the socket, which asks no password."""
+    """Mode 0700 and owned by the server's account, because the socket needs no password."""
     with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as name:
         if account:
             os.chown(name, account.pw_uid, account.pw_gid)
@@ -162,7 +162,7 @@ def _temporary_folder(account: pwd.struct_passwd | None) -> Iterator[Path]:
 
 
 def _runnable_by(account: pwd.struct_passwd | None, binaries: Path, folder: Path) -> Path:
-    """A wheel under /root is closed to other accounts: copy it rather than open root's home to everyone."""
+    """A copy of the wheel that the account can read, because it cannot read a wheel below /root."""
     try:
         _run([binaries / "postgres", "--version"], account, folder)
         return binaries
@@ -176,7 +176,7 @@ def _runnable_by(account: pwd.struct_passwd | None, binaries: Path, folder: Path
 
 
 def _run(command: Sequence[str | Path], account: pwd.struct_passwd | None, folder: Path) -> None:
-    # Output goes to a file: the server that pg_ctl leaves behind would hold a pipe open for ever.
+    # Output goes to a file, because the server that pg_ctl starts would keep a pipe open.
     with (folder / "output").open("w+") as output:
         finished = subprocess.run(
             command,

@@ -20,7 +20,7 @@ from bench.flow import control, one, simulator
 from bench.measure import REPOSITORY, Figure
 
 MEGABYTE = 1_000_000
-# The effect of a row and the end of its task are one transaction: what is in the table twice was done twice.
+# The effect of a row and the completion of its task are one transaction, so a row in the table twice was done twice.
 APP = """
 import asyncio, os, sys
 import pydantic
@@ -56,7 +56,7 @@ else:
 def pipeline(
     dsn: str, rows: int, *, workers: int = 2, wait: float = 10, lease: int = 5, kills: int = 2
 ) -> list[Figure]:
-    """A sheet of so many rows, a server that refuses a tenth of all calls, and workers that are all killed twice."""
+    """A sheet with this many rows, a server that rejects a tenth of all calls, and workers that are all killed twice."""
     with (
         tempfile.TemporaryDirectory(prefix="bench-sheets-") as folder,
         database(dsn) as connection,
@@ -108,12 +108,12 @@ def pipeline(
             "select count(*), count(distinct title) from effects"
         ).fetchone() or (0, 0)
     assert status == "completed", status
-    # An attempt that was killed may have cost something, too.
+    # A killed attempt may have costs too.
     right = sum(
         row[2:4] == ["succeeded", f"https://example.org/{row[0]}.mp4"] and row[4] >= 0.001 for row in values
     )
     calls = seen["calls"]
-    # All rows in one answer and one request, if they fit; but what is written as work proceeds needs more.
+    # The minimum is one response and one request for all rows; writing during the work needs more.
     least = (
         1
         + math.ceil(len(json.dumps(values)) / (2 * MEGABYTE))
@@ -152,7 +152,7 @@ def pipeline(
 
 @contextmanager
 def _workers(number: int, environment: dict[str, str]) -> Iterator[Callable[[], None]]:
-    """So many workers, and a way to kill them all and start others."""
+    """Starts workers; can kill all of them and start others."""
 
     def spawn() -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", APP, "work"], env=environment, cwd=REPOSITORY,

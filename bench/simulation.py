@@ -1,10 +1,10 @@
 """Workers, lanes and tenants in virtual time, by the rules of penstock/sql/functions/queue.sql and flow.sql.
 
-What is modelled: slots of virtual time per lane and tenant, sliding windows and places of limited lanes,
-workers that claim when they have room and hear of new work by a broadcast (who came in vain lets others go
-first), reports that take along what ended meanwhile, a database whose cores serve one call after another at
-measured costs. What is not: failures, heartbeats, disks, and the prefetching of tasks that take milliseconds.
-`bench.scale` checks it against real runs.
+Modelled: slots of virtual time per lane and tenant, sliding windows and concurrency of limited lanes, workers
+that claim when they have free slots and are notified of new tasks (and back off after an empty claim),
+reports in batches, and a database whose cores serve one call after another at measured costs. Not modelled:
+failures, heartbeats, disks, and the prefetching of tasks that take milliseconds. `bench.scale` checks it
+against real runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WINDOW_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one core of the database: of a call, and of each task in it."""
+    """Seconds of one database core: per call, and per task in it."""
 
     claim: float
     claim_each: float
@@ -33,24 +33,24 @@ class Costs:
     start: float
     start_each: float
     round_trip: float = 0.0005
-    """Seconds that a call takes beside the database's work."""
+    """Seconds that a call takes besides the database's work."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of a lane."""
+    """The limits of a lane."""
 
     requests_per_minute: int | None = None
     concurrency: int | None = None
 
 
 Steps = tuple[tuple[str, float], ...]
-"""Lanes and seconds, one after the other."""
+"""The steps of a task chain: lanes and seconds."""
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """So many chains of tasks that are put in line at once; each next step when the one before has ended."""
+    """A number of task chains that are queued at once; each step is queued when the one before has ended."""
 
     at: float
     tenant: int
@@ -95,7 +95,7 @@ class Lane:
             heapq.heappush(self.line, task)
 
     def take(self, most: int, now: float) -> list[Task]:
-        """The lowest slots for which there is room."""
+        """The tasks with the lowest slots, as far as the limits allow."""
         room = most
         if self.limits.concurrency is not None:
             room = min(room, self.limits.concurrency - self.running)
@@ -112,7 +112,7 @@ class Lane:
         return taken
 
     def opens_at(self, now: float) -> float | None:
-        """When its window has room again for what waits."""
+        """When its window admits the waiting tasks again."""
         if not self.line or self.limits.requests_per_minute is None:
             return None
         return max(now, self.admitted[0] + WINDOW_SECONDS) if self.admitted else now
@@ -124,9 +124,9 @@ class Worker:
     is_asking: bool = False
     was_called: bool = False
     is_first: bool = False
-    """Its claim is the first after a call."""
+    """Whether its claim is the first after a notification."""
     calm: float = 0.0
-    """How long it may let others go first when called."""
+    """How long it backs off at most after a notification."""
     is_due: bool = False
     pause: float = 0.0
     looks: int = 0
@@ -136,7 +136,7 @@ class Worker:
 
 @dataclass
 class Outcome:
-    """What became of it, by tenant: waits (from being in line to being claimed) and ends; and the load."""
+    """Results by tenant: waits (from queued to claimed) and ends; and the load."""
 
     waits: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     ends: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
@@ -148,7 +148,7 @@ class Outcome:
 
 
 class Simulation:
-    """One run. Everything random comes from the seed."""
+    """One run. All randomness comes from the seed."""
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class Simulation:
             self._at(arrival.at, lambda arrival=arrival: self._start(arrival))
 
     def run(self, until: float = float("inf")) -> Outcome:
-        """Go on until then, or until all work has ended."""
+        """Continue until this time, or until all tasks have ended."""
         while self._left and self._events[0][0] <= until:
             self._now, _, act = heapq.heappop(self._events)
             act()
@@ -191,7 +191,7 @@ class Simulation:
         heapq.heappush(self._events, (when, next(self._numbers), act))
 
     def _ask(self, cost: float, then: Callable[[], None]) -> None:
-        """A call: it waits for a core, then takes it for its cost."""
+        """A call waits for a core, then uses it for its cost."""
         begun = max(self._now, heapq.heappop(self._cores))
         heapq.heappush(self._cores, begun + cost)
         self.outcome.database_busy += cost
@@ -237,7 +237,7 @@ class Simulation:
         names = list(self._lanes)
         self._dice.shuffle(names)
         taken: list[Task] = []
-        # What is taken is decided when the call is served; its price is known then.
+        # The claimed tasks are chosen when the call is served, because its cost depends on them.
         for name in names:
             taken += self._lanes[name].take(worker.free - len(taken), self._now)
         self.outcome.claims += 1

@@ -327,10 +327,10 @@ create table faults.again as with killed as (
     and not exists (select from faults.moves r where r.what = 'released' and r.task_id = a.task_id and r.lease = a.lease and extract(epoch from r.at) <= s.at)
 ), paired as (
   select 'killed' as what, k.pid, k.at, k.task_id, n.lease, n.is_gated, n.next_pid, n.granted_at from killed k cross join lateral (
-    select m.lease, m.is_gated, {_PID.replace('a.', 'm.')} as next_pid, extract(epoch from m.at) as granted_at from faults.moves m where m.what = 'granted' and m.task_id = k.task_id and m.lease > k.lease order by m.lease limit 1) as n
+    select m.lease, m.is_gated, {_PID.replace("a.", "m.")} as next_pid, extract(epoch from m.at) as granted_at from faults.moves m where m.what = 'granted' and m.task_id = k.task_id and m.lease > k.lease order by m.lease limit 1) as n
   union all
   select 'stopped', s.pid, s.at, s.task_id, n.lease, n.is_gated, n.next_pid, n.granted_at from stopped s cross join lateral (
-    select m.lease, m.is_gated, {_PID.replace('a.', 'm.')} as next_pid, extract(epoch from m.at) as granted_at from faults.moves m where m.what = 'granted' and m.task_id = s.task_id and m.lease >= s.lease
+    select m.lease, m.is_gated, {_PID.replace("a.", "m.")} as next_pid, extract(epoch from m.at) as granted_at from faults.moves m where m.what = 'granted' and m.task_id = s.task_id and m.lease >= s.lease
       and not exists (select from faults.began b where b.task_id = s.task_id and b.lease = m.lease and b.at <= s.at) order by m.lease limit 1) as n
 )
   select p.what, p.at, b.at - p.at as seconds,

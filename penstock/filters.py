@@ -5,7 +5,7 @@ separated by commas, any one matches; a minus before the field excludes. A value
 comma or a quotation mark is quoted: `tenant:"Acme, Inc."`. Each list has its own fields.
 
 Values always become bound parameters; the SQL around them is literal text of this package. Names of tenants
-and ages are looked up in a query of their own first, because with constants PostgreSQL plans the list's query
+and ages are looked up in a separate query first, because with constants PostgreSQL plans the list's query
 better.
 """
 

@@ -42,7 +42,7 @@ class Failed(NamedTuple):
     error: dict[str, Any]
 
 
-class Refusal(NamedTuple):
+class Rejection(NamedTuple):
     """A task whose report the database rejected: `lease_lost`, `canceled` or `too_large`."""
 
     id: int
@@ -99,9 +99,9 @@ async def report_limited(
     )
 
 
-async def complete(database: db.Database, worker_id: str, done: Sequence[Done]) -> list[Refusal]:
+async def complete(database: db.Database, worker_id: str, done: Sequence[Done]) -> list[Rejection]:
     """End tasks as succeeded; returns those that were rejected."""
-    return [Refusal._make(row) for row in await db.rows(database, _COMPLETE, _reports(worker_id, done))]
+    return [Rejection._make(row) for row in await db.rows(database, _COMPLETE, _reports(worker_id, done))]
 
 
 async def complete_last(execute_last: db.ExecuteLast, worker_id: str, done: Done) -> None:
@@ -129,7 +129,7 @@ def _array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-async def fail(pool: db.Pool, worker_id: str, failed: Sequence[Failed]) -> list[Refusal]:
+async def fail(pool: db.Pool, worker_id: str, failed: Sequence[Failed]) -> list[Rejection]:
     """End attempts as failed; the database decides whether and when each task is retried."""
     rows = await db.call(
         pool,
@@ -139,7 +139,7 @@ async def fail(pool: db.Pool, worker_id: str, failed: Sequence[Failed]) -> list[
         p_leases=[task.lease for task in failed],
         p_errors=[db.Json(task.error) for task in failed],
     )
-    return [Refusal(row["id"], row["code"]) for row in rows]
+    return [Rejection(row["id"], row["code"]) for row in rows]
 
 
 async def reschedule(
@@ -149,7 +149,7 @@ async def reschedule(
     *,
     delay_seconds: float = 0,
     reason: str = "rescheduled",
-) -> list[Refusal]:
+) -> list[Rejection]:
     """Requeue tasks, given as (id, lease), at once or after a delay, without costing an attempt."""
     rows = await db.call(
         pool,
@@ -160,7 +160,7 @@ async def reschedule(
         p_delay_seconds=delay_seconds,
         p_reason=reason,
     )
-    return [Refusal(row["id"], row["code"]) for row in rows]
+    return [Rejection(row["id"], row["code"]) for row in rows]
 
 
 def heartbeat_sync(

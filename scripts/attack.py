@@ -1,7 +1,8 @@
-"""`make attack`: every attack of docs/security.md, by the tests that try it, and what we are made of.
+"""`make attack`: runs the tests of every attack in docs/security.md, and audits the dependencies.
 
-Runs the tests of each number, says how many passed, asks pip-audit for known holes in what is installed, and
-writes a list of everything a release installs (CycloneDX), which is the same for the same versions.
+Runs the tests of each attack, prints how many passed, asks pip-audit for known vulnerabilities of the
+installed packages, and writes a list of all packages that a release installs (CycloneDX), reproducible for
+the same versions.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LISTED = ROOT / "dist"
 
 
 def run_tests(files: list[str]) -> dict[str, list[bool]]:
-    """Whether each case passed, by the ids of its file, its class and its function."""
+    """Whether each test passed, by the ids of its file, its class and its function."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         environment = {"PENSTOCK_TEST_PG": "contract", **os.environ}
@@ -47,7 +48,7 @@ def run_tests(files: list[str]) -> dict[str, list[bool]]:
 
 
 def audit() -> tuple[str, bool]:
-    """What pip-audit says. Where its database cannot be reached it says so, and that is no pass."""
+    """The result of pip-audit. An unreachable vulnerability database counts as a failure."""
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder) / "requirements.txt"
         frozen = subprocess.run(
@@ -80,7 +81,7 @@ def audit() -> tuple[str, bool]:
 
 
 def list_parts() -> str:
-    """A release installs this: into an environment of its own, without what only developers need."""
+    """Install the release into an environment of its own, without development dependencies."""
     LISTED.mkdir(exist_ok=True)
     path = LISTED / f"penstock-{version('penstock')}.cdx.json"
     with tempfile.TemporaryDirectory() as folder:

@@ -67,7 +67,7 @@ def _docstrings(name: str, node: ast.Module | ast.ClassDef) -> Iterator[tuple[st
 
 
 def proofs(find: Callable[[str], Iterable[str]]) -> dict[str, list[str]]:
-    """Each name that `find` sees in a docstring → the tests that carry it."""
+    """The tests by each name that `find` returns for their docstrings."""
     found: dict[str, list[str]] = {}
     for test, text in docstrings():
         for name in find(text):

@@ -1,4 +1,4 @@
-"""Rewrite penstock/sql/schema.sql, the picture of a fresh install; with --check, only say if it is stale."""
+"""Rewrite penstock/sql/schema.sql, the schema of a fresh install; --check only tells whether it is stale."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Tests of the tests: plants each bug and hole of tests/seeded.toml in a copy; the named test has to fail.
+"""Mutation tests: puts each bug and hole of tests/seeded.toml into a copy; the named test must fail.
 
-`python scripts/seeded.py` runs them all and says how many were caught. Words choose those with one in
-their name.
+`python scripts/seeded.py` runs all of them and prints how many were caught. Arguments select those whose name
+contains one of them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 FAILED = 1
-"""What pytest returns when tests failed; anything else is no verdict."""
+"""The exit code of pytest when tests failed; any other code is an error."""
 
 
 def main(wanted: list[str]) -> int:
@@ -28,10 +28,10 @@ def main(wanted: list[str]) -> int:
         if not wanted or any(word in seed["name"] for word in wanted)
     ]
     with planted(None) as tree:
-        # A test that fails anyway catches nothing.
+        # A test that fails without the bug proves nothing.
         sound = run(tree, sorted({seed["caught_by"] for seed in seeds}))
     if sound:
-        print("The tests do not pass as they are: nothing can be said.", file=sys.stderr)
+        print("The tests fail without any bug planted: fix them first.", file=sys.stderr)
         return 1
     caught: dict[str, list[bool]] = {}
     for seed in seeds:
@@ -61,7 +61,9 @@ class planted:
             file = tree / self._seed["file"]
             text = file.read_text()
             if text.count(self._seed["find"]) != 1:
-                raise SystemExit(f"{self._seed['name']}: its place in {self._seed['file']} is gone")
+                raise SystemExit(
+                    f"{self._seed['name']}: its text `find` is not in {self._seed['file']}, or more than once"
+                )
             file.write_text(text.replace(self._seed["find"], self._seed["replace"]))
         return tree
 
@@ -70,7 +72,7 @@ class planted:
 
 
 def run(tree: Path, tests: list[str]) -> int:
-    """pytest's exit code for these tests, in a tree."""
+    """The exit code of pytest for these tests in a tree."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
     return subprocess.run(command, cwd=tree, env=environment, stdout=subprocess.DEVNULL).returncode

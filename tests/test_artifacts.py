@@ -855,11 +855,11 @@ async def test_members_change_viewers_read_and_strangers_see_no_artifacts(place:
 
     @asynccontextmanager
     async def acting(role: str) -> AsyncIterator[database.Connection]:
-        async with database.transaction(pool) as held:
+        async with database.transaction(pool) as conn:
             claims = json.dumps({"sub": str(people[role])})
-            await held.execute("select set_config('request.jwt.claims', %s, true)", [claims])
-            await held.execute("set local role authenticated")
-            yield held
+            await conn.execute("select set_config('request.jwt.claims', %s, true)", [claims])
+            await conn.execute("set local role authenticated")
+            yield conn
 
     upload: dict[str, Any] = {
         "name": "a.txt",
@@ -870,32 +870,32 @@ async def test_members_change_viewers_read_and_strangers_see_no_artifacts(place:
     async with opened(place) as pool:
         saved = uuid.UUID((await place.save(pool, task))["artifact_id"])
         for role in ("member", "viewer"):
-            async with acting(role) as held:
-                assert (await artifacts.get(held, artifact_id=saved)).id == saved
-        async with acting("member") as held:
-            begun = await artifacts.begin_upload(held, **upload)
+            async with acting(role) as conn:
+                assert (await artifacts.get(conn, artifact_id=saved)).id == saved
+        async with acting("member") as conn:
+            begun = await artifacts.begin_upload(conn, **upload)
         acts: list[Callable[[Any], Any]] = [
-            lambda held: artifacts.delete(held, artifact_id=saved),
-            lambda held: artifacts.take_upload(held, artifact_id=begun.id),
-            lambda held: artifacts.begin_upload(held, **upload),
+            lambda conn: artifacts.delete(conn, artifact_id=saved),
+            lambda conn: artifacts.take_upload(conn, artifact_id=begun.id),
+            lambda conn: artifacts.begin_upload(conn, **upload),
         ]
         for act in acts:
             with pytest.raises(Forbidden):
-                async with acting("viewer") as held:
-                    await act(held)
-        look: Callable[[Any], Any] = lambda held: artifacts.get(held, artifact_id=saved)  # noqa: E731
+                async with acting("viewer") as conn:
+                    await act(conn)
+        look: Callable[[Any], Any] = lambda conn: artifacts.get(conn, artifact_id=saved)  # noqa: E731
         for act in (*acts[:2], look):
             with pytest.raises(NotFound) as caught:
-                async with acting("stranger") as held:
-                    await act(held)
+                async with acting("stranger") as conn:
+                    await act(conn)
             assert caught.value.code == "unknown_artifact"
         with pytest.raises(Forbidden):
-            async with acting("stranger") as held:
-                await acts[2](held)
+            async with acting("stranger") as conn:
+                await acts[2](conn)
         for role in people:
             holder = {"p_artifact_id": begun.id, "p_worker_id": None, "p_lease": None}
             with pytest.raises(Forbidden):
-                async with acting(role) as held:
-                    await database.call(held, "finish_artifact", **holder, p_bytes=0, p_sha256="0" * 64)
-        async with acting("member") as held:
-            assert await artifacts.delete(held, artifact_id=saved)
+                async with acting(role) as conn:
+                    await database.call(conn, "finish_artifact", **holder, p_bytes=0, p_sha256="0" * 64)
+        async with acting("member") as conn:
+            assert await artifacts.delete(conn, artifact_id=saved)

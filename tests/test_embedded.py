@@ -125,7 +125,7 @@ def test_fsync_is_on_and_other_users_have_no_access(home: Path) -> None:
     with pytest.raises(psycopg.OperationalError, match="password"):
         psycopg.connect(address.replace(password, "guess"))
     assert (home / "postgres").stat().st_mode & 0o777 == 0o700, (
-        "nobody else reaches the socket, which asks for none"
+        "other users cannot access the socket, which needs no password"
     )
 
 

@@ -163,8 +163,8 @@ async def test_a_job_starts_in_the_callers_transaction(db: testing.Database, ten
         await session.commit()
         await jobs.start_in(session, **what)
     await async_engine.dispose()
-    async with database.pool(db.dsn) as pool, database.transaction(pool) as held:
-        kept.append(await jobs.start_in(held, **what))
+    async with database.pool(db.dsn) as pool, database.transaction(pool) as conn:
+        kept.append(await jobs.start_in(conn, **what))
     assert [row["id"] for row in db.execute("select id from penstock.jobs order by id")] == kept
 
 
@@ -300,9 +300,9 @@ async def test_jobs_are_filtered_by_age_and_tenant(
 
 
 async def test_workers_and_the_backlog_are_listed(db: testing.Database, tenant: UUID) -> None:
-    with database.connect(db.dsn) as held:
+    with database.connect(db.dsn) as conn:
         workers.report_sync(
-            held, worker_id="w", info={"host": "h", "kinds": ["step"], "concurrency": 2, "pid": 1}
+            conn, worker_id="w", info={"host": "h", "kinds": ["step"], "concurrency": 2, "pid": 1}
         )
     async with database.pool(db.dsn) as pool:
         await kinds.define(pool, kinds=[STEP])

@@ -281,7 +281,7 @@ def test_a_transactional_handler_does_not_deadlock_with_itself(
     app: App, db: testing.Database, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Adding a dependent task locks the handler's own task until the commit, so usage must be reported before."""
-    monkeypatch.setattr(execute, "_IN_HAND", "set local lock_timeout = '100ms'")
+    monkeypatch.setattr(execute, "_LOCK_TIMEOUT", "set local lock_timeout = '100ms'")
     refused: list[str] = []
 
     @app.task(transactional=True, timeout="20s")

@@ -200,20 +200,20 @@ async def test_an_amount_must_be_a_decimal(db: testing.Database, tenant: UUID, a
 
 async def test_invalid_usage_settings_are_rejected(db: testing.Database, tenant: UUID) -> None:
     async with database.pool(db.dsn) as pool:
-        nobody: Any = {"tenant_id": uuid4()}
-        somebody: Any = {"tenant_id": tenant}
+        unknown: Any = {"tenant_id": uuid4()}
+        known: Any = {"tenant_id": tenant}
         for code, call in [
-            ("unknown_tenant", usage.set_limit(pool, meter="pages", amount=1, **nobody)),
-            ("unknown_tenant", usage.limits(pool, **nobody)),
-            ("unknown_tenant", usage.reserve(pool, amounts={"pages": 1}, **nobody)),
-            ("unknown_plan", usage.set_tenant_plan(pool, plan="gold", **somebody)),
-            ("unknown_meter", usage.reset(pool, meter="smell", **somebody)),
-            ("unknown_meter", usage.reserve(pool, amounts={"smell": 1}, **somebody)),
-            ("invalid_ttl", usage.reserve(pool, amounts={"pages": 1}, ttl_seconds=0, **somebody)),
-            ("invalid_units", usage.reserve(pool, amounts={"pages": -1}, **somebody)),
-            ("invalid_limit", usage.set_limit(pool, meter="pages", amount=-1, **somebody)),
-            ("invalid_allowance", usage.add_allowance(pool, meter="pages", amount=1, **somebody)),
-            ("invalid_action", usage.record(pool, units={"pages": 1}, action="", **somebody)),
+            ("unknown_tenant", usage.set_limit(pool, meter="pages", amount=1, **unknown)),
+            ("unknown_tenant", usage.limits(pool, **unknown)),
+            ("unknown_tenant", usage.reserve(pool, amounts={"pages": 1}, **unknown)),
+            ("unknown_plan", usage.set_tenant_plan(pool, plan="gold", **known)),
+            ("unknown_meter", usage.reset(pool, meter="smell", **known)),
+            ("unknown_meter", usage.reserve(pool, amounts={"smell": 1}, **known)),
+            ("invalid_ttl", usage.reserve(pool, amounts={"pages": 1}, ttl_seconds=0, **known)),
+            ("invalid_units", usage.reserve(pool, amounts={"pages": -1}, **known)),
+            ("invalid_limit", usage.set_limit(pool, meter="pages", amount=-1, **known)),
+            ("invalid_allowance", usage.add_allowance(pool, meter="pages", amount=1, **known)),
+            ("invalid_action", usage.record(pool, units={"pages": 1}, action="", **known)),
             ("unknown_field", usage.set_plan(pool, name="p", **{"colour": "red"})),  # pyright: ignore[reportArgumentType]
             ("invalid_plan", usage.set_plan(pool, name="A B")),
         ]:

@@ -22,7 +22,7 @@ from penstock import db as database
 from penstock import worker as worker_module
 from penstock.errors import NotMigrated
 from penstock.settings import Settings
-from penstock.tasks import Claim, Done, Failed, Refusal, claim, heartbeat_sync
+from penstock.tasks import Claim, Done, Failed, Rejection, claim, heartbeat_sync
 from penstock.upkeep import Tidy, Upkeep
 from penstock.worker.beat import Beat
 from penstock.worker.finish import Finish
@@ -605,7 +605,7 @@ async def test_a_rejected_report_does_not_block_the_others(monkeypatch: pytest.M
     failed: list[int] = []
     is_away = True
 
-    async def complete(pool: Any, worker_id: str, batch: list[Done]) -> list[Refusal]:
+    async def complete(pool: Any, worker_id: str, batch: list[Done]) -> list[Rejection]:
         nonlocal is_away
         if any(done.id == 3 for done in batch):
             raise RuntimeError("the database chokes on 3")
@@ -615,7 +615,7 @@ async def test_a_rejected_report_does_not_block_the_others(monkeypatch: pytest.M
         sent.extend(done.id for done in batch)
         return []
 
-    async def fail(pool: Any, worker_id: str, batch: list[Failed]) -> list[Refusal]:
+    async def fail(pool: Any, worker_id: str, batch: list[Failed]) -> list[Rejection]:
         failed.extend(report.id for report in batch)
         return []
 

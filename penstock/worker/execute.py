@@ -379,7 +379,7 @@ class Execute(Hooks):
     async def _report(self, ctx: Context, function: str, **arguments: Any) -> None:
         """Call an SQL function about the attempt and commit at once, outside the handler's own transaction.
 
-        The function is idempotent, by a key or by itself, because it may be called twice.
+        The function has to be idempotent, because it may be called twice.
         """
         arguments |= {"p_task_id": ctx.task_id, "p_worker_id": ctx.worker_id, "p_lease": ctx.lease}
 

@@ -14,7 +14,7 @@ import structlog
 
 from penstock import tasks
 from penstock.errors import Unavailable
-from penstock.tasks import Done, Failed, Refusal
+from penstock.tasks import Done, Failed, Rejection
 from penstock.worker import outcome
 
 if TYPE_CHECKING:
@@ -152,9 +152,9 @@ class Finish:
             log.error("worker.error_unreportable", task_id=report.id, error=str(error))
             self._buffer.remove(report.id, report.lease)
 
-    def _accept(self, batch: list[Any], refused: list[Refusal]) -> None:
+    def _accept(self, batch: list[Any], rejected: list[Rejection]) -> None:
         """Remove reported tasks from the buffer; an output that is too large fails its task."""
-        codes = {refusal.id: refusal.code for refusal in refused}
+        codes = {rejection.id: rejection.code for rejection in rejected}
         for report in batch:
             code = codes.get(report.id) if codes else None
             if code == "too_large":

@@ -29,8 +29,8 @@ class Wake:
     """Without LISTEN, polling is fast after work and backs off."""
     PROBE_SECONDS = 5.0
     MAX_BACKOFF_SECONDS = 0.25
-    """A notification reaches every worker. After an empty claim a worker delays its next one at most so long;
-    after a claim with tasks it claims at once."""
+    """A notification reaches every worker. After an empty claim a worker delays the next one, at most
+    this long; after a claim that returned tasks it claims at once."""
 
     def __init__(self, dsn: str, buffer: TaskBuffer, upkeep_due: asyncio.Event, mode: Listen) -> None:
         self.work = asyncio.Event()
