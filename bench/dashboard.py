@@ -18,7 +18,8 @@ from fastapi.testclient import TestClient
 from psycopg.conninfo import make_conninfo
 
 from bench.measure import Figure
-from penstock import db, migrate, server
+from penstock import server
+from penstock.postgres import db, migrate
 from penstock.settings import Settings
 
 ROUNDS = 20

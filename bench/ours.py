@@ -15,8 +15,9 @@ import psycopg
 import penstock
 from bench import measure
 from bench.measure import Progress
-from penstock import db, jobs, migrate
-from penstock.app import App
+from penstock.contract import jobs
+from penstock.postgres import db, migrate
+from penstock.sdk.app import App
 from penstock.worker import Worker
 
 NAME = "penstock"

@@ -21,8 +21,8 @@ import psycopg
 from bench import engine
 from bench.measure import Figure
 from bench.simulation import Arrival, Costs, Limits, Outcome, Simulation
-from penstock import db
-from penstock.app import App
+from penstock.postgres import db
+from penstock.sdk.app import App
 from penstock.worker import Worker
 
 BATCHES = (1, 10, 100, 500)

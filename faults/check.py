@@ -13,7 +13,7 @@ from typing import Any
 
 from faults import app as work
 from faults.invariants import INVARIANTS
-from penstock import db
+from penstock.postgres import db
 
 # Moves are numbered when they are made. A transaction that moves a task holds the lock of its lease's row, so the
 # numbers of one task are in commit order.

@@ -12,7 +12,7 @@ import penstock
 from faults import app as work
 from faults.history import History
 from faults.server import Postgres
-from penstock import db
+from penstock.postgres import db
 
 SIZES = {"warm": len(work.WARM), "warm up": 12}
 """Tasks of a job, by flavour: after a restart, and to open all connections of the worker's pools."""

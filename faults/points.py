@@ -14,7 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from faults.history import History
-from penstock import db, jobs, tasks
+from penstock.contract import jobs, tasks
+from penstock.postgres import db
 
 OF_WORKERS = {
     "claim.sent": "a claim is under way",

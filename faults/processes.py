@@ -22,8 +22,9 @@ import penstock.worker
 from faults import app as work
 from faults import points
 from faults.history import History
-from penstock import AsyncClient, migrate, server
+from penstock import AsyncClient, server
 from penstock.errors import Limited, PenstockError, TimedOut, Unavailable
+from penstock.postgres import migrate
 from penstock.settings import Settings
 
 MEMORY_BYTES = 256 << 20

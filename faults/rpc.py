@@ -17,7 +17,7 @@ import httpx
 
 from faults import check, history
 from faults.history import History
-from penstock import db, migrate
+from penstock.postgres import db, migrate
 
 DATABASE = "faults_rpc"
 KIND = "remote"

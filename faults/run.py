@@ -29,7 +29,7 @@ from faults.plan import DEFAULT_LEASE, Plan, Result, promises
 from faults.proxy import Proxy
 from faults.schedule import FAULTS, LOST, Fault, schedule
 from faults.server import Disk, Postgres, place
-from penstock import db, migrate
+from penstock.postgres import db, migrate
 from penstock.server import ensure_login
 
 _context = multiprocessing.get_context("forkserver")

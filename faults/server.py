@@ -16,7 +16,8 @@ from typing import Any
 
 from psycopg.conninfo import conninfo_to_dict
 
-from penstock import db, embedded, testing
+from penstock import testing
+from penstock.postgres import db, embedded
 
 SETTINGS = {"shared_buffers": "256MB", "max_wal_size": "1GB", "max_connections": "300", "logging_collector": "on",
             "log_filename": "postgresql.log", "log_rotation_age": "0", "log_rotation_size": "0"}  # fmt: skip

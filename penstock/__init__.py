@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from penstock.app import App, Started
-    from penstock.bulk_type import BulkRow, Change, RowError
     from penstock.client import AsyncClient, Client
-    from penstock.context import Context, Fail, Reschedule, Retry
     from penstock.errors import (
         Conflict,
         Forbidden,
@@ -24,15 +21,18 @@ if TYPE_CHECKING:
         TimedOut,
         Unavailable,
     )
+    from penstock.sdk.app import App, Started
+    from penstock.sdk.bulk_type import BulkRow, Change, RowError
+    from penstock.sdk.context import Context, Fail, Reschedule, Retry
     from penstock.types import Job
     from penstock.worker import Worker
 
 # Modules are imported on first use, so that the command line does not load a worker to print a help text.
 _MODULES = {
-    "penstock.app": ("App", "Started"),
-    "penstock.bulk_type": ("BulkRow", "Change", "RowError"),
+    "penstock.sdk.app": ("App", "Started"),
+    "penstock.sdk.bulk_type": ("BulkRow", "Change", "RowError"),
     "penstock.client": ("AsyncClient", "Client"),
-    "penstock.context": ("Context", "Fail", "Reschedule", "Retry"),
+    "penstock.sdk.context": ("Context", "Fail", "Reschedule", "Retry"),
     "penstock.errors": (
         "Conflict",
         "Forbidden",

@@ -24,16 +24,17 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock import artifacts, costs, jobs, keys, providers, server, simulator, workers
+from penstock import server, simulator
 from penstock.api.development import Development
-from penstock.app import Started
 from penstock.apps.reading.app import app, reading
 from penstock.apps.reading.books import RUNNING_WATER
 from penstock.apps.reading.settings import SIMULATOR as PROVIDER
+from penstock.contract import artifacts, costs, jobs, keys, providers, workers
 from penstock.errors import PenstockError, TimedOut
 from penstock.formatting import counted
+from penstock.sdk.app import Started
 from penstock.settings import Settings
-from penstock.storage import HOUR, Folder
+from penstock.storage.objects import HOUR, Folder
 from penstock.types import Artifact, Job, JobCost
 from penstock.worker import Worker
 

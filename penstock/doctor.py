@@ -13,9 +13,10 @@ from uuid import uuid4
 
 import psycopg
 
-from penstock import db, migrate, workers
+from penstock.contract import workers
 from penstock.errors import PenstockError, Unavailable
 from penstock.formatting import counted
+from penstock.postgres import db, migrate
 from penstock.settings import settings
 
 State: TypeAlias = Literal["ok", "warn", "fail"]

@@ -19,10 +19,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from psycopg.conninfo import make_conninfo
 
-from penstock import api, dashboard, db
+from penstock import api, dashboard
 from penstock.api.development import Development
-from penstock.app import App
 from penstock.errors import Conflict, Invalid, PenstockError
+from penstock.postgres import db
+from penstock.sdk.app import App
 from penstock.settings import Settings, is_loopback
 
 LOGIN = "penstock_api"

@@ -34,9 +34,9 @@ from typing import Any, Protocol
 
 import pytest
 
-from penstock import db, embedded, migrate
-from penstock.app import App
 from penstock.errors import PenstockError
+from penstock.postgres import db, embedded, migrate
+from penstock.sdk.app import App
 from penstock.worker import Worker
 
 _SETTINGS = {

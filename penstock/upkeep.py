@@ -14,9 +14,10 @@ from typing import Any
 
 import structlog
 
-from penstock import artifacts, db, schedules
+from penstock.contract import artifacts, schedules
+from penstock.postgres import db
 from penstock.settings import Listen
-from penstock.storage import Storage
+from penstock.storage.objects import Storage
 
 log = structlog.get_logger("penstock.upkeep")
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import sys
 
-from penstock import db, migrate, testing
+from penstock import testing
+from penstock.postgres import db, migrate
 
 
 def fresh_install() -> str:

@@ -25,8 +25,9 @@ from typing import Any
 import pytest
 import structlog
 
-from penstock import db, testing
+from penstock import testing
 from penstock.errors import PenstockError
+from penstock.postgres import db
 from penstock.sources.delimited import Delimited
 from penstock.sources.source import Source
 

@@ -20,19 +20,9 @@ import structlog
 from psycopg.types.json import Jsonb
 
 import penstock
-from penstock import (
-    App,
-    Conflict,
-    Context,
-    Fail,
-    Invalid,
-    JobFailed,
-    NotFound,
-    TimedOut,
-    jobs,
-    testing,
-)
-from penstock.app import load, seconds
+from penstock import App, Conflict, Context, Fail, Invalid, JobFailed, NotFound, TimedOut, testing
+from penstock.contract import jobs
+from penstock.sdk.app import load, seconds
 
 
 @pytest.fixture

@@ -20,10 +20,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock import App, Context, artifacts, testing
-from penstock import db as database
+from penstock import App, Context, testing
+from penstock.contract import artifacts
 from penstock.errors import Forbidden, Invalid, LeaseLost, Limited, NotFound, TooLarge
-from penstock.storage import Bucket, Folder, Stored
+from penstock.postgres import db as database
+from penstock.storage.objects import Bucket, Folder, Stored
 from penstock.upkeep import Tidy
 from tests.test_storage import bucket, credentials, s3
 

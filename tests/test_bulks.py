@@ -21,15 +21,13 @@ from penstock import (
     Invalid,
     RowError,
     Started,
-    bulks,
-    jobs,
     sources,
-    tasks,
     testing,
 )
-from penstock import db as db_module
-from penstock.bulk_type import BulkType, pack
-from penstock.bulks import Taken
+from penstock.contract import bulks, jobs, tasks
+from penstock.contract.bulks import Taken
+from penstock.postgres import db as db_module
+from penstock.sdk.bulk_type import BulkType, pack
 from penstock.types import BulkResult
 
 

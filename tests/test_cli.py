@@ -18,8 +18,9 @@ from uuid import UUID, uuid4
 import pytest
 import typer.main
 
-from penstock import cli, embedded, testing
+from penstock import cli, testing
 from penstock.errors import EXIT_INTERRUPTED, EXIT_PARTLY_DONE, TABLE
+from penstock.postgres import embedded
 from penstock.settings import settings
 
 

@@ -12,8 +12,8 @@ import openpyxl
 import pytest
 
 from penstock import App, cli, testing
-from penstock.app import load
 from penstock.errors import EXIT_PARTLY_DONE
+from penstock.sdk.app import load
 
 CODE = """
 from pydantic import BaseModel

@@ -32,10 +32,13 @@ import uvicorn
 from fastapi import FastAPI
 
 import penstock
-from penstock import App, AsyncClient, Client, Worker, api, db, errors, jobs, storage, testing
+from penstock import App, AsyncClient, Client, Worker, api, errors, testing
 from penstock.client import core, progress, responses, transport, watching
 from penstock.client import jobs as client_jobs
+from penstock.contract import jobs
+from penstock.postgres import db
 from penstock.settings import Settings, settings
+from penstock.storage import objects as storage
 from penstock.types import Job, JobChange, LinkedArtifact
 from tests.api.conftest import Person, World, api_settings
 from tests.conftest import Eventually
@@ -1059,7 +1062,7 @@ def test_http_file_url_is_rejected_if_the_api_uses_https() -> None:
 
 def test_client_imports_are_light() -> None:
     """It loads no driver of a database, and no server."""
-    heavy = "psycopg", "fastapi", "obstore", "penstock.app", "penstock.db"
+    heavy = "psycopg", "fastapi", "obstore", "penstock.sdk.app", "penstock.postgres.db"
     script = (
         f"import sys, penstock; penstock.Client; print([name for name in {heavy} if name in sys.modules])"
     )

@@ -7,8 +7,8 @@ import zipfile
 
 import pytest
 
-from penstock import content
 from penstock.errors import Invalid
+from penstock.storage import content
 
 
 def archive(*names: str) -> bytes:

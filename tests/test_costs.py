@@ -9,9 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock import App, costs, jobs, kinds, providers, tenants, testing, usage
-from penstock import db as database
+from penstock import App, testing
+from penstock.contract import costs, jobs, kinds, providers, tenants, usage
 from penstock.errors import Conflict, Invalid, NotFound
+from penstock.postgres import db as database
 
 NAME = "test/model"
 MILLION = 1_000_000

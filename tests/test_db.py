@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock import db as database
 from penstock import settings, testing
 from penstock.errors import Invalid, NotFound, Unavailable
+from penstock.postgres import db as database
 
 
 async def test_a_call_names_its_arguments_and_returns_rows(db: testing.Database) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from penstock import embedded
+from penstock.postgres import embedded
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the server to another account")
 

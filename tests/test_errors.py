@@ -5,7 +5,8 @@ from __future__ import annotations
 import psycopg
 import pytest
 
-from penstock import db, errors
+from penstock import errors
+from penstock.postgres import db
 
 
 def test_every_exception_is_documented_and_in_the_table() -> None:

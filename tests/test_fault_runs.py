@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 
 from faults import check, plan, report, run, schedule
-from penstock import db, testing
+from penstock import testing
 from penstock.errors import PenstockError
+from penstock.postgres import db
 
 pytestmark = pytest.mark.slow
 

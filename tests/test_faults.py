@@ -16,12 +16,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-import penstock.db
 from faults import check as checker
 from faults import rpc
 from faults.proxy import Proxy
 from faults.server import Postgres, place
-from penstock import App, Context, Reschedule, Unavailable, Worker, api, jobs, migrate, testing
+from penstock import App, Context, Reschedule, Unavailable, Worker, api, testing
+from penstock.contract import jobs
+from penstock.postgres import db as database
+from penstock.postgres import migrate
 from penstock.server import ensure_login
 from penstock.settings import Settings
 
@@ -342,7 +344,7 @@ async def test_a_worker_that_never_finds_its_database_says_so_unless_it_was_told
         raise Unavailable("there is none")
         yield
 
-    monkeypatch.setattr("penstock.db.pool", nowhere)
+    monkeypatch.setattr("penstock.postgres.db.pool", nowhere)
     worker = Worker(App(database_url="postgresql://127.0.0.1:1/none"))
     if is_told:
         worker.stop()
@@ -359,11 +361,11 @@ async def test_what_begins_is_begun_again_while_the_database_is_away() -> None:
         if error := next(answers):
             raise error
 
-    await penstock.db.retry_until_available(begin)
+    await database.retry_until_available(begin)
     assert next(answers, "all asked") == "all asked"
     with pytest.raises(Unavailable):
         answers = iter([Unavailable("away")])
-        await penstock.db.retry_until_available(begin, wait_seconds=-1)
+        await database.retry_until_available(begin, wait_seconds=-1)
 
 
 # --- the checker of the fault runs -------------------------------------------------------------------------
@@ -395,8 +397,8 @@ def start(db: testing.Database, kind: str, tasks: int = 1) -> list[int]:
     [job] = db.execute(
         "select penstock.start_job('x', '{}', %s, %s) as id",
         [
-            penstock.db.Json([{"kind": kind, "key": str(n)} for n in range(tasks)]),
-            penstock.db.Json({"tenant_id": str(tenant)}),
+            database.Json([{"kind": kind, "key": str(n)} for n in range(tasks)]),
+            database.Json({"tenant_id": str(tenant)}),
         ],
     )
     return [row["id"] for row in db.execute("select id from penstock.tasks where job_id = %s", [job["id"]])]
@@ -408,7 +410,7 @@ def claim(db: testing.Database, worker: str, seconds: int = 10) -> list[dict[str
 
 def violations(db: testing.Database, group: str, checks: Any = checker.CHECKS) -> dict[str, int]:
     """The sentences of a group that are violated, with the number of rows."""
-    with penstock.db.connect(db.dsn) as connection:
+    with database.connect(db.dsn) as connection:
         found = checker.check(connection, [group], checks)
     return {sentence: len(rows) for sentence, rows in found.wrong[group].items()}
 
@@ -419,7 +421,7 @@ def test_attempts_charged_to_database_trouble_are_found(faulted: testing.Databas
     for held, error in zip(claim(faulted, "w"), LOST_CONNECTIONS + OTHER_FAILURES, strict=True):
         faulted.execute(
             "select * from penstock.fail_tasks('w', array[%s], array[%s::bigint], array[%s::jsonb])",
-            [held["id"], held["lease"], penstock.db.Json(error)],
+            [held["id"], held["lease"], database.Json(error)],
         )
     assert list(violations(faulted, "trouble").values()) == [len(LOST_CONNECTIONS)]
     assert list(violations(faulted, "warm").values()) == ([len(LOST_CONNECTIONS)] if "warm" in kind else [])
@@ -494,7 +496,7 @@ def test_times_after_kills_and_stops_are_measured_apart(faulted: testing.Databas
         "outcome, error_code) select job_id, 1, 1, tenant_id, 1, 'vm-11-x', to_timestamp(0), to_timestamp(11), "
         "'lost', 'x' from penstock.tasks"
     )
-    with penstock.db.connect(faulted.dsn) as connection:
+    with database.connect(faulted.dsn) as connection:
         checker.load(connection, [
             {"event": "killed", "at": 1, "pid": 0, "victim": 11, "by": "us"},
             {"event": "stopped", "at": 1, "pid": 0, "victim": 22, "seconds": 8, "is_short": True},

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import filters
+from penstock.contract import filters
+from penstock.contract.filters import Term
 from penstock.errors import Invalid
-from penstock.filters import Term
 
 
 def test_a_filter_is_parsed_into_terms() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock import apps, cli, simulator, testing
-from penstock.storage import Folder
+from penstock.storage.objects import Folder
 
 
 @pytest.fixture(autouse=True)

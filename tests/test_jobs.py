@@ -14,9 +14,10 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from penstock import db as database
-from penstock import dead_letters, filters, jobs, kinds, tenants, testing, workers
+from penstock import testing
+from penstock.contract import dead_letters, filters, jobs, kinds, tenants, workers
 from penstock.errors import Conflict, Invalid, NotFound, TooLarge
+from penstock.postgres import db as database
 from penstock.types import Job, Phase
 
 STEP = {"name": "step", "max_attempts": 2, "backoff_seconds": 0}

@@ -10,7 +10,7 @@ ROOT = Path(__file__).parents[1]
 FUNCTIONS = "penstock/sql/functions"
 # Where a noun is looked for; one match is enough.
 LAYERS = {
-    "python": ["penstock/{}.py", "penstock/{}/__init__.py"],
+    "python": ["penstock/contract/{}.py"],
     "api": ["penstock/api/{}.py"],
     "cli": ["penstock/cli/{}.py"],
     "dashboard": ["penstock/dashboard/{}.py"],
@@ -41,7 +41,7 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
     # Costs, usage, quotas and providers share the pages on money.
     "costs": {"api": "penstock/api/money.py", "dashboard": "penstock/dashboard/usage.py", "docs": "docs/money.md"},
     "quotas": {
-        "python": "penstock/usage.py",
+        "python": "penstock/contract/usage.py",
         "api": "penstock/api/money.py",
         "cli": "penstock/cli/usage.py",
         "dashboard": "penstock/dashboard/usage.py",

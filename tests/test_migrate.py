@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock import db, migrate, testing
+from penstock import testing
 from penstock.errors import Conflict, Invalid, NotMigrated
+from penstock.postgres import db, migrate
 
 pytestmark = pytest.mark.every_postgres
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from penstock import db, migrate, testing
+from penstock import testing
 from penstock.errors import NotMigrated
-from penstock.migrate import connection as patience
+from penstock.postgres import db, migrate
+from penstock.postgres.migrate import connection as patience
 
 pytestmark = pytest.mark.every_postgres
 

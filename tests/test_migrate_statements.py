@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import migrate
-from penstock.migrate.expressions import flatten
-from penstock.migrate.statements import repeatable, split, units
+from penstock.postgres import migrate
+from penstock.postgres.migrate.expressions import flatten
+from penstock.postgres.migrate.statements import repeatable, split, units
 
 FILE = """\
 -- A comment; with a semicolon.

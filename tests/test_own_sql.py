@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock import App, cli, db, migrate, testing
+from penstock import App, cli, testing
 from penstock.errors import Invalid, NotMigrated
+from penstock.postgres import db, migrate
 from penstock.worker import Worker
 
 FILES = {

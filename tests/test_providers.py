@@ -7,9 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from penstock import db as database
-from penstock import jobs, kinds, providers, testing
+from penstock import testing
+from penstock.contract import jobs, kinds, providers
 from penstock.errors import Invalid, Limited
+from penstock.postgres import db as database
 
 NAME = "test/model"
 

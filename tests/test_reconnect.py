@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Context, Worker, tasks, testing
-from penstock import db as database
+from penstock import App, Context, Worker, testing
+from penstock.contract import tasks
+from penstock.postgres import db as database
 from penstock.worker.execute import MAX_LOSSES
 
 TERMINATE = """select count(pg_terminate_backend(pid, 5000)) as n from pg_stat_activity

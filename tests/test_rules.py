@@ -17,16 +17,18 @@ import penstock
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The modules that connect to PostgreSQL. The others may catch psycopg's errors and build a DSN, nothing else.
-EDGES = {"penstock/db.py", "penstock/embedded.py", "penstock/migrate.py"}
+EDGES = {
+    "penstock/postgres/db.py",
+    "penstock/postgres/embedded.py",
+    "penstock/postgres/migrate/connection.py",
+}
 MOST_LINES_OF_FILE, MOST_LINES_OF_FUNCTION = 500, 60
 # Longer than the rule allows, and still to be split: path → most lines. A line leaves when its file is short enough.
 LONG_FILES = {
-    "penstock/app.py": 750,
-    "penstock/bulk_type.py": 610,
+    "penstock/sdk/app.py": 750,
+    "penstock/sdk/bulk_type.py": 610,
     "penstock/cli/bulk.py": 630,
     "penstock/cli/jobs.py": 510,
-    "penstock/migrate.py": 570,
-    "penstock/types.py": 1140,
 }
 LONG_FUNCTIONS = {"penstock/api/__init__.py::create": 90, "penstock/cli/bulk.py::run": 65}
 

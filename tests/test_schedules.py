@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Invalid, Worker, schedules, testing
+from penstock import App, Invalid, Worker, testing
+from penstock.contract import schedules
 
 BERLIN = "Europe/Berlin"
 

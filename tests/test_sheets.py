@@ -24,7 +24,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench import sheets as bench
-from penstock import App, Context, Fail, bulks, jobs, sheets, signals, simulator, testing
+from penstock import App, Context, Fail, sheets, simulator, testing
+from penstock.contract import bulks, jobs
 from penstock.errors import (
     Conflict,
     Forbidden,
@@ -37,6 +38,7 @@ from penstock.errors import (
     Unauthenticated,
     Unavailable,
 )
+from penstock.sdk import signals
 from penstock.sheets import Block, GoogleSheet, Part, Sheets, blocks, cell, spreadsheet_id, table_rows
 from penstock.simulator import Simulator
 from penstock.sources import Header, a1
@@ -614,7 +616,7 @@ async def test_refusals_and_faults_lose_nothing(
     drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """R0.7/budgets, R0.7/backoff, R0.7/no-loss: 429s, errors and timeouts: nothing is lost or doubled, and no quota exceeded."""
-    monkeypatch.setattr("penstock.bulk_sheets.MOST_ROWS", 20)
+    monkeypatch.setattr("penstock.sdk.sheet_results.MOST_ROWS", 20)
     monkeypatch.setattr("penstock.sheets.cells._FIRST_CELLS", 20)
     faults = {"429": 0.3, "500": 0.15, "timeout": 0.1}
     async with desk(drain, clock, faults=faults, longest_seconds=0.01) as at:

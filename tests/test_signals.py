@@ -21,8 +21,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import signals, simulator
-from penstock.context import Context, Hooks
+from penstock import simulator
+from penstock.sdk import signals
+from penstock.sdk.context import Context, Hooks
 from penstock.simulator import Limits, Simulator
 
 TLS = ssl.create_default_context()

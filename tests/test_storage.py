@@ -21,10 +21,10 @@ from botocore.auth import S3SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from penstock import storage
 from penstock.errors import Forbidden, Invalid, NotFound, TooLarge, Unavailable
 from penstock.settings import Settings
-from penstock.storage import Bucket, Folder, Storage
+from penstock.storage import objects as storage
+from penstock.storage.objects import Bucket, Folder, Storage
 from tests.conftest import Eventually
 
 SECRET = b"a secret of the tests"

@@ -9,9 +9,10 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from penstock import db as database
-from penstock import jobs, kinds, providers, tenants, testing, usage
+from penstock import testing
+from penstock.contract import jobs, kinds, providers, tenants, usage
 from penstock.errors import Conflict, Invalid, Limited, NotFound
+from penstock.postgres import db as database
 from penstock.types import Meter, MeterUsage
 
 

@@ -18,11 +18,11 @@ from uuid import UUID
 import pytest
 
 from penstock import App, Context, Invalid, Unavailable, Worker, testing
-from penstock import db as database
 from penstock import worker as worker_module
+from penstock.contract.tasks import Claim, Done, Failed, Rejection, claim, heartbeat_sync
 from penstock.errors import NotMigrated
+from penstock.postgres import db as database
 from penstock.settings import Settings
-from penstock.tasks import Claim, Done, Failed, Rejection, claim, heartbeat_sync
 from penstock.upkeep import Tidy, Upkeep
 from penstock.worker.beat import Beat
 from penstock.worker.finish import Finish
@@ -619,8 +619,8 @@ async def test_a_rejected_report_does_not_block_the_others(monkeypatch: pytest.M
         failed.extend(report.id for report in batch)
         return []
 
-    monkeypatch.setattr("penstock.tasks.complete", complete)
-    monkeypatch.setattr("penstock.tasks.fail", fail)
+    monkeypatch.setattr("penstock.contract.tasks.complete", complete)
+    monkeypatch.setattr("penstock.contract.tasks.fail", fail)
     buffer: Any = TaskBuffer("w", None, None, concurrency=1, max_ahead=0, lease_seconds=30, kinds=[])  # type: ignore[arg-type]
     claims = [Claim(n, n, UUID(int=0), UUID(int=0), "work", None, {}, 1, 1, None) for n in range(1, 7)]
     buffer.add(claims, time.monotonic())

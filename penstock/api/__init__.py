@@ -13,8 +13,6 @@ from fastapi import FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
 
-from penstock import db
-from penstock import storage as storages
 from penstock.api import (
     artifacts,
     bulks,
@@ -35,10 +33,12 @@ from penstock.api.development import Development
 from penstock.api.limits import Limits, Rate
 from penstock.api.routes import PROBLEM_SCHEMA
 from penstock.api.tokens import Tokens
-from penstock.app import App
 from penstock.errors import Invalid
+from penstock.postgres import db
+from penstock.sdk.app import App
 from penstock.settings import Settings
 from penstock.settings import settings as settings_of_process
+from penstock.storage import objects as storages
 from penstock.upkeep import standby
 
 __all__ = ["create"]

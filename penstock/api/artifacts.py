@@ -15,16 +15,17 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
-from penstock import artifacts, content, jobs
-from penstock import storage as storages
 from penstock.api.callers import Caller, Callers
 from penstock.api.fields import NUMERIC, RequestModel
 from penstock.api.limits import arriving
 from penstock.api.pages import LARGEST, LimitQuery, Page, UuidCursor, page
 from penstock.api.routes import PROBLEMS, Conn, Route, StartRoute
 from penstock.api.routes import router as routes_for
+from penstock.contract import artifacts, jobs
 from penstock.errors import Conflict, Invalid, LeaseLost, NotFound, TooLarge
-from penstock.storage import HOUR, File, Folder, Storage
+from penstock.storage import content
+from penstock.storage import objects as storages
+from penstock.storage.objects import HOUR, File, Folder, Storage
 from penstock.types import Artifact
 
 _SERVICE = Caller("service_role", {"role": "service_role"})

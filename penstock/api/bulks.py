@@ -16,14 +16,16 @@ from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, StrictBool
 
-from penstock import bulks, db, jobs, sources
+from penstock import sources
 from penstock.api.fields import NUMERIC, Money, MoneyText, RequestModel, StopAfter
 from penstock.api.jobs import JobResponse, JobStarted
 from penstock.api.limits import Limits, arriving, read_json
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, UuidCursor, filter_query, page
 from penstock.api.routes import Conn, Route, StartRoute, router, tag_of
-from penstock.app import App
+from penstock.contract import bulks, jobs
 from penstock.errors import Invalid, NotFound, TooLarge
+from penstock.postgres import db
+from penstock.sdk.app import App
 from penstock.types import (
     BulkResult,
     BulkSummary,

@@ -18,10 +18,10 @@ from typing import Any, Literal, LiteralString
 
 from fastapi import Request, Response
 
-from penstock import db
 from penstock.api.sessions import Sessions
 from penstock.api.tokens import Tokens
 from penstock.errors import PenstockError, Unauthenticated
+from penstock.postgres import db
 
 DatabaseRole = Literal["anon", "authenticated", "service_role"]
 

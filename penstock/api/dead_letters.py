@@ -8,11 +8,11 @@ from uuid import UUID
 from fastapi import Path
 from pydantic import Field
 
-from penstock import dead_letters
 from penstock.api.fields import NUMERIC, RequestModel
 from penstock.api.jobs import Count
 from penstock.api.pages import LARGEST, LimitQuery, NumberCursor, Page, filter_query, page
 from penstock.api.routes import Conn, router
+from penstock.contract import dead_letters
 from penstock.types import DeadLetter
 
 routes = router("dead letters")

@@ -15,11 +15,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Query, Request
 
-from penstock import db, jobs
 from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits
 from penstock.api.routes import PROBLEMS, admitted
 from penstock.api.streams import CHECK_SECONDS, FIRST_LINE, STILL_HERE, EventStream, Streams, Watched, is_news
+from penstock.contract import jobs
+from penstock.postgres import db
 from penstock.types import ENDED
 
 _EVENT: dict[str, Any] = {

@@ -10,7 +10,6 @@ from fastapi import Body, Header, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat
 from typing_extensions import TypedDict
 
-from penstock import artifacts, costs, jobs
 from penstock.api.artifacts import ArtifactResponse, linked
 from penstock.api.fields import NUMERIC, Instant, Money, RequestModel, StopAfter
 from penstock.api.limits import MAX_PER_PAGE
@@ -25,8 +24,9 @@ from penstock.api.pages import (
     page,
 )
 from penstock.api.routes import Conn, StartRoute, router, tag_of
-from penstock.app import App
+from penstock.contract import artifacts, costs, jobs
 from penstock.errors import Invalid, NotFound
+from penstock.sdk.app import App
 from penstock.types import (
     Attempt,
     Explanation,

@@ -8,9 +8,9 @@ from uuid import UUID
 
 from fastapi import Query
 
-from penstock import costs, usage
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, page
 from penstock.api.routes import Conn, router
+from penstock.contract import costs, usage
 from penstock.types import CostEntry, CostSum, Limit, Plan, Price, UsageDay, UsageStatus
 
 routes = router("usage and costs")

@@ -25,10 +25,10 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from penstock import workers
 from penstock.api import problems
 from penstock.api.callers import Callers
 from penstock.api.routes import PROBLEMS, identify
+from penstock.contract import workers
 from penstock.errors import Forbidden, Unauthenticated, Unavailable
 
 logger = structlog.get_logger(__name__)

@@ -8,10 +8,10 @@ from uuid import UUID
 from fastapi import Query, Response
 from pydantic import BaseModel, Field, StrictFloat
 
-from penstock import providers, workers
 from penstock.api.fields import NUMERIC, RequestModel
 from penstock.api.pages import LimitQuery, NumberCursor, Page, page
 from penstock.api.routes import Conn, ServiceRoute, router
+from penstock.contract import providers, workers
 from penstock.types import Lane, Provider, ProviderEvent, Worker
 
 routes = router("operations", ServiceRoute)

@@ -16,10 +16,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
-from penstock import db
 from penstock.api.callers import Caller, Callers, shown
 from penstock.api.limits import Limits, Rate, read_body, read_json
 from penstock.errors import Conflict, Forbidden, Invalid, Unauthenticated
+from penstock.postgres import db
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 FindCredential = Callable[[Request], str | None]

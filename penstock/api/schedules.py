@@ -8,11 +8,11 @@ from uuid import UUID
 from fastapi import Query, Response
 from pydantic import BaseModel, Field, StrictBool
 
-from penstock import schedules
 from penstock.api.fields import RequestModel
 from penstock.api.jobs import TaskRequest
 from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
 from penstock.api.routes import Conn, router
+from penstock.contract import schedules
 from penstock.types import Missed, Schedule
 
 routes = router("schedules")

@@ -8,11 +8,11 @@ from uuid import UUID
 from fastapi import Path, Request, Response
 from pydantic import Field
 
-from penstock import keys, tenants
 from penstock.api.callers import Caller
 from penstock.api.fields import Instant, RequestModel
 from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
 from penstock.api.routes import Conn, SecretRoute, router
+from penstock.contract import keys, tenants
 from penstock.types import ApiKey, KeyRole, Me, Member, NewKey, Role, Tenant
 
 routes = router("tenants")

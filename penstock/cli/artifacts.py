@@ -7,11 +7,13 @@ from uuid import UUID
 
 import typer
 
-from penstock import artifacts, db, storage
 from penstock.cli import output
 from penstock.cli.options import command
 from penstock.cli.output import Column
+from penstock.contract import artifacts
+from penstock.postgres import db
 from penstock.settings import settings
+from penstock.storage import objects as storage
 
 group = typer.Typer(help="List and check files that jobs stored.", no_args_is_help=True)
 

@@ -17,7 +17,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock import bulks, db, dead_letters, jobs, tenants
 from penstock.cli import output
 from penstock.cli.bulk_options import (
     AppOption,
@@ -62,19 +61,21 @@ from penstock.cli.options import (
     tenant_id_of,
 )
 from penstock.cli.output import Column
+from penstock.contract import bulks, dead_letters, jobs, tenants
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, NotFound
+from penstock.postgres import db
 from penstock.sheets import GoogleSheet
 from penstock.types import Bulk, BulkResult, Cause, RowState
 
 if TYPE_CHECKING:
-    from penstock.bulk_type import BulkType
+    from penstock.sdk.bulk_type import BulkType
 
 group = typer.Typer(help="Run one job over the rows of a spreadsheet or file.", no_args_is_help=True)
 
 
 def _type(app: str, name: str) -> BulkType[Any]:
     # Imported here so that other commands work without the app's own packages.
-    from penstock.app import load
+    from penstock.sdk.app import load
 
     found = load(app).bulks.get(name)
     if found is None:
@@ -143,7 +144,7 @@ async def forecast(
 async def _tenant(pool: db.Pool, name: str | None, app: str | None) -> UUID:
     """The job's tenant (default: the app's, otherwise "default"). Also declares the app's task kinds."""
     if app is not None:
-        from penstock.app import load
+        from penstock.sdk.app import load
 
         found = load(app)
         await found.declare(pool)

@@ -10,7 +10,6 @@ from uuid import UUID
 
 import typer
 
-from penstock import costs, db, tenants
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
 from penstock.cli.options import (
@@ -26,6 +25,8 @@ from penstock.cli.options import (
     tenant_id_of,
 )
 from penstock.cli.output import Column
+from penstock.contract import costs, tenants
+from penstock.postgres import db
 from penstock.types import CostSum, Price
 
 group = typer.Typer(help="Show and correct costs.\n\nDefault command: ls.", cls=WithDefault)

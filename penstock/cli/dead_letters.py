@@ -9,12 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock import db, dead_letters, filters, jobs, tenants
 from penstock.cli import output
 from penstock.cli.jobs import AllOption, LimitOption, WhichArgument, ids_or_filter
 from penstock.cli.options import Output, command, current_options
 from penstock.cli.output import Column
+from penstock.contract import dead_letters, filters, jobs, tenants
 from penstock.errors import EXIT_PARTLY_DONE, NotFound
+from penstock.postgres import db
 from penstock.types import Attempt, DeadLetter
 
 group = typer.Typer(help="Show, replay or discard tasks that failed permanently.", no_args_is_help=True)

@@ -19,17 +19,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import penstock
-from penstock import db, embedded, keys, migrate, tenants
 from penstock.cli import output
 from penstock.cli.options import Options, command, current_options, dsn, using_options
 from penstock.cli.run import ConcurrencyOption, log_to_stderr
+from penstock.contract import keys, tenants
 from penstock.errors import PenstockError
+from penstock.postgres import db, embedded, migrate
 from penstock.settings import Settings, settings
 from penstock.types import NewKey
 
 if TYPE_CHECKING:
     from penstock.api.development import Development
-    from penstock.app import App
+    from penstock.sdk.app import App
     from penstock.worker import Worker
 
 KEY = "penstock dev"
@@ -58,7 +59,7 @@ def dev(
     """
     # Imported here because no other command needs both a web server and a worker.
     from penstock import server
-    from penstock.app import load
+    from penstock.sdk.app import load
 
     app = load(path) if path else None
     with server.bind(host, port) as listening:
@@ -160,7 +161,7 @@ def _serve(
     options: Options, found: Settings, listening: socket.socket, path: str | None, developer: Development
 ) -> None:
     from penstock import server
-    from penstock.app import load
+    from penstock.sdk.app import load
 
     with using_options(output=options.output, no_color=options.no_color):
         log_to_stderr(logging.INFO)

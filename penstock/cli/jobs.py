@@ -18,11 +18,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock import costs, db, filters, jobs, tenants
 from penstock.cli import output
 from penstock.cli.options import Output, TenantOption, amount_or_none, command, current_options, tenant_id_of
 from penstock.cli.output import Column
+from penstock.contract import costs, filters, jobs, tenants
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
+from penstock.postgres import db
 from penstock.types import Forecast, Job, Task, TaskStatus
 
 Id = TypeVar("Id")

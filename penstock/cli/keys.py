@@ -8,11 +8,12 @@ from uuid import UUID
 
 import typer
 
-from penstock import db, keys
 from penstock.cli import output
 from penstock.cli.options import TenantOption, command, moment_of, tenant_id_of
 from penstock.cli.output import Column
+from penstock.contract import keys
 from penstock.errors import Invalid
+from penstock.postgres import db
 from penstock.types import ApiKey
 
 group = typer.Typer(help="Manage API keys.", no_args_is_help=True)

@@ -8,7 +8,6 @@ from uuid import UUID
 
 import typer
 
-from penstock import db, providers, tenants
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
 from penstock.cli.options import (
@@ -21,7 +20,9 @@ from penstock.cli.options import (
     tenant_id_of,
 )
 from penstock.cli.output import Column
+from penstock.contract import providers, tenants
 from penstock.errors import NotFound
+from penstock.postgres import db
 from penstock.types import Provider
 
 group = typer.Typer(

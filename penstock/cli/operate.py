@@ -8,11 +8,12 @@ from uuid import UUID
 
 import typer
 
-from penstock import db, tenants, workers
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
 from penstock.cli.options import Output, command, current_options
 from penstock.cli.output import Column
+from penstock.contract import tenants, workers
+from penstock.postgres import db
 
 workers_group = typer.Typer(help="List workers, the processes that run tasks.", no_args_is_help=True)
 tenants_group = typer.Typer(help="List and create tenants.", no_args_is_help=True)

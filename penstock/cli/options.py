@@ -20,8 +20,9 @@ import psycopg
 import typer
 from typer.core import TyperGroup
 
-from penstock import db, embedded, tenants
+from penstock.contract import tenants
 from penstock.errors import Conflict, Invalid, NotFound, NotMigrated
+from penstock.postgres import db, embedded
 from penstock.settings import settings
 
 

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from penstock import db, embedded, migrate
 from penstock.cli import output
 from penstock.cli.options import Output, command, current_options, dsn
 from penstock.cli.output import Column
 from penstock.errors import Invalid, NotMigrated
+from penstock.postgres import db, embedded, migrate
 from penstock.settings import settings
 
 if TYPE_CHECKING:
-    from penstock.app import App
     from penstock.doctor import Check
+    from penstock.sdk.app import App
 
 AppArgument = Annotated[
     str,
@@ -95,7 +95,7 @@ def worker(
 
 def _work(path: str, address: str, **how: Any) -> int:
     # Imported here so that migrate and doctor work without the app's own packages.
-    from penstock.app import load
+    from penstock.sdk.app import load
     from penstock.worker import run
 
     log_to_stderr(logging.INFO)
@@ -189,7 +189,7 @@ def migrate_command(
 
 def _loaded(path: str | None) -> App | None:
     # Imported here so that migrate works without the app's own packages.
-    from penstock.app import load
+    from penstock.sdk.app import load
 
     return load(path) if path else None
 

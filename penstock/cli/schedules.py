@@ -10,7 +10,6 @@ from uuid import UUID
 
 import typer
 
-from penstock import db, schedules, tenants
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
 from penstock.cli.options import (
@@ -20,7 +19,9 @@ from penstock.cli.options import (
     tenant_id_of,
 )
 from penstock.cli.output import Column, Output
+from penstock.contract import schedules, tenants
 from penstock.errors import Conflict, Invalid, NotFound
+from penstock.postgres import db
 
 group = typer.Typer(help="Manage recurring jobs.", no_args_is_help=True)
 

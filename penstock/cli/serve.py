@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from penstock import embedded, migrate
 from penstock.cli import output
 from penstock.cli.options import command, current_options
 from penstock.cli.run import log_to_stderr
+from penstock.postgres import embedded, migrate
 from penstock.settings import settings
 
 
@@ -46,7 +46,7 @@ def serve(
     """
     # Imported here because few commands need a web server.
     from penstock import server
-    from penstock.app import load
+    from penstock.sdk.app import load
 
     found = replace(settings(), database_url=current_options().database or settings().database_url)
     server.check_address(found, host)

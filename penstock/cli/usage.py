@@ -9,7 +9,6 @@ from uuid import UUID
 
 import typer
 
-from penstock import db, tenants, usage
 from penstock.cli import output
 from penstock.cli.options import (
     Output,
@@ -24,7 +23,9 @@ from penstock.cli.options import (
     tenant_id_of,
 )
 from penstock.cli.output import Column
+from penstock.contract import tenants, usage
 from penstock.errors import Invalid
+from penstock.postgres import db
 from penstock.types import Plan, PlanValues, UsageStatus
 
 group = typer.Typer(help="Show usage and manage quotas.\n\nDefault command: show.", cls=WithDefault)

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock import actions, dead_letters, jobs
+from penstock.contract import actions, dead_letters, jobs
 from penstock.dashboard import actors, formatting, forms
 from penstock.dashboard.pages import READ_ONLY_MESSAGE, Conn, CurrentViewer, Page, Viewer, redirect, render
 from penstock.errors import Forbidden, Invalid

@@ -6,8 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import LiteralString
 from uuid import UUID
 
-from penstock import db, keys
+from penstock.contract import keys
 from penstock.dashboard.pages import Viewer
+from penstock.postgres import db
 
 _PROFILES: LiteralString = """\
 select user_id, coalesce(nullif(display_name, ''), email) from penstock.profiles where user_id = any (%s)"""

@@ -8,7 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock import audit, tenants
+from penstock.contract import audit, tenants
 from penstock.dashboard import actors, exports, formatting
 from penstock.dashboard.pages import (
     PER_PAGE,

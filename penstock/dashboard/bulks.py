@@ -9,10 +9,9 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock import bulks, jobs, sources, tenants
+from penstock import sources
 from penstock.api.bulks import exported
-from penstock.app import App
-from penstock.bulk_type import BulkType
+from penstock.contract import bulks, jobs, tenants
 from penstock.dashboard import actors, formatting, forms
 from penstock.dashboard.pages import (
     PER_PAGE,
@@ -27,6 +26,8 @@ from penstock.dashboard.pages import (
     render,
 )
 from penstock.errors import Forbidden, Invalid, PenstockError
+from penstock.sdk.app import App
+from penstock.sdk.bulk_type import BulkType
 from penstock.types import BulkSummary, Forecast, RowState, SourceCheck, exact
 
 router = APIRouter(route_class=Page)

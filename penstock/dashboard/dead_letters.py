@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock import dead_letters, filters, tenants
+from penstock.contract import dead_letters, filters, tenants
 from penstock.dashboard import exports
 from penstock.dashboard.pages import (
     PER_PAGE,

@@ -10,7 +10,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fastapi import Response
 
-from penstock import db, sources
+from penstock import sources
+from penstock.postgres import db
 
 MAX_ROWS = 10_000
 """Rows in a file."""

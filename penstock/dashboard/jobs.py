@@ -10,8 +10,8 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from penstock import artifacts, audit, costs, dead_letters, filters, jobs, tenants
 from penstock.api.artifacts import linked
+from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants
 from penstock.dashboard import actors, exports, formatting, graphs
 from penstock.dashboard.pages import (
     PER_PAGE,

@@ -16,14 +16,15 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 from starlette.datastructures import State
 
-from penstock import db, jobs
 from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits
 from penstock.api.problems import answer
 from penstock.api.routes import admitted
 from penstock.api.streams import CHECK_SECONDS, FIRST_LINE, STILL_HERE, Streams, Watched, is_news
+from penstock.contract import jobs
 from penstock.dashboard.pages import credential_of
 from penstock.errors import Forbidden, PenstockError
+from penstock.postgres import db
 
 router = APIRouter()
 

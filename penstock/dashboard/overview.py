@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from penstock import overview, providers, tenants
+from penstock.contract import overview, providers, tenants
 from penstock.dashboard import formatting
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, render
 from penstock.dashboard.providers import limits_in_use

@@ -25,12 +25,13 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from penstock import costs, db, filters, tenants
 from penstock.api.callers import ANON, Caller, Callers, shown
 from penstock.api.problems import is_from_postgres
 from penstock.api.routes import admitted
+from penstock.contract import costs, filters, tenants
 from penstock.dashboard import formatting, forms
 from penstock.errors import Forbidden, Invalid, NotFound, PenstockError, Unauthenticated, row_of
+from penstock.postgres import db
 from penstock.types import Role, Tenant
 
 LOGIN_COOKIE = "penstock_login"

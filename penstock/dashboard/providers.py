@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
-from penstock import overview, providers, tenants
+from penstock.contract import overview, providers, tenants
 from penstock.dashboard import forms
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, redirect, render, url
 from penstock.errors import Forbidden, Invalid, NotFound

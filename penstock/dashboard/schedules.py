@@ -9,11 +9,11 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from penstock import jobs, schedules, tenants
-from penstock.app import App
+from penstock.contract import jobs, schedules, tenants
 from penstock.dashboard import forms
 from penstock.dashboard.pages import PER_PAGE, Conn, CurrentViewer, Page, redirect, render
 from penstock.errors import Invalid, PenstockError
+from penstock.sdk.app import App
 from penstock.types import Schedule
 
 router = APIRouter(route_class=Page)

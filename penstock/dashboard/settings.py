@@ -9,7 +9,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
-from penstock import database_settings, keys
+from penstock.contract import database_settings, keys
 from penstock.dashboard import forms
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, Viewer, redirect, render
 from penstock.errors import Invalid

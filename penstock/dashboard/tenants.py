@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock import tenants, usage
+from penstock.contract import tenants, usage
 from penstock.dashboard import actors, forms
 from penstock.dashboard.pages import PER_PAGE, Conn, CurrentViewer, Page, redirect, render
 from penstock.errors import Invalid, NotFound

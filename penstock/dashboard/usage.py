@@ -10,7 +10,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock import costs, tenants, usage
+from penstock.contract import costs, tenants, usage
 from penstock.dashboard import exports
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, render
 from penstock.types import CostDay

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock import workers
+from penstock.contract import workers
 from penstock.dashboard import forms
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, Viewer, redirect, render
 from penstock.errors import Forbidden, NotFound

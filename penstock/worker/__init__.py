@@ -27,9 +27,9 @@ from uuid import uuid4
 import structlog
 
 import penstock
-from penstock import db, migrate
-from penstock.app import App
 from penstock.errors import Invalid, NotMigrated, Unavailable
+from penstock.postgres import db, migrate
+from penstock.sdk.app import App
 from penstock.settings import settings
 from penstock.upkeep import Tidy, Upkeep
 from penstock.worker.beat import Beat

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from penstock import db, tasks, workers
+from penstock.contract import tasks, workers
+from penstock.postgres import db
 
 if TYPE_CHECKING:
     from penstock.worker.task_buffer import TaskBuffer

@@ -16,15 +16,17 @@ from uuid import uuid4
 
 import structlog
 
-from penstock import artifacts, db, jobs, signals, tasks
-from penstock.context import Context, Fail, Hooks, Reschedule
+from penstock.contract import artifacts, jobs, tasks
 from penstock.errors import Invalid, TooLarge
-from penstock.signature import decode
+from penstock.postgres import db
+from penstock.sdk import signals
+from penstock.sdk.context import Context, Fail, Hooks, Reschedule
+from penstock.sdk.signature import decode
 from penstock.worker import outcome
 from penstock.worker.processes import Processes
 
 if TYPE_CHECKING:
-    from penstock.app import Task
+    from penstock.sdk.app import Task
     from penstock.worker.finish import Finish
     from penstock.worker.task_buffer import LeasedTask, TaskBuffer
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from penstock import tasks
+from penstock.contract import tasks
 
 if TYPE_CHECKING:
     from penstock.upkeep import Upkeep

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
-from penstock import tasks
+from penstock.contract import tasks
+from penstock.contract.tasks import Done, Failed, Rejection
 from penstock.errors import Unavailable
-from penstock.tasks import Done, Failed, Rejection
 from penstock.worker import outcome
 
 if TYPE_CHECKING:
-    from penstock.context import Context
+    from penstock.sdk.context import Context
     from penstock.worker.task_buffer import LeasedTask, TaskBuffer
 
 log = structlog.get_logger("penstock.worker")

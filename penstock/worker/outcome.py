@@ -12,11 +12,11 @@ import pydantic
 import pydantic_core
 import structlog
 
-from penstock import tasks
-from penstock.context import Fail, retry_after
+from penstock.contract import tasks
+from penstock.sdk.context import Fail, retry_after
 
 if TYPE_CHECKING:
-    from penstock.app import Task
+    from penstock.sdk.app import Task
 
 TOO_LARGE = "the output is too large, nested too deeply, or holds a number beyond 1e308"
 log = structlog.get_logger("penstock.worker")

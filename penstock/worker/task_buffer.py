@@ -9,10 +9,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from penstock import db
-from penstock.app import App
-from penstock.context import Context
-from penstock.tasks import Claim
+from penstock.contract.tasks import Claim
+from penstock.postgres import db
+from penstock.sdk.app import App
+from penstock.sdk.context import Context
 
 
 class LeasedTask:

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import structlog
 
-from penstock import db
+from penstock.postgres import db
 from penstock.settings import Listen
 
 if TYPE_CHECKING:

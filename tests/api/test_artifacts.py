@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 
 from penstock import api, testing
 from penstock.settings import Settings
-from penstock.storage import Bucket, Folder
+from penstock.storage.objects import Bucket, Folder
 from tests.api.conftest import Person, World
 from tests.test_storage import bucket, credentials, s3
 

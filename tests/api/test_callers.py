@@ -24,9 +24,10 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from fastapi.testclient import TestClient
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from penstock import api, db, server, testing
+from penstock import api, server, testing
 from penstock.api import callers, tokens
 from penstock.errors import PenstockError, Unauthenticated
+from penstock.postgres import db
 from penstock.settings import Settings
 from tests.api.conftest import ISSUER, SECRET, World, bearer, claims, token
 

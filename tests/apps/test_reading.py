@@ -21,13 +21,14 @@ import av
 import pypdfium2
 import pytest
 
-from penstock import Fail, Worker, artifacts, costs, jobs, simulator, testing
+from penstock import Fail, Worker, simulator, testing
 from penstock.apps import asking
 from penstock.apps.reading import pages, sound, speech
 from penstock.apps.reading.app import app, declare, reading
 from penstock.apps.reading.settings import SIMULATOR
+from penstock.contract import artifacts, costs, jobs
 from penstock.errors import Invalid
-from penstock.storage import Folder
+from penstock.storage.objects import Folder
 from penstock.types import Artifact, Job
 
 RATE = 22_050  # of espeak-ng's voices

@@ -16,11 +16,13 @@ import av
 import psycopg
 import pytest
 
-from penstock import Worker, bulks, costs, migrate, providers, simulator, sources, testing
+from penstock import Worker, simulator, sources, testing
 from penstock.apps.video_ideas import films, scripts
 from penstock.apps.video_ideas.app import app, video_ideas
-from penstock.db import SyncConnection
-from penstock.storage import Folder
+from penstock.contract import bulks, costs, providers
+from penstock.postgres import migrate
+from penstock.postgres.db import SyncConnection
+from penstock.storage.objects import Folder
 
 IDEAS = Path(__file__).parents[2] / "examples/ideas.csv"
 DENIED = "42501"

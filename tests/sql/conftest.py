@@ -16,7 +16,8 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from faults.invariants import INVARIANTS
-from penstock import db, testing
+from penstock import testing
+from penstock.postgres import db
 from tests.sql.lock_order import LockWatch
 
 KINDS = ["work", "other"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock import db, migrate
+from penstock.postgres import db, migrate
 
 _RANK = re.compile(r"^-- +(\d+)\. ([a-z_]+(?:, [a-z_]+)*)", re.MULTILINE)
 _NEVER = re.compile(r"^-- +never waited for: (.+)$", re.MULTILINE)

@@ -17,8 +17,9 @@ import pytest
 from psycopg.rows import dict_row
 from psycopg.types.json import Jsonb
 
-from penstock import db as database
-from penstock import migrate, testing
+from penstock import testing
+from penstock.postgres import db as database
+from penstock.postgres import migrate
 from penstock.testing import Clock
 from tests.sql.conftest import Contract, graph
 

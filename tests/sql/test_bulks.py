@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
-from penstock import db
+from penstock.postgres import db
 from penstock.testing import Clock
 from tests.sql.conftest import Call, Contract, Sessions
 

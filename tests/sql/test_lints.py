@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from penstock import migrate, testing
+from penstock import testing
 from penstock.apps.video_ideas.app import app
+from penstock.postgres import migrate
 
 pytestmark = pytest.mark.every_postgres
 

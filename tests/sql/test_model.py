@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 )
 from psycopg.types.json import Jsonb
 
-from penstock import db, testing
+from penstock import testing
+from penstock.postgres import db
 from tests.sql.conftest import Contract
 
 ENDED = {"succeeded", "failed", "canceled"}

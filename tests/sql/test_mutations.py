@@ -8,7 +8,7 @@ from typing import Any
 
 import psycopg
 
-from penstock import db
+from penstock.postgres import db
 from tests.sql import test_access
 from tests.sql.conftest import Contract
 from tests.sql.test_access import (

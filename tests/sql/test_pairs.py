@@ -17,7 +17,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from penstock import db
+from penstock.postgres import db
 from penstock.testing import Clock
 from tests.sql.conftest import Call, Contract, Sessions
 

@@ -9,8 +9,8 @@ from uuid import UUID
 import pytest
 from psycopg.types.json import Jsonb
 
-from penstock import db
-from penstock.db import SyncConnection
+from penstock.postgres import db
+from penstock.postgres.db import SyncConnection
 from penstock.testing import Clock
 from tests.sql.conftest import Call, Contract, Sessions
 

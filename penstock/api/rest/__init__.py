@@ -15,7 +15,6 @@ from typing import Any, LiteralString, cast
 import structlog
 from fastapi import APIRouter, Request, Response
 
-from penstock import db
 from penstock.api.callers import ANON, Caller, Callers
 from penstock.api.limits import Limits, read_body, read_json
 from penstock.api.rest import catalogue, preferences, queries
@@ -25,6 +24,7 @@ from penstock.api.rest.preferences import Preferences
 from penstock.api.rest.queries import RowSource, Sql
 from penstock.api.routes import identify
 from penstock.errors import Invalid, TooLarge
+from penstock.postgres import db
 
 MOST_URL_BYTES = 16 << 10
 MOST_ROWS = 1000

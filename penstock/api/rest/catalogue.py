@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, LiteralString
 
-from penstock import db
+from penstock.postgres import db
 
 FRESH_SECONDS = 10
 """How long the catalogue is cached. The database itself rejects grants that were revoked since."""

@@ -20,9 +20,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
 
-from penstock import App, Context, providers
+from penstock import App, Context
 from penstock.apps.reading import pages, sound, speech, writing
 from penstock.apps.reading.settings import settings
+from penstock.contract import providers
 
 Title = Annotated[str, Field(min_length=1, max_length=200)]
 Language = Annotated[str, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$")]

@@ -1,0 +1,348 @@
+"""Artifacts: files that tasks save and clients upload.
+
+Storing a file takes three steps: insert a pending record, write the file, mark the record as stored. A crash
+in between leaves a pending record; an hour later `sweep` removes it with its file. `sweep` also removes files
+without a record. So no record stays without its file, and no file without its record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias
+from uuid import UUID
+
+from penstock.contract import filters
+from penstock.errors import Conflict, LeaseLost, NotFound
+from penstock.postgres import db
+from penstock.storage import content
+from penstock.storage.objects import HOUR, Storage, Stored
+from penstock.types import OUTPUT as OUTPUT
+from penstock.types import Artifact, referred
+
+_COLUMNS: LiteralString = """\
+select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, created_at, stored_at
+from penstock.artifacts where status = 'stored' and """
+_OF_JOB: LiteralString = """\
+job_id = %s and (%s::bigint is null or task_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"""
+BATCH = 100
+"""How many files a sweep removes in one transaction."""
+Data: TypeAlias = bytes | Path | AsyncIterable[bytes]
+"""The content of a file: bytes, the path of a local file, or a stream of chunks."""
+MAX_OUTPUT = 64 << 20
+_SETTING: LiteralString = "select value from penstock.settings where name = 'max_output_bytes'"
+_AWAITED: LiteralString = """\
+select from penstock.artifacts where id = %s and incoming = %s and status = 'pending'"""
+_DUE: LiteralString = """\
+select exists (select from penstock.artifacts where status <> 'stored'
+    and (status = 'deleted' and incoming is null or begun_at < penstock._now() - interval '1 hour'))
+  or exists (select from penstock.artifacts where job_id is null and status = 'stored'
+    and stored_at < penstock._now() - make_interval(
+      days => (select value from penstock.settings where name = 'retention_days')::integer))"""
+Acting = Callable[[], AbstractAsyncContextManager[db.Connection]]
+"""Opens a connection for one short call, so that none is in use while bytes are copied."""
+
+
+class Upload(NamedTuple):
+    """A file that a client is about to upload."""
+
+    id: UUID
+    tenant_id: UUID
+    incoming: str
+
+
+class Swept(NamedTuple):
+    """The number of records (with their files), and of files without a record, that a sweep removed."""
+
+    records: int
+    files: int
+
+
+# Files of tasks
+
+
+async def save(
+    pool: db.Pool,
+    storage: Storage,
+    *,
+    task_id: int,
+    worker_id: str,
+    lease: int,
+    name: str,
+    data: Data,
+    content_type: str = content.ANY,
+) -> dict[str, Any]:
+    """Store a file of a running task; returns a reference to put into its output.
+
+    A file of the same name is replaced. Raises LeaseLost if the lease is lost, Limited if the tenant's quota
+    is used up.
+    """
+    head, data = await _peek(_chunks(data) if isinstance(data, Path) else data)
+    kind = content.check(content_type, head)
+    name = content.clean_name(name)
+    [begun] = await db.call(
+        pool,
+        "begin_artifact",
+        p_task_id=task_id,
+        p_worker_id=worker_id,
+        p_lease=lease,
+        p_name=name,
+        p_content_type=kind,
+        p_bytes=len(data) if isinstance(data, bytes) else None,
+    )
+    holder = {"p_artifact_id": begun["id"], "p_worker_id": worker_id, "p_lease": lease}
+    async with _dropped_on_error(partial(db.connection, pool), holder):
+        stored = await storage.put(
+            begun["path"], data, limit=begun["max_bytes"], headers=content.headers(kind, name)
+        )
+        await _finish(partial(db.connection, pool), holder, stored)
+    return {
+        "artifact_id": str(begun["id"]),
+        "path": begun["path"],
+        "name": name,
+        "content_type": kind,
+        "bytes": stored.bytes,
+        "sha256": stored.sha256,
+    }
+
+
+async def _chunks(file: Path) -> AsyncGenerator[bytes]:
+    with await asyncio.to_thread(file.open, "rb") as opened:
+        while chunk := await asyncio.to_thread(opened.read, 1 << 20):
+            yield chunk
+
+
+async def _finish(acting: Acting, holder: dict[str, Any], stored: Stored) -> None:
+    async with acting() as conn:
+        await db.call(conn, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
+
+
+@asynccontextmanager
+async def _dropped_on_error(acting: Acting, holder: dict[str, Any]) -> AsyncGenerator[None]:
+    """Drop the pending record if writing the file fails."""
+    try:
+        yield
+    except LeaseLost:
+        # The worker that has the lease now writes to the same path.
+        raise
+    except Exception:
+        # If this fails too, the sweep removes the record later.
+        with suppress(Exception):
+            async with acting() as conn:
+                await db.call(conn, "drop_artifact", **holder)
+        raise
+
+
+async def _peek(data: bytes | AsyncIterable[bytes]) -> tuple[bytes, bytes | AsyncIterable[bytes]]:
+    """The first bytes, and the whole data including them."""
+    if isinstance(data, bytes):
+        return data[: content.HEAD_BYTES], data
+    chunks, head = aiter(data), b""
+    while len(head) < content.HEAD_BYTES and (chunk := await anext(chunks, None)) is not None:
+        head += chunk
+
+    async def whole() -> AsyncGenerator[bytes]:
+        yield head
+        async for chunk in chunks:
+            yield chunk
+
+    return head[: content.HEAD_BYTES], whole()
+
+
+# Outputs that are too large for the database
+
+
+class HasStorage(Protocol):
+    """An app, which opens its storage on first use."""
+
+    @property
+    def storage(self) -> Storage: ...
+
+
+async def max_output_bytes(pool: db.Pool) -> int:
+    """The largest output that is stored in the database; larger ones are stored as files."""
+    [(limit,)] = await db.rows(pool, _SETTING, ())
+    return int(limit)
+
+
+def reference(saved: dict[str, Any]) -> str:
+    """The output of a task whose real output was saved as a file."""
+    return json.dumps({"$artifact": saved})
+
+
+def is_any_reference(outputs: Mapping[str, Any]) -> bool:
+    """Whether one of these outputs is stored as a file."""
+    return any(referred(output) is not None for output in outputs.values())
+
+
+async def expanded(
+    pool: db.Pool, app: HasStorage, *, job_id: UUID, outputs: dict[str, Any]
+) -> dict[str, Any]:
+    """Outputs, with references to files of the same job replaced by the files' contents.
+
+    A reference to another job's file stays as it is: a handler may return anything.
+    """
+    wanted = {key: found for key, output in outputs.items() if (found := referred(output)) is not None}
+    if not wanted:
+        return outputs
+    statement = _COLUMNS + "job_id = %s and name = %s and id = any (%s)"
+    rows = await db.rows(pool, statement, (job_id, OUTPUT, builtins.list(wanted.values())))
+    files = {artifact.id: artifact for artifact in (Artifact(*row) for row in rows)}
+    whole = dict(outputs)
+    for key, artifact_id in wanted.items():
+        if (artifact := files.get(artifact_id)) is not None:
+            whole[key] = json.loads(await app.storage.read(artifact.path, limit=MAX_OUTPUT))
+    return whole
+
+
+# Uploads of clients
+
+
+async def begin_upload(
+    database: db.Database,
+    *,
+    name: str,
+    content_type: str,
+    bytes: int,
+    tenant_id: UUID | None = None,
+    idempotency_key: str | None = None,
+) -> Upload:
+    """Insert the record of a file that a client is about to upload. The same key returns the same record."""
+    given = {"tenant_id": tenant_id and str(tenant_id), "idempotency_key": idempotency_key}
+    [row] = await db.call(
+        database,
+        "begin_upload",
+        p_name=content.clean_name(name),
+        p_content_type=content.known(content_type),
+        p_bytes=bytes,
+        p_options={name: value for name, value in given.items() if value is not None},
+    )
+    return Upload(row["id"], row["tenant_id"], row["incoming"])
+
+
+async def take_upload(database: db.Database, *, artifact_id: UUID) -> db.Row:
+    """Begin to finish an upload: returns its path, its declared name, type and size, and its final path."""
+    [row] = await db.call(database, "take_upload", p_artifact_id=artifact_id)
+    return row
+
+
+async def finish_upload(service: Acting, storage: Storage, *, artifact_id: UUID, taken: db.Row) -> None:
+    """Check an uploaded file and copy it to its final path. Only the service may mark a file as stored.
+
+    The client can write to the upload path for as long as its URL is valid. So the checked bytes are copied
+    to a path that the client cannot write to.
+    """
+    try:
+        uploaded = await storage.get(taken["incoming"])
+    except NotFound:
+        raise Conflict(
+            "the file has not been uploaded yet: PUT it to the upload URL first", code="not_uploaded"
+        ) from None
+    holder = {"p_artifact_id": artifact_id, "p_worker_id": None, "p_lease": taken["lease"]}
+    async with _dropped_on_error(service, holder):
+        head, data = await _peek(uploaded.chunks)
+        headers = content.headers(content.check(taken["content_type"], head), taken["name"])
+        stored = await storage.put(taken["path"], data, limit=taken["bytes"], headers=headers)
+        await _finish(service, holder, stored)
+    # After a crash here the uploaded file has no record, so the sweep removes it.
+    await storage.delete([taken["incoming"]])
+
+
+# Reading
+
+
+async def get(database: db.Database, *, artifact_id: UUID) -> Artifact:
+    """One artifact. Raises NotFound."""
+    rows = await db.rows(database, _COLUMNS + "id = %s", (artifact_id,))
+    if not rows:
+        raise NotFound(f"no artifact with id {artifact_id}", code="unknown_artifact")
+    return Artifact(*rows[0])
+
+
+async def list(
+    database: db.Database,
+    *,
+    job_id: UUID,
+    task_id: int | None = None,
+    after: UUID | None = None,
+    limit: int = 100,
+) -> builtins.list[Artifact]:
+    """Artifacts of a job or of one of its tasks, oldest first. The next page is `after` the last id."""
+    statement = _COLUMNS + _OF_JOB
+    rows = await db.rows(database, statement, (job_id, task_id, task_id, after, after, filters.page(limit)))
+    return [Artifact(*row) for row in rows]
+
+
+async def delete(database: db.Database, *, artifact_id: UUID) -> bool:
+    """Delete an artifact: hides it and frees the quota at once; the next sweep removes the file."""
+    return await db.value(database, "delete_artifact", p_artifact_id=artifact_id)
+
+
+# Sweeping
+
+
+async def is_awaited(database: db.Database, *, path: str) -> bool:
+    """Whether a client may still upload to this path: its upload is neither finished nor dropped."""
+    return bool(await db.rows(database, _AWAITED, (path.rpartition("/")[2], path)))
+
+
+async def is_any_due(pool: db.Pool) -> bool:
+    """Whether a sweep has a record to remove."""
+    [(found,)] = await db.rows(pool, _DUE, ())
+    return found
+
+
+async def sweep(pool: db.Pool, storage: Storage, *, orphans: bool = True, older_than: float = HOUR) -> Swept:
+    """Remove artifacts that are deleted, abandoned or expired; with `orphans`, also files without a record.
+
+    Looking for orphans lists all files in storage. Only those older than `older_than` seconds are removed.
+    """
+    records = 0
+    while count := await sweep_batch(pool, storage):
+        records += count
+    files = 0
+    if orphans:
+        files += await storage.clear_partial(older_than)
+        async for page in storage.list():
+            old = [file.path for file in page if file.modified_at <= time.time() - older_than]
+            files += await _sweep_orphans(pool, storage, old)
+    return Swept(records, files)
+
+
+async def sweep_batch(pool: db.Pool, storage: Storage) -> int:
+    """Remove at most `BATCH` artifacts that are deleted, abandoned or expired. Returns their number."""
+    # The rows stay locked until the files are removed, so that no task begins to write to these paths.
+    async with db.transaction(pool) as conn:
+        due = await db.call(conn, "due_artifacts", p_limit=BATCH)
+        if due:
+            await storage.delete(path for row in due for path in row["paths"])
+            await db.call(conn, "forget_artifacts", p_ids=[row["id"] for row in due])
+    return len(due)
+
+
+async def _sweep_orphans(pool: db.Pool, storage: Storage, paths: builtins.list[str]) -> int:
+    async with db.transaction(pool) as conn:
+        rows = await db.call(conn, "orphaned_artifacts", p_paths=paths)
+        orphans = [row["orphaned_artifacts"] for row in rows]
+        await storage.delete(orphans)
+    return len(orphans)
+
+
+async def missing(pool: db.Pool, storage: Storage) -> AsyncGenerator[Artifact]:
+    """Artifacts whose file is missing or has another size, because it was changed from outside."""
+    after = UUID(int=0)
+    while rows := await db.rows(pool, _COLUMNS + "id > %s order by id limit 500", (after,)):
+        for artifact in (Artifact(*row) for row in rows):
+            after = artifact.id
+            try:
+                size = (await storage.head(artifact.path)).bytes
+            except NotFound:
+                size = None
+            if size != artifact.bytes:
+                yield artifact

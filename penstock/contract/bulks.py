@@ -1,0 +1,419 @@
+"""Bulk jobs: take the rows of a source, look, confirm, undo; and what a worker needs to load the rows."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, LiteralString, NamedTuple, Protocol, Unpack, cast
+from uuid import UUID
+
+import pydantic_core
+
+from penstock import sources
+from penstock.contract import filters
+from penstock.postgres import db
+from penstock.types import Bulk, BulkOptions, BulkResult, BulkSummary, RowsAdded, RowState, given
+
+FIELDS: Mapping[str, filters.Field] = {
+    "id": filters.ids("id"),
+    "status": filters.words("status", ("queued", "running", "paused", "completed", "failed", "canceled")),
+    "type": filters.words("type"),
+    "tenant": filters.tenant("tenant_id"),
+    "age": filters.age("created_at"),
+}
+PART = 5000
+MAX_ROW_BYTES = 262_144
+"""Default of the setting `max_input_bytes`: the size of a row as JSON above which the database refuses it."""
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+_PAGE = 1000
+
+_BULKS: LiteralString = """\
+select id, tenant_id, type, status, status_reason, created_by, created_at, started_at, finished_at, source,
+  total, loaded, refused, skipped, percent
+from penstock.bulk_list where """
+_ROWS: LiteralString = """\
+select number, key, state, data, output, error_code, error_message, problem, retries, cost, started_at,
+  finished_at, changes, undone
+from penstock.bulk_row_list where job_id = %s and number > %s and state = any (coalesce(%s, array[state]))
+order by number limit %s"""
+_COUNTS: LiteralString = """\
+select state, count(*) from penstock.bulk_row_list where job_id = %s
+group by state order by count(*) desc, state"""
+
+
+class Row(Protocol):
+    """What a source gives: a number as a person sees it, what is in it, and why it cannot be read."""
+
+    @property
+    def number(self) -> int: ...
+    @property
+    def data(self) -> Mapping[str, Any]: ...
+    @property
+    def problem(self) -> Any: ...
+
+
+@dataclass(slots=True)
+class Numbered:
+    """A row that was no file's."""
+
+    number: int
+    data: Mapping[str, Any]
+    problem: Any = None
+
+
+class Taken(NamedTuple):
+    """A row that is to be loaded."""
+
+    number: int
+    key: str
+    group: str | None
+    data: dict[str, Any]
+
+
+# Sources
+
+
+def opened(source: Any) -> AbstractContextManager[Iterable[Any]]:
+    """The source, opened if it is a path, and closed again then."""
+    return sources.open(source) if isinstance(source, str | Path) else nullcontext(source)
+
+
+def numbered(source: Iterable[Any]) -> Iterable[Row]:
+    """The rows of a source. Plain dicts are counted."""
+    return source if isinstance(source, sources.Source) else _counted(source)
+
+
+def _counted(source: Iterable[Any]) -> Iterator[Row]:
+    for place, row in enumerate(source, 1):
+        if isinstance(row, Mapping):
+            yield Numbered(place, cast("Mapping[str, Any]", row))
+        else:
+            yield row
+
+
+def describe(source: Any) -> dict[str, Any]:
+    """What a source is, as it is kept with the job."""
+    known = dict[str, Any](getattr(source, "description", None) or {"type": "rows"})
+    columns = getattr(source, "columns", None)
+    return {**known, "columns": columns} if columns else known
+
+
+# Starting
+
+
+async def start(
+    where: db.Pool | db.Connection,
+    *,
+    type: str,
+    rows: Iterable[Row] | None,
+    source: Mapping[str, Any] | None = None,
+    params: Mapping[str, Any] | None = None,
+    **options: Unpack[BulkOptions],
+) -> UUID:
+    """Make a bulk job of any number of rows in one transaction, from an iterable that is read as it is sent.
+    A file is read in a thread.
+
+    An idempotency key that was used before gives its job and reads no row. Without rows, a worker reads them
+    from the source.
+    """
+    async with db.transaction(where) as held:
+        [opened] = await db.call(
+            held,
+            "open_bulk",
+            p_type=type,
+            p_source=dict(source or {}),
+            p_options=given(options),
+            p_params=dict(params or {}),
+        )
+        if opened["is_new"] and rows is not None:
+            await add_rows(held, job_id=opened["job_id"], rows=rows)
+        return opened["job_id"]
+
+
+async def add_rows(
+    where: db.Pool | db.Connection, *, job_id: UUID, rows: Iterable[Row], load: bool = True
+) -> RowsAdded:
+    """Add rows to a bulk job that has not ended, in one transaction. Those it has already are left out.
+
+    With `load=False` they wait until the last ones come.
+    """
+    counts: builtins.list[dict[str, int]] = []
+
+    async with db.transaction(where) as held:
+
+        async def send(part: db.Json, load: bool = False) -> None:
+            counts.append(await db.value(held, "add_bulk_rows", p_job_id=job_id, p_rows=part, p_load=load))
+
+        is_file = isinstance(rows, sources.Source)
+        await db.send_in_batches(map(_document, rows), send, max_items=PART, dumps=_text, in_thread=is_file)
+        await send(db.Json([]), load)
+    return RowsAdded(**{name: sum(count[name] for count in counts) for name in counts[0]})
+
+
+def row_bytes(row: Row, limit: int) -> int | None:
+    """The size of a row as the database counts it, if that is more than `limit`."""
+    # A character has at most six bytes as JSON. Few rows are so large that their bytes have to be counted.
+    if _most_bytes(row.data) + 100 <= limit:
+        return None
+    text = json.dumps({"number": row.number, "data": row.data}, ensure_ascii=False, default=str)
+    size = len(text.encode(errors="replace"))
+    return size if size > limit else None
+
+
+def _most_bytes(value: Any) -> int:
+    match value:
+        case str():
+            return 6 * len(value) + 4
+        case Mapping():
+            items = cast("Mapping[str, Any]", value).items()
+            return 4 + sum(_most_bytes(name) + _most_bytes(item) for name, item in items)
+        case builtins.list() | tuple():
+            return 4 + sum(map(_most_bytes, cast("Sequence[Any]", value)))
+        case int() | float() | None:
+            return 350
+        case _:
+            return 6 * len(str(value)) + 4
+
+
+def _document(row: Row) -> dict[str, Any]:
+    document: dict[str, Any] = {"number": row.number, "data": row.data}
+    if row.problem is not None:
+        document["problem"] = row.problem
+    return document
+
+
+def _text(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as JSON. Text that PostgreSQL cannot store makes a row that is refused, and not a failed start."""
+    try:
+        text = pydantic_core.to_json(rows).decode()
+        if "\\u0000" not in text:
+            return text
+    except (ValueError, pydantic_core.PydanticSerializationError):
+        pass
+    return json.dumps([_storable(row) for row in rows])
+
+
+def _storable(row: dict[str, Any]) -> dict[str, Any]:
+    try:
+        text = pydantic_core.to_json(row).decode()
+        if "\\u0000" not in text:
+            return json.loads(text)
+    except (ValueError, pydantic_core.PydanticSerializationError):
+        pass
+    column = next((name for name, value in row["data"].items() if _UNSTORABLE.search(f"{name}{value}")), "")
+    message = "it holds a NUL character, half of a surrogate pair, or what has no form in JSON"
+    problem = {"code": "unstorable_text", "column": ascii(column)[1:-1], "message": message}
+    return {"number": row["number"], "data": {}, "problem": problem}
+
+
+# A source that workers read and write
+
+
+async def source(
+    where: db.Pool | db.Connection, *, job_id: UUID
+) -> tuple[dict[str, Any], builtins.list[str]]:
+    """Where the rows of a job are from, and the columns that make their keys."""
+    [(found, key)] = await db.rows(
+        where, "select source, key from penstock.bulks where job_id = %s", (job_id,)
+    )
+    return found, key or []
+
+
+async def read_again(where: db.Pool | db.Connection, *, job_id: UUID) -> None:
+    """Let a worker read the Google Sheet of a job that has not ended once more: new rows are added."""
+    await db.call(where, "read_bulk_again", p_job_id=job_id)
+
+
+# Looking
+
+
+async def get(where: db.Pool | db.Connection, *, job_id: UUID) -> Bulk:
+    """A bulk job with its progress, what its tasks wait for, and its failures by cause."""
+    return Bulk.read(await db.document(where, "get_bulk", p_job_id=job_id))
+
+
+async def list(
+    where: db.Pool | db.Connection,
+    *,
+    filter: str = "",
+    tenant_id: UUID | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> builtins.list[BulkSummary]:
+    """Bulk jobs, newest first. The next page comes `before` the id of the last one of this page."""
+    chosen = await filters.conditions(where, filter, FIELDS)
+    if tenant_id is not None:
+        chosen.append(("tenant_id = %s", [tenant_id]))
+    if before is not None:
+        chosen.append(("id < %s", [before]))
+    condition, values = filters.every(chosen)
+    rows = await db.rows(
+        where, _BULKS + condition + " order by id desc limit %s", [*values, filters.page(limit)]
+    )
+    return [BulkSummary(*row) for row in rows]
+
+
+async def rows(
+    where: db.Pool | db.Connection,
+    *,
+    job_id: UUID,
+    states: Sequence[RowState] | None = None,
+    after: int = -1,
+    limit: int = 50,
+) -> builtins.list[BulkResult]:
+    """Rows in the order of their numbers. The next page comes `after` the last number of this one."""
+    wanted = None if states is None else builtins.list(states)
+    found = await db.rows(where, _ROWS, (job_id, after, wanted, filters.page(limit)))
+    return [BulkResult(*row) for row in found]
+
+
+async def counts(where: db.Pool | db.Connection, *, job_id: UUID) -> dict[str, int]:
+    """How many rows are in which state. Looks at each: of a large job that takes a while."""
+    found = await db.rows(where, _COUNTS, (job_id,))
+    return {state: count for state, count in found}
+
+
+async def results(
+    where: db.Pool | db.Connection, *, job_id: UUID, states: Sequence[RowState] | None = None
+) -> AsyncIterator[BulkResult]:
+    """All rows with their results, page by page."""
+    after = -1
+    while page := await rows(where, job_id=job_id, states=states, after=after, limit=_PAGE):
+        for row in page:
+            yield row
+        after = page[-1].number
+
+
+async def export(
+    where: db.Pool | db.Connection,
+    *,
+    job_id: UUID,
+    format: str,
+    out: IO[bytes],
+    states: Sequence[RowState] | None = None,
+) -> int:
+    """Write the rows with their original columns and what became of them; returns how many.
+
+    A result that is an object has a column for each of its fields.
+    """
+    bulk = await get(where, job_id=job_id)
+    first = await rows(where, job_id=job_id, states=states, limit=_PAGE)
+    data = dict.fromkeys(bulk.source.get("columns") or [])
+    fields: dict[str, None] = {}
+    for row in first:
+        data |= dict.fromkeys(row.data)
+        fields |= dict.fromkeys(_fields(row.output))
+    added = {name: _free(name, data) for name in ("row", "state", *fields, "error_code", "error", "cost")}
+    with sources.writer([*data, *added.values()], format, out) as table:
+        async for row in results(where, job_id=job_id, states=states):
+            found = {
+                "row": row.number,
+                "state": row.state,
+                "error_code": row.error_code,
+                "error": row.error_message,
+                "cost": row.cost,
+                **_fields(row.output),
+            }
+            table.add({**row.data, **{added[name]: value for name, value in found.items() if name in added}})
+        return table.count
+
+
+def _fields(output: Any) -> dict[str, Any]:
+    """A result as columns."""
+    if isinstance(output, dict):
+        return {f"result.{name}": value for name, value in cast("dict[str, Any]", output).items()}
+    return {} if output is None else {"result": output}
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    while name in taken:
+        name = f"{name}_"
+    return name
+
+
+# Acting
+
+
+async def undo(
+    where: db.Pool | db.Connection,
+    *,
+    job_id: UUID,
+    rows: Sequence[int] | None = None,
+    names: Sequence[str] | None = None,
+) -> UUID:
+    """Start a job that undoes what was applied: of all rows or of some, every value or some."""
+    wanted = {"rows": rows, "names": names}
+    filter = {name: builtins.list(some) for name, some in wanted.items() if some is not None}
+    return await db.value(where, "undo_bulk", p_job_id=job_id, p_filter=filter)
+
+
+async def define_type(where: db.Pool | db.Connection, *, name: str, **values: Any) -> None:
+    """Say that jobs of a type are made from rows: key, batch, group_by, is_exclusive."""
+    chosen = {name: value for name, value in values.items() if value is not None}
+    await db.call(where, "define_bulk_type", p_name=name, p_values=chosen)
+
+
+# What tasks of a bulk job ask for. `by` is the running task: its id, worker and lease.
+
+
+class By(NamedTuple):
+    """A running task."""
+
+    task_id: int
+    worker_id: str
+    lease: int
+
+    def arguments(self) -> dict[str, Any]:
+        """As functions take it."""
+        return {"p_task_id": self.task_id, "p_worker_id": self.worker_id, "p_lease": self.lease}
+
+
+async def take_rows(where: db.Connection, by: By, *, limit: int) -> builtins.list[Taken]:
+    """The next rows to load."""
+    found = await db.call(where, "take_bulk_rows", **by.arguments(), p_max=limit)
+    return [Taken(row["number"], row["key"], row["group_key"], row["data"]) for row in found]
+
+
+async def mark_rows(
+    where: db.Connection, by: By, *, rows: Sequence[Mapping[str, Any]], next_id: int | None
+) -> None:
+    """What became of rows that were taken."""
+    marks = db.Json(builtins.list(rows))
+    await db.call(where, "mark_bulk_rows", **by.arguments(), p_rows=marks, p_next_id=next_id)
+
+
+async def rows_of(
+    where: db.Connection, by: By, *, job_id: UUID, numbers: Sequence[int]
+) -> builtins.list[Taken]:
+    """Rows by their numbers."""
+    chosen = builtins.list(numbers)
+    found = await db.call(where, "get_bulk_rows", **by.arguments(), p_job_id=job_id, p_numbers=chosen)
+    return [Taken(row["number"], row["key"], None, row["data"]) for row in found]
+
+
+async def record_changes(where: db.Connection, by: By, *, changes: Sequence[Mapping[str, Any]]) -> None:
+    """What was applied."""
+    await db.call(where, "record_changes", **by.arguments(), p_changes=db.Json(builtins.list(changes)))
+
+
+async def changes_to_undo(where: db.Connection, by: By) -> builtins.list[db.Row]:
+    """The changes that an undo task is to undo, newest first."""
+    return await db.call(where, "undo_changes", **by.arguments())
+
+
+async def rows_to_write(
+    where: db.Pool | db.Connection, *, job_id: UUID, limit: int = 1000
+) -> builtins.list[db.Row]:
+    """Rows that have ended and were not written back to their source yet."""
+    return await db.call(where, "bulk_rows_to_write", p_job_id=job_id, p_max=limit)
+
+
+async def mark_written(where: db.Pool | db.Connection, *, job_id: UUID, written: Mapping[int, str]) -> int:
+    """Note which states of which rows were written back."""
+    numbers, states = builtins.list(written), builtins.list(written.values())
+    return await db.value(where, "mark_rows_written", p_job_id=job_id, p_numbers=numbers, p_states=states)

@@ -1,0 +1,501 @@
+"""Jobs: forecast, start, read, watch, pause, resume, cancel, retry."""
+
+from __future__ import annotations
+
+import asyncio
+import builtins
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from decimal import Decimal
+from functools import partial
+from typing import Any, LiteralString, TypeAlias, Unpack
+from uuid import UUID
+
+import psycopg
+
+from penstock.contract import filters
+from penstock.errors import Invalid, Unavailable, from_database
+from penstock.postgres import db
+from penstock.types import (
+    Attempt,
+    Explanation,
+    Forecast,
+    GraphTask,
+    Job,
+    JobExplanation,
+    JobOptions,
+    JobStatus,
+    JobVerb,
+    Progress,
+    Task,
+    TaskStatus,
+    Weight,
+    given,
+)
+
+TaskSpec: TypeAlias = Mapping[str, Any]
+"""A new task as a JSON object: an element of p_tasks."""
+
+_STATUSES = ("queued", "running", "paused", "completed", "failed", "canceled")
+
+FIELDS: Mapping[str, filters.Field] = {
+    "id": filters.ids("id"),
+    "status": filters.words("status", _STATUSES),
+    "type": filters.words("type"),
+    "tenant": filters.tenant("tenant_id"),
+    "age": filters.age("created_at"),
+}
+
+_MAX_OUTAGE_SECONDS = 30
+
+_JOBS: LiteralString = """\
+select id, tenant_id, type, status, status_reason, params, priority, created_by, created_at, run_at,
+  started_at, finished_at, percent, phase, succeeded + failed + canceled, total, succeeded, failed, canceled,
+  docs_complete, docs_total
+from penstock.job_list where """
+_TASKS: LiteralString = """\
+select id, job_id, kind, key, phase, status, waiting_for, waiting_until, priority, attempt, retry_count,
+  created_at, started_at, finished_at, worker_id, fraction, message, error_code, error_message, input, output
+from penstock.task_list where """
+_ATTEMPTS: LiteralString = """\
+select task_id, lease, attempt, worker_id, started_at, ended_at, outcome, error_code, error_message,
+  error_details, retry_in_seconds
+from penstock.attempts
+where job_id = %s and (%s::bigint is null or task_id = %s) and (task_id, lease) > (%s, %s)
+order by task_id, lease limit %s"""
+_OUTPUTS: LiteralString = """\
+select coalesce(key, id::text), output from penstock.task_list
+where job_id = %s and status = 'succeeded' order by id"""
+_GRAPH: LiteralString = """\
+select id, kind, key, phase, status, waiting_for, waiting_until, attempt, fraction, message, created_at,
+  ready_at, started_at, finished_at, error_code, parents
+from penstock.job_graph(%s, %s, %s)"""
+_COUNTS: LiteralString = """\
+select s.status, (select count(*) from (select from penstock.jobs where status = s.status and """
+# The jobs that each verb applies to.
+_APPLICABLE: dict[JobVerb, LiteralString] = {
+    "pause": "status in ('queued', 'running')",
+    "resume": "status = 'paused'",
+    "cancel": "status in ('queued', 'running', 'paused')",
+    "retry": "status in ('failed', 'running', 'paused')"
+    " and exists (select from penstock.dead_letters d where d.job_id = jobs.id)",
+}
+_FOUND: LiteralString = "with found as materialized (select id from penstock.jobs where "
+_WEIGH: LiteralString = """ order by id limit %s)
+select (select count(*) from found),
+  penstock.weigh_action(%s, array(select id::text from found limit 1001))"""
+_ACT: LiteralString = """ order by id limit %s)
+select penstock.start_action(%s, array(select id::text from found), %s)"""
+_MAX_JOBS_PER_ACTION = 500_000
+# For a session of SQLAlchemy with any driver.
+_START = """\
+select penstock.start_job(p_type => :type, p_params => cast(:params as jsonb),
+  p_tasks => cast(:tasks as jsonb), p_options => cast(:options as jsonb))"""
+
+
+# Starting
+
+
+async def start(
+    database: db.Database,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """Start a job with its tasks and their dependencies. The same idempotency key returns the same job."""
+    return await db.value(
+        database,
+        "start_job",
+        p_type=type,
+        p_params=dict(params or {}),
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_options=given(options),
+    )
+
+
+async def forecast(
+    database: db.Database,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    times: float = 1,
+    **options: Unpack[JobOptions],
+) -> Forecast:
+    """The cost, usage and duration of a `start` with the same arguments, under the current limits.
+
+    `times`: the tasks are a sample; multiply the forecast by this.
+    """
+    del params  # not used; accepted so that the arguments are those of `start`
+    document = await db.document(
+        database,
+        "forecast_job",
+        p_type=type,
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_options=given(options) | ({"times": times} if times != 1 else {}),
+    )
+    return Forecast.read(document)
+
+
+async def start_many(
+    database: db.Database,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    chunk: int = 10_000,
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """Start a job with any number of tasks in one transaction; the iterable is read while it is sent.
+
+    Dependencies come before the tasks that depend on them. At most `chunk` tasks, or a few megabytes of them,
+    are in memory at a time. An idempotency key that was used before returns its job and reads no task. To
+    reject other tasks under the same key, pass a `digest` of the tasks in the options.
+    """
+    chosen = given(options)
+    async with db.transaction(database) as conn:
+        [opened] = await db.call(conn, "open_job", p_type=type, p_params=dict(params or {}), p_options=chosen)
+        if opened["is_new"]:
+            send = partial(db.call, conn, "add_tasks", p_job_id=opened["job_id"])
+            if not await db.send_in_batches(tasks, lambda batch: send(p_tasks=batch), max_items=chunk):
+                raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
+        return opened["job_id"]
+
+
+async def start_in(
+    using: Any,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """Start a job in the transaction of an async psycopg connection or SQLAlchemy session."""
+    if not _is_sqlalchemy(using):
+        return await start(using, type=type, params=params, tasks=tasks, **options)
+    with _translated():
+        found = await using.execute(_statement(), _arguments(type, params, tasks, given(options)))
+        return UUID(str(found.scalar_one()))
+
+
+def start_sync(
+    using: Any,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """Start a job in the transaction of a psycopg connection or SQLAlchemy session that is not async."""
+    if _is_sqlalchemy(using):
+        with _translated():
+            found = using.execute(_statement(), _arguments(type, params, tasks, given(options)))
+            return UUID(str(found.scalar_one()))
+    [row] = db.call_sync(
+        using,
+        "start_job",
+        p_type=type,
+        p_params=dict(params or {}),
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_options=given(options),
+    )
+    return row["start_job"]
+
+
+async def add_tasks(
+    database: db.Database,
+    *,
+    job_id: UUID,
+    tasks: Iterable[TaskSpec],
+    task_id: int | None = None,
+    worker_id: str | None = None,
+    lease: int | None = None,
+) -> builtins.list[int]:
+    """Add tasks to a job that has not ended; returns their ids. A running task passes its id and lease."""
+    return await db.value(
+        database,
+        "add_tasks",
+        p_job_id=job_id,
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_task_id=task_id,
+        p_worker_id=worker_id,
+        p_lease=lease,
+    )
+
+
+# Reading
+
+
+async def get(database: db.Database, *, job_id: UUID) -> Job:
+    """A job with its progress."""
+    return Job.read(await db.value(database, "get_job", p_job_id=job_id))
+
+
+async def list(
+    database: db.Database,
+    *,
+    filter: str = "",
+    tenant_id: UUID | None = None,
+    tenant_ids: Sequence[UUID] | None = None,
+    type: str | None = None,
+    status: JobStatus | None = None,
+    before: UUID | None = None,
+    limit: int = 50,
+) -> builtins.list[Job]:
+    """Jobs, newest first. The next page is `before` the id of the last job of this page."""
+    chosen = [
+        *await filters.conditions(database, filter, FIELDS),
+        *_equal(tenant_id=tenant_id, type=type, status=status),
+    ]
+    chosen += _of_tenants(tenant_ids)
+    if before is not None:
+        chosen.append(("id < %s", [before]))
+    condition, values = filters.every(chosen)
+    statement = _JOBS + condition + " order by id desc limit %s"
+    rows = await db.rows(database, statement, [*values, filters.page(limit)])
+    return [Job(*row[:12], progress=Progress(*row[12:])) for row in rows]
+
+
+async def tasks(
+    database: db.Database,
+    *,
+    job_id: UUID,
+    status: TaskStatus | None = None,
+    kind: str | None = None,
+    after: int | None = None,
+    limit: int = 50,
+) -> builtins.list[Task]:
+    """A job's tasks, in the order in which they were created. The next page is `after` the last id."""
+    chosen = _equal(job_id=job_id, status=status, kind=kind)
+    if after is not None:
+        chosen.append(("id > %s", [after]))
+    condition, values = filters.every(chosen)
+    rows = await db.rows(
+        database, _TASKS + condition + " order by id limit %s", [*values, filters.page(limit)]
+    )
+    return [Task(*row) for row in rows]
+
+
+async def counts(
+    database: db.Database,
+    *,
+    filter: str = "",
+    tenant_ids: Sequence[UUID] | None = None,
+    most: int,
+) -> dict[str, int]:
+    """The number of matching jobs by status. Counts only up to `most` + 1, so that it stays cheap."""
+    condition, values = filters.every(
+        [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
+    )
+    statement = _COUNTS + condition + " limit %s) as x) from unnest(%s::text[]) as s(status)"
+    return dict(await db.rows(database, statement, [*values, most + 1, builtins.list(_STATUSES)]))  # pyright: ignore[reportArgumentType]
+
+
+async def graph(
+    database: db.Database, *, job_id: UUID, after: int = 0, limit: int = 500
+) -> builtins.list[GraphTask]:
+    """A job's tasks with their dependencies, and when each became ready."""
+    return [GraphTask(*row) for row in await db.rows(database, _GRAPH, (job_id, after, limit))]
+
+
+async def attempts(
+    database: db.Database,
+    *,
+    job_id: UUID,
+    task_id: int | None = None,
+    after: tuple[int, int] = (0, 0),
+    limit: int = 50,
+) -> builtins.list[Attempt]:
+    """The failed attempts of a job's tasks, or of one of them, with their errors, ordered by task.
+
+    The next page is `after` the task id and lease of the last attempt of this page.
+    """
+    rows = await db.rows(database, _ATTEMPTS, (job_id, task_id, task_id, *after, filters.page(limit)))
+    return [Attempt(*row) for row in rows]
+
+
+async def outputs(database: db.Database, *, job_id: UUID) -> dict[str, Any]:
+    """The outputs of the job's tasks in order, by key; by id for tasks without a key."""
+    return {key: output for key, output in await db.rows(database, _OUTPUTS, (job_id,))}
+
+
+async def forecast_rest(database: db.Database, *, job_id: UUID) -> Forecast:
+    """The cost, usage and duration of the rest of a job that has not ended."""
+    return Forecast.read(await db.document(database, "forecast", p_job_id=job_id))
+
+
+async def explain(database: db.Database, *, job_id: UUID, task_id: int) -> Explanation:
+    """Why a task is not running: what it waits for, for how long, and its position in the queue."""
+    return Explanation.read(await db.value(database, "explain_task", p_job_id=job_id, p_task_id=task_id))
+
+
+async def explain_job(database: db.Database, *, job_id: UUID) -> JobExplanation:
+    """The state of a job in words, and what happens next."""
+    return JobExplanation.read(await db.value(database, "explain_job", p_job_id=job_id))
+
+
+async def watch(database: db.Database, *, job_id: UUID, interval: float = 1.0) -> AsyncIterator[Job]:
+    """Yields the job now and after every change until it has ended. Reads it every `interval` seconds.
+
+    Waits for a database that is down for less than half a minute, as during a restart or failover.
+    """
+    last: Job | None = None
+    read_at = time.monotonic()
+    while last is None or not last.is_ended:
+        try:
+            job = await get(database, job_id=job_id)
+            read_at = time.monotonic()
+            if job != last:
+                yield job
+            last = job
+        except Unavailable:
+            if time.monotonic() - read_at > _MAX_OUTAGE_SECONDS:
+                raise
+        if last is None or not last.is_ended:
+            await asyncio.sleep(interval)
+
+
+async def ended(database: db.Database, *, job_id: UUID, interval: float = 0.25) -> Job:
+    """Wait until the job has ended, and return it."""
+    last: Job | None = None
+    async for job in watch(database, job_id=job_id, interval=interval):
+        last = job
+    assert last is not None
+    return last
+
+
+# Acting
+
+
+async def pause(database: db.Database, *, job_id: UUID, reason: str | None = None) -> str:
+    """Pause the job: its tasks are no longer claimed; running ones end normally. Returns its status."""
+    return await db.value(database, "pause_job", p_job_id=job_id, p_reason=reason)
+
+
+async def resume(database: db.Database, *, job_id: UUID) -> str:
+    """Resume a paused job. Returns its status."""
+    return await db.value(database, "resume_job", p_job_id=job_id)
+
+
+async def cancel(database: db.Database, *, job_id: UUID, reason: str | None = None) -> str:
+    """Cancel the job now; running handlers are stopped. Returns its status."""
+    return await db.value(database, "cancel_job", p_job_id=job_id, p_reason=reason)
+
+
+async def confirm(database: db.Database, *, job_id: UUID) -> int:
+    """Confirm the tasks that wait for confirmation. Returns their number."""
+    return await db.value(database, "confirm_job", p_job_id=job_id)
+
+
+async def retry(database: db.Database, *, job_id: UUID) -> int:
+    """Retry the failed tasks, and those canceled because of them. Returns the number of failed tasks."""
+    return await db.value(database, "retry_job", p_job_id=job_id)
+
+
+async def weigh(
+    database: db.Database,
+    *,
+    verb: JobVerb,
+    filter: str = "",
+    ids: Sequence[UUID] | None = None,
+    tenant_ids: Sequence[UUID] | None = None,
+) -> Weight:
+    """How many jobs and tasks an `act` with the same arguments would affect, and its cost."""
+    found, values = await _matching(database, verb, filter, ids, tenant_ids)
+    statement = _FOUND + found + _WEIGH
+    [(count, weight)] = await db.rows(database, statement, [*values, _MAX_JOBS_PER_ACTION + 1, verb])
+    return Weight(count, weight["tasks"], Decimal(weight["cost"]), weight["unpriced"], weight["is_part"])
+
+
+async def act(
+    database: db.Database,
+    *,
+    verb: JobVerb,
+    filter: str = "",
+    ids: Sequence[UUID] | None = None,
+    tenant_ids: Sequence[UUID] | None = None,
+    reason: str | None = None,
+) -> UUID:
+    """Apply a verb to the jobs with these ids, or to all that match; returns the id of the action.
+
+    Up to a hundred jobs are done at once; workers do the rest, and `actions` shows how many are done. Jobs
+    that the verb does not apply to are left out.
+    """
+    found, values = await _matching(database, verb, filter, ids, tenant_ids)
+    statement = _FOUND + found + _ACT
+    [[action_id]] = await db.rows(database, statement, [*values, _MAX_JOBS_PER_ACTION, verb, reason])
+    return action_id
+
+
+async def _matching(
+    database: db.Database,
+    verb: JobVerb,
+    filter: str,
+    ids: Sequence[UUID] | None,
+    tenant_ids: Sequence[UUID] | None,
+) -> filters.Condition:
+    """The condition for the jobs that an action applies to."""
+    if verb not in _APPLICABLE:
+        allowed = ", ".join(_APPLICABLE)
+        raise Invalid(
+            f"verb must be one of {allowed} (got {verb!r})", code="invalid_verb", details={"field": "verb"}
+        )
+    chosen: builtins.list[filters.Condition] = [(_APPLICABLE[verb], [])]
+    if ids is None:
+        chosen += [*await filters.conditions(database, filter, FIELDS), *_of_tenants(tenant_ids)]
+    else:
+        chosen.append(("id = any (%s)", [builtins.list(ids)]))
+    return filters.every(chosen)
+
+
+def _of_tenants(tenant_ids: Sequence[UUID] | None) -> builtins.list[filters.Condition]:
+    """Restricts to tenants. Row security does that anyway, but this condition makes an index usable."""
+    return [] if tenant_ids is None else [("tenant_id = any (%s)", [builtins.list(tenant_ids)])]
+
+
+# Helpers
+
+
+def _equal(**wanted: Any) -> builtins.list[filters.Condition]:
+    columns: dict[str, LiteralString] = {
+        "job_id": "job_id = %s",
+        "kind": "kind = %s",
+        "status": "status = %s",
+        "tenant_id": "tenant_id = %s",
+        "type": "type = %s",
+    }
+    return [(columns[name], [value]) for name, value in wanted.items() if value is not None]
+
+
+def _is_sqlalchemy(using: Any) -> bool:
+    return any(base.__module__.startswith("sqlalchemy.") for base in builtins.type(using).__mro__)
+
+
+@contextmanager
+def _translated() -> Generator[None]:
+    """Raise errors of SQLAlchemy as Penstock's errors, if psycopg is the driver."""
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", None)
+        translated = from_database(cause) if isinstance(cause, psycopg.Error) else None
+        if translated is None:
+            raise
+        raise translated from error
+
+
+def _statement() -> Any:
+    # A caller with a session of SQLAlchemy has imported it; Penstock itself does not depend on it.
+    return sys.modules["sqlalchemy"].text(_START)
+
+
+def _arguments(
+    type: str, params: Mapping[str, Any] | None, tasks: Iterable[TaskSpec], options: Mapping[str, Any]
+) -> dict[str, str]:
+    documents = {"params": dict(params or {}), "tasks": builtins.list(tasks), "options": options}
+    return {"type": type, **{name: json.dumps(document) for name, document in documents.items()}}

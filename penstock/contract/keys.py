@@ -1,0 +1,35 @@
+"""API keys: credentials for programs."""
+
+from __future__ import annotations
+
+import builtins
+from datetime import datetime
+from uuid import UUID
+
+from penstock.postgres import db
+from penstock.types import ApiKey, KeyRole, NewKey
+
+
+async def create(
+    database: db.Database,
+    *,
+    name: str,
+    role: KeyRole,
+    tenant_id: UUID | None = None,
+    expires_at: datetime | None = None,
+) -> NewKey:
+    """Create a key. Only this call returns its secret."""
+    [row] = await db.call(
+        database, "create_key", p_name=name, p_role=role, p_tenant_id=tenant_id, p_expires_at=expires_at
+    )
+    return NewKey(**row)
+
+
+async def list(database: db.Database, *, tenant_id: UUID | None = None) -> builtins.list[ApiKey]:
+    """A tenant's keys, oldest first; the service, without a tenant, gets those of workers and services."""
+    return [ApiKey(**row) for row in await db.call(database, "list_keys", p_tenant_id=tenant_id)]
+
+
+async def revoke(database: db.Database, *, key_id: UUID) -> None:
+    """Revoke a key at once."""
+    await db.call(database, "revoke_key", p_key_id=key_id)

@@ -1,0 +1,1 @@
+"""The edge to PostgreSQL: connections and calls (db), its schema (migrate), an embedded server (embedded)."""

@@ -1,0 +1,259 @@
+"""The context of a running attempt, and the exceptions with which a handler ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Coroutine, Sequence
+from decimal import Decimal, InvalidOperation
+from typing import Any, ParamSpec, TypeVar
+from uuid import UUID
+
+import structlog
+
+from penstock.contract import artifacts, tasks
+from penstock.errors import Invalid
+from penstock.formatting import seconds
+from penstock.sdk import signals
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Fail(Exception):
+    """Raise to fail the task permanently: a retry would not help."""
+
+    def __init__(self, message: str, *, code: str = "failed", details: Any = None) -> None:
+        super().__init__(message)
+        self.code, self.details = code, details
+
+
+class Retry(Exception):
+    """Raise to fail this attempt and retry the task, not before `after` (seconds, or "40s", "2m")."""
+
+    def __init__(self, message: str = "", *, after: float | str = 0, code: str = "retry") -> None:
+        super().__init__(message)
+        self.retry_after, self.code = seconds(after), code
+
+
+class Reschedule(Exception):
+    """Raise to run the task again after `delay`, without costing an attempt."""
+
+    def __init__(self, delay: float | str, reason: str = "rescheduled") -> None:
+        super().__init__(reason)
+        self.delay, self.reason = seconds(delay), reason
+
+
+class Context:
+    """A running attempt. A handler that takes it as its first parameter reports and saves files with it."""
+
+    __slots__ = (
+        *("task_id", "lease", "job_id", "tenant_id", "kind", "key", "attempt", "max_attempts", "worker_id"),
+        *("provider", "fraction", "message", "connection", "_hooks", "_is_stopped", "_log"),
+    )
+
+    def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks) -> None:
+        self.task_id, self.lease = claim.id, claim.lease
+        self.job_id, self.tenant_id = claim.job_id, claim.tenant_id
+        self.kind, self.key = claim.kind, claim.key
+        self.attempt, self.max_attempts = claim.attempt, claim.max_attempts
+        self.provider = claim.provider
+        """The provider and endpoint that the task calls, as `name/endpoint`."""
+        self.worker_id = worker_id
+        self.fraction: float | None = None
+        self.message: str | None = None
+        self.connection: Any = None
+        """In a transactional task: the connection whose transaction also completes the task."""
+        self._hooks = hooks
+        self._log: Any = None
+        self._is_stopped = False
+
+    @property
+    def log(self) -> structlog.stdlib.BoundLogger:
+        """A logger that adds the job, task, kind and attempt to each line."""
+        if self._log is None:
+            self._log = structlog.get_logger("penstock.task").bind(
+                job_id=str(self.job_id), task_id=self.task_id, kind=self.kind, attempt=self.attempt
+            )
+        return self._log
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the attempt is over: canceled, timed out, or its lease lost.
+
+        A handler in a thread cannot be stopped; a long one should check this regularly and return.
+        """
+        return self._is_stopped
+
+    def stop(self) -> None:
+        """Mark the attempt as over: from now on its reports are ignored."""
+        self._is_stopped = True
+
+    def progress(self, done: float, of: float = 1, message: str | None = None) -> None:
+        """Report progress. Cheap: the worker sends the latest report every half second."""
+        if self._is_stopped:
+            return
+        self.fraction = min(1.0, max(0.0, done / of)) if of > 0 else 0.0
+        self.message = message if message is not None else self.message
+        self._hooks.progressed(self)
+
+    async def aheartbeat(self) -> None:
+        """Extend the lease now; raises LeaseLost if it is lost. (The worker also extends it regularly.)"""
+        await self._hooks.heartbeat(self)
+
+    def heartbeat(self) -> None:
+        """`aheartbeat` from a handler in a thread."""
+        self._hooks.block(self._hooks.heartbeat(self))
+
+    async def aadd_tasks(self, new: Sequence[dict[str, Any]]) -> list[int]:
+        """Add tasks to the running job; returns their ids. They may depend on this task, by its key.
+
+        In a transactional task they are part of its transaction.
+        """
+        return await self._hooks.add_tasks(self, new)
+
+    def add_tasks(self, new: Sequence[dict[str, Any]]) -> list[int]:
+        """`aadd_tasks` from a handler in a thread."""
+        return self._hooks.add_tasks_sync(self, new)
+
+    async def ausage(self, *, variant: str = "standard", **units: float) -> None:
+        """Report what a call really used: `await ctx.ausage(input_tokens=812, output_tokens=120)`.
+
+        It replaces the estimate in limits and quotas, and is priced at once. Report after each call: the
+        usage counts even if the attempt fails later.
+        """
+        await self._hooks.usage(self, units, variant)
+
+    def usage(self, *, variant: str = "standard", **units: float) -> None:
+        """`ausage` from a handler in a thread."""
+        self._hooks.block(self._hooks.usage(self, units, variant))
+
+    async def acost(
+        self, cost_type: str, amount: Decimal | int | str, currency: str | None = None, **options: Any
+    ) -> None:
+        """Report a cost that no price list has: `await ctx.acost("render", "0.042", unit_count=12)`."""
+        await self._hooks.cost(self, cost_type, _money(amount), currency, options)
+
+    def cost(
+        self, cost_type: str, amount: Decimal | int | str, currency: str | None = None, **options: Any
+    ) -> None:
+        """`acost` from a handler in a thread."""
+        self._hooks.block(self._hooks.cost(self, cost_type, _money(amount), currency, options))
+
+    async def areport_response(self, response: Any) -> None:
+        """Report what a response's headers say about the provider's limits (any httpx-like response).
+
+        Not needed for a rejection that is raised as an exception: the worker reads its headers.
+        """
+        signal = signals.read(int(response.status_code), dict(response.headers))
+        if signals.is_scarce(signal):
+            await self._hooks.report_signal(self, signal)
+
+    def report_response(self, response: Any) -> None:
+        """`areport_response` from a handler in a thread."""
+        self._hooks.block(self.areport_response(response))
+
+    async def aheard(self, response: Any) -> None:
+        """Deprecated: the old name of `areport_response`."""
+        await self.areport_response(response)
+
+    def heard(self, response: Any) -> None:
+        """Deprecated: the old name of `report_response`."""
+        self.report_response(response)
+
+    async def asave(
+        self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream"
+    ) -> dict[str, Any]:
+        """Store a file: bytes, the path of a local file, or an async iterator of bytes.
+
+        Returns a reference to put into the output. The same name, in a retry too, replaces the same file. A
+        task may have one file with an empty name.
+        """
+        return await self._hooks.save(self, name, data, content_type)
+
+    def save(
+        self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream"
+    ) -> dict[str, Any]:
+        """`asave` from a handler in a thread."""
+        return self._hooks.block(self._hooks.save(self, name, data, content_type))
+
+    async def acompute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run a module-level function in one of the worker's processes, because it uses a core or may crash.
+
+        A crash fails only this attempt; stopping the task kills the process. The function gets no context: it
+        can write files for the handler to save. Arguments and result must be picklable.
+        """
+        return await self._hooks.compute(function, args, kwargs)
+
+    def compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`acompute` from a handler in a thread."""
+        return self._hooks.block(self._hooks.compute(function, args, kwargs))
+
+    @classmethod
+    def fake(cls, **values: Any) -> Context:
+        """A context for calling a handler in a unit test."""
+        claim = tasks.Claim(0, 0, UUID(int=0), UUID(int=0), "test", None, {}, 1, 1, None)
+        return cls(claim._replace(**values), "test", Hooks())
+
+
+class Hooks:
+    """The calls of a context. The worker implements them; these do nothing, for unit tests of handlers."""
+
+    def progressed(self, ctx: Context) -> None:
+        """Send the context's new progress."""
+
+    async def heartbeat(self, ctx: Context) -> None:
+        """Extend the lease."""
+
+    async def add_tasks(self, ctx: Context, new: Sequence[dict[str, Any]]) -> list[int]:
+        """Add tasks to the job."""
+        return list(range(1, len(new) + 1))
+
+    def add_tasks_sync(self, ctx: Context, new: Sequence[dict[str, Any]]) -> list[int]:
+        """Add tasks to the job, from a thread."""
+        return self.block(self.add_tasks(ctx, new))
+
+    async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str) -> dict[str, Any]:
+        """Store a file."""
+        size = len(data) if isinstance(data, bytes) else None
+        return {"path": name, "bytes": size, "content_type": content_type}
+
+    async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
+        """Record usage."""
+
+    async def cost(
+        self, ctx: Context, cost_type: str, amount: Decimal, currency: str | None, options: dict[str, Any]
+    ) -> None:
+        """Record a cost."""
+
+    async def report_signal(self, ctx: Context, signal: dict[str, Any]) -> None:
+        """Report what a provider said about its limits."""
+
+    async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
+        """Run a function in a process."""
+        return function(*args, **kwargs)
+
+    def block(self, work: Coroutine[Any, Any, R]) -> R:
+        """Run a coroutine in the worker's event loop from a thread, and wait for its result."""
+        return asyncio.run(work)
+
+
+def _money(amount: Decimal | int | str) -> Decimal:
+    if isinstance(amount, float):
+        raise Invalid(
+            f"an amount of money must be a Decimal, an int or a text like '0.042' (got a float: {amount})"
+        )
+    try:
+        return Decimal(amount)
+    except InvalidOperation:
+        raise Invalid(f"an amount of money must be a number, such as '0.042' (got {amount!r})") from None
+
+
+def retry_after(error: BaseException) -> float | None:
+    """The seconds in an exception's `retry_after`: a number, a text such as "30", or a timedelta."""
+    value: Any = getattr(error, "retry_after", None)
+    try:
+        found = float(value.total_seconds() if hasattr(value, "total_seconds") else value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return found if math.isfinite(found) and found > 0 else None

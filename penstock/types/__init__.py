@@ -1,0 +1,130 @@
+"""Types shared by all layers: one module per noun, with the names of SQL, HTTP and the CLI."""
+
+from __future__ import annotations
+
+from penstock.types.actions import Action, Weight
+from penstock.types.amounts import Amount, exact
+from penstock.types.artifacts import OUTPUT, Artifact, LinkedArtifact, referred
+from penstock.types.audit import AuditLine
+from penstock.types.bulks import (
+    Bulk,
+    BulkResult,
+    BulkSummary,
+    RowCounts,
+    RowProblem,
+    RowsAdded,
+    RowState,
+    SourceCheck,
+)
+from penstock.types.costs import (
+    By,
+    ComparedPrice,
+    CostDay,
+    CostEntry,
+    CostSum,
+    ExchangeRate,
+    ExpensiveJob,
+    JobCost,
+    Price,
+)
+from penstock.types.database_settings import Setting
+from penstock.types.dead_letters import DeadLetter, LetterVerb
+from penstock.types.explanations import Explanation, JobExplanation, Wait
+from penstock.types.forecasts import Forecast, ForecastBudget, ForecastCost, ForecastFinish, ForecastQuota
+from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb, Phase, Progress, failure
+from penstock.types.keys import ApiKey, KeyRole, NewKey
+from penstock.types.lanes import Lane, LaneState
+from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, given
+from penstock.types.overview import Overview, OverviewProblem
+from penstock.types.providers import Provider, ProviderEvent, ProviderValues
+from penstock.types.schedules import Missed, Schedule
+from penstock.types.tasks import Attempt, GraphTask, Run, Task, TaskRate, TaskStatus
+from penstock.types.tenants import Me, Member, Role, Tenant, TenantShare
+from penstock.types.usage import Limit, Meter, MeterUsage, Plan, PlanValues, UsageDay, UsageStatus
+from penstock.types.workers import Worker, WorkerCounts
+
+__all__ = [
+    "ENDED",
+    "OUTPUT",
+    "Action",
+    "Amount",
+    "ApiKey",
+    "Artifact",
+    "Attempt",
+    "AuditLine",
+    "Bulk",
+    "BulkOptions",
+    "BulkResult",
+    "BulkSummary",
+    "By",
+    "Cause",
+    "ComparedPrice",
+    "CostDay",
+    "CostEntry",
+    "CostSum",
+    "DeadLetter",
+    "ExchangeRate",
+    "ExpensiveJob",
+    "Explanation",
+    "Forecast",
+    "ForecastBudget",
+    "ForecastCost",
+    "ForecastFinish",
+    "ForecastQuota",
+    "GraphTask",
+    "Job",
+    "JobChange",
+    "JobCost",
+    "JobExplanation",
+    "JobOptions",
+    "JobStatus",
+    "JobVerb",
+    "KeyRole",
+    "Lane",
+    "LaneState",
+    "LetterVerb",
+    "Limit",
+    "LinkedArtifact",
+    "Me",
+    "Member",
+    "Meter",
+    "MeterUsage",
+    "Missed",
+    "NewKey",
+    "OnFailure",
+    "OnLimit",
+    "Overview",
+    "OverviewProblem",
+    "Phase",
+    "Plan",
+    "PlanValues",
+    "Price",
+    "Progress",
+    "Provider",
+    "ProviderEvent",
+    "ProviderValues",
+    "Role",
+    "RowCounts",
+    "RowProblem",
+    "RowState",
+    "RowsAdded",
+    "Run",
+    "Schedule",
+    "Setting",
+    "SourceCheck",
+    "Task",
+    "TaskRate",
+    "TaskStatus",
+    "Tenant",
+    "TenantShare",
+    "UsageDay",
+    "UsageStatus",
+    "Wait",
+    "Weight",
+    "Worker",
+    "WorkerCounts",
+    "exact",
+    "failure",
+    "given",
+    "referred",
+]

@@ -1,0 +1,36 @@
+"""Types of keys, with the names of SQL, HTTP and the CLI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, TypeAlias
+from uuid import UUID
+
+KeyRole: TypeAlias = Literal["owner", "admin", "member", "viewer", "worker", "service"]
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    """A key for programs, without its secret. A tenant's key without a role was removed from the tenant."""
+
+    id: UUID
+    tenant_id: UUID | None
+    name: str
+    prefix: str
+    role: KeyRole | None
+    created_by: str
+    created_at: datetime
+    expires_at: datetime | None
+    last_used_at: datetime | None
+    revoked_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """A new key. The secret is shown once; it cannot be recovered."""
+
+    id: UUID
+    tenant_id: UUID | None
+    prefix: str
+    secret: str | None = field(repr=False)
