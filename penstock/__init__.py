@@ -21,15 +21,17 @@ if TYPE_CHECKING:
         TimedOut,
         Unavailable,
     )
-    from penstock.sdk.app import App, Started
+    from penstock.sdk.app import App
     from penstock.sdk.bulk_type import BulkRow, Change, RowError
     from penstock.sdk.context import Context, Fail, Reschedule, Retry
+    from penstock.sdk.job_types import Started
     from penstock.types import Job
     from penstock.worker import Worker
 
 # Modules are imported on first use, so that the command line does not load a worker to print a help text.
 _MODULES = {
-    "penstock.sdk.app": ("App", "Started"),
+    "penstock.sdk.app": ("App",),
+    "penstock.sdk.job_types": ("Started",),
     "penstock.sdk.bulk_type": ("BulkRow", "Change", "RowError"),
     "penstock.client": ("AsyncClient", "Client"),
     "penstock.sdk.context": ("Context", "Fail", "Reschedule", "Retry"),

@@ -32,7 +32,7 @@ from penstock.apps.reading.settings import SIMULATOR as PROVIDER
 from penstock.contract import artifacts, costs, jobs, keys, providers, workers
 from penstock.errors import PenstockError, TimedOut
 from penstock.formatting import counted
-from penstock.sdk.app import Started
+from penstock.sdk.job_types import Started
 from penstock.settings import Settings
 from penstock.storage.objects import HOUR, Folder
 from penstock.types import Artifact, Job, JobCost

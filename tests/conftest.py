@@ -18,7 +18,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,18 @@ def plain_logs() -> Iterator[None]:
     structlog.reset_defaults()
     ours = logging.getLogger("penstock")
     ours.handlers, ours.propagate = [], True
+
+
+@pytest.fixture
+def server_upkeep() -> None:
+    """Servers run upkeep in the background, as they do outside of tests."""
+
+
+@pytest.fixture(autouse=True)
+def no_server_upkeep(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server in a test changes nothing in the background, unless the test asks for `server_upkeep`."""
+    if "server_upkeep" not in request.fixturenames:
+        monkeypatch.setattr("penstock.api.standby", lambda *_: nullcontext())
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from psycopg.types.json import Jsonb
 import penstock
 from penstock import App, Conflict, Context, Fail, Invalid, JobFailed, NotFound, TimedOut, testing
 from penstock.contract import jobs
-from penstock.sdk.app import load, seconds
+from penstock.formatting import seconds
+from penstock.sdk.load import load
 
 
 @pytest.fixture

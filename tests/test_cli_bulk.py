@@ -13,7 +13,7 @@ import pytest
 
 from penstock import App, cli, testing
 from penstock.errors import EXIT_PARTLY_DONE
-from penstock.sdk.app import load
+from penstock.sdk.load import load
 
 CODE = """
 from pydantic import BaseModel

@@ -14,6 +14,8 @@ def test_every_exception_is_documented_and_in_the_table() -> None:
     for error in list(found):
         found |= set(error.__subclasses__())
     found |= {child for error in found for child in error.__subclasses__()}
+    # A module may have a narrower error of its own, which is reported as its parent.
+    found = {error for error in found if error.__module__ == errors.__name__}
     assert {row.error for row in errors.TABLE} == found
     for error in found:
         assert f"{error.__name__} " in (errors.__doc__ or ""), "list it in the module's docstring"

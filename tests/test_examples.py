@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock import App, Worker, cli, testing
-from penstock.sdk.app import Started
+from penstock.sdk.job_types import Started
 from penstock.settings import settings
 
 ROOT = Path(__file__).parents[1]

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from sqlalchemy.orm import Session
 
 from penstock import App, Context, Fail, Invalid, Reschedule, Retry, Unavailable, Worker, testing
-from penstock.sdk.app import Task
+from penstock.sdk.job_types import Task
 from penstock.worker import execute
 from tests.conftest import Eventually
 

@@ -75,7 +75,7 @@ group = typer.Typer(help="Run one job over the rows of a spreadsheet or file.", 
 
 def _type(app: str, name: str) -> BulkType[Any]:
     # Imported here so that other commands work without the app's own packages.
-    from penstock.sdk.app import load
+    from penstock.sdk.load import load
 
     found = load(app).bulks.get(name)
     if found is None:
@@ -144,7 +144,7 @@ async def forecast(
 async def _tenant(pool: db.Pool, name: str | None, app: str | None) -> UUID:
     """The job's tenant (default: the app's, otherwise "default"). Also declares the app's task kinds."""
     if app is not None:
-        from penstock.sdk.app import load
+        from penstock.sdk.load import load
 
         found = load(app)
         await found.declare(pool)

@@ -59,7 +59,7 @@ def dev(
     """
     # Imported here because no other command needs both a web server and a worker.
     from penstock import server
-    from penstock.sdk.app import load
+    from penstock.sdk.load import load
 
     app = load(path) if path else None
     with server.bind(host, port) as listening:
@@ -161,7 +161,7 @@ def _serve(
     options: Options, found: Settings, listening: socket.socket, path: str | None, developer: Development
 ) -> None:
     from penstock import server
-    from penstock.sdk.app import load
+    from penstock.sdk.load import load
 
     with using_options(output=options.output, no_color=options.no_color):
         log_to_stderr(logging.INFO)

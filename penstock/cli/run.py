@@ -95,7 +95,7 @@ def worker(
 
 def _work(path: str, address: str, **how: Any) -> int:
     # Imported here so that migrate and doctor work without the app's own packages.
-    from penstock.sdk.app import load
+    from penstock.sdk.load import load
     from penstock.worker import run
 
     log_to_stderr(logging.INFO)
@@ -189,7 +189,7 @@ def migrate_command(
 
 def _loaded(path: str | None) -> App | None:
     # Imported here so that migrate works without the app's own packages.
-    from penstock.sdk.app import load
+    from penstock.sdk.load import load
 
     return load(path) if path else None
 

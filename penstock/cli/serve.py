@@ -46,7 +46,7 @@ def serve(
     """
     # Imported here because few commands need a web server.
     from penstock import server
-    from penstock.sdk.app import load
+    from penstock.sdk.load import load
 
     found = replace(settings(), database_url=current_options().database or settings().database_url)
     server.check_address(found, host)

@@ -26,7 +26,7 @@ from penstock.worker import outcome
 from penstock.worker.processes import Processes
 
 if TYPE_CHECKING:
-    from penstock.sdk.app import Task
+    from penstock.sdk.job_types import Task
     from penstock.worker.finish import Finish
     from penstock.worker.task_buffer import LeasedTask, TaskBuffer
 

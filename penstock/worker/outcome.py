@@ -16,7 +16,7 @@ from penstock.contract import tasks
 from penstock.sdk.context import Fail, retry_after
 
 if TYPE_CHECKING:
-    from penstock.sdk.app import Task
+    from penstock.sdk.job_types import Task
 
 TOO_LARGE = "the output is too large, nested too deeply, or holds a number beyond 1e308"
 log = structlog.get_logger("penstock.worker")

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import Any, cast
 
-from penstock.sdk.app import Task
 from penstock.sdk.context import Fail, Reschedule
+from penstock.sdk.job_types import Task
 from penstock.worker import outcome
 
 START_SECONDS = 60

@@ -17,7 +17,7 @@ where datname = current_database() and pid <> pg_backend_pid() and application_n
 
 
 @pytest.fixture
-def quick_upkeep(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_upkeep(server_upkeep: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server does upkeep often, so that the tests need not wait."""
     monkeypatch.setattr(Upkeep, "MAX_PAUSE", 0.1)
 
