@@ -21,10 +21,13 @@ LAYERS = {
 # Files that hold no noun of their own, but parts of the engine that several nouns use.
 PARTS = {
     "clock": "the one clock, which tests replace",
-    "problems": "how a function refuses",
-    "queue": "claim, reclaim and upkeep: the worker's side of tasks",
+    "errors": "how a function raises an error",
+    "claim": "the claim and its stages: the worker's side of tasks",
+    "admission": "which work of limited lanes may run now",
+    "routing": "which provider a task uses",
+    "reservations": "quota and budget of claimed tasks",
+    "queue": "ready and parked tasks, reclaim: the worker's side of tasks",
     "leases": "heartbeat, complete, fail and reschedule: the worker's side of tasks",
-    "flow": "limits, routes and budgets at the claim",
     "upkeep": "what any process does for all: a loop of workers and servers",
     "holds": "reservations of quotas and budgets",
     "forecasts": "why a task waits, and what a job will cost: verbs of jobs",
@@ -48,10 +51,9 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "docs": "docs/money.md",
     },
     "usage": {"api": "penstock/api/money.py", "docs": "docs/money.md"},
-    # A provider's limits are the command `penstock limits`, its lanes a page.
+    # A provider's limits are the command `penstock limits`.
     "providers": {
         "cli": "penstock/cli/limits.py",
-        "dashboard": "penstock/dashboard/lanes.py",
         "docs": "docs/money.md",
     },
     # Documented where people use them: as operators, as readers of the concepts, as writers of code.
@@ -83,15 +85,24 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
     # The dashboard's first page, and figures for it.
     "overview": {"api": None, "cli": None, "tests": "tests/dashboard/test_pages.py", "docs": "docs/dashboard.md"},
     # penstock/settings.py reads the environment; settings in the database are set in SQL and in the dashboard.
-    "settings": {"api": None, "cli": None, "tests": "tests/sql/test_jobs.py", "docs": "docs/operate.md"},
+    "settings": {
+        "python": "penstock/contract/database_settings.py",
+        "api": None,
+        "cli": None,
+        "tests": "tests/sql/test_jobs.py", "docs": "docs/operate.md"},
     # A Google account's quota; sheets are sources of bulk jobs.
-    "sheets": {"api": None, "cli": None, "dashboard": None, "docs": "docs/bulk.md"},
+    "sheets": {
+        "python": "penstock/sheets/account.py",
+        "api": None,
+        "cli": None,
+        "dashboard": None,
+        "docs": "docs/bulk.md",
+    },
     # Small command groups share a file.
     "tenants": {"cli": "penstock/cli/operate.py", "tests": "tests/sql/test_access.py", "docs": "docs/access.md"},
     "workers": {
         "api": "penstock/api/observe.py",
         "cli": "penstock/cli/operate.py",
-        "tests": "tests/test_worker.py",
         "docs": "docs/worker.md",
     },
 }  # fmt: skip

@@ -45,6 +45,23 @@ __all__ = ["create"]
 
 _EXPOSED = ("ETag", "Content-Range", "Idempotency-Replayed", "Location", "Retry-After", "X-Request-ID")
 
+_ROUTES = (
+    jobs.start_routes,
+    jobs.routes,
+    bulks.start_routes,
+    bulks.file_routes,
+    bulks.routes,
+    dead_letters.routes,
+    schedules.routes,
+    money.routes,
+    providers.routes,
+    tenants.secret_routes,
+    tenants.routes,
+    artifacts.router,
+    events.router,
+    rest.router,
+)
+
 
 def create(
     settings: Settings | None = None,
@@ -89,22 +106,7 @@ def create(
         )
     made.state.sessions = development.add_to(made, developer) if developer else None
     observe.add_to(made)
-    for routes in (
-        jobs.start_routes,
-        jobs.routes,
-        bulks.start_routes,
-        bulks.file_routes,
-        bulks.routes,
-        dead_letters.routes,
-        schedules.routes,
-        money.routes,
-        providers.routes,
-        tenants.secret_routes,
-        tenants.routes,
-        artifacts.router,
-        events.router,
-        rest.router,
-    ):
+    for routes in _ROUTES:
         made.include_router(routes)
     _describe(made)
     return made

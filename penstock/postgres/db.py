@@ -15,7 +15,6 @@ import json
 import math
 import random
 import re
-import select
 import time
 from collections import deque
 from collections.abc import (
@@ -43,10 +42,10 @@ from psycopg.types.json import Jsonb, set_json_loads
 from psycopg_pool import AsyncConnectionPool
 
 from penstock.errors import Invalid, PenstockError, Unavailable, from_database
+from penstock.postgres.pool import Pool, Row
 
 log = structlog.get_logger("penstock.postgres.db")
 
-Row: TypeAlias = dict[str, Any]
 Connection: TypeAlias = psycopg.AsyncConnection[Any]
 SyncConnection: TypeAlias = psycopg.Connection[Any]
 ExecuteLast: TypeAlias = Callable[[LiteralString, Sequence[Any]], Awaitable[None]]
@@ -80,41 +79,8 @@ class ConnectionLost(Unavailable):
     """The connection to the database broke, or none could be opened."""
 
 
-class Pool(AsyncConnectionPool[psycopg.AsyncConnection[Row]]):
-    """A pool that never hands out a connection that the server has closed.
-
-    The base class's `check` costs a round trip per checkout and pauses after each dead connection. Here a
-    checkout costs one poll of the socket, and a restart of the server costs one new connection.
-    """
-
-    async def getconn(self, timeout: float | None = None) -> psycopg.AsyncConnection[Row]:  # noqa: ASYNC109 (the base class's)
-        while True:
-            conn = await super().getconn(timeout)
-            if await _is_alive(conn):
-                return conn
-            await conn.close()
-            # The pool replaces a closed connection in the background.
-            await self.putconn(conn)
-
-
 Database: TypeAlias = Pool | Connection
 """What the functions below and those of the nouns run on: a pool, or a connection of the caller."""
-
-
-async def _is_alive(conn: psycopg.AsyncConnection[Any]) -> bool:
-    """Whether this idle connection is still open, as far as this machine knows."""
-    if conn.closed:
-        return False
-    incoming = select.poll()
-    incoming.register(conn.fileno(), select.POLLIN)
-    if not incoming.poll(0):
-        return True
-    # Between two statements the server sends only notices, or closes the connection.
-    try:
-        await conn.execute("")
-    except psycopg.Error:
-        return False
-    return True
 
 
 @asynccontextmanager
