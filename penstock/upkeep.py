@@ -49,6 +49,8 @@ class Upkeep:
 
     MIN_PAUSE = 0.02
     MAX_PAUSE = 5.0
+    ANSWER_SECONDS = 2.0
+    MAX_SECONDS = 60.0
 
     def __init__(self, pool: db.Pool, draw: Draw, *, function: str = "upkeep") -> None:
         self._pool, self._draw, self._function = pool, draw, function
@@ -74,7 +76,12 @@ class Upkeep:
     async def once(self) -> None:
         """Do all that is due now."""
         async with self._lock:
-            row = (await db.call(self._pool, self._function))[0]
+            async with db.connection(self._pool) as conn:
+                # A probe first: upkeep itself may take long, a dead connection takes for ever.
+                async with db.answering(conn, self.ANSWER_SECONDS):
+                    await db.rows(conn, "select 1", ())
+                async with db.answering(conn, self.MAX_SECONDS):
+                    row = (await db.call(conn, self._function))[0]
             acted = await db.value(self._pool, "do_actions")
             fired = await schedules.fire_due(self._pool, self._draw)
             next_seconds: float | None = row["next_seconds"]

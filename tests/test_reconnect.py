@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -184,3 +186,41 @@ async def test_tasks_of_a_claim_whose_response_is_lost_are_requeued_at_once(
     async with running(app, lease_seconds=600):
         assert await (await work.astart()).aresult(timeout=30) == 1
     assert len(lost) == 1 and count(db, "attempts") == 0
+
+
+async def test_a_silent_connection_is_broken_off(db: testing.Database) -> None:
+    """A connection may be dead without this machine knowing: nothing waits for it longer than it says."""
+    async with database.pool(db.dsn) as pool:
+        with pytest.raises(database.ConnectionLost):
+            async with database.answering(pool, 0.1) as conn:
+                await database.rows(conn, "select pg_sleep(60)", ())
+        assert await database.rows(pool, "select 1", ()) == [(1,)]
+    # The server has not noticed yet.
+    db.execute(TERMINATE)
+
+
+async def test_a_heartbeat_without_an_answer_is_sent_on_another_connection(
+    app: App, db: testing.Database, eventually: Any
+) -> None:
+    """R1.6/stale-leases: the lease is extended although the first connection of the heartbeat hangs."""
+    go = asyncio.Event()
+
+    @app.task(max_attempts=1)
+    async def work() -> str:
+        await go.wait()
+        return "done"
+
+    async with running(app, lease_seconds=3) as worker:
+        job = await work.astart()
+        beat = f"penstock beat {worker.id}"
+        find = "select pid from pg_stat_activity where application_name = %s and datname = current_database()"
+        [first] = await eventually.aio(lambda: db.execute(find, [beat]))
+        os.kill(first["pid"], signal.SIGSTOP)
+        try:
+            await eventually.aio(lambda: len(db.execute(find, [beat])) == 2, "it connects again")
+            await asyncio.sleep(0)
+        finally:
+            os.kill(first["pid"], signal.SIGCONT)
+        go.set()
+        assert await job.aresult(timeout=30) == "done"
+    assert count(db, "attempts") == 0

@@ -64,10 +64,10 @@ where job_id = %s and key = any (%s) and status = 'succeeded'"""
 
 
 async def claim(
-    pool: db.Pool, worker_id: str, *, limit: int, kinds: list[str] | None, lease_seconds: int
+    database: db.Database, worker_id: str, *, limit: int, kinds: list[str] | None, lease_seconds: int
 ) -> list[Claim]:
     """Claim up to `limit` tasks of these kinds (None: all kinds), each leased for `lease_seconds`."""
-    rows = await db.rows(pool, _CLAIM, (worker_id, limit, kinds, lease_seconds), binary=True)
+    rows = await db.rows(database, _CLAIM, (worker_id, limit, kinds, lease_seconds), binary=True)
     return [Claim._make(row) for row in rows]
 
 
@@ -129,10 +129,10 @@ def _array(numbers: Iterable[int]) -> str:
     return "{" + ",".join(map(str, numbers)) + "}"
 
 
-async def fail(pool: db.Pool, worker_id: str, failed: Sequence[Failed]) -> list[Rejection]:
+async def fail(database: db.Database, worker_id: str, failed: Sequence[Failed]) -> list[Rejection]:
     """End attempts as failed; the database decides whether and when each task is retried."""
     rows = await db.call(
-        pool,
+        database,
         "fail_tasks",
         p_worker_id=worker_id,
         p_task_ids=[task.id for task in failed],

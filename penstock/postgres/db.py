@@ -13,8 +13,10 @@ import asyncio
 import ipaddress
 import json
 import math
+import os
 import random
 import re
+import socket
 import time
 from collections import deque
 from collections.abc import (
@@ -27,7 +29,7 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager, suppress
 from decimal import Decimal
 from functools import lru_cache
 from itertools import islice
@@ -135,6 +137,27 @@ async def _reconnect(connections: AsyncConnectionPool[Any]) -> None:
 async def _use_fast_json_parser(connection: psycopg.AsyncConnection[Row]) -> None:
     # A claim returns hundreds of inputs; this parser takes a quarter of the standard one's time.
     set_json_loads(pydantic_core.from_json, connection)
+
+
+@asynccontextmanager
+async def answering(database: Database, seconds: float) -> AsyncGenerator[Connection]:
+    """A connection that is broken off, with ConnectionLost, unless the block ends in time.
+
+    For what has to go on when a connection is dead without this machine knowing.
+    """
+    with _translated():
+        async with connection(database) as conn:
+            timer = asyncio.get_running_loop().call_later(seconds, abort, conn)
+            try:
+                yield conn
+            finally:
+                timer.cancel()
+
+
+def abort(conn: SyncConnection | Connection) -> None:
+    """Break a connection while another thread or task waits for an answer on it."""
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(conn.fileno())) as copy:
+        copy.shutdown(socket.SHUT_RDWR)
 
 
 def connect(dsn: str, *, name: str = "penstock", wait_seconds: float = 30) -> SyncConnection:

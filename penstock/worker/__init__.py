@@ -120,7 +120,7 @@ class Worker:
             buffer.on_lease_uncertain = beat.beat_now
             buffer.on_provider_slot_freed = wake.work.set
             beat.start()
-            loops = [_endless(loop) for loop in (wake, upkeep, tidy, finish)] + execute.start()
+            loops = [_endless(loop) for loop in (wake, upkeep, tidy, finish, beat)] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
             try:
@@ -203,7 +203,7 @@ class Worker:
         }
 
 
-def _endless(loop: Wake | Upkeep | Tidy | Finish) -> asyncio.Task[None]:
+def _endless(loop: Wake | Upkeep | Tidy | Finish | Beat) -> asyncio.Task[None]:
     return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
 
 

@@ -30,11 +30,22 @@ class Beat:
         self._thread = threading.Thread(target=self._run, name="penstock beat", daemon=True)
         self._connection: db.SyncConnection | None = None
         self._extended_at = time.monotonic()
+        self._waiting_since: float | None = None
         self.on_drain: Callable[[], None] = lambda: None
         """Called when an operator has asked the worker to stop."""
 
     def start(self) -> None:
         self._thread.start()
+
+    async def run(self) -> None:
+        """Break a connection that does not answer, so that the thread sends its heartbeat on another."""
+        limit = self._buffer.lease_seconds / 3
+        while True:
+            await asyncio.sleep(limit / 4)
+            since, conn = self._waiting_since, self._connection
+            if conn is not None and since is not None and time.monotonic() - since > limit:
+                log.warning("worker.beat_unanswered", seconds=round(time.monotonic() - since, 1))
+                db.abort(conn)
 
     def describe(self, **changes: Any) -> None:
         """Change the description of the worker that its heartbeats store."""
@@ -63,6 +74,7 @@ class Beat:
                 self._disconnect()
                 if not is_last:
                     log.warning("worker.beat_failed", error=str(error))
+            self._waiting_since = None
             if not is_last:
                 self._now.wait(self._pause())
         self._disconnect()
@@ -81,7 +93,7 @@ class Beat:
             for leased in list(self._buffer.leased.values())
             if leased.stop_reason in (None, "handed back")
         ]
-        sent_at = time.monotonic()
+        sent_at = self._waiting_since = time.monotonic()
         lost: list[tuple[int, int, str]] = []
         if leases:
             lost = tasks.heartbeat_sync(

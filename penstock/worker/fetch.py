@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from penstock.contract import tasks
+from penstock.postgres import db
 
 if TYPE_CHECKING:
     from penstock.upkeep import Upkeep
@@ -63,13 +64,15 @@ class Fetch:
     async def _claim(self, free: int) -> list[tasks.Claim]:
         if self._is_response_lost:
             await self._return_unknown()
-        return await tasks.claim(
-            self._buffer.pool,
-            self._buffer.worker_id,
-            limit=min(free, 1000),
-            kinds=self._buffer.kinds,
-            lease_seconds=self._buffer.lease_seconds,
-        )
+        # An answer that is later than the lease would be worth nothing.
+        async with db.answering(self._buffer.pool, self._buffer.lease_seconds) as conn:
+            return await tasks.claim(
+                conn,
+                self._buffer.worker_id,
+                limit=min(free, 1000),
+                kinds=self._buffer.kinds,
+                lease_seconds=self._buffer.lease_seconds,
+            )
 
     async def _is_drained(self, upkept: int) -> bool:
         """Whether upkeep finds nothing either: a task that ended during the claim may have added others."""

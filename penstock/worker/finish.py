@@ -15,6 +15,7 @@ import structlog
 from penstock.contract import tasks
 from penstock.contract.tasks import Done, Failed, Rejection
 from penstock.errors import Unavailable
+from penstock.postgres import db
 from penstock.worker import outcome
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger("penstock.worker")
 MAX_BATCH = 1000
 PROGRESS_SECONDS = 0.5
+# A report that is not answered in time is sent again on another connection.
+ANSWER_SECONDS = 15.0
 
 
 class Finish:
@@ -120,7 +123,9 @@ class Finish:
         batch = queue[:MAX_BATCH]
         del queue[:MAX_BATCH]
         try:
-            self._accept(batch, await sender(self._buffer.pool, self._buffer.worker_id, batch))
+            async with db.answering(self._buffer.pool, ANSWER_SECONDS) as conn:
+                rejected = await sender(conn, self._buffer.worker_id, batch)
+            self._accept(batch, rejected)
         except Unavailable:
             queue[:0] = batch
             raise
