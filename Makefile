@@ -3,9 +3,10 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --reruns 1 --durations 30
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs clean
+.PHONY: help setup system-packages demo test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,10 +31,13 @@ system-packages: ## Install the PostgreSQL 15 server, pgbouncer and Chromium for
 demo: setup ## Start the embedded database, the API and a worker, and make a small book: PDFs and MP3s
 	@$(BIN)/penstock demo
 
-test: setup system-packages ## Run the tests: on the embedded PostgreSQL, the SQL contract on PostgreSQL 15 as well
-	PENSTOCK_TEST_PG=$${PENSTOCK_TEST_PG:-contract} $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --reruns 1 $(ARGS)
+test: setup ## Run everything that is not slow, on the embedded PostgreSQL 18; ARGS="tests/test_app.py" narrows it
+	$(PYTEST) -m 'not slow' $(ARGS)
 
-fuzz: setup ## Try the HTTP API against its description for some minutes, with a seed that is printed
+test-all: setup system-packages ## Run the rest: PostgreSQL 15, the browser, fuzzing, races, small fault runs
+	PENSTOCK_TEST_PG=$${PENSTOCK_TEST_PG:-contract} $(PYTEST) -m 'slow or postgres15' $(ARGS)
+
+fuzz: setup ## Fuzz the API against its OpenAPI schema for some minutes, with a new seed that is printed
 	PENSTOCK_FUZZ=$${PENSTOCK_FUZZ:-100} $(BIN)/pytest -q -rP tests/api/test_schema.py $(ARGS)
 
 check: setup ## Check format, lint, types, import layers, lines of SQL, and that generated files are up to date
@@ -76,7 +80,7 @@ schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 docs: setup ## Rewrite the generated parts of docs/
 	$(BIN)/python scripts/docs.py
 
-screenshots: setup system-packages ## Look at every page in every theme and size, and rewrite docs/images/
+screenshots: setup system-packages ## Check every page in every theme and size, and rewrite docs/images/
 	PENSTOCK_SCREENSHOTS=1 $(BIN)/pytest -q tests/dashboard/test_browser.py -k 'every_page or bulk'
 
 clean: ## Remove what the other targets made (the data in .penstock stays)

@@ -1,7 +1,7 @@
 """Fixtures only: short names for those of `penstock.testing`, and which PostgreSQL each test runs on.
 
 `PENSTOCK_TEST_PG` is a version (15, 16, 18: everything runs on that one; 18 by default), `all` (everything on
-15 and 18), or `contract` (everything on 18, and what speaks SQL on 15 as well; `make test` uses this).
+15 and 18), or `contract` (everything on 18, and what speaks SQL on 15 as well; `make test-all` uses this).
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         majors = _majors(speaks_sql=_speaks_sql(metafunc))
         ids = [f"pg{major}" for major in majors]
         metafunc.parametrize("penstock_server", majors, indirect=True, ids=ids, scope="session")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs on PostgreSQL 15, so that `make test` can leave it to `make test-all`."""
+    for item in items:
+        callspec = getattr(item, "callspec", None)
+        if callspec is not None and callspec.params.get("penstock_server") == 15:
+            item.add_marker("postgres15")
 
 
 @pytest.hookimpl(tryfirst=True)

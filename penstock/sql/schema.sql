@@ -2021,7 +2021,7 @@ function penstock._do_overdue()
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: lock_timeout=100ms, search_path=penstock, pg_temp
   body: sha256 de0eed3e04e4d43449d49b9da122a3bd
-  comment: A part of upkeep, for a claim that found nothing where no process runs upkeep: requeues what has expired or is due.
+  comment: Does a part of upkeep for a claim that found nothing, if no process runs upkeep: requeues expired leases or tasks that are due.
 
 function penstock._duration_text(double precision)
   arguments: p_seconds double precision
@@ -2329,7 +2329,7 @@ function penstock._lease_tasks(penstock.claim_pick, text, timestamp with time zo
   returns: SETOF penstock.leases
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 40c47ab6aa10896b819ff8901d4e7147
+  body: sha256 db8c61111baa20066194dd8642c5fba0
   comment: Moves the picked tasks whose jobs run from ready to leases, in the order of their slots, and starts their jobs.
 
 function penstock._lease_to_ready(penstock.leases, integer, integer)
@@ -2740,8 +2740,8 @@ function penstock._reclaim_before(timestamp with time zone)
   returns: timestamp with time zone
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 41c64b794f3bb4bf5543edaf7803d0a7
-  comment: Leases that expired before this moment are lost: now, or after an outage the moment it began.
+  body: sha256 910d37a60754a5d996831de24e315934
+  comment: The time before which an expired lease counts as lost: now, or after an outage the time it began.
 
 function penstock._record_holds(penstock.reservation[], timestamp with time zone)
   arguments: p_reservations penstock.reservation[], p_now timestamp with time zone
@@ -3208,7 +3208,7 @@ function penstock.backlog()
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 af3d6fa96a11f10279e20a3020e812cb
-  comment: Per lane: what waits, what runs, and how old its next task is. What an autoscaler reads.
+  comment: Per lane: waiting tasks, running tasks, and the age of the next task. Read by autoscalers.
   grant to service_role: execute
 
 function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
@@ -3411,7 +3411,7 @@ function penstock.drain_rates()
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 6013244ec56600e0e6f70858eb9fe628
-  comment: Per lane in which tasks run: about how many end in a second, by how long the last ones took.
+  comment: Per lane with running tasks: tasks that end per second, estimated from the latest durations.
   grant to service_role: execute
 
 function penstock.drain_worker(text)
@@ -3419,8 +3419,8 @@ function penstock.drain_worker(text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c158c3a761a3bb0297b673a8fbe442d6
-  comment: Asks a worker to take nothing new, let what runs end, and stop. It sees that at its next beat.
+  body: sha256 3e776d2f587a2ff6472a27bf483374b7
+  comment: Asks a worker to claim nothing more, finish its running tasks and stop. It sees this at its next heartbeat.
   grant to service_role: execute
 
 function penstock.drop_artifact(uuid, text, bigint)
@@ -3891,8 +3891,8 @@ function penstock.report_worker(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0c654cfacc40449e6204d7c1c3a14542
-  comment: A worker says that it is there, and removes the rows of workers that have not been heard of for 10 minutes (of stopped ones: for a day): {"host", "pid", "kinds", "concurrency", "version", "state", "running"}.
+  body: sha256 8f31a047be6a3b8b0463b2cfe3bdbe9f
+  comment: Records that a worker is running: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}. Removes workers that have not reported for 10 minutes, and stopped ones after a day.
   grant to service_role: execute
 
 function penstock.reschedule_task(bigint, double precision, text, bigint, text)
@@ -3967,7 +3967,7 @@ function penstock.return_unknown_tasks(text, bigint[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 c7579433c653859fe2aa5e4927d2ef57
-  comment: Requeues the tasks leased to a worker except those it names, without costing an attempt: it never got the answer to its claim.
+  comment: Requeues the tasks leased to a worker, except those with these leases, without costing an attempt. For a worker that never received the response to a claim.
   grant to service_role: execute
 
 function penstock.revoke_key(uuid)

@@ -249,8 +249,8 @@ declare
   -- The sequence grows by the largest batch: one call numbers the whole batch.
   v_number bigint := nextval('lease_numbers');
   v_expires_at timestamptz := p_now + make_interval(secs => p_lease_seconds);
-  -- After the rows were locked: no attempt starts before the one that requeued its task ended. Gated tasks start
-  -- at p_now, the moment at which their calls were counted.
+  -- Read after the rows were locked: no attempt starts before the end of the one that requeued its task.
+  -- Gated tasks start at p_now, when their calls were counted.
   v_locked_at timestamptz := _now();
 begin
   return query

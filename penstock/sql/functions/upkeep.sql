@@ -1,9 +1,10 @@
--- Upkeep that any process may do: workers and servers call it in a loop, an empty claim does an overdue part of it.
+-- Upkeep that any process may do: workers and servers call it in a loop, and a claim that finds nothing does
+-- an overdue part of it.
 
 create or replace function penstock._reclaim_before(p_now timestamptz)
 returns timestamptz language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  -- The server's own clock, also in tests that turn the other: this is about a real outage.
+  -- Not _now(), which tests replace: this is about a real outage.
   v_clock timestamptz := clock_timestamp();
   v_run upkeep_runs;
 begin
@@ -20,13 +21,14 @@ begin
     update upkeep_runs set ran_at = v_clock, away_from = v_run.away_from, away_until = v_run.away_until
     where ctid = any (array(select ctid from upkeep_runs for no key update skip locked));
   end if;
-  -- Nothing looked at leases for a while: the database was away, or every worker was. Workers that are alive
-  -- extend their leases within two seconds; until then only what had expired before is taken back.
-  return case when v_clock < v_run.away_until + interval '2 seconds' then least(p_now, v_run.away_from) else p_now end;
+  -- After an outage of the database, or of every worker: workers that are alive extend their leases within
+  -- two seconds. Until then only leases that had expired before the outage are lost.
+  return case when v_clock < v_run.away_until + interval '2 seconds' then least(p_now, v_run.away_from)
+    else p_now end;
 end
 $$;
 comment on function penstock._reclaim_before(timestamptz) is
-  'Leases that expired before this moment are lost: now, or after an outage the moment it began.';
+  'The time before which an expired lease counts as lost: now, or after an outage the time it began.';
 
 create or replace function penstock.upkeep_if_idle()
 returns table (reclaimed integer, promoted integer, chores integer, next_seconds double precision)
@@ -57,7 +59,8 @@ exception when lock_not_available or deadlock_detected then
 end
 $$;
 comment on function penstock._do_overdue() is
-  'A part of upkeep, for a claim that found nothing where no process runs upkeep: requeues what has expired or is due.';
+  'Does a part of upkeep for a claim that found nothing, if no process runs upkeep: requeues expired leases '
+  'or tasks that are due.';
 
 create or replace function penstock.return_unknown_tasks(p_worker_id text, p_leases bigint[])
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -75,4 +78,5 @@ begin
 end
 $$;
 comment on function penstock.return_unknown_tasks(text, bigint[]) is
-  'Requeues the tasks leased to a worker except those it names, without costing an attempt: it never got the answer to its claim.';
+  'Requeues the tasks leased to a worker, except those with these leases, without costing an attempt. For a '
+  'worker that never received the response to a claim.';
