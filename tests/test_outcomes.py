@@ -221,3 +221,18 @@ def test_any_return_value_is_stored_or_fails_the_task(
             assert (row["status"], row["error_code"], row["attempt"]) == ("failed", "bad_output", 1), number
         else:
             assert (row["status"], row["output"], seen[number]) == ("succeeded", kept, given), number
+
+
+def test_an_error_raised_from_itself_fails_the_attempt(
+    app: App, db: testing.Database, drain: testing.Drain
+) -> None:
+    """A chain of causes without an end must not keep the worker busy."""
+
+    @app.task(max_attempts=1)
+    async def work() -> None:
+        error = ValueError("from itself")
+        raise error from error
+
+    work.start()
+    drain(app)
+    assert db.execute("select error_message as text from penstock.attempts") == [{"text": "from itself"}]

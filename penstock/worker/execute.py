@@ -51,6 +51,7 @@ _KEEPALIVES: LiteralString = (
 # How often a task may lose its database connection in one worker before the attempt counts as failed, and for
 # how many tasks the worker keeps this count.
 MAX_LOSSES = 5
+MAX_CAUSES = 10
 REMEMBERED_LOSSES = 10_000
 _COMPLETED = object()
 
@@ -172,9 +173,12 @@ class Execute(Hooks):
         if isinstance(error, outcome.TimedOutHandler) and context in self._waiting_for_database:
             return True
         cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, db.ConnectionLost):
+        # Libraries raise an error from itself, so the chain may have no end.
+        for _ in range(MAX_CAUSES):
+            if cause is None or isinstance(cause, db.ConnectionLost):
+                break
             cause = cause.__cause__
-        return cause is not None
+        return isinstance(cause, db.ConnectionLost)
 
     def _return_after_loss(self, leased: LeasedTask, error: BaseException) -> None:
         """Requeue the task without costing an attempt; after MAX_LOSSES, fail the attempt.
