@@ -260,8 +260,8 @@ def test_invalid_declarations_are_rejected() -> None:
         ("top level of its module", lambda: app.task(cpu_bound=True)(plain)),
         ("must take a Context", lambda: app.task(transactional=True)(plain)),
         ("unknown type", lambda: app.task(unknown_type)),
-        ("not a duration", lambda: app.task(timeout="soon")(plain)),
-        ("not a duration", lambda: app.task(timeout=-1)(plain)),
+        ("invalid duration", lambda: app.task(timeout="soon")(plain)),
+        ("invalid duration", lambda: app.task(timeout=-1)(plain)),
     ]
     for message, declare in refusals:
         with pytest.raises(Invalid, match=message):

@@ -814,7 +814,8 @@ def test_files_of_a_worker_killed_while_writing_are_swept(place: Place, clock: t
     script = """
 import asyncio, sys
 from pathlib import Path
-from penstock import artifacts, db
+from penstock.contract import artifacts
+from penstock.postgres import db
 from penstock.storage import Folder
 
 async def endless():

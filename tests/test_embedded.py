@@ -21,7 +21,7 @@ from penstock.postgres import embedded
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root hands the server to another account")
 
 COUNT = """
-import sys; from pathlib import Path; import psycopg; from penstock import embedded
+import sys; from pathlib import Path; import psycopg; from penstock.postgres import embedded
 with psycopg.connect(embedded.dsn(Path(sys.argv[1]))) as connection:
     connection.execute("select pg_advisory_xact_lock(1)")
     connection.execute("create table if not exists visits (id int generated always as identity)")

@@ -58,7 +58,7 @@ PLANTED = {
     "insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome, error_code) select job_id, task_id, 1, tenant_id, 1, 'vm-1-x', now(), now(), 'lost', 'x' from penstock.results limit 1; insert into faults.drained values (1, 0, 1)": "drains",
     "insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome, error_code) select job_id, task_id, 1, tenant_id, 1, 'vm-1-x', now(), now(), 'failed', 'unavailable' from penstock.results limit 1": "trouble",
     "insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome, error_code) select job_id, id, 1, tenant_id, 1, 'vm-1-x', now(), now(), 'lost', 'x' from penstock.tasks where kind = 'warm_post' limit 1": "warm",
-    "insert into penstock.cost_entries overriding system value select (json_populate_record(c, json_build_object('id', c.id + 1000000000))).* from penstock.cost_entries c where c.cost_type = 'fixture' limit 1": "ledger",
+    "insert into penstock.cost_entries overriding system value select (json_populate_record(c, json_build_object('id', c.id + 1000000000, 'key', 'planted'))).* from penstock.cost_entries c where c.cost_type = 'fixture' limit 1": "ledger",
     "insert into faults.unknown select key, 'deadlock detected' from faults.attempted limit 1": "migrates",
     "insert into faults.migrations values (1, 1, 'Unavailable: canceling statement due to lock timeout')": "migrates",
 }

@@ -42,7 +42,7 @@ def test_plugin_provides_a_database_and_a_clock(pytester: pytest.Pytester) -> No
 def test_open_connection_fails_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
-        from penstock import db
+        from penstock.postgres import db
 
         left = []
 

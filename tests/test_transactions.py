@@ -358,7 +358,8 @@ def test_transactional_tasks_do_not_exhaust_the_workers_connections(
 
 DYING = """
 import sys
-from penstock import db, tasks
+from penstock.contract import tasks
+from penstock.postgres import db
 dsn, task_id, lease = sys.argv[1:]
 with db.connect(dsn) as connection, db.pipelined_commit_sync(connection) as execute_last:
     tasks.complete_last_sync(execute_last, "w", tasks.Done(int(task_id), int(lease), None))

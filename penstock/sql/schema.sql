@@ -1956,7 +1956,7 @@ function penstock._count_job(penstock.jobs)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ec09c2fe953c4aa0099d4a429cbcc726
+  body: sha256 23eeb2f0dda85dd1e6ee183d2bbd648c
   comment: Counts a new job where jobs are limited, and rejects it over the limit.
 
 function penstock._count_ready(uuid, integer)
@@ -2355,6 +2355,14 @@ function penstock._limits_waited_for(uuid[])
   body: sha256 98d6b45e1cc06efe68dc6f1f5fdaa3c7
   comment: The quotas (a meter) and budgets (with the job) for which parked tasks of these tenants wait.
 
+function penstock._lock_account(uuid, uuid, text, date, boolean)
+  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_may_wait boolean
+  returns: penstock.accounts
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9c7f6e4b4832febd780964f1b33bc864
+  comment: Locks an account and returns it, and creates a missing one. Null when that needs waiting and p_may_wait is false.
+
 function penstock._lock_descendants(uuid, bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[]
   returns: void
@@ -2408,7 +2416,7 @@ function penstock._lock_limits(tid[], timestamp with time zone, boolean)
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 19ac46194094f48844a726212cec7411
+  body: sha256 3d6679b3a9bf74514f9a9fafcfc0d923
   comment: Locks the accounts of the quotas and budgets that these tasks may use and returns what remains of each. busy_tenants: those with an account that another transaction has locked, when this one may not wait.
 
 function penstock._lock_visible_artifact(uuid, text[])
@@ -2418,14 +2426,6 @@ function penstock._lock_visible_artifact(uuid, text[])
   settings: search_path=penstock, pg_temp
   body: sha256 49784d62b65db7e8e440ebd846812f3d
   comment: Locks an artifact and returns it, if the caller has one of these roles.
-
-function penstock._locked_account(uuid, uuid, text, date, boolean)
-  arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_may_wait boolean
-  returns: penstock.accounts
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 9c7f6e4b4832febd780964f1b33bc864
-  comment: Locks an account and returns it, and creates a missing one. Null when that needs waiting and p_may_wait is false.
 
 function penstock._locked_hold(uuid, uuid)
   arguments: p_hold_id uuid, p_tenant_id uuid
@@ -2869,6 +2869,14 @@ function penstock._reservation_bookings(penstock.reservation[], timestamp with t
   body: sha256 b37996526d091503ce5a822e7cfddb6a
   comment: How reservations move accounts: the tenant's, and for costs the budget of the job. Sign -1 takes them back.
 
+function penstock._reserve_amounts(tid[], timestamp with time zone, boolean)
+  arguments: p_tids tid[], p_now timestamp with time zone, p_may_wait boolean, OUT tids tid[], OUT reservations penstock.reservation[], OUT is_refused boolean, OUT unused penstock.claim_candidate[]
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 aaf1ef449c44191bd0588c01e63cf9ae
+  comment: Reserves what picked tasks need of their tenants' quotas and their jobs' budgets, and parks those for which nothing is left. unused: tasks that were counted in a window and are not claimed.
+
 function penstock._reserve_bytes(uuid, bigint)
   arguments: p_tenant_id uuid, p_bytes bigint
   returns: uuid
@@ -2882,16 +2890,8 @@ function penstock._reserve_pick(penstock.claim_pick, timestamp with time zone, b
   returns: penstock.claim_pick
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 028af7e3bf029a8668a4b1f7b141a4c9
+  body: sha256 65134bf1489ac05122859da7a920d78c
   comment: Reserves quota and budget for picked tasks and drops those that get none from the pick and from the windows.
-
-function penstock._reserve_tasks(tid[], timestamp with time zone, boolean)
-  arguments: p_tids tid[], p_now timestamp with time zone, p_may_wait boolean, OUT tids tid[], OUT reservations penstock.reservation[], OUT is_refused boolean, OUT unused penstock.claim_candidate[]
-  returns: record
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 aaf1ef449c44191bd0588c01e63cf9ae
-  comment: Reserves what picked tasks need of their tenants' quotas and their jobs' budgets, and parks those for which nothing is left. unused: tasks that were counted in a window and are not claimed.
 
 function penstock._restore_children(uuid, bigint[])
   arguments: p_job_id uuid, p_task_ids bigint[]
@@ -3076,7 +3076,7 @@ function penstock._uncount_calls(penstock.leases[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 09889c90b4b96db1a4f5201f5b89ff01
+  body: sha256 f07277c0ad5f4f47e880aaf2831d5ed0
   comment: Takes calls that were never made out of their endpoints' windows.
 
 function penstock._unpark_tasks(uuid, integer)
@@ -3918,7 +3918,7 @@ function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c02f8c0feb0b51f1bdf2576d32dc8d0b
+  body: sha256 5d9c56f9cf5db61aedcc5a3de7464034
   comment: Reserves amounts of meters, all or none, and returns the id of the hold; fails with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key returns the same hold.
   grant to service_role: execute
 
@@ -3927,7 +3927,7 @@ function penstock.reset_quota(uuid, text, text)
   returns: numeric
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e12832dccfe6687fc73aece8752b0dca
+  body: sha256 2fb36991f7eaa5b71e31fe6ed19d1273
   comment: Resets a tenant's usage of a meter to 0 and returns the usage so far. Reservations stay.
   grant to service_role: execute
 

@@ -467,7 +467,7 @@ def plain(answer: httpx.Response) -> tuple[int, Any]:
     if isinstance(body, dict) and "detail" in body:
         body.pop("request_id", None)
         # Some name the number that was asked for.
-        body["detail"] = re.sub(r"\d+", "…", body["detail"])
+        body["detail"] = re.sub(r"[0-9a-f]{8}-[0-9a-f-]{27}|\d+", "…", body["detail"])
     return answer.status_code, body
 
 

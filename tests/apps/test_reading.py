@@ -383,7 +383,10 @@ async def test_crash_fails_only_its_task(
         await working
     assert book["pages"] == 3
     [attempt] = db.execute("select error_code, error_message from penstock.attempts")
-    assert attempt == {"error_code": "process_died", "error_message": "its process ended with exit code -9"}
+    assert attempt == {
+        "error_code": "process_died",
+        "error_message": "the handler's process died with exit code -9",
+    }
 
 
 async def test_permanent_errors_are_not_retried(

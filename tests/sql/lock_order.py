@@ -38,7 +38,7 @@ where a.datname = current_database() and a.query_start - a.xact_start < interval
 
 
 # Deleted first, long after they expired: see claim.sql.
-_EXPIRED = {"prune": {"spent", "calls", "holds"}}
+_EXPIRED = {"prune": {"spent", "calls", "holds", "artifacts"}}
 
 
 class Wait(NamedTuple):

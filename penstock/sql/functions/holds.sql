@@ -28,7 +28,7 @@ end
 $$;
 comment on function penstock._book(penstock.booking[]) is 'Adds to accounts, in the lock order.';
 
-create or replace function penstock._locked_account(
+create or replace function penstock._lock_account(
   p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_may_wait boolean)
 returns penstock.accounts language plpgsql set search_path = penstock, pg_temp as $$
 declare
@@ -53,7 +53,7 @@ begin
   end loop;
 end
 $$;
-comment on function penstock._locked_account(uuid, uuid, text, date, boolean) is
+comment on function penstock._lock_account(uuid, uuid, text, date, boolean) is
   'Locks an account and returns it, and creates a missing one. Null when that needs waiting and p_may_wait '
   'is false.';
 
@@ -103,7 +103,7 @@ begin
     select k as meter, l.amount, l.mode, (_period(k, v_now)).starts as period, l.resets_at
     from jsonb_object_keys(v_units) as k left join _limits(p_tenant_id, v_now) as l on l.meter = k order by k
   loop
-    v_account := _locked_account(p_tenant_id, null, v_limit.meter, v_limit.period, true);
+    v_account := _lock_account(p_tenant_id, null, v_limit.meter, v_limit.period, true);
     v_need := (v_units ->> v_limit.meter)::numeric;
     if v_account.used + v_account.held + v_need > v_limit.amount and v_need > 0 then
       if v_limit.mode = 'enforce' then
@@ -145,7 +145,7 @@ begin
   if not found then
     return;
   end if;
-  v_account := _locked_account(p_job.tenant_id, null, 'jobs', v_limit.period, true);
+  v_account := _lock_account(p_job.tenant_id, null, 'jobs', v_limit.period, true);
   if v_account.used + v_account.held + 1 > v_limit.amount and v_limit.mode = 'enforce' then
     perform _refuse(429, 'quota_exceeded',
       format('%s of %s jobs are used', v_account.used + v_account.held, v_limit.amount),

@@ -543,19 +543,30 @@ returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_call record;
 begin
+  -- All states before all slots: see the lock order in claim.sql.
   for v_call in
+    select distinct n.endpoint_id from unnest(p_leases) as l join lanes n on n.id = l.lane_id
+    where l.is_gated and l.usage is null and n.endpoint_id is not null order by 1
+  loop
+    update endpoint_states set open_at = case when open_at > _now() then 'epoch' else open_at end
+    where endpoint_id = v_call.endpoint_id;
+  end loop;
+  -- In the order of their key: another call may count in two of these slots.
+  insert into spent as s (endpoint_id, width, slot, requests, tokens)
+  select c.endpoint_id, w.width, floor(extract(epoch from c.started_at) * 4 / w.slots),
+    -sum(c.requests), -sum(c.tokens)
+  from (
     -- At the endpoint that admitted them, also when the tenant has its own by now.
-    select e as endpoint, l.started_at, sum(s.requests)::bigint as requests, sum(s.tokens)::bigint as tokens
+    select e.id as endpoint_id, l.started_at, z.requests, z.tokens,
+      e.requests_per_hour is not null or e.tokens_per_hour is not null as has_hours
     from unnest(p_leases) as l join lanes n on n.id = l.lane_id join endpoints e on e.id = n.endpoint_id
     join tasks t on t.job_id = l.job_id and t.id = l.task_id
-    cross join lateral _call_size(t.units, e.default_tokens) as s
-    where l.is_gated and l.usage is null group by e.id, e, l.started_at order by e.id, l.started_at
-  loop
-    -- The state before its slots: see the lock order in claim.sql.
-    update endpoint_states set open_at = case when open_at > _now() then 'epoch' else open_at end
-    where endpoint_id = (v_call.endpoint).id;
-    perform _count_calls(v_call.endpoint, v_call.started_at, -v_call.requests, -v_call.tokens);
-  end loop;
+    cross join lateral _call_size(t.units, e.default_tokens) as z
+    where l.is_gated and l.usage is null) as c
+  join (values (1, 1), (60, 240)) as w(width, slots) on w.width = 1 or c.has_hours
+  group by 1, 2, 3 order by 1, 2, 3
+  on conflict (endpoint_id, width, slot) do update
+  set requests = s.requests + excluded.requests, tokens = s.tokens + excluded.tokens;
 end
 $$;
 comment on function penstock._uncount_calls(penstock.leases[]) is

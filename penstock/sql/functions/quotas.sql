@@ -261,7 +261,7 @@ begin
   if not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
-  v_account := _locked_account(p_tenant_id, null, p_meter, v_period, true);
+  v_account := _lock_account(p_tenant_id, null, p_meter, v_period, true);
   if v_account.used <> 0 then
     -- A negative usage event, so that the earlier events stay on record.
     perform _book(_note_usage(p_tenant_id, 'reset', jsonb_build_object(p_meter, -v_account.used), null, null,

@@ -29,7 +29,7 @@ begin
   if p_pick.tids = '{}' or not _has_quota_or_budget(p_pick.tids) then
     return p_pick;
   end if;
-  v_reserved := _reserve_tasks(p_pick.tids, p_now, p_may_wait);
+  v_reserved := _reserve_amounts(p_pick.tids, p_now, p_may_wait);
   v_pick.tids := v_reserved.tids;
   v_pick.reservations := v_reserved.reservations;
   v_pick.has_reserved := true;
@@ -57,7 +57,7 @@ comment on function penstock._reserve_pick(penstock.claim_pick, timestamptz, boo
   'Reserves quota and budget for picked tasks and drops those that get none from the pick and from the '
   'windows.';
 
-create or replace function penstock._reserve_tasks(
+create or replace function penstock._reserve_amounts(
   p_tids tid[], p_now timestamptz, p_may_wait boolean,
   out tids tid[], out reservations penstock.reservation[], out is_refused boolean,
   out unused penstock.claim_candidate[])
@@ -111,7 +111,7 @@ begin
   perform _book(_reservation_bookings(reservations, p_now, 1));
 end
 $$;
-comment on function penstock._reserve_tasks(tid[], timestamptz, boolean) is
+comment on function penstock._reserve_amounts(tid[], timestamptz, boolean) is
   'Reserves what picked tasks need of their tenants'' quotas and their jobs'' budgets, and parks those for '
   'which nothing is left. unused: tasks that were counted in a window and are not claimed.';
 
@@ -156,7 +156,7 @@ begin
       from budgeted b) as x
     order by x.tenant_id, x.job_id, x.meter, x.amount nulls last
   loop
-    v_account := _locked_account(
+    v_account := _lock_account(
       v_limit.tenant_id, v_limit.job_id, v_limit.meter, v_limit.period, p_may_wait);
     if v_account.tenant_id is null then
       busy_tenants := busy_tenants || v_limit.tenant_id;

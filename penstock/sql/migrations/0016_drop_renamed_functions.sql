@@ -46,4 +46,5 @@ drop function if exists
   penstock._spend(penstock.endpoints, timestamptz, bigint, bigint),
   penstock._can_spend(integer, timestamptz),
   penstock._unspend(penstock.leases[]),
+  penstock._locked_account(uuid, uuid, text, date, boolean),
   penstock._pace(double precision, timestamptz, timestamptz);
