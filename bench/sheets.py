@@ -24,11 +24,12 @@ MEGABYTE = 1_000_000
 APP = """
 import asyncio, os, sys
 import pydantic
-from penstock import App, Context, bulk_sheets
+from penstock import App, Context
+from penstock.sdk import sheet_results
 from penstock.sheets import GoogleSheet
 from penstock.worker import Worker
 
-bulk_sheets.WAIT_SECONDS = float(os.environ["BENCH_WAIT"])
+sheet_results.WAIT_SECONDS = float(os.environ["BENCH_WAIT"])
 app = App(database_url=os.environ["BENCH_DSN"])
 
 class Idea(pydantic.BaseModel):

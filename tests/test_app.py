@@ -261,7 +261,7 @@ def test_invalid_declarations_are_rejected() -> None:
         ("must take a Context", lambda: app.task(transactional=True)(plain)),
         ("unknown type", lambda: app.task(unknown_type)),
         ("invalid duration", lambda: app.task(timeout="soon")(plain)),
-        ("invalid duration", lambda: app.task(timeout=-1)(plain)),
+        ("duration must be between", lambda: app.task(timeout=-1)(plain)),
     ]
     for message, declare in refusals:
         with pytest.raises(Invalid, match=message):

@@ -816,7 +816,7 @@ import asyncio, sys
 from pathlib import Path
 from penstock.contract import artifacts
 from penstock.postgres import db
-from penstock.storage import Folder
+from penstock.storage.objects import Folder
 
 async def endless():
     while True:

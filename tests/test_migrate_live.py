@@ -359,6 +359,8 @@ def test_upgrading_the_last_release_beside_traffic(
             wait_for_starts(count, STARTS // 4)
             migrate.migrate(database.dsn)
             wait_for_starts(count, STARTS // 2)
+            migrate.migrate(database.dsn, contract=True)
+            wait_for_starts(count, STARTS * 3 // 4)
         assert check(database) == []
         with db.connect(database.dsn) as upgraded, db.connect(live.dsn) as fresh:
             assert migrate.picture(upgraded) == migrate.picture(fresh)

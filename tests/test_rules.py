@@ -26,7 +26,7 @@ LONG_FILES = {
     "penstock/cli/jobs.py": 510,
     "penstock/contract/jobs.py": 505,
 }
-LONG_FUNCTIONS = {"penstock/cli/bulk.py::run": 90}
+LONG_FUNCTIONS: dict[str, int] = {}
 
 
 def modules() -> Iterator[tuple[str, str]]:

@@ -521,7 +521,9 @@ def test_strangers(world: World) -> None:
     for name, row in ROWS.items():
         for headers in strangers:
             answer = ask(world, name, headers, things)
-            if answer.status_code != row.stranger or any(word in answer.text for word in secret):
+            # An error may repeat the id that was asked for.
+            told = re.sub(r"with id [0-9a-f-]{36}", "", answer.text)
+            if answer.status_code != row.stranger or any(word in told for word in secret):
                 wrong.append((name, answer.status_code, answer.text))
             if row.least != "service" and plain(answer) != plain(ask(world, name, headers, GHOST)):
                 wrong.append((name, "is told apart from what does not exist", answer.text))
