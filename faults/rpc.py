@@ -133,10 +133,11 @@ class Scene:
         """Start a small job about once a second until it is enough, and a few in any case."""
         dice, number = random.Random(seed), 0
         api = Caller(url, self.service_key, is_over)
-        while not is_over() and (number < LEAST_JOBS or not is_enough()):
-            number += 1
-            await asyncio.to_thread(self._start, api, f"rpc-{number}", number)
-            await asyncio.sleep(dice.uniform(0.5, 1.5))
+        with api.http:
+            while not is_over() and (number < LEAST_JOBS or not is_enough()):
+                number += 1
+                await asyncio.to_thread(self._start, api, f"rpc-{number}", number)
+                await asyncio.sleep(dice.uniform(0.5, 1.5))
 
     def _start(self, api: Caller, key: str, number: int) -> None:
         first = number * 10

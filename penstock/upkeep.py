@@ -109,7 +109,8 @@ class Upkeep:
         while mode != "off":
             try:
                 async for payload in db.listen(dsn, "penstock", is_pooled_refused=mode == "auto"):
-                    if payload == "chores":
+                    # At first, and after a broken connection, notifications may have been missed.
+                    if payload in ("", "chores"):
                         self.due.set()
             except db.Pooled:
                 return
