@@ -664,6 +664,7 @@ class TestApp:
             assert job.result(timeout="20s") == {"$artifact": {"artifact_id": text}}
 
 
+@pytest.mark.slow
 async def test_artifacts_work_in_a_bucket(place: Place, bucket: Bucket, clock: testing.Clock) -> None:
     """Files are saved, streamed, deleted, dropped and swept."""
     task = place.task()
@@ -746,6 +747,7 @@ async def test_an_expired_upload_is_due(place: Place, clock: testing.Clock) -> N
         assert await artifacts.is_any_due(pool)
 
 
+@pytest.mark.slow
 def test_the_command_line_lists_checks_and_sweeps_artifacts(place: Place) -> None:
     environment = {
         **os.environ,

@@ -722,6 +722,7 @@ def test_unloadable_app_is_rejected(penstock: Run, path: str) -> None:
     assert path in answer.problem["detail"]
 
 
+@pytest.mark.slow
 def test_dev_runs_until_sigterm(
     db: testing.Database, spawn: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -284,6 +284,7 @@ async def got(value: Any) -> Any:
     return list(value) if inspect.isgenerator(value) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: Path, kind: Any) -> None:
     """And each method works. A new route that no client asks fails here."""
@@ -678,6 +679,7 @@ def test_many_tasks_in_one_request(served: Served, ann: Person, ask: Client) -> 
 # Watching
 
 
+@pytest.mark.slow
 def test_watch_resumes_a_broken_stream(
     served: Served, ann: Person, proxy: Proxy, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -914,6 +916,7 @@ def test_wrong_digest_is_rejected(
     assert not list(tmp_path.glob("x.pdf*"))
 
 
+@pytest.mark.slow
 def test_files_are_transferred_through_s3(
     served: Served, ann: Person, ask: Client, bucket: storage.Bucket, tmp_path: Path
 ) -> None:
@@ -1070,6 +1073,7 @@ def test_client_imports_are_light() -> None:
     assert done.stdout == "[]\n"
 
 
+@pytest.mark.slow
 def test_client_docs_run(
     db: testing.Database, api_settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

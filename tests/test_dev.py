@@ -120,6 +120,7 @@ def dev(db: testing.Database, tmp_path: Path) -> Iterator[Callable[..., Running]
         running.ended()
 
 
+@pytest.mark.slow
 def test_dev_serves_a_program_and_a_browser(
     db: testing.Database, dev: Callable[..., Running], eventually: Eventually
 ) -> None:
@@ -159,6 +160,7 @@ def test_dev_serves_a_program_and_a_browser(
         assert secret in said and secret not in log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["api", "worker", "both"])
 def test_failure_of_api_or_worker_stops_both(
     dev: Callable[..., Running], eventually: Eventually, victim: str

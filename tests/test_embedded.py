@@ -84,6 +84,7 @@ def test_committed_data_survives_killing_the_starter_or_the_server(home: Path) -
     assert server_pid(home) != survivor
 
 
+@pytest.mark.slow
 def test_a_server_that_is_stopping_is_started_again(home: Path) -> None:
     embedded.dsn(home)
     cluster, pid = embedded.of(home), server_pid(home)
@@ -135,6 +136,7 @@ def test_a_path_that_is_too_long_for_a_socket_works(home: Path) -> None:
     embedded.of(deep).leave()
 
 
+@pytest.mark.slow
 @needs_root
 def test_root_changes_no_permissions_for_the_servers_account(
     home: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,6 +78,7 @@ def finds(connection: db.SyncConnection, planted: str, group: str) -> bool:
         return check.check(connection, [group]).count(group) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("major", [15, 18])
 def test_a_small_run_finds_no_violation_and_its_checker_finds_planted_ones(major: int) -> None:
@@ -99,6 +100,7 @@ def test_a_small_run_finds_no_violation_and_its_checker_finds_planted_ones(major
     assert sum(result.faults.values()) >= 3
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_restarts_cost_an_idle_worker_nothing_and_http_only_workers_get_their_tasks_back() -> None:
     """R1.2, R1.6: after restarts, kills of HTTP-only workers, short stops and migrates, no violation."""

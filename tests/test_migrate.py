@@ -75,6 +75,7 @@ def test_schema_sql_is_the_picture_of_a_fresh_install(migrated: testing.Database
     assert migrate.parse(declared) == picture(migrated)
 
 
+@pytest.mark.slow
 def test_upgrading_from_any_earlier_version_equals_a_fresh_install(
     make: Make, migrated: testing.Database, tmp_path: Path
 ) -> None:
@@ -95,6 +96,7 @@ def test_migrating_twice_equals_once(empty: testing.Database) -> None:
     assert (picture(empty), records(empty)) == (once, recorded)
 
 
+@pytest.mark.slow
 def test_several_may_migrate_at_once(make: Make, migrated: testing.Database) -> None:
     """The same database from four processes, and beside it another one of the same server, which shares its roles."""
     same, other = make(), make()
@@ -281,6 +283,7 @@ def test_down_to_nothing_and_up_again(empty: testing.Database, migrated: testing
     assert picture(empty) == picture(migrated)
 
 
+@pytest.mark.slow
 def test_down_to_each_migration_and_up_again(empty: testing.Database, migrated: testing.Database) -> None:
     """R3.9/migrations, R4.8/tested"""
     migrate.migrate(empty.dsn)
@@ -363,6 +366,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", CHANGES)
 def test_check_names_a_difference(live: db.SyncConnection, change: str) -> None:
     """R2.12/differences"""

@@ -160,6 +160,7 @@ DRIFT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DRIFT)
 def test_migrate_repairs_what_was_changed_by_hand(live: testing.Database, kind: str) -> None:
     for change in DRIFT[kind]:
@@ -224,6 +225,7 @@ def test_functions_change_together_or_not_at_all(live: testing.Database, sql: Pa
     assert catalogue(live) == before
 
 
+@pytest.mark.slow
 def test_a_migrate_that_was_stopped_between_policies_is_finished_by_the_next(
     live: testing.Database, sql: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +323,7 @@ def wait_for_starts(count: Callable[[], int], wanted: int) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_starts_beside_migrates_see_no_error(live: testing.Database, sql: Path) -> None:
     edit(sql / "functions/jobs.sql", "$$", "$$ -- a comment in the body\n")
     edit(sql / "functions/jobs.sql", "before update of status on", "before update of status, type on")
@@ -347,6 +350,7 @@ def release(folder: Path) -> Path:
     return folder / "penstock/sql"
 
 
+@pytest.mark.slow
 def test_upgrading_the_last_release_beside_traffic(
     server: testing.Server, live: testing.Database, tmp_path: Path
 ) -> None:

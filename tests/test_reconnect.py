@@ -51,6 +51,7 @@ async def test_a_pool_hands_out_no_closed_connection(db: testing.Database) -> No
         assert time.monotonic() - began < 20, "the pool pauses after each dead connection"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["transactional", "transactional_sync", "usage", "cost"])
 async def test_an_idle_worker_survives_the_loss_of_all_its_connections(
     app: App, db: testing.Database, way: str
@@ -199,6 +200,7 @@ async def test_a_silent_connection_is_broken_off(db: testing.Database) -> None:
     db.execute(TERMINATE)
 
 
+@pytest.mark.slow
 async def test_a_heartbeat_without_an_answer_is_sent_on_another_connection(
     app: App, db: testing.Database, eventually: Any
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_bare_number_proves_nothing() -> None:
     assert "1 of 2 clauses" in page
 
 
+@pytest.mark.slow
 def test_an_unknown_clause_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
     assert docs.unknown_clauses(docs.read_requirements(TEXT), docs.proofs(docs.CLAUSE.findall)) == []
     monkeypatch.setattr(docs, "docstrings", lambda: [("tests/test_x.py::test_y", "R0.1/nonsense: no")])

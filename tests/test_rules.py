@@ -47,6 +47,7 @@ def used_of_psycopg(text: str) -> set[str]:
     return names | set(re.findall(r"^from (psycopg\w*\.\w+|psycopg\w*) import", text, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_only_the_edges_connect_to_postgres() -> None:
     allowed = {"Error", "ProgrammingError", "OperationalError", "psycopg.conninfo"}
     for path, text in modules():

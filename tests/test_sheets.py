@@ -159,6 +159,7 @@ async def test_a_sheet_is_read() -> None:
         assert sim.stats()["sheets"]["violation_count"] == 0
 
 
+@pytest.mark.slow
 async def test_large_sheet_is_read_in_few_requests() -> None:
     async with place() as (sim, google):
         lines = [
@@ -501,6 +502,7 @@ async def desk(
             yield Desk(app, ideas, sim, drain, clock, hand, ran)
 
 
+@pytest.mark.slow
 async def test_a_sheet_becomes_a_bulk_job(drain: testing.Drain, clock: testing.Clock) -> None:
     """R0.1/sheet, R0.1/bad-rows: each row is done once, and its status, output, cost and error are beside it."""
     async with desk(drain, clock) as at:
@@ -544,6 +546,7 @@ async def test_a_sheet_becomes_a_bulk_job(drain: testing.Drain, clock: testing.C
         assert at.sim.stats()["sheets"]["violation_count"] == 0
 
 
+@pytest.mark.slow
 async def test_a_sheet_is_read_again(drain: testing.Drain, clock: testing.Clock) -> None:
     """R0.1/row-once: into a job that has not ended: what is new is added and written back, nothing is done twice."""
     async with desk(drain, clock) as at, at.app.connections() as where:
@@ -612,6 +615,7 @@ async def test_missing_columns_are_added_to_the_sheet(drain: testing.Drain, cloc
                 assert GoogleSheet("book", write=wrong).written
 
 
+@pytest.mark.slow
 async def test_refusals_and_faults_lose_nothing(
     drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,6 +637,7 @@ async def test_refusals_and_faults_lose_nothing(
         assert (seen["violation_count"], seen["rows_changed"], seen["formulas"]) == (0, 0, 0)
 
 
+@pytest.mark.slow
 async def test_permanent_sheet_errors_fail_with_a_clear_message(
     drain: testing.Drain, clock: testing.Clock
 ) -> None:

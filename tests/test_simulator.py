@@ -756,6 +756,7 @@ def test_invalid_configuration_is_rejected(fields: Any) -> None:
     assert sim.config == simulator.Config()
 
 
+@pytest.mark.slow
 async def test_any_request_gets_a_response(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "MOST_BYTES", 100_000)
     posts = ["/v1/messages/count_tokens", *(path for provider in PROVIDERS for path in provider.endpoints)]
@@ -852,6 +853,7 @@ async def test_simulator_listens_on_loopback_only() -> None:
                 pass
 
 
+@pytest.mark.slow
 async def test_simulate_command_runs_until_stopped(tmp_path: Path) -> None:
     limits = tmp_path / "limits.json"
     limits.write_text(json.dumps({f"openai/{GPT}": {"rpm": 1}}))

@@ -351,6 +351,7 @@ def hostile() -> dict[str, tuple[bytes, str]]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", hostile())
 def test_hostile_xlsx(name: str) -> None:
     content, code = hostile()[name]
@@ -383,6 +384,7 @@ def test_xlsx_cell_far_to_the_right_uses_little_memory() -> None:
     assert found == {"too_many_cells"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("element", ["row", "si"])
 def test_xlsx_element_memory_is_bounded(element: str) -> None:
     """An element takes some hundred bytes, whatever it has in the file."""

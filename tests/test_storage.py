@@ -101,6 +101,7 @@ async def text(chunks: AsyncIterator[bytes]) -> bytes:
 
 
 class TestFiles:
+    @pytest.mark.slow
     async def test_a_file_is_read_as_it_was_written(self, store: Storage) -> None:
         for data in (b"", b"hello", os.urandom(100_000)):
             stored = await store.put("t/j/k/1.bin", data, limit=1 << 20)

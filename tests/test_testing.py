@@ -10,6 +10,7 @@ def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_TEST_PG", raising=False)
 
 
+@pytest.mark.slow
 def test_plugin_provides_a_database_and_a_clock(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
@@ -39,6 +40,7 @@ def test_plugin_provides_a_database_and_a_clock(pytester: pytest.Pytester) -> No
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=3)
 
 
+@pytest.mark.slow
 def test_open_connection_fails_the_test(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """

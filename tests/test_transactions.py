@@ -366,6 +366,7 @@ with db.connect(dsn) as connection, db.pipelined_commit_sync(connection) as exec
 """
 
 
+@pytest.mark.slow
 def test_a_worker_that_dies_during_its_commit_blocks_no_other(
     db: testing.Database, eventually: Eventually
 ) -> None:

@@ -81,6 +81,7 @@ def tasks(db: testing.Database) -> list[dict[str, Any]]:
 # --- three ways to run a handler ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_crash_in_a_process_fails_only_its_task(
     workload: Any, drain: testing.Drain, db: testing.Database
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_crash_in_a_process_fails_only_its_task(
     assert [task["waiting_for"] for task in tasks(db) if task["job_id"] == later.id] == ["not now"]
 
 
+@pytest.mark.slow
 def test_a_handler_computes_in_a_process(workload: Any, drain: testing.Drain, db: testing.Database) -> None:
     """R1.7/processes: a crash in `ctx.acompute` fails the attempt with the same error codes; the worker goes on."""
     ways = {
@@ -126,6 +128,7 @@ def test_a_handler_computes_in_a_process(workload: Any, drain: testing.Drain, db
         assert error["error_code"] == code and message in error["error_message"], error
 
 
+@pytest.mark.slow
 def test_a_timeout_stops_a_handler_in_loop_thread_and_process(
     app: App, workload: Any, drain: testing.Drain, db: testing.Database, tmp_path: Path
 ) -> None:
@@ -221,6 +224,7 @@ async def test_concurrency_limits_handlers_of_all_modes_together(app: App, drain
         assert (await job.aget()).status == "completed" and most == 3
 
 
+@pytest.mark.slow
 def test_a_handler_that_blocks_the_event_loop_keeps_its_lease(
     app: App, drain: testing.Drain, db: testing.Database
 ) -> None:
@@ -367,6 +371,7 @@ async def test_an_unanswered_heartbeat_stops_no_handler_and_no_task_is_claimed(
 # --- waking up ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_polling")
 async def test_a_notification_wakes_an_idle_worker(app: App, db: testing.Database, eventually: Any) -> None:
     """R1.7/wake-up: instant wake-up where NOTIFY is possible, also after the listening connection was lost."""
@@ -867,6 +872,7 @@ async def test_a_task_whose_lease_may_have_expired_starts_only_after_a_heartbeat
     assert dropped == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stopped_seconds", [2.6, 6.5])
 def test_a_suspended_worker_continues_without_losing_a_task_or_an_attempt(
     workload: Any, start_worker: Any, db: testing.Database, eventually: Any, stopped_seconds: float

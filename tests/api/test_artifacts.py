@@ -411,6 +411,7 @@ class TestOthers:
         assert world.client.get(path, headers=worker).status_code == 403
 
 
+@pytest.mark.slow
 def test_uploads_and_downloads_work_with_s3(world: World, bucket: Bucket) -> None:
     """The same steps, with URLs of the bucket's own; what the client says of the type is not kept."""
     world.app.state.storage = bucket

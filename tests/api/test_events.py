@@ -100,6 +100,7 @@ async def test_key_streams_do_not_expire(world: World, served: Served) -> None:
         assert (await stream.next())["data"]["status"] == "completed"
 
 
+@pytest.mark.slow
 async def test_stream_resumes_after_last_event_id(world: World, served: Served) -> None:
     ann = world.join("ann")
     job = start(world, ann, 2)
@@ -142,6 +143,7 @@ async def test_is_refused_to_others(world: World, served: Served, what: str) -> 
     assert str(ann.tenant) not in answer.text
 
 
+@pytest.mark.slow
 async def test_stream_ends_when_the_token_expires(
     world: World, served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:

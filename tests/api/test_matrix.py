@@ -486,6 +486,7 @@ def expected(row: Row, role: str) -> tuple[int, ...]:
     return row.good if ROLES.index(role) >= ROLES.index(row.least) else (403,)
 
 
+@pytest.mark.slow
 def test_roles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """R1.9/users, R0.9/roles, S2: who is less than the matrix says is refused; who is that or more is not."""
     monkeypatch.setattr(events.Hub, "TICK_SECONDS", 0.01)
@@ -510,6 +511,7 @@ def test_roles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_strangers(world: World) -> None:
     """R0.9/no-existence, S1, S5, S7: somebody from another tenant learns nothing, not even that it is there, and changes nothing."""
     ann, bob = world.join("ann"), world.join("bob")

@@ -395,6 +395,7 @@ class TestProblems:
         answer = world.client.patch(f"/api/jobs/{uuid.uuid4()}/tasks", headers=ann.headers)
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
+    @pytest.mark.slow
     def test_postgresql_messages_are_not_exposed(self, world: World, ann: Person) -> None:
         """What PostgreSQL says names tables, logins and addresses."""
         world.db.execute("drop view penstock.dead_letter_list")
@@ -467,6 +468,7 @@ class TestLimits:
         assert [answer.status_code for answer in answers] == [401] * 5 + [429]
         assert strict.client.get("/api/me", headers=ann.headers).status_code == 200
 
+    @pytest.mark.slow
     def test_rate_limited_guesses_do_not_reach_the_database(
         self, strict: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -487,12 +489,14 @@ class TestLimits:
             answer = strict.client.get("/api/me", headers=bearer(credential))
             assert (answer.status_code, answer.json()["code"]) == (429, "limited")
 
+    @pytest.mark.slow
     def test_valid_new_key_does_not_count_as_a_guess(self, strict: World) -> None:
         ann = strict.join("ann")
         for _ in range(7):
             new = strict.member("viewer", ann.tenant)
             assert strict.client.get("/api/me", headers=new.headers).status_code == 200
 
+    @pytest.mark.slow
     def test_slow_statement_is_canceled(self, strict: World) -> None:
         ann = strict.join("ann")
         strict.db.execute(
@@ -581,6 +585,7 @@ class TestHealth:
         assert "/nothing" not in text
         assert 'penstock_http_requests_total{method="",route="",status="404"} 5.0' in text
 
+    @pytest.mark.slow
     def test_not_ready_without_a_database(self, db: testing.Database, api_settings: Settings) -> None:
         with TestClient(api.create(api_settings)) as client:
             db.server._admin(f"alter database {db.name} allow_connections false")
@@ -593,6 +598,7 @@ class TestHealth:
 
 
 class TestDescription:
+    @pytest.mark.slow
     def test_openapi(self, world: World) -> None:
         document = world.client.get("/api/openapi.json").json()
         assert document["openapi"].startswith("3.1")

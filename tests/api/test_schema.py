@@ -152,6 +152,7 @@ def _plain(value: Any) -> str | int:
     return value if isinstance(value, int) else str(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caller", PHASES)
 @pytest.mark.timeout(0 if FUZZ else 180)
 def test_api_conforms_to_its_openapi_schema(world: World, caller: str) -> None:

@@ -68,6 +68,7 @@ def test_external_database_requires_an_api_login(db: testing.Database) -> None:
     assert refusal.value.code == "no_api_login"
 
 
+@pytest.mark.slow
 def test_serve_runs_until_sigterm(db: testing.Database, tmp_path: Path, eventually: Eventually) -> None:
     """The whole command: starts, answers with a key from the command line, and ends at SIGTERM."""
     with socket.socket() as free:

@@ -22,6 +22,7 @@ def quick_upkeep(server_upkeep: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Upkeep, "MAX_PAUSE", 0.1)
 
 
+@pytest.mark.slow
 def test_no_request_fails_after_the_server_lost_its_connections(world: World) -> None:
     alice = world.join("alice")
 
@@ -35,6 +36,7 @@ def test_no_request_fails_after_the_server_lost_its_connections(world: World) ->
             assert set(threads.map(ask, range(20))) == {200}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_upkeep")
 def test_a_server_requeues_expired_leases(world: World, eventually: Any) -> None:
     """R1.6/stale-leases: workers in other languages use only the SQL functions, so the server has to run upkeep."""
@@ -50,6 +52,7 @@ def test_a_server_requeues_expired_leases(world: World, eventually: Any) -> None
     eventually(lambda: world.db.execute("select 1 as n from penstock.ready"), "the lease is taken back")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("quick_upkeep")
 def test_a_server_queues_retries_that_are_due(world: World, eventually: Any, clock: testing.Clock) -> None:
     world.kind("work")

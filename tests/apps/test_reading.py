@@ -363,6 +363,7 @@ def test_paragraphs_are_split_for_the_speech_api() -> None:
 # What comes to grief
 
 
+@pytest.mark.slow
 async def test_crash_fails_only_its_task(
     db: testing.Database,
     drain: testing.Drain,
@@ -389,6 +390,7 @@ async def test_crash_fails_only_its_task(
     }
 
 
+@pytest.mark.slow
 async def test_permanent_errors_are_not_retried(
     db: testing.Database, drain: testing.Drain, files: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def watch(path: Path) -> tuple[str, int, int, int, float]:
 # A sheet, from end to end
 
 
+@pytest.mark.slow
 async def test_a_film_for_each_good_row_at_the_cheapest_that_can(
     db: testing.Database, drain: testing.Drain, files: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from psycopg.types.json import Jsonb
 
 from penstock.dashboard import formatting
@@ -33,6 +34,7 @@ def test_retry_shows_count_and_cost_and_writes_an_audit_line(site: Any, sample: 
     assert line["actor"] == f"user:{owner.caller.claims['sub']}"
 
 
+@pytest.mark.slow
 def test_action_on_many_jobs_runs_in_batches_in_the_background(site: Any, sample: Any) -> None:
     """The selection is fixed at confirmation and runs under the role of the user who confirmed it."""
     start = "select penstock.start_job('render', '{}', '[{\"kind\": \"render\"}]', %s) as id"

@@ -12,6 +12,8 @@ from html.parser import HTMLParser
 from typing import Any
 from urllib.parse import quote
 
+import pytest
+
 from penstock.dashboard.pages import templates
 
 ADDRESSES = ("href", "src", "action", "formaction", "hx-get", "data-live", "xlink:href")
@@ -252,6 +254,7 @@ def poison(db: Any, payloads: Any, tenant: Any) -> list[Any]:
     return jobs
 
 
+@pytest.mark.slow
 def test_no_payload_becomes_markup(site: Any) -> None:
     payloads = site.load("payloads").PAYLOADS
     assert len(set(payloads)) >= 200

@@ -347,6 +347,7 @@ class TestMatrix:
         }
         assert written == {("profiles", "display_name", "authenticated")}
 
+    @pytest.mark.slow
     def test_the_server_enforces_the_functions(self, sql: Contract) -> None:
         """R1.9/users, R2.10/by-name, S15: each function called as each role: allowed if the document says so, else 42501."""
         functions = [f for f in sql.execute(FUNCTIONS) if not f["is_trigger"]]

@@ -93,6 +93,7 @@ def end(sql: Contract, *jobs: uuid.UUID) -> None:
 class TestLocks:
     """Each of these was a circle: two sessions, each waiting for what the other has."""
 
+    @pytest.mark.slow
     def test_claims_where_all_places_are_taken(self, sessions: Sessions) -> None:
         """A claim that found no place at one endpoint does not hold it while it waits for another."""
         sql = sessions.open()
@@ -961,6 +962,7 @@ class FlowStorm:
         assert Window(60).most(seen) <= STEADY_TOKENS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [4, 8])
 def test_a_storm_of_money(sessions: Sessions, clock: Clock, threads: int) -> None:
     """S43, B3/limits, B3/quotas, B3/budgets, R2.3/no-overshoot, R3.2/windows, R4.1/reserve: the books are right at every moment, no limit is passed, no deadlock, every job ends."""

@@ -228,6 +228,7 @@ class TestQueries:
         assert set(indexes.split()) <= used
         assert read == [], "a table is read from its start"
 
+    @pytest.mark.slow
     @each_pattern
     def test_has_its_index(self, big: Big, name: str) -> None:
         """R0.8/queries: with 100,000 rows EXPLAIN shows the index."""
@@ -429,6 +430,7 @@ def costs(server: Server) -> Generator[dict[str, Costs]]:
 
 @pytest.mark.parametrize("when", ["old plans", "old statistics", "good statistics", "no statistics"])
 class TestClaim:
+    @pytest.mark.slow
     def test_costs_the_same_however_long_the_queue(self, costs: dict[str, Costs], when: str) -> None:
         """R0.8/claim: a hundred times as much ready, and the ended kept: at most a half more pages."""
         few, many = costs["few"], costs[when]

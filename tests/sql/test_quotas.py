@@ -445,6 +445,7 @@ class TestTasks:
             report(sql, task, pages=4)
         assert usage(sql, "pages") == (0, 0)
 
+    @pytest.mark.slow
     def test_random_lives_leave_the_books_right(self, sql: Contract, clock: Clock) -> None:
         dice = random.Random(3)
         limit(sql, "pages", 40)

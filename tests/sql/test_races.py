@@ -608,6 +608,7 @@ class Storm:
         assert open_jobs == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [4, 8])
 def test_a_storm_of_every_verb_leaves_everything_in_order(
     sessions: Sessions, clock: Clock, threads: int
@@ -661,6 +662,7 @@ class TestAHandlersTransaction:
         one.complete(task)
         two.check()
 
+    @pytest.mark.slow
     def test_one_that_never_commits_holds_up_no_other_task(self, sessions: Sessions, clock: Clock) -> None:
         """A worker that vanished just before its commit has the job's counts in hand. What its other tasks, and those
         of others, lost goes back into line all the same; only the one that is to be given up waits."""

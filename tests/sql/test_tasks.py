@@ -507,6 +507,7 @@ def shown(value: Any) -> str | None:
 class TestBadInput:
     """R1.3/refused: refused with a stable code and the field's name, and nothing is left behind."""
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("task", "status", "code", "field"), BAD, ids=shown)
     def test_is_refused(self, sql: Contract, task: Any, status: int, code: str, field: str) -> None:
         before = sql.snapshot()

@@ -21,6 +21,7 @@ from tests.api.rest.conftest import KEYS, Person, Site, refused
 class TestAccess:
     """R2.10/by-name, B5/role: the role decides, as in the database itself."""
 
+    @pytest.mark.slow
     def test_missing_grants_are_permission_errors(self, site: Site, ann: Person) -> None:
         refused(site.get("jobs", site.anon_key), 401, "42501")
         refused(site.http.get("/rest/v1/jobs"), 401, "42501")
@@ -30,6 +31,7 @@ class TestAccess:
         refused(answer, 403, "42501")
         assert site.http.get("/rest/v1/jobs").headers["www-authenticate"] == "Bearer"
 
+    @pytest.mark.slow
     def test_every_function_for_every_role(self, site: Site, ann: Person) -> None:
         """S2, S15: what is granted in the catalogue can be called, and nothing else."""
         by_role = {"anon": site.anon_key, "authenticated": ann.token, "service_role": site.service_key}
@@ -98,6 +100,7 @@ class TestAccess:
         answer = site.post("start_job", ann.token, {**start, "p_options": {"tenant_id": str(bob.tenant)}})
         refused(answer, 403, "PT403")
 
+    @pytest.mark.slow
     async def test_requests_do_not_inherit_from_each_other(
         self, site: Site, ann: Person, bob: Person, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -193,6 +196,7 @@ class TestAttacks:
             for name in TELLING:
                 refused(site.get(name, credential), 404, "PGRST205")
 
+    @pytest.mark.slow
     def test_sql_in_names_and_values(self, site: Site) -> None:
         for number, text in enumerate(INJECTIONS):
             self.inject(site, site.join(f"user{number}"), text)

@@ -90,6 +90,7 @@ class TestCalls:
         strict = site.post("my_tenants", ann.token, Prefer="handling=strict, max-affected=1")
         refused(strict, 400, "PGRST122")
 
+    @pytest.mark.slow
     def test_database_errors_are_passed_on(self, site: Site, ann: Person) -> None:
         task = {"kind": "nothing"}
         answer = site.post("start_job", ann.token, {"p_type": "x", "p_params": {}, "p_tasks": [task]})
@@ -155,6 +156,7 @@ class TestLists:
     def jobs(self, site: Site, ann: Person) -> list[str]:
         return [site.start(ann.tenant, 1, n=n, title=f"It's, a (job) {n}") for n in range(5)]
 
+    @pytest.mark.slow
     def test_filters(self, site: Site, ann: Person, jobs: list[str]) -> None:
         for query, found in FILTERS.items():
             answer = site.get(f"job_list?select=n:params->n&order=id&{query}", ann.token)

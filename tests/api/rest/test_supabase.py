@@ -174,6 +174,7 @@ class TestSupabasePython:
         assert caught.value.code == "PT422"
         assert json.loads(caught.value.details or "") == {"code": "no_tasks", "field": "tasks"}
 
+    @pytest.mark.slow
     def test_a_worker_s_key_is_for_the_worker_s_functions(self, site: Site, ann: Person) -> None:
         """R1.9/workers, S24, S26"""
         key = site.key("worker")
@@ -199,6 +200,7 @@ class TestSupabasePython:
 class TestSupabaseJavaScript:
     """B5/javascript, B5/role: an unmodified supabase-js can call the contract."""
 
+    @pytest.mark.slow
     def test_what_a_browser_does(self, site: Site, ann: Person, bob: Person, node: Node) -> None:
         theirs = site.start(bob.tenant, 1, secret="of bob")
         output = node("checks.mjs", site.url, site.anon_key, ann.token, theirs)
