@@ -347,6 +347,10 @@ async def test_an_unanswered_heartbeat_stops_no_handler_and_no_task_is_claimed(
         await go.wait()
         return "done"
 
+    async def no_upkeep(self: Upkeep) -> None:
+        """Nobody takes the lease back while the heartbeats are lost."""
+
+    monkeypatch.setattr(Upkeep, "once", no_upkeep)
     unanswered = threading.Event()
     async with running(app, lease_seconds=1, concurrency=2) as worker:
         job = await work.astart()
