@@ -119,7 +119,7 @@ async def days(database: db.Database, *, since: date, tenant_id: UUID | None = N
     return [CostDay(*row) for row in await db.rows(database, _DAYS_OF_TENANT, (tenant_id, since))]
 
 
-async def dearest(
+async def most_expensive(
     database: db.Database, *, tenant_ids: Sequence[UUID] | None = None, limit: int = 10
 ) -> list[ExpensiveJob]:
     """The most expensive of the latest thousand jobs."""

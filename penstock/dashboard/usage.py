@@ -50,7 +50,7 @@ async def show_usage(
         by_provider=await costs.sums(conn, by="provider", since=since, tenant_id=tenant_id),
         by_type=await costs.sums(conn, by="type", since=since, tenant_id=tenant_id),
         by_tenant=[(each, names.get(UUID(each.key), each.key)) for each in by_tenant[:10]],
-        most_expensive=await costs.dearest(conn, tenant_ids=[tenant_id] if tenant_id else None),
+        most_expensive=await costs.most_expensive(conn, tenant_ids=[tenant_id] if tenant_id else None),
         status=await usage.status(conn, tenant_id=tenant_id) if tenant_id else None,
         used=await _used(conn, tenant_id, since) if tenant_id else [],
         live=None,

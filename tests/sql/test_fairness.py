@@ -39,7 +39,7 @@ def wait_for_next_millisecond(sql: Contract) -> None:
 class TestTenants:
     @pytest.mark.parametrize("batch", [1, 7, 30])
     def test_share_alike(self, sql: Contract, clock: Clock, batch: int) -> None:
-        """B1/shares: two tenants with a backlog get every other task, whoever came first."""
+        """B1/shares: two tenants with a backlog get alternate tasks, regardless of which came first."""
         one, two = tenant(sql), tenant(sql)
         one.start(500)
         two.start(500)

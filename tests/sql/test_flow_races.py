@@ -279,7 +279,7 @@ class TestLocks:
 
 
 class TestWakes:
-    """R4.1/wakes: what was set aside comes back when there is room, whoever makes it and whenever."""
+    """R4.1/wakes: parked tasks return as soon as any call frees quota."""
 
     @pytest.mark.parametrize("how", ["limit", "allowance", "plan", "budget", "no budget", "price"])
     def test_room_is_made_while_the_claim_sets_aside(self, sessions: Sessions, how: str) -> None:

@@ -856,7 +856,7 @@ class TestReclaim:
         assert sql.upkeep()["promoted"] == 1
 
     def test_a_dead_workers_task_runs_elsewhere(self, sql: Contract, clock: Clock) -> None:
-        """R1.6/stale-leases, R1.6/dead-worker: stale leases return by themselves, within the lease time."""
+        """R1.6/stale-leases, R1.6/dead-worker: upkeep requeues stale leases within the lease time."""
         sql.start()
         task = sql.claim_one("w1", seconds=20)
         clock.advance(seconds=19)
