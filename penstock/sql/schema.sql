@@ -2392,7 +2392,7 @@ function penstock._lock_jobs_and_tasks(uuid[], uuid[], bigint[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 ec68d5fbf0190d791d89864a3aade16b
+  body: sha256 994f6568610bb7a82ac5d7f03feb4b02
   comment: Locks jobs with their phases, and tasks in whichever state they are, so that none of them ends before this transaction. Raises PS001 if a task is locked or was moved meanwhile: the caller rolls back to release all locks, and tries again.
 
 function penstock._lock_leased_artifact(uuid, text, bigint)
@@ -2709,7 +2709,7 @@ function penstock._queue(penstock.ready[], boolean)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c27476ec1a0fca729ac54d07aa1cb098
+  body: sha256 c13e7afb231fe8fabe880a4289948745
   comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
 
 function penstock._ready_task(penstock.jobs)

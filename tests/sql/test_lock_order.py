@@ -60,6 +60,37 @@ def test_a_wait_against_the_order_is_found(sessions: Sessions) -> None:
     sessions.locks.seen.clear()
 
 
+def test_ready_tasks_are_locked_in_the_order_of_their_ids(sessions: Sessions) -> None:
+    """Two replays that name the same tasks in another order lock them in the same order: no deadlock."""
+    one, two, three = (sessions.open() for _ in range(3))
+    job = one.start(3)
+    first, *_, last = sorted(row["id"] for row in one.tasks(job))
+    with one.connection.transaction():
+        one.execute("select from penstock.ready where task_id = %s for update", first)
+        locks = "select penstock._lock_jobs_and_tasks(array[%s]::uuid[], array[%s, %s]::uuid[], array[%s, %s]::bigint[])"
+        call = Call(lambda: two.execute(locks, job, job, job, last, first))
+        sessions.wait_until_blocked(two, call)
+        free = "select task_id from penstock.ready where task_id = %s for update nowait"
+        assert three.one(free, last) == last
+    call.result()
+
+
+def test_a_tenants_place_in_a_lane_is_never_waited_for(sessions: Sessions) -> None:
+    """B1: while one start holds the place, another start queues its tasks without it, and the next one moves it again."""
+    one, two = sessions.open(), sessions.open()
+    one.start(1)
+    place = "select tail from penstock.shares"
+    with one.connection.transaction():
+        one.start(5)
+        before = two.one(place)
+        two.start(5)
+        assert two.one(place) == before
+    after = one.one(place)
+    assert after > before
+    two.start(1)
+    assert two.one(place) > after
+
+
 @pytest.mark.parametrize(("table", "why"), [("shares", "never waited for"), ("attempts", "does not name")])
 def test_a_wait_for_any_other_table_is_found(table: str, why: str) -> None:
     assert why in str(violation(Wait("claim_tasks", table, frozenset())))

@@ -32,7 +32,7 @@
 --    3. leases            the leases of a batch by position in the table
 --    4. bulks
 --    5. bulk_changes
---    6. ready             add_tasks and replay wait for the claim that locked a parent's row
+--    6. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
 --    7. parked            by task id
 --    8. phases            by job and position
 --    9. jobs              by id
@@ -50,8 +50,9 @@
 --
 -- prune deletes rows of spent, calls and holds first: they expired long ago, and nobody waits for them.
 -- A lock taken with SKIP LOCKED never waits, so it may be taken at any point: the rows that the claim,
--- reclaim_stale_tasks, heartbeats and upkeep lock in ready, parked, leases and jobs, and all of lanes, shares
--- and mixed. The next claim or the next upkeep comes back for rows that were skipped.
+-- reclaim_stale_tasks, heartbeats and upkeep lock in ready, parked, leases and jobs, and all of lanes and
+-- mixed. The next claim or the next upkeep comes back for rows that were skipped. Rows of shares are written
+-- under an advisory lock that is only tried (see _queue).
 
 create or replace function penstock.claim_tasks(
   p_worker_id text, p_max_tasks integer default 1, p_task_types text[] default null,

@@ -56,24 +56,20 @@ begin
     select clock into v_clock from lanes where id = v_group.lane_id;
     select greatest(1, round(1000000 / weight))::bigint into v_step from tenants where id = v_group.tenant_id;
 
-    select * into v_share from shares where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id
-    for no key update skip locked;
-    v_is_locked := found;
-    if not found then
-      select * into v_share from shares where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
-    end if;
+    -- Nothing may wait for a tenant's row. SKIP LOCKED is not enough: PostgreSQL waits in spite of it when
+    -- the row's last writer is just ending and a third transaction has locked the new version.
+    v_is_locked := pg_try_advisory_xact_lock(hashtext('penstock.shares'),
+      (v_group.lane_id # hashtext(v_group.tenant_id::text)) & 2047);
+    select * into v_share from shares where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
     v_start := greatest(v_clock, v_share.tail);
-    if v_is_locked then
+    if v_is_locked and v_share.tail is not null then
       update shares set tail = v_start + v_group.n * v_step,
         priority = case when v_share.tail > v_clock then v_share.priority else v_group.lowest end
       where lane_id = v_group.lane_id and tenant_id = v_group.tenant_id;
-    elsif v_share.tail is null then
-      -- While another transaction inserts the tenant's first row, this one does without.
-      if pg_try_advisory_xact_lock(v_group.lane_id, hashtext(v_group.tenant_id::text)) then
-        insert into shares (lane_id, tenant_id, tail, priority)
-        values (v_group.lane_id, v_group.tenant_id, v_start + v_group.n * v_step, v_group.lowest)
-        on conflict (lane_id, tenant_id) do nothing;
-      end if;
+    elsif v_is_locked then
+      insert into shares (lane_id, tenant_id, tail, priority)
+      values (v_group.lane_id, v_group.tenant_id, v_start + v_group.n * v_step, v_group.lowest)
+      on conflict (lane_id, tenant_id) do nothing;
     end if;
     if v_group.lowest <> v_group.highest or v_share.tail > v_clock and v_share.priority <> v_group.lowest then
       -- The lock keeps upkeep from deleting the mark before these tasks are committed.

@@ -325,6 +325,12 @@ begin
     raise exception using errcode = 'PS001', message = v_busy;
   end if;
   update leases set has_children = true where task_id = any (v_locked);
+  -- In one order: two replays or additions may name the same tasks.
+  perform 1 from unnest(p_task_jobs, p_task_ids) as g(job_id, id)
+  join tasks t on t.job_id = g.job_id and t.id = g.id
+  join ready r on r.tenant_id = t.tenant_id and r.lane_id = t.lane_id and r.priority = t.priority
+    and r.job_id = t.job_id and r.task_id = t.id
+  order by r.job_id, r.task_id for update of r;
   with r as (
     update ready r set has_children = true from unnest(p_task_jobs, p_task_ids) as g(job_id, id)
     join tasks t on t.job_id = g.job_id and t.id = g.id
