@@ -22,7 +22,7 @@ if TYPE_CHECKING:
         Unavailable,
     )
     from penstock.sdk.app import App
-    from penstock.sdk.bulk_type import BulkRow, Change, RowError
+    from penstock.sdk.bulk_rows import BulkRow, Change, RowError
     from penstock.sdk.context import Context, Fail, Reschedule, Retry
     from penstock.sdk.job_types import Started
     from penstock.types import Job
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "penstock.sdk.app": ("App",),
     "penstock.sdk.job_types": ("Started",),
-    "penstock.sdk.bulk_type": ("BulkRow", "Change", "RowError"),
+    "penstock.sdk.bulk_rows": ("BulkRow", "Change", "RowError"),
     "penstock.client": ("AsyncClient", "Client"),
     "penstock.sdk.context": ("Context", "Fail", "Reschedule", "Retry"),
     "penstock.errors": (

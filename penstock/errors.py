@@ -9,7 +9,6 @@
      ├── Conflict            the current state or a used idempotency key does not allow it: check the state
      │    └── LeaseLost      another worker has the task: stop, and write nothing
      ├── Limited             rate limit reached: wait `retry_after` seconds
-     ├── OverBudget          budget or quota used up: raise it, or wait for the next period
      ├── Unavailable         the database is unavailable: retry with the same idempotency key
      ├── NotMigrated         the schema does not match this version: run `penstock migrate`
      ├── JobFailed           the awaited job did not complete
@@ -99,10 +98,6 @@ class Limited(PenstockError):
     """A rate limit has been reached. Try again later."""
 
 
-class OverBudget(PenstockError):
-    """The budget or quota is used up."""
-
-
 class Unavailable(PenstockError):
     """The database is unavailable. Try again."""
 
@@ -151,7 +146,6 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow(Conflict,        "conflict",         409,   6, ("PT409", "23503", "23505", "23P01")),
     ErrorRow(LeaseLost,       "lease_lost",       410,   6, ("PT410",)),
     ErrorRow(Limited,         "limited",          429,   7, ("PT429",)),
-    ErrorRow(OverBudget,      "over_budget",      402,   7, ("PT402",)),
     ErrorRow(Unavailable,     "unavailable",      503,   1, ("PT503", "08", "25006", "25P03", "40", "53",
                                                              "55P03", "57", "58")),
     ErrorRow(NotMigrated,     "not_migrated",     500,   1, ("3F000", "42703", "42883", "42P01")),

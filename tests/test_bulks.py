@@ -27,7 +27,8 @@ from penstock import (
 from penstock.contract import bulks, jobs, tasks
 from penstock.contract.bulks import Taken
 from penstock.postgres import db as db_module
-from penstock.sdk.bulk_type import BulkType, pack
+from penstock.sdk.bulk_rows import pack
+from penstock.sdk.bulk_type import BulkType
 from penstock.types import BulkResult
 
 

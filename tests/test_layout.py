@@ -30,7 +30,10 @@ PARTS = {
     "leases": "heartbeat, complete, fail and reschedule: the worker's side of tasks",
     "upkeep": "what any process does for all: a loop of workers and servers",
     "holds": "reservations of quotas and budgets",
-    "forecasts": "why a task waits, and what a job will cost: verbs of jobs",
+    "forecasts": "what a job will cost and when it will end: verbs of jobs",
+    "simulation": "when a job will end, for forecasts",
+    "explanations": "why a task waits: verbs of jobs",
+    "bulk_rows": "the rows of bulk jobs: the worker's side of bulks",
 }
 
 # Where a layer has another file for a noun: the file, or None where the layer needs none. Explained line by line.

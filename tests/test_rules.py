@@ -20,12 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EDGE = "penstock/postgres/"
 MOST_LINES_OF_FILE, MOST_LINES_OF_FUNCTION = 500, 60
 # Longer than the rule allows, and still to be split: path → most lines. A line leaves when its file is short enough.
-LONG_FILES = {
-    "penstock/sdk/bulk_type.py": 630,
-    "penstock/cli/bulk.py": 600,
-    "penstock/cli/jobs.py": 510,
-    "penstock/contract/jobs.py": 505,
-}
+LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 
 

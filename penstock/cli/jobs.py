@@ -7,8 +7,6 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import ExitStack
-from decimal import Decimal
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 from uuid import UUID
 
@@ -19,12 +17,13 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli import output
+from penstock.cli.forecasts import forecast_fields, read_job_file
 from penstock.cli.options import Output, TenantOption, amount_or_none, command, current_options, tenant_id_of
 from penstock.cli.output import Column
 from penstock.contract import costs, filters, jobs, tenants
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
 from penstock.postgres import db
-from penstock.types import Forecast, Job, Task, TaskStatus
+from penstock.types import Job, Task, TaskStatus
 
 Id = TypeVar("Id")
 
@@ -145,19 +144,11 @@ def _job_fields(job: Job, tenant: str) -> list[tuple[str, str | Text]]:
         ("status", output.status_text(job.status) if output.is_terminal() else job.status),
         ("reason", job.status_reason or ""),
         ("params", json.dumps(job.params, ensure_ascii=False) if job.params else ""),
-        ("created", f"{when(job.created_at)} by {job.created_by}"),
-        ("starts", when(job.run_at)),
-        ("started", when(job.started_at)),
-        ("ended", when(job.finished_at)),
+        ("created", f"{output.when(job.created_at)} by {job.created_by}"),
+        ("starts", output.when(job.run_at)),
+        ("started", output.when(job.started_at)),
+        ("ended", output.when(job.finished_at)),
     ]
-
-
-def when(moment: Any) -> str:
-    """A time, and how long ago or how soon it is."""
-    if moment is None:
-        return ""
-    distance = output.age(moment)
-    return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({distance if distance.startswith('in ') else distance + ' ago'})"
 
 
 _PHASE_COLUMNS = [
@@ -298,55 +289,13 @@ async def forecast(
     try:
         job_id = UUID(what)
     except ValueError:
-        document = _read_job_file(what)
+        document = read_job_file(what)
         if tenant is not None:
             document["tenant_id"] = await tenant_id_of(pool, tenant)
         found = await jobs.forecast(pool, **document)
     else:
         found = await jobs.forecast_rest(pool, job_id=job_id)
     output.document(found, lambda: output.fields(forecast_fields(found)))
-
-
-def _read_job_file(file: str) -> dict[str, Any]:
-    """Read the arguments of `jobs.start` from a file: type, tasks, options."""
-    try:
-        document = json.loads(Path(file).read_text(encoding="utf-8"))
-        options: dict[str, Any] = document.get("options") or {}
-        known = {name: options.get(name) for name in ("tenant_id", "budget")}
-        if known["budget"] is not None:
-            known["budget"] = Decimal(str(known["budget"]))
-        return {"type": document["type"], "tasks": document["tasks"], **known}
-    except (OSError, ValueError, KeyError, AttributeError, ArithmeticError) as error:
-        raise Invalid(
-            f"{file} is neither a job id nor a job file: {error!r}",
-            code="usage",
-            hint='A job file is JSON of the form {"type": "…", "tasks": […], "options": {…}}.',
-        ) from error
-
-
-def forecast_fields(found: Forecast) -> list[tuple[str, str | Text]]:
-    """The names and values of a forecast, for printing."""
-    cost, finish = found.cost, found.finish
-    lines: list[tuple[str, str | Text]] = [
-        ("tasks", f"{found.tasks:,}"),
-        ("uses", ", ".join(f"{amount:,f} {meter}" for meter, amount in found.units.items())),
-        ("cost", f"{output.money(cost.low)} to {output.money(cost.high, cost.currency)}"),
-        ("expected", output.money(cost.expected, cost.currency)),
-        ("no price", ", ".join(sorted({*cost.unpriced}))),
-    ]
-    if found.budget is not None:
-        fits = "is enough" if found.budget.fits else "may not be enough: the job would pause"
-        lines.append(("budget", f"{output.money(found.budget.amount, cost.currency)} {fits}"))
-    for line in found.quota:
-        fits = "fits" if line.fits else "does not fit"
-        lines.append(("quota", f"{line.needs:,f} of {line.left:,f} {line.meter} left: {fits}"))
-    if finish.seconds is None:
-        lines.append(("ends", f"unknown: {finish.reason}"))
-    else:
-        until = f"{output.duration(finish.low)} to {output.duration(finish.high)}"
-        lines.append(("ends", f"in about {output.duration(finish.seconds)} ({until}), {when(finish.at)}"))
-        lines.append(("slowest", finish.bottleneck or ""))
-    return lines
 
 
 @command(group, "why")

@@ -244,6 +244,14 @@ def age(moment: datetime | None) -> str:
     return duration(seconds) if seconds >= 0 else f"in {duration(-seconds)}"
 
 
+def when(moment: datetime | None) -> str:
+    """A time, and how long ago or how soon it is."""
+    if moment is None:
+        return ""
+    distance = age(moment)
+    return f"{moment:%Y-%m-%d %H:%M:%S %Z} ({distance if distance.startswith('in ') else distance + ' ago'})"
+
+
 def decimal(amount: Decimal) -> str:
     """An amount with all significant digits and no trailing zeros."""
     text = format(amount, "f")

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import builtins
-import json
-import sys
 import time
-from collections.abc import AsyncIterator, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from decimal import Decimal
 from functools import partial
 from typing import Any, LiteralString, TypeAlias, Unpack
 from uuid import UUID
 
-import psycopg
-
-from penstock.contract import filters
-from penstock.errors import Invalid, Unavailable, from_database
+from penstock.contract import filters, sqlalchemy_sessions
+from penstock.errors import Invalid, Unavailable
 from penstock.postgres import db
 from penstock.types import (
     Attempt,
@@ -90,10 +85,6 @@ select (select count(*) from found),
 _ACT: LiteralString = """ order by id limit %s)
 select penstock.start_action(%s, array(select id::text from found), %s)"""
 _MAX_JOBS_PER_ACTION = 500_000
-# For a session of SQLAlchemy with any driver.
-_START = """\
-select penstock.start_job(p_type => :type, p_params => cast(:params as jsonb),
-  p_tasks => cast(:tasks as jsonb), p_options => cast(:options as jsonb))"""
 
 
 # Starting
@@ -176,10 +167,11 @@ async def start_in(
     **options: Unpack[JobOptions],
 ) -> UUID:
     """Start a job in the transaction of an async psycopg connection or SQLAlchemy session."""
-    if not _is_sqlalchemy(using):
+    if not sqlalchemy_sessions.is_session(using):
         return await start(using, type=type, params=params, tasks=tasks, **options)
-    with _translated():
-        found = await using.execute(_statement(), _arguments(type, params, tasks, given(options)))
+    with sqlalchemy_sessions.translated_errors():
+        arguments = sqlalchemy_sessions.start_arguments(type, params, [*tasks], given(options))
+        found = await using.execute(sqlalchemy_sessions.start_statement(), arguments)
         return UUID(str(found.scalar_one()))
 
 
@@ -192,9 +184,10 @@ def start_sync(
     **options: Unpack[JobOptions],
 ) -> UUID:
     """Start a job in the transaction of a psycopg connection or SQLAlchemy session that is not async."""
-    if _is_sqlalchemy(using):
-        with _translated():
-            found = using.execute(_statement(), _arguments(type, params, tasks, given(options)))
+    if sqlalchemy_sessions.is_session(using):
+        with sqlalchemy_sessions.translated_errors():
+            arguments = sqlalchemy_sessions.start_arguments(type, params, [*tasks], given(options))
+            found = using.execute(sqlalchemy_sessions.start_statement(), arguments)
             return UUID(str(found.scalar_one()))
     [row] = db.call_sync(
         using,
@@ -470,32 +463,3 @@ def _equal(**wanted: Any) -> builtins.list[filters.Condition]:
         "type": "type = %s",
     }
     return [(columns[name], [value]) for name, value in wanted.items() if value is not None]
-
-
-def _is_sqlalchemy(using: Any) -> bool:
-    return any(base.__module__.startswith("sqlalchemy.") for base in builtins.type(using).__mro__)
-
-
-@contextmanager
-def _translated() -> Generator[None]:
-    """Raise errors of SQLAlchemy as Penstock's errors, if psycopg is the driver."""
-    try:
-        yield
-    except Exception as error:
-        cause = getattr(error, "orig", None)
-        translated = from_database(cause) if isinstance(cause, psycopg.Error) else None
-        if translated is None:
-            raise
-        raise translated from error
-
-
-def _statement() -> Any:
-    # A caller with a session of SQLAlchemy has imported it; Penstock itself does not depend on it.
-    return sys.modules["sqlalchemy"].text(_START)
-
-
-def _arguments(
-    type: str, params: Mapping[str, Any] | None, tasks: Iterable[TaskSpec], options: Mapping[str, Any]
-) -> dict[str, str]:
-    documents = {"params": dict(params or {}), "tasks": builtins.list(tasks), "options": options}
-    return {"type": type, **{name: json.dumps(document) for name, document in documents.items()}}

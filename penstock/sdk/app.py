@@ -25,6 +25,7 @@ import asyncio
 import inspect
 import logging
 import threading
+import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -143,7 +144,7 @@ class App:
         backoff: float | str = 2,
         backoff_cap: float | str = 300,
         retry_for: float | str | None = None,
-        category: str = "general",
+        category: str | None = None,
         cpu_bound: bool = False,
         transactional: bool = False,
     ) -> TaskDecorator: ...
@@ -168,17 +169,18 @@ class App:
         backoff: float | str = 2,
         backoff_cap: float | str = 300,
         retry_for: float | str | None = None,
-        category: str = "general",
+        category: str | None = None,
         cpu_bound: bool = False,
         transactional: bool = False,
     ) -> Task[Any, Any]:
         kind = kind or function.__name__
+        if category is not None:
+            warnings.warn(f"{kind}: category has no effect: remove it", DeprecationWarning, stacklevel=2)
         if kind in self.tasks:
             raise Invalid(f"a task of kind {kind!r} already exists: give one of them another `kind`")
         is_async = inspect.iscoroutinefunction(function)
         declared = {
             "name": kind,
-            "category": category,
             "max_attempts": max_attempts,
             "backoff_seconds": seconds(backoff),
             "backoff_cap_seconds": seconds(backoff_cap),

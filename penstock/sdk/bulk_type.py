@@ -19,22 +19,33 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import random
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
-from itertools import groupby
+from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar, cast
 from uuid import UUID
 
 import pydantic
-import pydantic_core
 
 from penstock.contract import bulks, jobs
 from penstock.contract.bulks import By, Taken
 from penstock.errors import Invalid, Limited, PenstockError
 from penstock.postgres import db
 from penstock.sdk import sheet_results as bulk_sheets
+from penstock.sdk.bulk_rows import (
+    MAX_KEY_LENGTH,
+    BulkRow,
+    Change,
+    Drawing,
+    RowError,
+    Sample,
+    drawing_of_error,
+    fitting,
+    key_of_row,
+    pack,
+    reported_problem,
+    row_problem,
+    stored_problem,
+)
 from penstock.sdk.context import Context, Fail, Reschedule
 from penstock.sdk.graph import Graph, Options, drawing
 from penstock.sdk.signature import Signature, Step, key_of
@@ -49,12 +60,9 @@ PREVIEW = 5
 """Rows in a preview, unless rows are batched."""
 PART = 1000
 """Rows loaded in one transaction."""
-MOST_TASKS = 50_000
-"""Maximum tasks added in one transaction."""
 SAMPLE = 1000
 """Rows drawn for a forecast."""
 _MAX_REJECTED = 20
-_MAX_KEY_LENGTH = 1000
 _NONE = object()
 _PARAMS = "select params from penstock.jobs where id = %s"
 
@@ -70,33 +78,6 @@ class Host(Protocol):
     async def ready(self, pool: db.Pool, options: Options, /) -> JobOptions: ...
     def sheets_of(self, tenant_id: UUID) -> Sheets: ...
     def started(self, job_id: UUID) -> Any: ...
-
-
-class BulkRow(pydantic.BaseModel, Generic[T]):
-    """A row with its number and key, as batches and apply handlers receive it."""
-
-    number: int
-    key: str
-    data: T
-
-
-class Change(pydantic.BaseModel):
-    """A value that an apply handler changed, before and after."""
-
-    name: str = pydantic.Field(min_length=1, max_length=200)
-    before: Any = None
-    after: Any = None
-
-
-class RowError(pydantic.BaseModel):
-    """In a batch's output, in place of a row's value: this row failed, the others continue."""
-
-    message: str
-    code: str = "row_failed"
-
-    @pydantic.model_serializer
-    def _write(self) -> dict[str, Any]:
-        return {"$error": {"code": self.code, "message": self.message}}
 
 
 class BulkType(Generic[T]):
@@ -235,7 +216,7 @@ class BulkType(Generic[T]):
         keys: dict[int, int] = {}
         for row in bulks.numbered(source):
             if row.problem is not None:
-                yield row, None, [_reported(row.number, row.problem)]
+                yield row, None, [reported_problem(row.number, row.problem)]
                 continue
             if (size := bulks.row_bytes(row, max_row_bytes)) is not None:
                 text = f"the row has {size:,} bytes as JSON; the limit is {max_row_bytes:,}"
@@ -243,12 +224,12 @@ class BulkType(Generic[T]):
                 continue
             model, problems = self._validated(row.number, row.data)
             if self.key:
-                key = _key(row.data, self.key)
+                key = key_of_row(row.data, self.key)
                 # Hashes need a tenth of the memory of keys.
                 first = None if key is None else keys.setdefault(hash(key), row.number)
                 if key is None:
                     columns = ", ".join(self.key)
-                    text = f"the key is empty or longer than {_MAX_KEY_LENGTH} characters: {columns}"
+                    text = f"the key is empty or longer than {MAX_KEY_LENGTH} characters: {columns}"
                     problems = [*problems, RowProblem(row.number, self.key[0], "no_key", text)]
                 elif first != row.number:
                     text = f"row {first} has the same key"
@@ -269,13 +250,13 @@ class BulkType(Generic[T]):
     def sample(self, source: Any, params: Mapping[str, Any]) -> tuple[list[dict[str, Any]], float]:
         """The tasks of a sample of the rows that would run, and the factor from the sample to all of them."""
         values = self._signature.check(self._signature.encode(dict(params))[0])
-        packs = _Sample(SAMPLE if self.batch is None else -(-SAMPLE // self.batch))
+        packs = Sample(SAMPLE if self.batch is None else -(-SAMPLE // self.batch))
         taken: list[BulkRow[T]] = []
         with bulks.opened(source) as table:
             for row, model, _ in self._examined(table):
                 if model is None:
                     continue
-                key = (_key(row.data, self.key) if self.key else None) or str(row.number)
+                key = (key_of_row(row.data, self.key) if self.key else None) or str(row.number)
                 taken.append(BulkRow[Any].model_construct(number=row.number, key=key, data=model))
                 if len(taken) >= (self.batch or 1):
                     packs.add(taken)
@@ -312,7 +293,7 @@ class BulkType(Generic[T]):
                 for each in error.errors(include_url=False, include_input=False, include_context=False)
             ]
 
-    def _draw(self, rows: Sequence[BulkRow[T]], values: dict[str, Any], *, is_preview: bool) -> _Drawing:
+    def _draw(self, rows: Sequence[BulkRow[T]], values: dict[str, Any], *, is_preview: bool) -> Drawing:
         """Draw the tasks of a row or of a batch."""
         graph = Graph(f"{rows[0].number}/")
         with drawing(graph):
@@ -342,7 +323,7 @@ class BulkType(Generic[T]):
         if len(tasks) == 1:
             # A single task has no dependents, so it needs no key.
             del tasks[0]["key"]
-        return _Drawing([row.number for row in rows], tasks, place, None if self.batch is None else len(rows))
+        return Drawing([row.number for row in rows], tasks, place, None if self.batch is None else len(rows))
 
     def _packed(self, taken: Sequence[Taken], is_more: bool, following: Taken | None) -> list[list[Taken]]:
         if self.batch is None:
@@ -368,9 +349,9 @@ class BulkType(Generic[T]):
                 packs = packs[:1]
             is_more = following is not None or sum(map(len, packs)) < len(taken)
             drawings, problems = await self._drawings(packs, values, is_preview)
-            fitting = _fitting(drawings)
-            is_more = is_more or len(fitting) < len(drawings)
-            drawings = fitting
+            drawn = len(drawings)
+            drawings = fitting(drawings)
+            is_more = is_more or len(drawings) < drawn
             next_load = {"kind": f"{self.name}.load", "confirm": is_preview} if is_more else None
             next_id = await self._add(ctx, drawings, problems, next_load, is_preview=is_preview)
             marks = [*problems, *(mark for each in drawings for mark in each.marks())]
@@ -383,8 +364,8 @@ class BulkType(Generic[T]):
 
     async def _drawings(
         self, packs: Sequence[Sequence[Taken]], values: dict[str, Any], is_preview: bool
-    ) -> tuple[list[_Drawing], list[dict[str, Any]]]:
-        drawings: list[_Drawing] = []
+    ) -> tuple[list[Drawing], list[dict[str, Any]]]:
+        drawings: list[Drawing] = []
         refused: list[dict[str, Any]] = []
         for place, taken in enumerate(packs):
             if place % 50 == 49:
@@ -393,7 +374,7 @@ class BulkType(Generic[T]):
             for row in taken:
                 model, problems = self._validated(row.number, row.data)
                 if model is None:
-                    refused.append({"number": row.number, "problem": _stored(problems)})
+                    refused.append({"number": row.number, "problem": stored_problem(problems)})
                 else:
                     rows.append(BulkRow[Any].model_construct(number=row.number, key=row.key, data=model))
             if not rows:
@@ -404,13 +385,13 @@ class BulkType(Generic[T]):
                 # An error in the body refuses its rows and does not block others.
                 code = error.code if isinstance(error, PenstockError) else "not_drawn"
                 text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-                refused += [_row_problem(row.number, code, text) for row in rows]
+                refused += [row_problem(row.number, code, text) for row in rows]
         return drawings, refused
 
     async def _add(
         self,
         ctx: Context,
-        drawings: list[_Drawing],
+        drawings: list[Drawing],
         problems: list[dict[str, Any]],
         next_load: dict[str, Any] | None,
         *,
@@ -432,11 +413,11 @@ class BulkType(Generic[T]):
             except Limited as error:
                 raise Reschedule(error.retry_after or 5, f"the queue is full: {error.message}") from error
             except Invalid as error:
-                refused = _drawing_of_error(drawings, error)
+                refused = drawing_of_error(drawings, error)
                 if refused is None:
                     raise Fail(error.message, code=error.code, details=error.details) from error
                 drawings.remove(refused)
-                problems += [_row_problem(number, error.code, error.message) for number in refused.numbers]
+                problems += [row_problem(number, error.code, error.message) for number in refused.numbers]
                 continue
             start = 0
             for each in drawings:
@@ -500,126 +481,3 @@ def _value(output: Any, key: str) -> Any:
             return _NONE
         case value:
             return value
-
-
-@dataclass(slots=True)
-class _Drawing:
-    """The tasks of a row, or of a batch."""
-
-    numbers: list[int]
-    tasks: list[dict[str, Any]]
-    result: int
-    batch_size: int | None
-    ids: list[int] = field(default_factory=list[int])
-
-    def marks(self) -> Iterator[dict[str, Any]]:
-        """The rows for `mark_rows`."""
-        for number in self.numbers:
-            yield {
-                "number": number,
-                "first_id": self.ids[0],
-                "result_id": self.ids[self.result],
-                "last_id": self.ids[-1],
-                "batch_size": self.batch_size,
-            }
-
-
-def pack(
-    rows: Sequence[Taken],
-    batch: int,
-    *,
-    is_grouped: bool,
-    is_more: bool = False,
-    following: Taken | None = None,
-) -> list[list[Taken]]:
-    """Split rows into batches of at most `batch`, in order.
-
-    A group that fits into a batch is never split; a larger one gets batches of its own. With `is_more`, omits
-    a last batch that later rows could fill.
-    """
-    groups = [
-        list(each) for _, each in groupby(rows, key=lambda row: row.group if is_grouped else row.number)
-    ]
-    if is_grouped and is_more and groups and (following is None or following.group == groups[-1][-1].group):
-        last = groups.pop()
-        if not groups:
-            groups.append(last[: len(last) // batch * batch])
-    packed: list[list[Taken]] = []
-    current: list[Taken] = []
-    for group in groups:
-        for start in range(0, len(group), batch):
-            chunk = group[start : start + batch]
-            if len(current) + len(chunk) > batch:
-                packed.append(current)
-                current = []
-            current = current + chunk
-    if current and (not is_more or not packed or len(current) == batch):
-        packed.append(current)
-    return packed
-
-
-def _fitting(drawings: list[_Drawing]) -> list[_Drawing]:
-    """As many drawings as fit into one call."""
-    total = 0
-    for place, each in enumerate(drawings):
-        total += len(each.tasks)
-        if total > MOST_TASKS and place:
-            return drawings[:place]
-    return drawings
-
-
-class _Sample:
-    """A uniform random sample of a stream (reservoir sampling)."""
-
-    def __init__(self, most: int) -> None:
-        self.kept: list[Any] = []
-        self.count = 0
-        self._most = most
-        self._random = random.Random(0)
-
-    def add(self, item: Any) -> None:
-        self.count += 1
-        if len(self.kept) < self._most:
-            self.kept.append(item)
-        elif (place := self._random.randrange(self.count)) < self._most:
-            self.kept[place] = item
-
-
-def _key(data: Mapping[str, Any], columns: Sequence[str]) -> str | None:
-    """A row's key, equal for the same rows as the database's."""
-    values = [data.get(column) for column in columns]
-    if all(value is None or value == "" for value in values):
-        return None
-    key = str(values[0]) if len(values) == 1 else repr(values)
-    return key if len(key) <= _MAX_KEY_LENGTH else None
-
-
-def _reported(number: int, problem: Any) -> RowProblem:
-    told = cast("dict[str, Any]", pydantic_core.to_jsonable_python(problem))
-    return RowProblem(
-        number, told.get("column"), str(told.get("code") or "unreadable"), str(told.get("message") or "")
-    )
-
-
-def _stored(problems: Sequence[RowProblem]) -> dict[str, Any]:
-    first = problems[0]
-    text = "; ".join(
-        f"{each.column}: {each.message}" if each.column else each.message for each in problems[:10]
-    )
-    return {"code": first.code, "column": first.column, "message": text}
-
-
-def _row_problem(number: int, code: str, message: str) -> dict[str, Any]:
-    return {"number": number, "problem": {"code": code, "message": message[:2000]}}
-
-
-def _drawing_of_error(drawings: Sequence[_Drawing], error: Invalid) -> _Drawing | None:
-    """The drawing that the error refers to."""
-    text = str(error.details.get("field", ""))
-    with suppress(ValueError, IndexError):
-        place = int(text.split("tasks[")[1].split("]")[0])
-        for each in drawings:
-            if place < len(each.tasks):
-                return each
-            place -= len(each.tasks)
-    return None

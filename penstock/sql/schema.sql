@@ -3373,8 +3373,8 @@ function penstock.define_kinds(jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4ee34b83b36e8551a93e30a6f6e2c164
-  comment: Creates or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
+  body: sha256 c1d11537722836139bf6826b5c3bfe6d
+  comment: Creates or changes kinds: [{"name", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
   grant to service_role: execute
 
 function penstock.delete_artifact(uuid)
