@@ -20,7 +20,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock import App, Context, testing
+from penstock import App, Context, cli, testing
 from penstock.contract import artifacts
 from penstock.errors import Forbidden, Invalid, LeaseLost, Limited, NotFound, TooLarge
 from penstock.postgres import db as database
@@ -95,6 +95,44 @@ def place(db: testing.Database, tenant: uuid.UUID, tmp_path: Path) -> Place:
 async def opened(place: Place) -> AsyncIterator[database.Pool]:
     async with database.pool(place.db.dsn, max_size=4) as pool:
         yield pool
+
+
+async def test_kept_files_are_listed(place: Place, clock: testing.Clock) -> None:
+    """B8/kept-files: `artifacts ls --kept` names the subject; the sweep leaves the file."""
+    task = place.task()
+    async with opened(place) as pool:
+        kept = uuid.UUID((await place.save(pool, task, "a.pdf"))["artifact_id"])
+        await place.save(pool, task, "b.pdf")
+        await artifacts.keep(pool, artifact_id=kept, subject="slides.slide:7")
+        [found] = await artifacts.list_kept(pool)
+        assert (found.id, found.subject, found.kept_until) == (kept, "slides.slide:7", None)
+        assert await artifacts.list_kept(pool, subject="slides.slide:8") == []
+        await database.call(
+            pool, "complete_task", p_task_id=task["task_id"], p_worker_id="w1", p_lease=task["lease"]
+        )
+        clock.advance(days=91)
+        assert await artifacts.is_any_due(pool) is False
+        while await database.value(pool, "prune"):
+            pass
+        assert await artifacts.is_any_due(pool) is True
+        assert await artifacts.sweep(pool, place.storage) == (1, 0)
+        assert place.is_whole() and len(place.files()) == 1 and place.bytes() == (len(PDF), 0)
+        assert await artifacts.is_any_due(pool) is False
+        assert await artifacts.unkeep(pool, artifact_id=kept) is True
+        assert await artifacts.is_any_due(pool) is True
+
+
+def test_the_command_line_lists_kept_files(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    async def keep() -> None:
+        async with opened(place) as pool:
+            saved = await place.save(pool, place.task(), "a.pdf")
+            await artifacts.keep(pool, artifact_id=uuid.UUID(saved["artifact_id"]), subject="slides.slide:7")
+
+    asyncio.run(keep())
+    assert cli.execute(["--database", place.db.dsn, "-o", "json", "artifacts", "ls", "--kept"]) == 0
+    [row] = json.loads(capsys.readouterr().out)
+    assert (row["name"], row["subject"], row["kept_until"]) == ("a.pdf", "slides.slide:7", None)
+    assert cli.execute(["--database", place.db.dsn, "artifacts", "ls"]) == 2
 
 
 class TestSaving:

@@ -22,6 +22,7 @@ LAYERS = {
 PARTS = {
     "clock": "the one clock, which tests replace",
     "errors": "how a function raises an error",
+    "apps": "public functions for the SQL of apps, about several nouns",
     "claim": "the claim and its stages: the worker's side of tasks",
     "admission": "which work of limited lanes may run now",
     "routing": "which provider a task uses",

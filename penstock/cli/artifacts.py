@@ -11,9 +11,11 @@ from penstock.cli import output
 from penstock.cli.options import command
 from penstock.cli.output import Column
 from penstock.contract import artifacts
+from penstock.errors import Invalid
 from penstock.postgres import db
 from penstock.settings import settings
 from penstock.storage import objects as storage
+from penstock.types import KeptArtifact
 
 group = typer.Typer(help="List and check files that jobs stored.", no_args_is_help=True)
 
@@ -26,14 +28,34 @@ _COLUMNS = [
 ]
 
 
+def _kept_until(artifact: KeptArtifact) -> str:
+    return f"{artifact.kept_until:%Y-%m-%d %H:%M}" if artifact.kept_until else "for good"
+
+
+_KEPT_COLUMNS = [
+    *_COLUMNS,
+    Column("SUBJECT", lambda artifact: artifact.subject),
+    Column("KEPT UNTIL", _kept_until),
+]
+
+
 @command(group, "ls")
 async def ls(
     pool: db.Pool,
-    job: Annotated[UUID, typer.Argument(show_default=False, help="Job id.")],
+    job: Annotated[UUID | None, typer.Argument(show_default=False, help="Job id.")] = None,
+    kept: Annotated[
+        bool, typer.Option("--kept", help="Files that apps keep beyond retention_days, of all jobs.")
+    ] = False,
     limit: Annotated[int, typer.Option(help="Maximum number of files.")] = 100,
 ) -> None:
-    """List the files of a job, oldest first."""
-    output.rows(await artifacts.list(pool, job_id=job, limit=limit), _COLUMNS, empty="No files.")
+    """List the files of a job, or the files that apps keep, oldest first."""
+    if kept:
+        found = await artifacts.list_kept(pool, job_id=job, limit=limit)
+        output.rows(found, _KEPT_COLUMNS, empty="No kept files.")
+    elif job is None:
+        raise Invalid("name a job, or list the files that apps keep with --kept")
+    else:
+        output.rows(await artifacts.list(pool, job_id=job, limit=limit), _COLUMNS, empty="No files.")
 
 
 @command(group, "sweep")

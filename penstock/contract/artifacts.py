@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias
@@ -24,11 +25,17 @@ from penstock.postgres import db
 from penstock.storage import content
 from penstock.storage.objects import HOUR, Storage, Stored
 from penstock.types import OUTPUT as OUTPUT
-from penstock.types import Artifact, referred
+from penstock.types import Artifact, KeptArtifact, referred
 
 _COLUMNS: LiteralString = """\
 select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, created_at, stored_at
 from penstock.artifacts where status = 'stored' and """
+_KEPT: LiteralString = """\
+select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, created_at, stored_at,
+  subject, kept_until
+from penstock.artifacts where status = 'stored' and subject is not null
+  and (kept_until is null or kept_until >= penstock._now()) and (%s::uuid is null or job_id = %s)
+  and (%s::text is null or subject = %s) and (%s::uuid is null or id > %s) order by id limit %s"""
 _OF_JOB: LiteralString = """\
 job_id = %s and (%s::bigint is null or task_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"""
 BATCH = 100
@@ -42,8 +49,11 @@ select from penstock.artifacts where id = %s and incoming = %s and status = 'pen
 _DUE: LiteralString = """\
 select exists (select from penstock.artifacts where status <> 'stored'
     and (status = 'deleted' and incoming is null or begun_at < penstock._now() - interval '1 hour'))
-  or exists (select from penstock.artifacts where job_id is null and status = 'stored'
+  or exists (select from penstock.artifacts where job_id is null and status = 'stored' and subject is null
     and stored_at < penstock._now() - make_interval(
+      days => (select value from penstock.settings where name = 'retention_days')::integer))
+  or exists (select from penstock.artifacts where job_id is null and status = 'stored' and subject is not null
+    and kept_until < penstock._now() and stored_at < penstock._now() - make_interval(
       days => (select value from penstock.settings where name = 'retention_days')::integer))"""
 Acting = Callable[[], AbstractAsyncContextManager[db.Connection]]
 """Opens a connection for one short call, so that none is in use while bytes are copied."""
@@ -277,6 +287,31 @@ async def list(
     statement = _COLUMNS + _OF_JOB
     rows = await db.rows(database, statement, (job_id, task_id, task_id, after, after, filters.page(limit)))
     return [Artifact(*row) for row in rows]
+
+
+async def list_kept(
+    database: db.Database,
+    *,
+    job_id: UUID | None = None,
+    subject: str | None = None,
+    after: UUID | None = None,
+    limit: int = 100,
+) -> builtins.list[KeptArtifact]:
+    """Files that apps keep, oldest first: all, those of a job, or those for a subject."""
+    arguments = (job_id, job_id, subject, subject, after, after, filters.page(limit))
+    return [KeptArtifact(*row) for row in await db.rows(database, _KEPT, arguments)]
+
+
+async def keep(
+    database: db.Database, *, artifact_id: UUID, subject: str, until: datetime | None = None
+) -> None:
+    """Keep a file beyond `retention_days` and beyond its job: until a time, or for good."""
+    await db.call(database, "keep_artifact", p_artifact_id=artifact_id, p_subject=subject, p_until=until)
+
+
+async def unkeep(database: db.Database, *, artifact_id: UUID) -> bool:
+    """End the keeping of a file. False if no app keeps it."""
+    return await db.value(database, "unkeep_artifact", p_artifact_id=artifact_id)
 
 
 async def delete(database: db.Database, *, artifact_id: UUID) -> bool:

@@ -41,7 +41,9 @@ grant execute on function
   penstock.begin_upload(text, text, bigint, jsonb), penstock.take_upload(uuid),
   penstock.delete_artifact(uuid), penstock.overview(uuid), penstock.lane_states(uuid),
   penstock.task_rates(uuid, integer), penstock.job_graph(uuid, bigint, integer),
-  penstock.start_action(text, text[], text), penstock.weigh_action(text, text[])
+  penstock.start_action(text, text[], text), penstock.weigh_action(text, text[]), penstock.clock(),
+  penstock.refuse(integer, text, text, jsonb, text), penstock.is_service(), penstock.my_tenant(),
+  penstock.is_member(uuid, text[]), penstock.require_member(uuid, text[])
 to authenticated, service_role;
 
 -- The service: workers and operators.
@@ -87,5 +89,7 @@ grant execute on function
   penstock.begin_artifact(bigint, text, bigint, text, text, bigint),
   penstock.finish_artifact(uuid, text, bigint, bigint, text), penstock.drop_artifact(uuid, text, bigint),
   penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]), penstock.orphaned_artifacts(text[]),
-  penstock.do_actions(integer)
+  penstock.do_actions(integer), penstock.keep_artifact(uuid, text, timestamptz),
+  penstock.unkeep_artifact(uuid), penstock.record_audit(text, text, jsonb, uuid, uuid),
+  penstock.define_setting(text, jsonb, text), penstock.get_setting(text)
 to service_role;

@@ -233,9 +233,13 @@ table penstock.artifacts
   column created_at: timestamp with time zone not null
   column begun_at: timestamp with time zone not null
   column stored_at: timestamp with time zone
+  column subject: text
+  column kept_until: timestamp with time zone
   comment on column incoming: Where a client uploads the file. It is not trusted until it has been checked and copied to path.
   comment on column bytes: Size of the file; while it is pending, the announced size.
   comment on column status: pending: being written; stored: complete and counted; deleted: the file, then this row, will be removed.
+  comment on column subject: What the file belongs to, as noun:id, while an app keeps it; null: it is removed after retention_days.
+  comment on column kept_until: When the file stops being kept; null: never.
   constraint artifacts_bytes_check: CHECK ((bytes >= 0))
   constraint artifacts_check: CHECK (((job_id IS NULL) = (task_id IS NULL)))
   constraint artifacts_check1: CHECK (((status <> 'stored'::text) OR ((bytes IS NOT NULL) AND (sha256 IS NOT NULL) AND (stored_at IS NOT NULL))))
@@ -250,8 +254,10 @@ table penstock.artifacts
   constraint artifacts_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
   constraint artifacts_tenant_id_path_key: UNIQUE (tenant_id, path)
   index artifacts_due: CREATE INDEX artifacts_due ON penstock.artifacts USING btree (begun_at) WHERE (status <> 'stored'::text)
+  index artifacts_expiring: CREATE INDEX artifacts_expiring ON penstock.artifacts USING btree (stored_at) WHERE ((job_id IS NULL) AND (status = 'stored'::text) AND (subject IS NULL))
   index artifacts_idempotency: CREATE UNIQUE INDEX artifacts_idempotency ON penstock.artifacts USING btree (tenant_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
   index artifacts_job: CREATE INDEX artifacts_job ON penstock.artifacts USING btree (job_id, id) WHERE (job_id IS NOT NULL)
+  index artifacts_kept: CREATE INDEX artifacts_kept ON penstock.artifacts USING btree (kept_until, id) WHERE (subject IS NOT NULL)
   index artifacts_pending: CREATE INDEX artifacts_pending ON penstock.artifacts USING btree (tenant_id) WHERE (status <> 'stored'::text)
   index artifacts_uploads: CREATE INDEX artifacts_uploads ON penstock.artifacts USING btree (stored_at) WHERE ((job_id IS NULL) AND (status = 'stored'::text))
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
@@ -2008,6 +2014,14 @@ function penstock._delete_job_rows(uuid, integer)
   body: sha256 f2ed728e57c71231112a97f9cafbab14
   comment: Deletes up to p_limit rows of a job, the job itself last, and returns their number.
 
+function penstock._detach_kept_artifacts(uuid, integer)
+  arguments: p_job_id uuid, p_limit integer
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c299e83445c65ca933ebd2aba33134ea
+  comment: Separates the files that an app keeps from a job that is about to be deleted. Returns their number.
+
 function penstock._do_chore(uuid, integer)
   arguments: p_job_id uuid, p_bite integer
   returns: integer
@@ -3285,6 +3299,15 @@ function penstock.claim_tasks(text, integer, text[], integer)
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
+function penstock.clock()
+  returns: timestamp with time zone
+  attributes: sql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5a93bceb9d6919373defcb4bd4912f03
+  comment: The current time. Apps read it here, so that tests can replace the clock of apps too.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.commit_hold(uuid, jsonb, uuid)
   arguments: p_hold_id uuid, p_actual jsonb DEFAULT NULL::jsonb, p_tenant_id uuid DEFAULT NULL::uuid
   returns: void
@@ -3377,6 +3400,15 @@ function penstock.define_kinds(jsonb)
   comment: Creates or changes kinds: [{"name", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
   grant to service_role: execute
 
+function penstock.define_setting(text, jsonb, text)
+  arguments: p_name text, p_value jsonb, p_comment text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6a7663d14d8dab29378fc9d3856c8305
+  comment: Defines a setting of an app, named app.word, with its default. A value that an operator set stays, unless the type changes. An app's SQL calls it.
+  grant to service_role: execute
+
 function penstock.delete_artifact(uuid)
   arguments: p_artifact_id uuid
   returns: boolean
@@ -3437,8 +3469,8 @@ function penstock.due_artifacts(integer)
   returns: TABLE(id uuid, paths text[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 652fb8b7383d3811e7fda90a314bbb8e
-  comment: Files to remove from storage: deleted files, files abandoned for an hour, and uploads older than retention_days. Locks the rows: remove the files and call forget_artifacts in the same transaction.
+  body: sha256 5a34a7f7e1e7308e4bf624967aaf8fec
+  comment: Files to remove from storage: deleted files, files abandoned for an hour, and uploads older than retention_days that no app keeps. Locks the rows: remove the files and call forget_artifacts in the same transaction.
   grant to service_role: execute
 
 function penstock.due_schedules()
@@ -3591,6 +3623,15 @@ function penstock.get_job(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.get_setting(text)
+  arguments: p_name text
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f7b15145dbe671a9fb2d9be67cc0eaf7
+  comment: The value of a setting, of an app or of Penstock itself. Raises an error for an unknown name.
+  grant to service_role: execute
+
 function penstock.get_usage_status(uuid)
   arguments: p_tenant_id uuid DEFAULT NULL::uuid
   returns: jsonb
@@ -3619,6 +3660,25 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone, with lease_lost or canceled.
   grant to service_role: execute
 
+function penstock.is_member(uuid, text[])
+  arguments: p_tenant_id uuid, p_roles text[] DEFAULT '{owner,admin,member,viewer}'::text[]
+  returns: boolean
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 be723d4e73f5723b0726e389e9a3eef2
+  comment: Whether the caller is the service, or a member of the tenant with one of these roles.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.is_service()
+  returns: boolean
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 605c6a20363e6a312d1a661a265e8dd7
+  comment: Whether the caller is the service (a worker or an operator) rather than a user.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.job_graph(uuid, bigint, integer)
   arguments: p_job_id uuid, p_after bigint DEFAULT 0, p_limit integer DEFAULT 500
   returns: TABLE(id bigint, kind text, key text, phase text, status text, waiting_for text, waiting_until timestamp with time zone, attempt integer, fraction real, message text, created_at timestamp with time zone, ready_at timestamp with time zone, started_at timestamp with time zone, finished_at timestamp with time zone, error_code text, parents bigint[])
@@ -3627,6 +3687,15 @@ function penstock.job_graph(uuid, bigint, integer)
   body: sha256 0d81a73a9856b1ca2b28ba4906bb1f61
   comment: The tasks of a job with their parents and the time at which each became ready, for a graph, a grid or a timeline.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.keep_artifact(uuid, text, timestamp with time zone)
+  arguments: p_artifact_id uuid, p_subject text, p_until timestamp with time zone DEFAULT 'infinity'::timestamp with time zone
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9d41ff1cec8fd1239dd5932d000052c2
+  comment: Keeps a file beyond retention_days and beyond its job, for a subject of an app such as slides.slide:42: until a time, or for good. Call unkeep_artifact when the subject is deleted.
   grant to service_role: execute
 
 function penstock.lane_states(uuid)
@@ -3674,6 +3743,15 @@ function penstock.mark_rows_written(uuid, bigint[], text[])
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 2e3c5566a7f28d8ee2b1df010a91bc57
   comment: Records the states of rows that were written back to the source.
+  grant to service_role: execute
+
+function penstock.my_tenant()
+  returns: uuid
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f2f172e09be4756050a3af6d8df4d9fd
+  comment: The tenant that the calling user works in unless a call names another one; null for the service.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.my_tenants()
@@ -3764,7 +3842,7 @@ function penstock.prune(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f613df5ba015eaf4178ee876e9b5ab05
+  body: sha256 d05e8f52dab115c6647c8539755d3d7d
   comment: Deletes jobs that ended more than retention_days ago, at most p_limit rows, and returns the number of rows. The audit log stays. Workers call it about once a minute; a call does nothing while another one runs.
   grant to service_role: execute
 
@@ -3794,6 +3872,15 @@ function penstock.reclaim_stale_tasks()
   comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
   grant to service_role: execute
 
+function penstock.record_audit(text, text, jsonb, uuid, uuid)
+  arguments: p_action text, p_subject text, p_details jsonb DEFAULT '{}'::jsonb, p_tenant_id uuid DEFAULT NULL::uuid, p_job_id uuid DEFAULT NULL::uuid
+  returns: bigint
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6e03c3fcafe38f038f7c8a5462df76a6
+  comment: Adds a line of an app to the audit log, in the transaction of the caller. Members of the tenant can read it; a line without a tenant is for the service only.
+  grant to service_role: execute
+
 function penstock.record_changes(bigint, text, bigint, jsonb)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_changes jsonb
   returns: integer
@@ -3819,6 +3906,16 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 54d2a1a9fc1b194cb39052827c7cadfc
   comment: Records the usage of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant's action (p_tenant_id, p_action), as {"requests", "input_tokens", …}, and its cost if the provider has prices. Options: variant, provider, details, key (a report sent again with the same key counts once).
+  grant to service_role: execute
+
+function penstock.refuse(integer, text, text, jsonb, text)
+  arguments: p_status integer, p_code text, p_message text, p_fields jsonb DEFAULT '{}'::jsonb, p_hint text DEFAULT NULL::text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fb7ef6cdf08f994ccef155a10ab8ed05
+  comment: Raises an error as Penstock's own functions do: an HTTP status, a stable code, a message, detail fields and a hint.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.release_api_capacity(text, text, bigint, bigint, text, uuid)
@@ -3893,6 +3990,16 @@ function penstock.report_worker(text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 8f31a047be6a3b8b0463b2cfe3bdbe9f
   comment: Records that a worker is running: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}. Removes workers that have not reported for 10 minutes, and stopped ones after a day.
+  grant to service_role: execute
+
+function penstock.require_member(uuid, text[])
+  arguments: p_tenant_id uuid, p_roles text[] DEFAULT '{owner,admin,member}'::text[]
+  returns: void
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8660024f4451a715c266bf08ce4c89b1
+  comment: Raises an error unless the caller is the service, or a member of the tenant with one of these roles.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.reschedule_task(bigint, double precision, text, bigint, text)
@@ -4069,7 +4176,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d46d4e6dc5ce3e6d742d3dcf1588f9fb
+  body: sha256 63e13c694aaf729d7639c6a4f9d9da3d
   comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 
@@ -4157,6 +4264,15 @@ function penstock.undo_changes(bigint, text, bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 2b51203a526de7adc640d845ed9bf97e
   comment: Marks the changes of a running undo task as undone and returns them, newest first. The task undoes them in the same transaction.
+  grant to service_role: execute
+
+function penstock.unkeep_artifact(uuid)
+  arguments: p_artifact_id uuid
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fbfe0065a646f22fa462d70d85323d36
+  comment: Ends the keeping of a file: it goes with its job, or retention_days after it was stored. Returns false if no app keeps it.
   grant to service_role: execute
 
 function penstock.upkeep()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from penstock.types.actions import Action, Weight
 from penstock.types.amounts import Amount, exact
-from penstock.types.artifacts import OUTPUT, Artifact, LinkedArtifact, referred
+from penstock.types.artifacts import OUTPUT, Artifact, KeptArtifact, LinkedArtifact, referred
 from penstock.types.audit import AuditLine
 from penstock.types.bulks import (
     Bulk,
@@ -79,6 +79,7 @@ __all__ = [
     "JobOptions",
     "JobStatus",
     "JobVerb",
+    "KeptArtifact",
     "KeyRole",
     "Lane",
     "LaneState",

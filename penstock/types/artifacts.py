@@ -30,6 +30,16 @@ class Artifact:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptArtifact(Artifact):
+    """A file that an app keeps beyond `retention_days`."""
+
+    subject: str
+    """What it belongs to, as noun:id."""
+    kept_until: datetime | None
+    """None: for good."""
+
+
+@dataclass(frozen=True, slots=True)
 class LinkedArtifact(Artifact):
     """A file with a URL; anyone who has the URL can read the file until it expires."""
 

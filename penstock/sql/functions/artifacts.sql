@@ -346,6 +346,58 @@ comment on function penstock.delete_artifact(uuid) is
   'Deletes a file: at once for readers and the quota, later in storage. Returns false if it was already '
   'deleted.';
 
+create or replace function penstock.keep_artifact(
+  p_artifact_id uuid, p_subject text, p_until timestamptz default 'infinity')
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_artifact artifacts;
+  v_until timestamptz := nullif(p_until, 'infinity');
+begin
+  if coalesce(p_subject, '') !~ '^[a-z][a-z0-9_.]{0,62}:.+$' or length(p_subject) > 400 then
+    perform _refuse(422, 'invalid_subject',
+      format('subject must be of the form noun:id, at most 400 characters (got %L)', left(p_subject, 100)),
+      '{"field": "p_subject"}');
+  end if;
+  perform _check_time(v_until, 'p_until');
+  select * into v_artifact from artifacts where id = p_artifact_id and status <> 'deleted' for update;
+  if not found then
+    perform _refuse(404, 'unknown_artifact', 'there is no such artifact');
+  end if;
+  if v_artifact.status <> 'stored' then
+    perform _refuse(409, 'not_stored', 'only a stored file can be kept: this one is still being written',
+      jsonb_build_object('artifact_id', p_artifact_id));
+  end if;
+  if (v_artifact.subject, v_artifact.kept_until) is not distinct from (p_subject, v_until) then
+    return;
+  end if;
+  update artifacts set subject = p_subject, kept_until = v_until where id = p_artifact_id;
+  perform _audit(v_artifact.tenant_id, 'artifact.kept', v_artifact.job_id, 'artifact:' || p_artifact_id,
+    jsonb_build_object('for', p_subject, 'until', v_until));
+end
+$$;
+comment on function penstock.keep_artifact(uuid, text, timestamptz) is
+  'Keeps a file beyond retention_days and beyond its job, for a subject of an app such as slides.slide:42: '
+  'until a time, or for good. Call unkeep_artifact when the subject is deleted.';
+
+create or replace function penstock.unkeep_artifact(p_artifact_id uuid)
+returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_artifact artifacts;
+begin
+  select * into v_artifact from artifacts where id = p_artifact_id for update;
+  if v_artifact.subject is null then
+    return false;
+  end if;
+  update artifacts set subject = null, kept_until = null where id = p_artifact_id;
+  perform _audit(v_artifact.tenant_id, 'artifact.unkept', v_artifact.job_id, 'artifact:' || p_artifact_id,
+    jsonb_build_object('for', v_artifact.subject));
+  return true;
+end
+$$;
+comment on function penstock.unkeep_artifact(uuid) is
+  'Ends the keeping of a file: it goes with its job, or retention_days after it was stored. Returns false if '
+  'no app keeps it.';
+
 create or replace function penstock.due_artifacts(p_limit integer default 100)
 returns table (id uuid, paths text[])
 language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -363,18 +415,24 @@ begin
         select from leases l where l.task_id = x.task_id and l.lease = x.lease and l.expires_at > v_now))
       order by x.begun_at limit p_limit)
     union all
-    (select x.id from artifacts x where x.job_id is null and x.status = 'stored' and x.stored_at < v_cutoff
-      order by x.stored_at limit p_limit)))
+    (select x.id from artifacts x where x.job_id is null and x.status = 'stored' and x.subject is null
+      and x.stored_at < v_cutoff order by x.stored_at limit p_limit)
+    union all
+    (select x.id from artifacts x where x.subject is not null and x.kept_until < v_now
+      and x.job_id is null and x.status = 'stored' and x.stored_at < v_cutoff
+      order by x.kept_until limit p_limit)))
     -- Checked again under the lock, because a file may have been started again.
     and (a.status = 'deleted' and a.incoming is null or a.status <> 'stored'
       and a.begun_at < v_now - interval '1 hour'
-      or a.status = 'stored' and a.job_id is null and a.stored_at < v_cutoff)
+      or a.status = 'stored' and a.job_id is null and a.stored_at < v_cutoff
+      and (a.subject is null or a.kept_until < v_now))
   order by a.begun_at limit p_limit for update skip locked;
 end
 $$;
 comment on function penstock.due_artifacts(integer) is
   'Files to remove from storage: deleted files, files abandoned for an hour, and uploads older than '
-  'retention_days. Locks the rows: remove the files and call forget_artifacts in the same transaction.';
+  'retention_days that no app keeps. Locks the rows: remove the files and call forget_artifacts in the '
+  'same transaction.';
 
 create or replace function penstock.forget_artifacts(p_ids uuid[])
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$

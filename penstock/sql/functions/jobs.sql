@@ -768,6 +768,22 @@ $$;
 comment on function penstock._delete_job_rows(uuid, integer) is
   'Deletes up to p_limit rows of a job, the job itself last, and returns their number.';
 
+create or replace function penstock._detach_kept_artifacts(p_job_id uuid, p_limit integer)
+returns integer language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_count integer;
+begin
+  update artifacts set job_id = null, task_id = null where id = any (array(
+    select id from artifacts where job_id = p_job_id and status = 'stored'
+      and subject is not null and (kept_until is null or kept_until >= _now())
+    order by id limit p_limit for update skip locked));
+  get diagnostics v_count = row_count;
+  return v_count;
+end
+$$;
+comment on function penstock._detach_kept_artifacts(uuid, integer) is
+  'Separates the files that an app keeps from a job that is about to be deleted. Returns their number.';
+
 create or replace function penstock.prune(p_limit integer default 10000)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
@@ -792,8 +808,10 @@ begin
     continue when v_use.has_ready_tasks or v_use.is_in_use;
     -- Dead letters first: a half-deleted job must not be retried.
     delete from dead_letters where job_id = v_job.id;
+    v_left := v_left - _detach_kept_artifacts(v_job.id, v_left);
     v_job_files := array(
       select id from artifacts where job_id = v_job.id and status <> 'deleted'
+      and (subject is null or kept_until < _now())
       order by id limit v_left for update skip locked);
     v_files := v_files || v_job_files;
     v_left := v_left - cardinality(v_job_files);

@@ -38,7 +38,10 @@ begin
         coalesce(left(p_value::text, 100), 'null')));
   end if;
   -- An unusable value would make every later call fail.
-  if jsonb_typeof(p_value) = 'number'
+  if position('.' in p_name) > 0 then
+    -- The app that defined it knows which values it accepts.
+    perform _check_document(p_value, 'p_value', 65536);
+  elsif jsonb_typeof(p_value) = 'number'
      and ((p_value)::numeric % 1 <> 0 or (p_value)::numeric not between v_min and v_max) then
     perform _refuse(422, 'invalid_setting',
       format('%s must be an integer between %s and %s (got %s)', p_name, v_min, v_max,

@@ -1,0 +1,1 @@
+alter table penstock.artifacts drop column subject, drop column kept_until;

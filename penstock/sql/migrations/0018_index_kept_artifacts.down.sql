@@ -1,0 +1,1 @@
+drop index penstock.artifacts_expiring, penstock.artifacts_kept;
