@@ -45,6 +45,24 @@ def test_an_example_runs(name: str, db: testing.Database) -> None:
         assert line in done.stdout, done.stdout + done.stderr
 
 
+@pytest.mark.slow
+def test_the_readmes_program_prints_its_job_and_nothing_else(db: testing.Database, tmp_path: Path) -> None:
+    text = (ROOT / "README.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (tmp_path / "mysite.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "mysite.py"],
+        cwd=tmp_path,
+        env={**os.environ, "DATABASE_URL": db.dsn},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    [job] = db.execute("select id from penstock.jobs where type = 'publish'")
+    assert done.stdout == f"{job['id']}\n"
+
+
 @pytest.mark.parametrize("name", ["sdk", "worker"])
 def test_a_guides_python_runs(
     name: str,

@@ -22,12 +22,13 @@ and draws the graph of its tasks: each `step` adds a task and returns a placehol
 from __future__ import annotations
 
 import asyncio
+import atexit
 import inspect
 import logging
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -63,6 +64,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 RowModel = TypeVar("RowModel", bound=pydantic.BaseModel)
+_EXIT_SECONDS = 5
+
 Artifacts = Callable[[Context, str, Any, str], Coroutine[Any, Any, dict[str, Any]]]
 
 
@@ -473,10 +476,25 @@ class App:
         """Close the connections of synchronous code."""
         loop, thread = self._loop, self._thread
         if loop is not None and thread is not None:
+            atexit.unregister(self._close_at_exit)
             self.block(self.aclose())
             self._loop = self._thread = None
             loop.call_soon_threadsafe(loop.stop)
             thread.join()
+            loop.close()
+
+    def _close_at_exit(self) -> None:
+        """Close what a program left open, which would otherwise print warnings when Python ends."""
+        loop, thread = self._loop, self._thread
+        # A forked process has the loop but not its thread.
+        if loop is None or thread is None or not thread.is_alive():
+            return
+        closing = asyncio.run_coroutine_threadsafe(self.aclose(), loop)
+        with suppress(Exception):  # the program has ended; an unreachable database must not hold it up
+            closing.result(_EXIT_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_EXIT_SECONDS)
+        if not thread.is_alive():
             loop.close()
 
     def block(self, work: Coroutine[Any, Any, R]) -> R:
@@ -488,6 +506,7 @@ class App:
                     target=self._loop.run_forever, name="penstock app", daemon=True
                 )
                 self._thread.start()
+                atexit.register(self._close_at_exit)
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
