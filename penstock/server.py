@@ -207,5 +207,5 @@ class _ChildServer(uvicorn.Server):
 
     def _parent_died(self, sentinel: int) -> None:
         asyncio.get_running_loop().remove_reader(sentinel)
-        print("penstock dev died: the API stops too.", file=sys.stderr, flush=True)
+        print("`penstock dev` died: the API stops too.", file=sys.stderr, flush=True)
         self._end()

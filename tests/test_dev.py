@@ -179,7 +179,7 @@ def test_failure_of_api_or_worker_stops_both(
         os.kill(child if victim == "api" else running.process.pid, signal.SIGKILL)
         assert running.ended() == (1 if victim == "api" else -signal.SIGKILL)
         assert ("The API stopped unexpectedly (by SIGKILL)" in running.text) == (victim == "api")
-        assert ("penstock dev died" in running.text) == (victim == "both")
+        assert ("`penstock dev` died" in running.text) == (victim == "both")
 
     def is_gone() -> bool:
         try:

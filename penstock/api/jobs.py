@@ -99,10 +99,17 @@ class JobRequest(RequestModel):
         """The arguments for `jobs.start` and `jobs.forecast`."""
         given = self.model_dump(exclude={"tasks"})
         tasks = self.tasks
-        if tasks is None and app is not None:
-            tasks = app.draw(self.type, self.params)
         if tasks is None:
-            raise Invalid("a job needs at least one task", code="no_tasks", details={"field": "tasks"})
+            if app is None:
+                raise Invalid(
+                    "a job needs at least one task",
+                    code="no_tasks",
+                    hint="To start jobs by type alone, start the server with your app: penstock serve MODULE:APP",
+                    details={"field": "tasks"},
+                )
+            tasks = app.draw(self.type, self.params)
+            if tasks is None:
+                raise app.unknown_type(self.type)
         return {**given, "tasks": tasks}
 
 

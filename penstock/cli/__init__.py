@@ -28,6 +28,7 @@ from penstock.cli import (
     schedules,
     serve,
     simulate,
+    start,
     usage,
 )
 from penstock.cli.options import (
@@ -55,6 +56,7 @@ dev.add_to(app)
 init.add_to(app)
 serve.add_to(app)
 simulate.add_to(app)
+start.add_to(jobs.group)
 app.add_typer(jobs.group, name="jobs", rich_help_panel="Operate")
 app.add_typer(bulk.group, name="bulk", rich_help_panel="Operate")
 app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Operate")

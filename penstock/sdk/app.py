@@ -319,6 +319,20 @@ class App:
         found = self.job_types.get(job_type) or self.tasks.get(job_type)
         return found.draw(params).tasks if found else None
 
+    def unknown_type(self, job_type: str) -> Invalid:
+        """The error for a job type that this app lacks."""
+        if job_type in self.bulks:
+            hint = f"It is a bulk type: use `penstock bulk run {job_type} FILE` or POST /api/bulks/start."
+        else:
+            names = sorted({*self.job_types, *self.tasks})
+            hint = f"The app has {', '.join(names)}." if names else "The app defines no tasks."
+        return Invalid(
+            f"unknown job type {job_type[:200]!r}",
+            code="unknown_job_type",
+            hint=hint,
+            details={"field": "type"},
+        )
+
     # --- starting ---
 
     async def astart(self, type: str, drawn: Drawn, options: Options) -> Started[Any]:

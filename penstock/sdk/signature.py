@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import sys
 from collections.abc import Callable, Collection
 from typing import Any, Never, NoReturn, NotRequired, cast, get_type_hints
@@ -129,6 +130,18 @@ class Signature:
             if wrong is None:
                 return values
             raise _bad_input(".".join(map(str, wrong["loc"])), wrong["msg"]) from error
+
+    def parse(self, texts: dict[str, str]) -> dict[str, Any]:
+        """Values from a command line: JSON where the type accepts it, otherwise the text itself."""
+        values: dict[str, Any] = {}
+        for name, text in texts.items():
+            try:
+                value = json.loads(text)
+                self.check({name: value}, pending=[p for p in self._parameters.parameters if p != name])
+            except (ValueError, Invalid):
+                value = text
+            values[name] = value
+        return values
 
     def encode(self, values: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         """Checked values as JSON, and the keys of the steps that they refer to."""

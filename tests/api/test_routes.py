@@ -106,6 +106,9 @@ class TestJobs:
             assert job["progress"]["docsTotal"] == 3
             for wrong in ({"type": "publish", "params": {"nonsense": 1}}, {"type": "unknown"}):
                 assert client.post("/api/jobs/start", json=wrong, headers=ann.headers).status_code == 422
+            problem = client.post("/api/jobs/start", json={"type": "publsh"}, headers=ann.headers).json()
+            assert (problem["code"], problem["detail"]) == ("unknown_job_type", "unknown job type 'publsh'")
+            assert problem["hint"] == "The app has publish, write."
 
     def test_a_forecast_starts_nothing(self, world: World, ann: Person) -> None:
         answer = world.client.post(

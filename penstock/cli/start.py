@@ -1,0 +1,124 @@
+"""`penstock jobs start` and `jobs rerun`: start a job of an app's type, or run a job again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import UUID
+
+import typer
+
+from penstock.cli import output
+from penstock.cli.bulk_options import BudgetOption, IdempotencyKeyOption, PriorityOption, WatchOption
+from penstock.cli.jobs import IdArgument, watch
+from penstock.cli.options import TenantOption, amount_of, command, pairs_of, tenant_id_of
+from penstock.contract import jobs
+from penstock.errors import Invalid
+from penstock.postgres import db
+
+if TYPE_CHECKING:
+    from penstock.sdk.app import App
+    from penstock.sdk.signature import Signature
+
+AppOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:APP", envvar="PENSTOCK_APP", show_default=False, help="App that defines the job type."
+    ),
+]
+ParamsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="Params of the job. Values are JSON where the type needs it: topics='[\"otters\"]'.",
+    ),
+]
+
+
+def add_to(group: typer.Typer) -> None:
+    """Add these commands to `penstock jobs`."""
+    command(group, "start")(start)
+    command(group, "rerun")(rerun)
+
+
+async def start(
+    pool: db.Pool,
+    type: Annotated[str, typer.Argument(metavar="TYPE", show_default=False, help="Job type or task kind.")],
+    params: ParamsArgument = None,
+    app: AppOption = None,
+    tenant: TenantOption = None,
+    budget: BudgetOption = None,
+    priority: PriorityOption = None,
+    idempotency_key: IdempotencyKeyOption = None,
+    is_watched: WatchOption = False,
+) -> None:
+    """Start a job of a type that your app defines. Prints its id."""
+    found = _load(app)
+    values = _signature(found, type).parse(pairs_of(params or []))
+    options = {
+        "tenant_id": await tenant_id_of(pool, tenant) if tenant else await found.tenant_id(pool),
+        "budget": None if budget is None else amount_of(budget),
+        "priority": priority,
+        "idempotency_key": idempotency_key,
+    }
+    await _start(pool, found, type, values, options, is_watched)
+
+
+async def rerun(
+    pool: db.Pool,
+    job_id: IdArgument,
+    params: ParamsArgument = None,
+    app: AppOption = None,
+    is_watched: WatchOption = False,
+) -> None:
+    """Start a new job with the params of another job, or with some of them changed. Prints its id."""
+    found = _load(app)
+    job = await jobs.get(pool, job_id=job_id)
+    changes = _signature(found, job.type).parse(pairs_of(params or []))
+    values = {**await params_of(pool, found, job_id), **changes}
+    options = {"tenant_id": job.tenant_id, "priority": job.priority}
+    await _start(pool, found, job.type, values, options, is_watched)
+
+
+async def params_of(pool: db.Pool, app: App, job_id: UUID) -> dict[str, Any]:
+    """The arguments that a job was started with."""
+    job = await jobs.get(pool, job_id=job_id)
+    if job.type in app.job_types:
+        return job.params
+    # A job of one task has its arguments in the task's input.
+    [task] = await jobs.tasks(pool, job_id=job_id, limit=1)
+    return task.input
+
+
+async def _start(
+    pool: db.Pool, app: App, type: str, values: dict[str, Any], options: dict[str, Any], is_watched: bool
+) -> None:
+    await app.declare(pool)
+    job_type = app.job_types.get(type) or app.tasks[type]
+    drawn = job_type.draw(values)
+    job_id = await jobs.start(pool, type=type, params=drawn.params, tasks=drawn.tasks, **options)
+    if not is_watched:
+        output.document({"id": str(job_id)}, lambda: print(job_id))
+        return
+    output.note(f"Started {job_id}.", "dim")
+    await watch(pool, job_id)
+
+
+def _load(path: str | None) -> App:
+    # Imported here so that other commands work without the app's own packages.
+    from penstock.sdk.load import load
+
+    if path is None:
+        raise Invalid(
+            "--app is required: the app defines which tasks a job has",
+            code="usage",
+            hint="Add --app MODULE:APP, or set PENSTOCK_APP.",
+        )
+    return load(path)
+
+
+def _signature(app: App, type: str) -> Signature:
+    found = app.job_types.get(type) or app.tasks.get(type)
+    if found is None:
+        raise app.unknown_type(type)
+    return found.signature
