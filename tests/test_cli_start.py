@@ -37,7 +37,8 @@ def penstock(
     def run(*arguments: str) -> tuple[int, str, str]:
         capsys.readouterr()
         code = cli.execute(["--database", db.dsn, *arguments])
-        return code, *capsys.readouterr()
+        said = capsys.readouterr()
+        return code, said.out, said.err
 
     return run
 
@@ -51,7 +52,7 @@ def test_jobs_start_reads_values_by_the_types_of_the_params(db: testing.Database
     code, out, err = penstock("jobs", "start", "publish", 'topics=["otters", "herons"]', "year=2026")
     assert (code, err) == (0, "")
     assert job_of(db, out)["params"] == {"topics": ["otters", "herons"], "year": "2026"}
-    assert len(db.execute("select from penstock.tasks")) == 2
+    assert db.execute("select count(*) as n from penstock.tasks") == [{"n": 2}]
     code, out, _ = penstock("jobs", "start", "write", "topic=2026", "words=50", "--priority", "1")
     assert code == 0
     [task] = db.execute("select input from penstock.tasks where job_id = %s", [out.strip()])

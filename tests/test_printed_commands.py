@@ -126,6 +126,10 @@ def _program() -> Any:
     return typer.main.get_command(cli.app)
 
 
+def _message(error: Exception) -> str:
+    return getattr(error, "format_message", lambda: repr(error))()
+
+
 def refusal(words: list[str]) -> str | None:
     """Why the program does not accept these arguments. A command that is only named needs no arguments."""
     command: Any = _program()
@@ -142,7 +146,7 @@ def refusal(words: list[str]) -> str | None:
         except Exit:
             return None  # --help or --version
         except Exception as error:
-            return type(error).__name__ + ": " + getattr(error, "format_message", lambda e=error: str(e))()
+            return _message(error)
         path.append(name)
         command = child
     if not words:
@@ -150,7 +154,7 @@ def refusal(words: list[str]) -> str | None:
     try:
         command.make_context(path[-1], list(words), parent=context)
     except Exception as error:
-        return getattr(error, "format_message", lambda: repr(error))()
+        return _message(error)
     return None
 
 
@@ -176,7 +180,9 @@ def is_only_named(words: list[str]) -> bool:
         command = getattr(command, "commands", {}).get(word)
         if command is None:
             return False
-    return hasattr(command, "commands") or any(parameter.required for parameter in getattr(command, "params", []))
+    return hasattr(command, "commands") or any(
+        parameter.required for parameter in getattr(command, "params", [])
+    )
 
 
 def test_every_printed_command_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:

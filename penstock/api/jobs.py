@@ -104,7 +104,7 @@ class JobRequest(RequestModel):
                 raise Invalid(
                     "a job needs at least one task",
                     code="no_tasks",
-                    hint="To start jobs by type alone, start the server with your app: penstock serve MODULE:APP",
+                    hint="To start jobs by type, name your app: penstock serve MODULE:APP",
                     details={"field": "tasks"},
                 )
             tasks = app.draw(self.type, self.params)

@@ -90,12 +90,14 @@ async def set(
     ] = False,
 ) -> None:
     """Create or change the tenant's schedule with this name. Prints its id."""
+    if tenant is None:
+        raise Invalid("--tenant is required", code="tenant_missing", hint="See `penstock tenants ls`.")
     schedule_id = await schedules.set(
         pool,
         name=name,
         cron=cron,
         job_type=type,
-        tenant_id=await tenant_id_of(pool, tenant) if tenant else None,
+        tenant_id=await tenant_id_of(pool, tenant),
         timezone=timezone,
         params=_json(params, "--params", dict),
         tasks=None if tasks is None else _json(tasks, "--tasks", list),

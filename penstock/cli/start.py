@@ -10,7 +10,7 @@ import typer
 from penstock.cli import output
 from penstock.cli.bulk_options import BudgetOption, IdempotencyKeyOption, PriorityOption, WatchOption
 from penstock.cli.jobs import IdArgument, watch
-from penstock.cli.options import TenantOption, amount_of, command, pairs_of, tenant_id_of
+from penstock.cli.options import TenantOption, amount_of, command, dsn, pairs_of, tenant_id_of
 from penstock.contract import jobs
 from penstock.errors import Invalid
 from penstock.postgres import db
@@ -114,7 +114,9 @@ def _load(path: str | None) -> App:
             code="usage",
             hint="Add --app MODULE:APP, or set PENSTOCK_APP.",
         )
-    return load(path)
+    found = load(path)
+    found.use(dsn())
+    return found
 
 
 def _signature(app: App, type: str) -> Signature:
