@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from penstock import sources
 from penstock.errors import Invalid, NotFound
 from penstock.sources import rows as limits
+from penstock.sources import writers
 
 Found = tuple[list[tuple[int, dict[str, Any]]], list[tuple[int, str | None, str]]]
 
@@ -409,7 +410,10 @@ def test_xlsx_shared_string_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -
 
 FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "\ufeff=1", "＝1", "＋1", "－1", "＠x",
             "=cmd|' /C calc'!A0", "-2+3+cmd|' /C calc'!D2", "'=1", "''=1", "- buy milk"]  # fmt: skip
-HARMLESS = ["x", "-5", "+5", "-5.25", "-1,5", "1e5", "'tis", "a=b", "x\n=1", ""]
+HARMLESS = ["x", "-5", "+5", "-5.25", "-1,5", "1e5", "'tis", "a=b", "x;-5|+5\t-1,5\n-2", "a; b", ""]
+# What a program that splits at another character would take for a cell of its own.
+INNER = {"a;=1+1;b": "a;'=1+1;b", "a|@x": "a|'@x", "a\t=1": "a\t'=1", "x\n=1\r\n-a": "x\n'=1\r'\n'-a",
+         'a;"=1+1;': "a;'\"=1+1;", "a; =1": "a;' =1", "a;'=1": "a;''=1", "a;'-5": "a;''-5", ";\n=1": ";'\n'=1"}  # fmt: skip
 
 
 @pytest.mark.parametrize("text", FORMULAS)
@@ -420,7 +424,7 @@ def test_exports_contain_no_formulas(text: str) -> None:
         assert sources.write([{text: text, "n": -5}], [text, "n"], format, out) == 1
         if format == "csv":
             _, cells = csv.reader(io.StringIO(out.getvalue().decode("utf-8-sig"), newline=""))
-            assert cells == [f"'{text}", "-5"]
+            assert cells == [sources.safe(text), "-5"] and cells[0].startswith("'")
         elif format == "xlsx":
             [_, cells] = openpyxl.load_workbook(out).active.iter_rows()  # pyright: ignore[reportOptionalMemberAccess]
             values = [str(cell.value).replace("_x000D_", "\r") for cell in cells]
@@ -428,6 +432,32 @@ def test_exports_contain_no_formulas(text: str) -> None:
         with sources.open(out, format=format, delimiter="," if format == "csv" else None) as source:
             [row] = source
         assert text in row.data.values()
+
+
+@pytest.mark.parametrize("text", [*FORMULAS, *INNER])
+@pytest.mark.parametrize("separator", [",", ";", "\t", "|"])
+def test_no_separator_turns_a_csv_export_into_formulas(text: str, separator: str) -> None:
+    """S48: every cell is quoted, and a program that splits the file elsewhere finds no formula either."""
+    out = io.BytesIO()
+    sources.write([{"id": "x", "title": text, "more": text}], ["id", "title", "more"], "csv", out)
+    written = out.getvalue().decode("utf-8-sig")
+    assert written.startswith('"id","title","more"\r\n"x","')
+    rows = csv.reader(io.StringIO(written, newline=""), delimiter=separator)
+    cells = [cell.strip(" \ufeff\t\r\n") for row in rows for cell in row]
+    assert not [cell for cell in cells if cell[:1] in tuple("=+-@＝＋－＠") and not cell[1:].isdigit()]
+    with sources.open(out, format="csv", delimiter=",") as source:
+        [row] = source
+    assert row.data == {"id": "x", "title": text, "more": text}
+
+
+@pytest.mark.parametrize("text", INNER)
+def test_formulas_inside_a_cell_are_escaped_and_come_back(text: str) -> None:
+    assert sources.safe(text) == INNER[text]
+
+
+@given(text=st.text("a5'\"=-+@;|\t\r\n .", max_size=12))
+def test_csv_escape_is_reversible(text: str) -> None:
+    assert writers.original(sources.safe(text)) == text
 
 
 @pytest.mark.parametrize("text", HARMLESS)
@@ -443,8 +473,9 @@ def test_values_in_files() -> None:
     assert (
         out.getvalue()
         == (
-            "\ufeffa,b,c,d,e,f,g,h,i\r\n"
-            '0.0000010,true,"{""k"": [1, ""é""]}",,2026-03-01T09:30:00,0.1,inf,x y\ufffd,12345678901234567890\r\n'
+            '\ufeff"a","b","c","d","e","f","g","h","i"\r\n'
+            '"0.0000010","true","{""k"": [1, ""é""]}","","2026-03-01T09:30:00","0.1","inf","x y\ufffd",'
+            '"12345678901234567890"\r\n'
         ).encode()
     )
     out = io.BytesIO()

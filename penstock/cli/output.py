@@ -8,7 +8,6 @@ which keeps all digits. Text from the database is never read as markup; its cont
 
 from __future__ import annotations
 
-import csv
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -138,12 +137,12 @@ def document(value: Any, show: Callable[[], None]) -> None:
 def _csv(found: Sequence[Any]) -> None:
     """Print all fields of each row. Lists and objects become JSON."""
     # Imported here because no other output format needs the file writers.
-    from penstock.sources.writers import cell
+    from penstock.sources.writers import cell, csv_writer
 
     lines: list[dict[str, Any]] = [row if isinstance(row, dict) else {"value": row} for row in found]
     names = list(dict.fromkeys(name for line in lines for name in line))
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerows([names] if names else [])
+    writer = csv_writer(sys.stdout, "\n")
+    writer.writerows([[cell(name) for name in names]] if names else [])
     writer.writerows([cell(line.get(name)) for name in names] for line in lines)
 
 

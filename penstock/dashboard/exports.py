@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import csv
 import io
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from datetime import datetime
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from fastapi import Response
 
-from penstock import sources
 from penstock.postgres import db
+from penstock.sources.writers import cell, csv_writer
 
 MAX_ROWS = 10_000
 """Rows in a file."""
@@ -62,14 +60,8 @@ def fields(*names: str) -> Callable[[Sequence[Item]], Awaitable[list[Row]]]:
 def as_csv(name: str, head: Sequence[str], rows: Iterable[Row]) -> Response:
     """Return a CSV file in which no cell can be run as a spreadsheet formula."""
     text = io.StringIO()
-    writer = csv.writer(text)
-    writer.writerow(head)
-    writer.writerows([_cell(value) for value in row] for row in rows)
+    writer = csv_writer(text, "\r\n")
+    writer.writerow([cell(name) for name in head])
+    writer.writerows([cell(value) for value in row] for row in rows)
     headers = {"Content-Disposition": f'attachment; filename="{name}.csv"'}
     return Response(text.getvalue(), media_type="text/csv; charset=utf-8", headers=headers)
-
-
-def _cell(value: Any) -> Any:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    return sources.safe(value) if isinstance(value, str) else value

@@ -1,8 +1,9 @@
 """Writes tables as CSV, JSONL and XLSX, row by row.
 
 Spreadsheets run text that begins with `=`, `+`, `-` or `@` as a formula (CSV injection). In CSV, such text
-gets a leading apostrophe unless it is a number; the reader removes it again. In XLSX, cells are marked as
-text instead.
+gets a leading apostrophe unless it is a number; the reader removes it again. A spreadsheet that splits the
+file at another separator (`;` in many countries) loses the quotes of every column but the first, so the rule
+also holds after each separator and line break inside a cell. In XLSX, cells are marked as text instead.
 """
 
 from __future__ import annotations
@@ -27,6 +28,13 @@ FORMATS = ("csv", "jsonl", "xlsx")
 # Also after white space and invisible characters, and in full width, which some programs convert.
 _FORMULA = re.compile(r"'*(?:[\t\r\n]|[\s\u200b-\u200f\u2060\ufeff]*[=+\-@\uff1d\uff0b\uff0d\uff20])")
 _NUMBER = re.compile(r"[+-]?(?:\d+(?:[.,]\d+)?|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
+# A separator or line break inside a cell with a formula behind it. The blanks before the formula include the
+# apostrophe: an escaped text matches at the same places as its original, which makes the escape reversible.
+_SPLITS = r"(?<=[;|\t\r\n])"
+_NO_NUMBER = rf"(?!{_NUMBER.pattern}(?:[;|\t\r\n]|\Z))"
+_INNER_FORMULA = r"(?=['\"\s\u200b-\u200f\u2060\ufeff]*[=+\-@\uff1d\uff0b\uff0d\uff20])"
+_INNER = re.compile(_SPLITS + _NO_NUMBER + _INNER_FORMULA)
+_INNER_ESCAPED = re.compile(_SPLITS + "'" + _NO_NUMBER + _INNER_FORMULA)
 _XLSX_ROWS = 1_048_576
 _XLSX_CELL = 32_767
 # Characters that XML cannot contain, and text that looks like Excel's escape for them.
@@ -37,16 +45,15 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 def safe(text: str) -> str:
     """Escape text that a spreadsheet would run as a formula. `original` reverses it."""
-    return f"'{text}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else text
+    escaped = _INNER.sub("'", text)
+    return f"'{escaped}" if _FORMULA.match(text) and not _NUMBER.fullmatch(text) else escaped
 
 
 def original(text: str) -> str:
     """Reverse `safe`."""
-    return (
-        text[1:]
-        if text.startswith("'") and _FORMULA.match(text) and not _NUMBER.fullmatch(text[1:])
-        else text
-    )
+    found = _INNER_ESCAPED.sub("", text)
+    is_escaped = found.startswith("'") and _FORMULA.match(found) and not _NUMBER.fullmatch(found[1:])
+    return found[1:] if is_escaped else found
 
 
 def plain(value: Any) -> str | int | float | Decimal | bool | None:
@@ -118,7 +125,7 @@ class _Csv(Writer):
         self._text = io.TextIOWrapper(
             cast("BinaryIO", _Kept(out)), encoding="utf-8-sig", newline="", write_through=False
         )
-        self._csv = csv.writer(self._text, lineterminator="\r\n")
+        self._csv = csv_writer(self._text, "\r\n")
         self._csv.writerow([cell(name) for name in self.columns])
 
     def add(self, row: Mapping[str, Any]) -> None:
@@ -127,6 +134,11 @@ class _Csv(Writer):
 
     def close(self) -> None:
         self._text.flush()
+
+
+def csv_writer(out: Any, line_end: str) -> Any:
+    """A CSV writer that quotes every cell, for all exports. Escape the cells with `cell`."""
+    return csv.writer(out, lineterminator=line_end, quoting=csv.QUOTE_ALL)
 
 
 def cell(value: Any) -> str:
