@@ -28,9 +28,9 @@ from penstock.api import (
     schedules,
     tenants,
 )
-from penstock.api.callers import Callers, check_login
+from penstock.api.callers import Callers, Pools, check_login
 from penstock.api.development import Development
-from penstock.api.limits import Limits, Rate
+from penstock.api.limits import Limits, Rates
 from penstock.api.routes import PROBLEM_SCHEMA
 from penstock.api.tokens import Tokens
 from penstock.errors import Invalid
@@ -50,6 +50,7 @@ _ROUTES = (
     jobs.routes,
     bulks.start_routes,
     bulks.file_routes,
+    bulks.export_routes,
     bulks.routes,
     dead_letters.routes,
     schedules.routes,
@@ -91,7 +92,8 @@ def create(
     made.state.settings = chosen
     made.state.app = app
     made.state.limits = most
-    made.state.rate = Rate(most.per_second, most.burst)
+    made.state.rates = Rates(most)
+    made.state.rate = made.state.rates.callers
     made.state.files = asyncio.Semaphore(most.files)
     problems.add_to(made)
     if chosen.allowed_origins:
@@ -121,7 +123,10 @@ async def _running(
         raise Invalid("the API requires DATABASE_URL and PENSTOCK_API_URL")
     async with (
         db.pool(settings.database_url, name="penstock api service") as service,
-        db.pool(settings.api_url, name="penstock api") as users,
+        db.pool(settings.api_url, name="penstock api", max_size=limits.connections.slots) as users,
+        db.pool(
+            settings.api_url, name="penstock api exports", min_size=0, max_size=limits.exports.slots
+        ) as exports,
     ):
 
         async def begin() -> None:
@@ -131,7 +136,11 @@ async def _running(
 
         await db.retry_until_available(begin)
         made.state.callers = Callers(
-            users, service, Tokens(settings), made.state.sessions, seconds=limits.statement_seconds
+            Pools(users, service, exports),
+            Tokens(settings),
+            made.state.sessions,
+            limits=limits,
+            rates=made.state.rates,
         )
         draw = app.draw if app else _draw_nothing
         storage = partial(storages.of, settings)

@@ -21,7 +21,7 @@ from penstock.api.fields import NUMERIC, Money, MoneyText, RequestModel, StopAft
 from penstock.api.jobs import JobResponse, JobStarted
 from penstock.api.limits import Limits, arriving, read_json
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, UuidCursor, filter_query, page
-from penstock.api.routes import Conn, Route, StartRoute, router, tag_of
+from penstock.api.routes import Conn, ExportRoute, Route, StartRoute, router, tag_of
 from penstock.contract import bulks, jobs
 from penstock.errors import Invalid, NotFound, TooLarge
 from penstock.postgres import db
@@ -263,6 +263,7 @@ def _acting(request: Request) -> Any:
 
 start_routes = router("bulks", StartRoute)
 file_routes = router("bulks", FileRoute)
+export_routes = router("bulks", ExportRoute)
 routes = router("bulks")
 
 
@@ -390,7 +391,7 @@ async def undo_bulk(conn: Conn, job_id: UUID, what: Undo) -> JobStarted:
     return JobStarted(id=await bulks.undo(conn, job_id=job_id, rows=what.rows, names=what.names))
 
 
-@routes.get(
+@export_routes.get(
     "/bulks/{job_id:uuid}/export",
     response_class=Response,
     responses={200: {"content": {kind: {"schema": {"type": "string"}} for kind in _TYPES.values()}}},

@@ -6,21 +6,25 @@ another login. So a bug in the API cannot give a user the rights of the service.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any, Literal, LiteralString
+from uuid import UUID
 
 from fastapi import Request, Response
 
+from penstock.api.limits import Limits, Rates
 from penstock.api.sessions import Sessions
+from penstock.api.shares import Shares
 from penstock.api.tokens import Tokens
-from penstock.errors import PenstockError, Unauthenticated
+from penstock.errors import PenstockError, TimedOut, Unauthenticated
 from penstock.postgres import db
 
 DatabaseRole = Literal["anon", "authenticated", "service_role"]
@@ -39,6 +43,10 @@ _BECOME: LiteralString = """\
 select set_config('role', %s, true), set_config('request.jwt.claims', %s, true),
   set_config('penstock.actor', %s, true), set_config('statement_timeout', %s, true),
   set_config('idle_in_transaction_session_timeout', '60s', true)"""
+_HOME: LiteralString = "select tenant_id from penstock.profiles where user_id = %s"
+_CANCELED = "57014"
+REFUSAL_COST = 20
+"""Requests that a refused share or a canceled statement counts as."""
 _BECOME_KEY: LiteralString = _BECOME + "; select penstock.check_key()"
 
 # Whether the login has or can get more rights than a user, and whether it can switch to the users' roles.
@@ -64,6 +72,8 @@ class Caller:
     """Whether this is a worker's key, which can only call worker functions."""
     token: str = ""
     """Prefix of the token's digest, which distinguishes callers without a user id."""
+    tenant: UUID | None = None
+    """The tenant whose shares the caller uses: that of the key, or of the user's profile."""
 
     @property
     def is_over(self) -> bool:
@@ -76,8 +86,24 @@ class Caller:
         """The caller's name for rate limits and logs."""
         return f"{self.role}:{self.claims.get('sub') or self.token}"
 
+    @property
+    def share(self) -> str:
+        """The name of the caller's tenant in shares and rate limits; without a tenant, the caller's name."""
+        return f"tenant:{self.tenant}" if self.tenant else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """The connections of one API process."""
+
+    users: db.Pool
+    service: db.Pool
+    exports: db.Pool
+    """For users' exports, which hold a connection for long."""
+
 
 ANON = Caller("anon", {"role": "anon"})
+_SERVICE = Caller("service_role", {"role": "service_role"})
 
 
 class Callers:
@@ -85,19 +111,24 @@ class Callers:
 
     def __init__(
         self,
-        users: db.Pool,
-        service: db.Pool,
+        pools: Pools,
         tokens: Tokens,
         sessions: Sessions | None = None,
         *,
-        seconds: float = 10,
+        limits: Limits,
+        rates: Rates,
     ) -> None:
-        self._users = users
-        self._service = service
+        self._pools = pools
         self._tokens = tokens
         self._sessions = sessions
+        self._rates = rates
         self._known: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
-        self._milliseconds = str(round(seconds * 1000))
+        self._homes: OrderedDict[str, tuple[UUID | None, float]] = OrderedDict()
+        self._milliseconds = str(round(limits.statement_seconds * 1000))
+        self._read_milliseconds = str(round(limits.read_seconds * 1000))
+        self._export_seconds = limits.export_seconds
+        self.connections = Shares("database connections", limits.connections)
+        self.exports = Shares("exports", limits.exports)
 
     async def of(self, request: Request, credential: str | None) -> Caller:
         """The caller with this credential or session; anon if the request has neither.
@@ -106,7 +137,7 @@ class Callers:
         """
         if credential is None:
             session = self._sessions.claims(request) if self._sessions else None
-            return Caller(session["role"], session) if session else ANON
+            return await self._at_home(Caller(session["role"], session)) if session else ANON
         return await self.bearing(credential)
 
     def is_new(self, credential: str | None) -> bool:
@@ -122,7 +153,8 @@ class Callers:
         if credential.startswith("psk_"):
             return await self._of_key(credential)
         claims = await self._tokens.verify(credential)
-        return Caller(claims["role"], claims, token=sha256(credential.encode()).hexdigest()[:12])
+        token = sha256(credential.encode()).hexdigest()[:12]
+        return await self._at_home(Caller(claims["role"], claims, token=token))
 
     def forget(self, response: Response) -> None:
         """Log the browser out, if it has a session."""
@@ -130,25 +162,74 @@ class Callers:
             self._sessions.end(response)
 
     @asynccontextmanager
-    async def acting(self, caller: Caller, *, read_only: bool = False) -> AsyncGenerator[db.Connection]:
+    async def acting(
+        self, caller: Caller, *, read_only: bool = False, is_export: bool = False
+    ) -> AsyncGenerator[db.Connection]:
         """Open a transaction as this caller. Commits at the end, rolls back on an exception.
 
-        Raises Unauthenticated if the caller's key has been revoked or has expired.
+        A user waits for a connection within the share of its tenant. An export uses a connection of its own.
+        Raises Unauthenticated if the caller's key has been revoked or has expired, and Limited if the share
+        is used up.
         """
-        is_service = caller.role == "service_role"
-        # The audit log shows which service key was used; users are identified by the claims.
-        actor = f"service:{caller.claims['sub']}" if is_service and caller.is_key else ""
+        if caller.role == "service_role":
+            # The audit log shows which service key was used; users are identified by the claims.
+            actor = f"service:{caller.claims['sub']}" if caller.is_key else ""
+            async with self._transaction(
+                self._pools.service, caller, actor, self._milliseconds, read_only
+            ) as conn:
+                yield conn
+            return
+        pool, shares = self._pools.users, self.connections
+        milliseconds = self._read_milliseconds if read_only else self._milliseconds
+        if is_export:
+            pool, shares, milliseconds = self._pools.exports, self.exports, self._milliseconds
+        with self._counting(caller):
+            async with (
+                shares.take(caller.share, caller.name),
+                _limited(self._export_seconds if is_export else None),
+                self._transaction(pool, caller, "", milliseconds, read_only) as conn,
+            ):
+                yield conn
+
+    @asynccontextmanager
+    async def _transaction(
+        self, pool: db.Pool, caller: Caller, actor: str, milliseconds: str, read_only: bool
+    ) -> AsyncGenerator[db.Connection]:
         async with db.transaction_with_setup(
-            self._service if is_service else self._users,
+            pool,
             _BECOME_KEY if caller.is_key else _BECOME,
-            (caller.role, json.dumps(caller.claims), actor, self._milliseconds),
+            (caller.role, json.dumps(caller.claims), actor, milliseconds),
             read_only=read_only,
         ) as conn:
             yield conn
 
+    @contextmanager
+    def _counting(self, caller: Caller) -> Generator[None]:
+        """Count a refused share and a canceled statement as several requests of the caller.
+
+        Otherwise a loop of them, which costs the caller nothing, would keep the process busy.
+        """
+        try:
+            yield
+        except PenstockError as error:
+            is_canceled = getattr(error.__cause__, "sqlstate", None) == _CANCELED
+            if is_canceled or error.code == "share_used_up":
+                self.charge(caller, REFUSAL_COST)
+            raise
+
+    def charge(self, caller: Caller, count: float) -> None:
+        """Count a request of this caller as several more."""
+        self._rates.charge(caller.name, caller.share, count)
+
+    def take(self, caller: Caller, count: float) -> None:
+        """Count a request that costs as much as several before it runs. Raises Limited."""
+        self._rates.callers.take(caller.name, count)
+        if caller.tenant is not None:
+            self._rates.tenants.take(caller.share, count)
+
     async def check(self) -> None:
         """Raise Unavailable unless the database responds on both logins."""
-        for pool in (self._users, self._service):
+        for pool in (self._pools.users, self._pools.service):
             await db.rows(pool, "select 1", ())
 
     async def _of_key(self, secret: str) -> Caller:
@@ -158,18 +239,47 @@ class Callers:
         caller, until = self._known.get(digest, (None, 0.0))
         if caller is not None and time.monotonic() < until:
             return caller
-        found = await db.call(self._service, "use_key", p_digest=digest)
+        found = await db.call(self._pools.service, "use_key", p_digest=digest)
         if not found:
             self._known.pop(digest, None)
             raise Unauthenticated("the API key is invalid")
         key_id, role = str(found[0]["id"]), found[0]["role"]
         database_role: DatabaseRole = "service_role" if role in ("worker", "service") else "authenticated"
         claims = {"role": database_role, "sub": key_id}
-        caller = Caller(database_role, claims, is_key=True, is_worker=role == "worker")
+        caller = Caller(
+            database_role, claims, is_key=True, is_worker=role == "worker", tenant=found[0]["tenant_id"]
+        )
         self._known[digest] = caller, time.monotonic() + KNOWN_SECONDS
         if len(self._known) > MOST_KNOWN:
             self._known.popitem(last=False)
         return caller
+
+    async def _at_home(self, caller: Caller) -> Caller:
+        """Add the tenant of the user's profile, which other tenants cannot change by adding the user."""
+        user_id = caller.claims.get("sub")
+        if caller.role != "authenticated" or user_id is None:
+            return caller
+        tenant_id, until = self._homes.get(user_id, (None, 0.0))
+        if time.monotonic() >= until:
+            async with self.acting(_SERVICE, read_only=True) as conn:
+                found = await db.rows(conn, _HOME, (user_id,))
+            tenant_id = found[0][0] if found else None
+            self._homes[user_id] = tenant_id, time.monotonic() + KNOWN_SECONDS
+            self._homes.move_to_end(user_id)
+            if len(self._homes) > MOST_KNOWN:
+                self._homes.popitem(last=False)
+        return replace(caller, tenant=tenant_id)
+
+
+@asynccontextmanager
+async def _limited(seconds: float | None) -> AsyncGenerator[None]:
+    try:
+        async with asyncio.timeout(seconds):
+            yield
+    except TimeoutError:
+        if seconds is None:
+            raise
+        raise TimedOut(f"the export did not end within {seconds:g} seconds") from None
 
 
 def _digest(secret: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Limits of the API: sizes of requests, and requests per caller."""
+"""Limits of the API: sizes of requests, and requests per caller and tenant."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from typing import Any
 import jiter
 from fastapi import Request
 
+from penstock.api.shares import Share
 from penstock.errors import Invalid, Limited, TimedOut, TooLarge
 
 MAX_PER_PAGE = 200
+_CONNECTIONS = Share(slots=10, per_tenant=3, per_caller=2, waiting=100, seconds=20)
+_EXPORTS = Share(slots=3, per_tenant=1, per_caller=1, waiting=4, seconds=60)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +34,20 @@ class Limits:
     files: int = 4
     """Files parsed at once. Fewer than there are threads, so that other requests get one."""
     statement_seconds: float = 10
+    read_seconds: float = 3
+    """Time for one statement of a user's read."""
+    connections: Share = _CONNECTIONS
+    """Database connections for users' requests."""
+    exports: Share = _EXPORTS
+    """Exports at once. They have database connections of their own."""
+    export_seconds: float = 300
     per_second: float = 100
     """Average requests per second of one caller."""
     burst: float = 200
     """Requests that one caller can send at once."""
+    tenant_per_second: float = 300
+    """Average requests per second of one tenant, across all its keys and users."""
+    tenant_burst: float = 600
     streams: int = 5000
     """Open event streams."""
     streams_per_caller: int = 200
@@ -53,23 +66,49 @@ class Rate:
         self._burst = burst
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
-    def take(self, name: str) -> None:
-        """Count one request. Raises Limited if the bucket is empty."""
-        now = time.monotonic()
-        left, at = self._buckets.pop(name, (self._burst, now))
-        left = min(self._burst, left + (now - at) * self._per_second)
-        self._buckets[name] = (max(left - 1, 0) if left >= 1 else left, now)
+    def take(self, name: str, count: float = 1) -> None:
+        """Count a request, or one that costs as much as several. Raises Limited if too few are left."""
+        # A full bucket is enough for any request.
+        count = min(count, self._burst)
+        left = self._left(name)
+        if left < count:
+            self._set(name, left)
+            seconds = (count - left) / self._per_second
+            raise Limited("too many requests", details={"retry_after_seconds": round(seconds, 3)})
+        self._set(name, left - count)
+
+    def charge(self, name: str, count: float) -> None:
+        """Count what a request has cost on top. The bucket may go into debt by one burst."""
+        self._set(name, max(self._left(name) - count, -self._burst))
+
+    def _left(self, name: str) -> float:
+        left, at = self._buckets.get(name, (self._burst, 0.0))
+        return min(self._burst, left + (time.monotonic() - at) * self._per_second)
+
+    def _set(self, name: str, left: float) -> None:
+        self._buckets[name] = left, time.monotonic()
+        self._buckets.move_to_end(name)
         if len(self._buckets) > self.MOST:
             self._buckets.popitem(last=False)
-        if left < 1:
-            seconds = (1 - left) / self._per_second
-            raise Limited("too many requests", details={"retry_after_seconds": round(seconds, 3)})
 
     def give(self, name: str) -> None:
         """Return a request that turned out to be another caller's."""
         if name in self._buckets:
             left, at = self._buckets[name]
             self._buckets[name] = min(self._burst, left + 1), at
+
+
+class Rates:
+    """The rate limits of callers and of their tenants."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.callers = Rate(limits.per_second, limits.burst)
+        self.tenants = Rate(limits.tenant_per_second, limits.tenant_burst)
+
+    def charge(self, caller: str, tenant: str, count: float) -> None:
+        """Count a request as several: it was refused for a used-up share, or used much of one."""
+        self.callers.charge(caller, count)
+        self.tenants.charge(tenant, count)
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:

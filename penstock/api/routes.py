@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from penstock.api.callers import Caller, Callers, shown
-from penstock.api.limits import Limits, Rate, read_body, read_json
+from penstock.api.limits import Limits, Rate, Rates, read_body, read_json
 from penstock.errors import Conflict, Forbidden, Invalid, Unauthenticated
 from penstock.postgres import db
 
@@ -110,6 +110,8 @@ class Route(APIRoute):
 
     is_for_service = False
     """Whether only service credentials are accepted."""
+    is_export = False
+    """Whether the request may take long, on a connection for exports."""
     is_key_passed_on = False
     """Whether the handler passes the idempotency key to a function that stores it."""
     hidden: tuple[str, ...] = ()
@@ -135,7 +137,7 @@ class Route(APIRoute):
                 # FastAPI uses the value that has already been parsed.
                 again._json = read_json(body, limits)  # pyright: ignore[reportPrivateUsage]
             is_read = request.method == "GET"
-            async with callers.acting(caller, read_only=is_read) as conn:
+            async with callers.acting(caller, read_only=is_read, is_export=self.is_export) as conn:
                 request.state.conn = conn
                 if is_read:
                     return _tagged(request, await handle(again))
@@ -178,7 +180,7 @@ class Route(APIRoute):
 async def identify(
     request: Request, *, is_service_limited: bool = True, find: FindCredential = shown
 ) -> Caller:
-    """Identify the caller and count the request against its rate limit.
+    """Identify the caller and count the request against the rate limits of the caller and its tenant.
 
     Anonymous requests and unknown keys count against the client's address. `find` can look for the credential
     in other places.
@@ -201,6 +203,9 @@ async def identify(
         rate.give(anonymous)
     if caller.role != "service_role" or is_service_limited:
         rate.take(anonymous if caller.role == "anon" else caller.name)
+    if caller.tenant is not None:
+        rates: Rates = request.app.state.rates
+        rates.tenants.take(caller.share)
     request.state.caller = caller
     return caller
 
@@ -224,6 +229,12 @@ class ServiceRoute(Route):
     """A route for service credentials only."""
 
     is_for_service = True
+
+
+class ExportRoute(Route):
+    """A route that exports many rows."""
+
+    is_export = True
 
 
 class StartRoute(Route):

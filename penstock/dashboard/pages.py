@@ -176,7 +176,8 @@ class Page(APIRoute):
             if request.app.state.settings.read_only:
                 raise Forbidden(READ_ONLY_MESSAGE, code="read_only")
             request.state.form = await forms.read(request, caller)
-        async with callers.acting(caller, read_only=is_read) as conn:
+        is_export = self.path_format.endswith(".csv")
+        async with callers.acting(caller, read_only=is_read, is_export=is_export) as conn:
             request.state.conn = conn
             request.state.now = await db.value(conn, "_now")
             request.state.viewer = await _load_viewer(conn, caller)

@@ -57,6 +57,7 @@ def with_text(value: Any, path: tuple[Any, ...], text: str) -> Any:
 def test_sql_in_text_fields_is_stored_as_text(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """S12, S52: in every field of every body, every parameter and every header that is read, a text stays a text."""
     monkeypatch.setattr(world.app.state, "rate", Rate(10**9, 10**9))
+    monkeypatch.setattr(world.app.state.rates, "tenants", Rate(10**9, 10**9))
     ann, bob = world.join("ann"), world.join("bob")
     mine, theirs = make(world, bob), make(world, ann)
     tried = 0

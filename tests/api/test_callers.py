@@ -713,7 +713,7 @@ class TestLogin:
                     "select current_setting('role'), current_setting('request.jwt.claims', true), current_setting('statement_timeout')",
                     (),
                 )
-                for pool in (callers._users, callers._service)
+                for pool in (callers._pools.users, callers._pools.service)
             ]
 
         portal: Callable[..., Any] = world.client.portal.call  # pyright: ignore[reportOptionalMemberAccess]

@@ -95,7 +95,8 @@ def world(db: testing.Database, api_settings: Settings, monkeypatch: pytest.Monk
     """The application without limits on callers: what is tried are the routes."""
     monkeypatch.setattr(live.Hub, "TICK_SECONDS", 0.01)
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    app = api.create(api_settings, limits=Limits(per_second=10**9, burst=10**9))
+    unlimited = Limits(per_second=1e9, burst=1e9, tenant_per_second=1e9, tenant_burst=1e9)
+    app = api.create(api_settings, limits=unlimited)
     # Schemathesis starts the application itself, in an event loop of its own.
     yield World(db, app, TestClient(app))
     asgi.shutdown_lifespans()

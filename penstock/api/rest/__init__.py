@@ -29,6 +29,8 @@ from penstock.postgres import db
 MOST_URL_BYTES = 16 << 10
 MOST_ROWS = 1000
 """Rows in one response from a table or view. Results of functions, such as claims, are never truncated."""
+COUNT_COST = 1
+"""Requests that a total count (`Prefer: count=exact`) counts as."""
 MOST_BYTES = 32 << 20
 """Bytes in one response. Functions called with a service credential have no limit."""
 
@@ -135,6 +137,14 @@ async def _catalogue(request: Request) -> Catalogue:
     return found
 
 
+def _count(request: Request, caller: Caller, query: queries.Query, *, is_counted: bool) -> None:
+    """Count an expensive query as several requests. Raises Limited."""
+    # The total is a second query with the same filters.
+    cost = query.cost * 2 + COUNT_COST if is_counted else query.cost
+    if caller.role != "service_role" and cost >= 1:
+        _callers(request).take(caller, cost)
+
+
 # Tables and views
 
 
@@ -158,6 +168,7 @@ async def _read(request: Request, caller: Caller, name: str) -> Response:
         is_counted=preferred.is_counted,
         most_bytes=MOST_BYTES,
     )
+    _count(request, caller, query, is_counted=preferred.is_counted)
     async with _callers(request).acting(caller, read_only=True) as conn:
         body, count, total = await _run(conn, ("with " + text, values))
         _check_page(preferred, count, total, query.offset)
@@ -196,6 +207,7 @@ async def _call(request: Request, caller: Caller, name: str) -> Response:
         most_bytes=None if caller.role == "service_role" else MOST_BYTES,
     )
     statement = f"with called as ({call[0]}), {text}", [*call[1], *values]
+    _count(request, caller, query, is_counted=preferred.is_counted)
     async with _callers(request).acting(caller, read_only=function.is_read_only) as conn:
         body, count, total = await _run(conn, statement)
         if function.is_set:

@@ -22,6 +22,9 @@ MOST_FILTERS = 100
 MOST_VALUES = 1000
 """Values in one `in` filter."""
 MOST_DEPTH = 8
+PATTERN_COST = 1.0
+FILTER_COST = 0.1
+"""Requests that a filter counts as: one with a pattern (like, ilike), and any other."""
 MOST_USES = 3
 """How often a column or JSON path can be selected, because each use repeats it in the response."""
 _LARGEST = 2**63 - 1
@@ -78,6 +81,8 @@ class Query:
     limit: int | None
     offset: int
     order_values: list[Any] = field(default_factory=list[Any])
+    cost: float = 0
+    """Requests that the filters count as, on top of one: patterns are compared with every row."""
 
 
 def read(
@@ -91,9 +96,11 @@ def read(
     limit, offset = _page(single, range_header)
     if most_rows is not None:
         limit = most_rows if limit is None else min(limit, most_rows)
+    budget = _Budget()
     return Query(
         select=_select(source, single.get("select", "*")),
-        where=_where(source, parameters),
+        where=_where(source, parameters, budget),
+        cost=budget.cost,
         order=order,
         order_values=order_values,
         limit=limit,
@@ -135,8 +142,7 @@ def statement(
 # Filters
 
 
-def _where(source: RowSource, parameters: Iterable[tuple[str, str]]) -> Sql:
-    budget = _Budget()
+def _where(source: RowSource, parameters: Iterable[tuple[str, str]], budget: _Budget) -> Sql:
     conditions: list[Sql] = []
     for name, value in parameters:
         if name in _GROUPS:
@@ -147,13 +153,16 @@ def _where(source: RowSource, parameters: Iterable[tuple[str, str]]) -> Sql:
 
 
 class _Budget:
-    """Counts the conditions of a request across all nested groups."""
+    """Counts the conditions of a request across all nested groups, and what they cost."""
 
     def __init__(self) -> None:
         self._left = MOST_FILTERS
+        self.cost = 0.0
 
-    def take(self) -> None:
+    def take(self, expression: str) -> None:
         self._left -= 1
+        is_pattern = expression.removeprefix("not.").startswith(("like.", "ilike."))
+        self.cost += PATTERN_COST if is_pattern else FILTER_COST
         if self._left < 0:
             raise parse_error(f"the query string has more than {MOST_FILTERS} filters")
 
@@ -175,7 +184,7 @@ def _item(source: RowSource, text: str, budget: _Budget, depth: int) -> Sql:
 
 
 def _condition(source: RowSource, name: str, expression: str, budget: _Budget, *, is_nested: bool) -> Sql:
-    budget.take()
+    budget.take(expression)
     column = _Field.find(source, name)
     is_negated = expression.startswith("not.")
     operator, dot, value = expression.removeprefix("not.").partition(".")

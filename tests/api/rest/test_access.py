@@ -106,6 +106,7 @@ class TestAccess:
     ) -> None:
         """S19: many at once, on few connections."""
         monkeypatch.setattr(site.app.state, "rate", Rate(per_second=1e6, burst=1e6))
+        monkeypatch.setattr(site.app.state.rates, "tenants", Rate(per_second=1e6, burst=1e6))
         expected = {
             ann.token: (200, [str(ann.tenant)]),
             bob.token: (200, [str(bob.tenant)]),

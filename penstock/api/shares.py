@@ -1,0 +1,158 @@
+"""Fair shares: a fixed number of slots, of which one tenant and one caller can hold only a part.
+
+Requests above their share wait in a queue of their tenant. A slot that becomes free goes to the waiting
+tenant that holds the fewest, so a tenant with a thousand requests delays another tenant by one request at
+most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from penstock.errors import Limited, Unavailable
+
+RETRY_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The size of a shared resource, and of one tenant's part of it."""
+
+    slots: int
+    per_tenant: int
+    per_caller: int
+    waiting: int
+    """Requests of one tenant that can wait."""
+    seconds: float
+    """How long a request waits for a slot."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    caller: str
+    granted: asyncio.Future[None]
+
+
+class Shares:
+    """The slots of one resource of this process."""
+
+    def __init__(self, what: str, share: Share) -> None:
+        self._what = what
+        self._share = share
+        self._used = 0
+        self._by_tenant: Counter[str] = Counter()
+        self._by_caller: Counter[str] = Counter()
+        # In the order in which the tenants were served last.
+        self._queues: OrderedDict[str, deque[_Waiter]] = OrderedDict()
+
+    @asynccontextmanager
+    async def take(self, tenant: str, caller: str) -> AsyncGenerator[None]:
+        """Hold a slot. Raises Limited if the tenant or caller has used up its share."""
+        await self._acquire(tenant, caller)
+        try:
+            yield
+        finally:
+            self._release(tenant, caller)
+
+    def held(self, tenant: str) -> int:
+        """The number of slots that a tenant holds."""
+        return self._by_tenant[tenant]
+
+    def waiting(self, tenant: str) -> int:
+        """The number of requests of a tenant that wait for a slot."""
+        return len(self._queues.get(tenant, ()))
+
+    async def _acquire(self, tenant: str, caller: str) -> None:
+        if tenant not in self._queues and self._is_free(tenant, caller):
+            self._grant(tenant, caller)
+            return
+        queue = self._queues.setdefault(tenant, deque())
+        if len(queue) >= self._share.waiting:
+            raise self._used_up()
+        waiter = _Waiter(caller, asyncio.get_running_loop().create_future())
+        queue.append(waiter)
+        # The tenant's queue may have requests of another caller only, who is at its limit.
+        self._serve()
+        try:
+            async with asyncio.timeout(self._share.seconds):
+                await waiter.granted
+        except BaseException as error:
+            is_at_limit = not self._is_within_share(tenant, caller)
+            self._leave(tenant, waiter)
+            if not isinstance(error, TimeoutError):
+                raise
+            raise self._used_up() if is_at_limit else self._all_busy() from None
+
+    def _is_within_share(self, tenant: str, caller: str) -> bool:
+        return (
+            self._by_tenant[tenant] < self._share.per_tenant
+            and self._by_caller[caller] < self._share.per_caller
+        )
+
+    def _is_free(self, tenant: str, caller: str) -> bool:
+        return self._used < self._share.slots and self._is_within_share(tenant, caller)
+
+    def _grant(self, tenant: str, caller: str) -> None:
+        self._used += 1
+        self._by_tenant[tenant] += 1
+        self._by_caller[caller] += 1
+
+    def _release(self, tenant: str, caller: str) -> None:
+        self._used -= 1
+        for counts, name in ((self._by_tenant, tenant), (self._by_caller, caller)):
+            counts[name] -= 1
+            if not counts[name]:
+                del counts[name]
+        self._serve()
+
+    def _leave(self, tenant: str, waiter: _Waiter) -> None:
+        """End a wait without using the slot, which may have been granted just now."""
+        if waiter.granted.done() and not waiter.granted.cancelled():
+            self._release(tenant, waiter.caller)
+        elif queue := self._queues.get(tenant):
+            if waiter in queue:
+                queue.remove(waiter)
+            if not queue:
+                del self._queues[tenant]
+
+    def _serve(self) -> None:
+        """Give free slots to waiting requests: first to the tenant that holds the fewest."""
+        while self._used < self._share.slots:
+            # `sorted` keeps the order of tenants that hold equally many.
+            for tenant in sorted(self._queues, key=lambda name: self._by_tenant[name]):
+                if waiter := self._next_of(tenant):
+                    break
+            else:
+                return
+            self._grant(tenant, waiter.caller)
+            waiter.granted.set_result(None)
+
+    def _next_of(self, tenant: str) -> _Waiter | None:
+        """Remove and return the tenant's first waiting request that is within its share."""
+        queue = self._queues[tenant]
+        for waiter in queue:
+            if not waiter.granted.done() and self._is_within_share(tenant, waiter.caller):
+                queue.remove(waiter)
+                self._queues.move_to_end(tenant)
+                if not queue:
+                    del self._queues[tenant]
+                return waiter
+        return None
+
+    def _used_up(self) -> Limited:
+        return Limited(
+            f"this tenant or caller already uses its share of {self._what}",
+            code="share_used_up",
+            hint="Send fewer requests at once.",
+            details={"retry_after_seconds": RETRY_SECONDS},
+        )
+
+    def _all_busy(self) -> Unavailable:
+        return Unavailable(
+            f"no {self._what} became free within {self._share.seconds:g} seconds",
+            details={"retry_after_seconds": RETRY_SECONDS},
+        )
