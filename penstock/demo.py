@@ -34,7 +34,7 @@ from penstock.errors import PenstockError, TimedOut
 from penstock.formatting import counted
 from penstock.sdk.job_types import Started
 from penstock.settings import Settings
-from penstock.storage.objects import HOUR, Folder
+from penstock.storage.objects import Folder
 from penstock.types import Artifact, Job, JobCost
 from penstock.worker import Worker
 
@@ -221,7 +221,7 @@ class _Demo:
             return str(storage.root / file.path)
         base = self.api.url if self.api else ""
         fields = {"tenant": str(file.tenant_id), "type": file.content_type, "name": file.name}
-        return await storage.url("GET", file.path, base=base, seconds=HOUR, **fields)
+        return await storage.url("GET", file.path, base=base, **fields)
 
     async def _watch(self, started: Started[Any]) -> Job:
         """Watch the job until it ends."""

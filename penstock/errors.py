@@ -6,6 +6,7 @@
      ├── Unauthenticated     missing or invalid credentials: log in
      ├── Forbidden           no permission: ask someone who has it
      ├── NotFound            it does not exist, or belongs to another tenant
+     │    └── Gone           it existed and was deleted
      ├── Conflict            the current state or a used idempotency key does not allow it: check the state
      │    └── LeaseLost      another worker has the task: stop, and write nothing
      ├── Limited             rate limit reached: wait `retry_after` seconds
@@ -86,6 +87,10 @@ class NotFound(PenstockError):
     """Not found."""
 
 
+class Gone(NotFound):
+    """It was deleted."""
+
+
 class Conflict(PenstockError):
     """The current state does not allow this."""
 
@@ -143,6 +148,7 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow(Unauthenticated, "unauthenticated",  401,   4, ("PT401", "28")),
     ErrorRow(Forbidden,       "forbidden",        403,   4, ("PT403", "42501")),
     ErrorRow(NotFound,        "not_found",        404,   5, ("PT404",)),
+    ErrorRow(Gone,            "gone",             410,   5),
     ErrorRow(Conflict,        "conflict",         409,   6, ("PT409", "23503", "23505", "23P01")),
     ErrorRow(LeaseLost,       "lease_lost",       410,   6, ("PT410",)),
     ErrorRow(Limited,         "limited",          429,   7, ("PT429",)),

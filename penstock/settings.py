@@ -72,6 +72,10 @@ class Settings:
     """`PENSTOCK_STORAGE_SECRET`: the secret that signs URLs of local files, at least 32 bytes. Default:
     generated and kept in `PENSTOCK_HOME`. Servers on several machines need the same secret."""
 
+    max_url_seconds: float = 604_800
+    """`PENSTOCK_MAX_URL_SECONDS`: the longest lifetime of a signed URL, from 60 to 604800 (a week, the
+    default). Anyone who has the URL can read the file."""
+
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
@@ -106,6 +110,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         read_only=_flag("PENSTOCK_READ_ONLY", environment),
         storage=environment.get("PENSTOCK_STORAGE") or None,
         storage_secret=_secret("PENSTOCK_STORAGE_SECRET", environment),
+        max_url_seconds=_seconds("PENSTOCK_MAX_URL_SECONDS", environment, 604_800),
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )
@@ -116,6 +121,13 @@ def _flag(name: str, environment: Mapping[str, str]) -> bool:
     if text not in ("", "0", "1", "false", "true"):
         raise Invalid(f"{name} must be true or false (got {text!r})")
     return text in ("1", "true")
+
+
+def _seconds(name: str, environment: Mapping[str, str], default: float) -> float:
+    text = environment.get(name) or f"{default}"
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not 60 <= int(text) <= default:
+        raise Invalid(f"{name} must be between 60 and {default:.0f} seconds (got {text!r})")
+    return float(text)
 
 
 def _secret(name: str, environment: Mapping[str, str]) -> str | None:

@@ -24,8 +24,10 @@ from penstock import App, Context, cli, testing
 from penstock.contract import artifacts
 from penstock.errors import Forbidden, Invalid, LeaseLost, Limited, NotFound, TooLarge
 from penstock.postgres import db as database
+from penstock.storage import containers
 from penstock.storage.objects import Bucket, Folder, Stored
 from penstock.upkeep import Tidy
+from tests.test_containers import archive
 from tests.test_storage import bucket, credentials, s3
 
 __all__ = ["bucket", "credentials", "s3"]
@@ -521,6 +523,25 @@ class TestUploads:
             clock.advance(minutes=61)
             await artifacts.sweep(pool, place.storage)
         assert (place.records(), place.files(), place.bytes()) == ([], {}, (0, 0))
+
+    async def test_document_announced_as_presentation_is_removed(
+        self, place: Place, clock: testing.Clock
+    ) -> None:
+        """S30 R4.6/mismatch: by the directory of the archive, which is at its end."""
+        docx, pptx = (
+            archive("[Content_Types].xml", part) for part in ("word/document.xml", "ppt/presentation.xml")
+        )
+        async with opened(place) as pool:
+            wrong = await self.upload(pool, place, docx, bytes=len(docx), content_type=containers.PPTX)
+            with pytest.raises(Invalid) as caught:
+                await self.finish(pool, place, wrong)
+            assert caught.value.details["detected"] == containers.DOCX
+            clock.advance(minutes=61)
+            await artifacts.sweep(pool, place.storage)
+            assert (place.records(), place.files(), place.bytes()) == ([], {}, (0, 0))
+            right = await self.upload(pool, place, pptx, bytes=len(pptx), content_type=containers.PPTX)
+            await self.finish(pool, place, right)
+        assert place.is_whole()
 
     async def test_changes_after_the_check_do_not_reach_the_stored_file(self, place: Place) -> None:
         """The client can still write to the upload URL after the check."""

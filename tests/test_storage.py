@@ -224,14 +224,14 @@ class TestFiles:
             assert caught.value.code == "invalid_path"
 
 
-def sigv4(method: str, url: str, secret: str) -> str:
+def sigv4(method: str, url: str, secret: str, headers: dict[str, str] | None = None) -> str:
     """The signature that Amazon's own library computes for this URL."""
     parts = urlsplit(url)
     fields = [pair for pair in parts.query.split("&") if not pair.startswith("X-Amz-Signature=")]
     values = dict(parse_qsl(parts.query))
     key, _, region, service, _ = values["X-Amz-Credential"].split("/")
     signer = S3SigV4QueryAuth(Credentials(key, secret), service, region, int(values["X-Amz-Expires"]))
-    request = AWSRequest(method, parts._replace(query="&".join(fields)).geturl())
+    request = AWSRequest(method, parts._replace(query="&".join(fields)).geturl(), headers=headers or {})
     request.context["timestamp"] = values["X-Amz-Date"]
     text = signer.string_to_sign(request, signer.canonical_request(request))
     return str(signer.signature(text, request))
@@ -259,6 +259,30 @@ class TestBucket:
                 sigv4(method, url, "other"),
             ):
                 assert other != signature
+
+    async def test_upload_url_is_bound_to_the_announced_size(self, bucket: Bucket) -> None:
+        """S27 S30: the size is a signed header, so S3 rejects an upload of another size."""
+        url = await bucket.url("PUT", "t/incoming/0190:a_b.c", base="", seconds=60, tenant="t", limit="3")
+        fields = dict(parse_qsl(urlsplit(url).query))
+        assert fields["X-Amz-SignedHeaders"] == "content-length;host"
+        assert fields["X-Amz-Signature"] == sigv4("PUT", url, "test", {"content-length": "3"})
+        for size in ("2", "4", "30"):
+            assert sigv4("PUT", url, "test", {"content-length": size}) != fields["X-Amz-Signature"]
+        assert sigv4("PUT", url, "test") != fields["X-Amz-Signature"]
+        async with httpx.AsyncClient() as client:
+            assert (await client.put(url, content=b"new")).status_code == 200
+        assert await bucket.read("t/incoming/0190:a_b.c", limit=3) == b"new"
+
+    async def test_lifetime_of_urls_has_a_maximum(self, s3: str, credentials: None, tmp_path: Path) -> None:
+        """S29: the operator's, for a folder and for a bucket."""
+        for address in (None, f"s3://penstock-files?endpoint={s3}&region=us-east-1"):
+            store = storage.of(Settings(home=tmp_path, storage=address, max_url_seconds=600))
+            for seconds in (601, 0, -1, float("inf"), float("nan")):
+                with pytest.raises(Invalid) as caught:
+                    await store.url("GET", "t/a", base="", seconds=seconds, tenant="t")
+                assert caught.value.code == "invalid_ttl"
+            assert (store.lifetime(600), store.lifetime()) == (600, 600)
+            await store.url("GET", "t/a", base="", tenant="t")
 
     async def test_an_interrupted_upload_leaves_no_parts_behind(self, bucket: Bucket, s3: str) -> None:
         """A failed multipart upload is aborted, so that invisible parts cost nothing."""

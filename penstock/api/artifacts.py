@@ -22,10 +22,10 @@ from penstock.api.pages import LARGEST, LimitQuery, Page, UuidCursor, page
 from penstock.api.routes import PROBLEMS, Conn, Route, StartRoute
 from penstock.api.routes import router as routes_for
 from penstock.contract import artifacts, jobs
-from penstock.errors import Conflict, Invalid, LeaseLost, NotFound, TooLarge
+from penstock.errors import Conflict, Gone, Invalid, LeaseLost, NotFound, TooLarge
 from penstock.storage import content
 from penstock.storage import objects as storages
-from penstock.storage.objects import HOUR, File, Folder, Storage
+from penstock.storage.objects import File, Folder, Storage
 from penstock.types import Artifact
 
 _SERVICE = Caller("service_role", {"role": "service_role"})
@@ -38,7 +38,14 @@ _GUARDS = {
     "Cache-Control": "private, max-age=0, must-revalidate",
 }
 
-SecondsQuery = Annotated[float, Query(ge=1, le=7 * 86400, description="Seconds that the URLs are valid.")]
+SecondsQuery = Annotated[
+    float | None,
+    Query(
+        ge=1,
+        le=7 * 86400,
+        description="Seconds that the URLs are valid. Default: an hour. The server may set a lower maximum.",
+    ),
+]
 ArtifactId = Annotated[UUID, Path(description="Artifact id.")]
 
 
@@ -93,7 +100,9 @@ def storage_of(request: Request) -> Storage:
     return state.storage
 
 
-async def linked(request: Request, found: list[Artifact], seconds: float = HOUR) -> list[ArtifactResponse]:
+async def linked(
+    request: Request, found: list[Artifact], seconds: float | None = None
+) -> list[ArtifactResponse]:
     """Add signed URLs to artifacts."""
     return [
         ArtifactResponse(
@@ -104,7 +113,7 @@ async def linked(request: Request, found: list[Artifact], seconds: float = HOUR)
     ]
 
 
-async def _url(request: Request, artifact: Artifact, seconds: float) -> str:
+async def _url(request: Request, artifact: Artifact, seconds: float | None) -> str:
     return await storage_of(request).url(
         "GET",
         artifact.path,
@@ -128,7 +137,7 @@ async def list_artifacts(
     job_id: UUID,
     cursor: UuidCursor = None,
     limit: LimitQuery = 50,
-    expires_in: SecondsQuery = HOUR,
+    expires_in: SecondsQuery = None,
 ) -> Page[ArtifactResponse]:
     """List a job's files, oldest first, each with a signed URL."""
     await jobs.get(conn, job_id=job_id)
@@ -138,7 +147,7 @@ async def list_artifacts(
 
 @routes.get("/artifacts/{artifact_id}", status_code=307, response_description="Redirect to a signed URL.")
 async def get_artifact(
-    request: Request, response: Response, conn: Conn, artifact_id: ArtifactId, expires_in: SecondsQuery = HOUR
+    request: Request, response: Response, conn: Conn, artifact_id: ArtifactId, expires_in: SecondsQuery = None
 ) -> ArtifactResponse:
     """Redirect to a signed URL of the file. The body describes the file."""
     artifact = await artifacts.get(conn, artifact_id=artifact_id)
@@ -183,17 +192,21 @@ async def begin_upload(
         tenant_id=announced.tenant_id,
         idempotency_key=idempotency_key,
     )
-    url = await storage_of(request).url(
+    storage = storage_of(request)
+    url = await storage.url(
         "PUT",
         upload.incoming,
         base=str(request.base_url),
-        seconds=HOUR,
         tenant=str(upload.tenant_id),
         limit=str(announced.bytes),
     )
     finish = str(request.url_for("finish_upload", artifact_id=str(upload.id)))
     return UploadResponse(
-        id=upload.id, tenant_id=upload.tenant_id, url=url, finish=finish, expires_in=int(HOUR)
+        id=upload.id,
+        tenant_id=upload.tenant_id,
+        url=url,
+        finish=finish,
+        expires_in=int(storage.lifetime()),
     )
 
 
@@ -247,6 +260,7 @@ _PARTS: dict[int | str, dict[str, Any]] = {
     206: {"description": "The requested range."},
     304: {"description": "Not changed since the given `ETag`."},
     409: PROBLEMS[409],
+    410: PROBLEMS[410],
     416: {"description": "The requested range is outside the file."},
 }
 
@@ -277,6 +291,10 @@ async def put_file(request: Request, path: str) -> None:
 async def get_file(request: Request, path: str) -> Response:
     """Download a file or a range of it with a signed URL."""
     folder, grant = _granted(request)
+    callers: Callers = request.app.state.callers
+    async with callers.acting(_SERVICE, read_only=True) as conn:
+        if await artifacts.is_deleted(conn, tenant_id=UUID(grant.fields["tenant"]), path=grant.path):
+            raise Gone("the file was deleted")
     file = await folder.head(grant.path)
     headers = {
         **_GUARDS,

@@ -31,6 +31,7 @@ _PROBLEM_TEXTS: dict[int, str] = {
     404: "Not found, or not visible to the caller.",
     408: "The request did not arrive in time.",
     409: "The current state does not allow it, or the idempotency key was used for another request.",
+    410: "It was deleted.",
     413: "The request is too large.",
     422: "The request is invalid.",
     429: "Rate limit reached or quota used up. Wait for the time in `Retry-After`.",

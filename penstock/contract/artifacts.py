@@ -22,7 +22,7 @@ from uuid import UUID
 from penstock.contract import filters
 from penstock.errors import Conflict, LeaseLost, NotFound
 from penstock.postgres import db
-from penstock.storage import content
+from penstock.storage import containers, content
 from penstock.storage.objects import HOUR, Storage, Stored
 from penstock.types import OUTPUT as OUTPUT
 from penstock.types import Artifact, KeptArtifact, referred
@@ -46,6 +46,8 @@ MAX_OUTPUT = 64 << 20
 _SETTING: LiteralString = "select value from penstock.settings where name = 'max_output_bytes'"
 _AWAITED: LiteralString = """\
 select from penstock.artifacts where id = %s and incoming = %s and status = 'pending'"""
+_DELETED: LiteralString = """\
+select from penstock.artifacts where tenant_id = %s and path = %s and status <> 'deleted'"""
 _DUE: LiteralString = """\
 select exists (select from penstock.artifacts where status <> 'stored'
     and (status = 'deleted' and incoming is null or begun_at < penstock._now() - interval '1 hour'))
@@ -111,6 +113,7 @@ async def save(
         stored = await storage.put(
             begun["path"], data, limit=begun["max_bytes"], headers=content.headers(kind, name)
         )
+        await _check_container(storage, begun["path"], kind, stored.bytes)
         await _finish(partial(db.connection, pool), holder, stored)
     return {
         "artifact_id": str(begun["id"]),
@@ -126,6 +129,18 @@ async def _chunks(file: Path) -> AsyncGenerator[bytes]:
     with await asyncio.to_thread(file.open, "rb") as opened:
         while chunk := await asyncio.to_thread(opened.read, 1 << 20):
             yield chunk
+
+
+async def _check_container(storage: Storage, path: str, content_type: str, size: int) -> None:
+    """Check the directory of a stored Office file. Nobody but the caller can write to this path."""
+
+    async def read(start: int, end: int) -> bytes:
+        if start >= end:
+            return b""
+        part = await storage.get(path, start, end)
+        return b"".join([chunk async for chunk in part.chunks])
+
+    await containers.check(content_type, size, read)
 
 
 async def _finish(acting: Acting, holder: dict[str, Any], stored: Stored) -> None:
@@ -257,8 +272,10 @@ async def finish_upload(service: Acting, storage: Storage, *, artifact_id: UUID,
     holder = {"p_artifact_id": artifact_id, "p_worker_id": None, "p_lease": taken["lease"]}
     async with _dropped_on_error(service, holder):
         head, data = await _peek(uploaded.chunks)
-        headers = content.headers(content.check(taken["content_type"], head), taken["name"])
+        kind = content.check(taken["content_type"], head)
+        headers = content.headers(kind, taken["name"])
         stored = await storage.put(taken["path"], data, limit=taken["bytes"], headers=headers)
+        await _check_container(storage, taken["path"], kind, stored.bytes)
         await _finish(service, holder, stored)
     # After a crash here the uploaded file has no record, so the sweep removes it.
     await storage.delete([taken["incoming"]])
@@ -325,6 +342,11 @@ async def delete(database: db.Database, *, artifact_id: UUID) -> bool:
 async def is_awaited(database: db.Database, *, path: str) -> bool:
     """Whether a client may still upload to this path: its upload is neither finished nor dropped."""
     return bool(await db.rows(database, _AWAITED, (path.rpartition("/")[2], path)))
+
+
+async def is_deleted(database: db.Database, *, tenant_id: UUID, path: str) -> bool:
+    """Whether the file of a signed URL was deleted: URLs are made for stored files only."""
+    return not await db.rows(database, _DELETED, (tenant_id, path))
 
 
 async def is_any_due(pool: db.Pool) -> bool:

@@ -13,19 +13,15 @@ from collections.abc import Callable
 from urllib.parse import quote
 
 from penstock.errors import Invalid
+from penstock.storage import containers
 
 ANY = "application/octet-stream"
 HEAD_BYTES = 4096
 """Bytes at the beginning of a file that are needed for detection."""
 
 _TYPE = re.compile(r"[a-z0-9][a-z0-9!#$&^_.+-]{0,63}/[a-z0-9][a-z0-9!#$&^_.+-]{0,99}")
-_OFFICE = "application/vnd.openxmlformats-officedocument."
-_DOCX, _PPTX, _XLSX = (
-    _OFFICE + part
-    for part in ("wordprocessingml.document", "presentationml.presentation", "spreadsheetml.sheet")
-)
 # The folder of each kind of Office document. The first entry of the archive may be in it.
-_OFFICE_FOLDERS = {_DOCX: b"word/", _PPTX: b"ppt/", _XLSX: b"xl/"}
+_OFFICE_FOLDERS = {containers.DOCX: b"word/", containers.PPTX: b"ppt/", containers.XLSX: b"xl/"}
 _OFFICE_FIRST = (b"[Content_Types].xml", b"_rels/", b"docProps/", b"mimetype")
 _JSON_START = re.compile(r"\s*[\[{\"\-0-9tfn]")
 # Control characters that plain text may contain.
@@ -104,9 +100,9 @@ _CHECKS: dict[str, Callable[[bytes], bool]] = {
     "video/mp4": _is_mp4,
     "application/zip": _is_zip,
     **{name: _is_office(own) for name, own in _OFFICE_FOLDERS.items()},
-    "application/msword": _OLE,
-    "application/vnd.ms-powerpoint": _OLE,
-    "application/vnd.ms-excel": _OLE,
+    containers.DOC: _OLE,
+    containers.PPT: _OLE,
+    containers.XLS: _OLE,
     "application/json": _is_json,
     "text/plain": _is_text,
     "text/csv": _is_text,
@@ -114,7 +110,7 @@ _CHECKS: dict[str, Callable[[bytes], bool]] = {
     "text/html": _is_text,
     "image/svg+xml": _is_text,
 }
-# Types that the first bytes identify. (ZIP and OLE files can be many types.)
+# Types that the first bytes identify. (ZIP and OLE files can be many types: see containers.py.)
 _IDENTIFIED = (
     "application/pdf",
     "image/png",

@@ -29,7 +29,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
-from urllib.parse import parse_qs, quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlencode, urlsplit
 
 import obstore
 from obstore.exceptions import BaseError
@@ -80,6 +80,12 @@ class Grant(NamedTuple):
 
 def of(settings: Settings) -> Storage:
     """The storage that the settings name."""
+    found = _named(settings)
+    found.max_seconds = settings.max_url_seconds
+    return found
+
+
+def _named(settings: Settings) -> Storage:
     address = urlsplit(settings.storage or (settings.home / "artifacts").absolute().as_uri())
     if address.scheme == "file" and address.path:
         secret = settings.storage_secret
@@ -96,6 +102,9 @@ def of(settings: Settings) -> Storage:
 
 class Storage(ABC):
     """Files by their path. Writing is atomic: readers never see half a file."""
+
+    max_seconds: float = _WEEK
+    """The longest lifetime of a signed URL."""
 
     def __init__(self, store: LocalStore | S3Store) -> None:
         self._store: Any = store
@@ -168,12 +177,27 @@ class Storage(ABC):
     async def _write(self, path: str, source: Any, headers: Mapping[str, str]) -> None: ...
 
     @abstractmethod
-    async def url(self, method: Method, path: str, *, base: str, seconds: float, **fields: str) -> str:
-        """A signed URL that allows one method on one path for this many seconds.
+    async def url(
+        self, method: Method, path: str, *, base: str, seconds: float | None = None, **fields: str
+    ) -> str:
+        """A signed URL that allows one method on one path for this many seconds (default: an hour).
 
         `base` is the URL of this service, and `fields` (`tenant`, `type`, `name`, `limit`) are parameters of
-        its route. A bucket serves its files itself and ignores both.
+        its route. A bucket serves its files itself and ignores both, except for the `limit` of an upload,
+        which is then the exact size of the file.
         """
+
+    def lifetime(self, seconds: float | None = None) -> float:
+        """The lifetime of a URL: as requested, or an hour where the maximum allows it."""
+        if seconds is None:
+            return min(HOUR, self.max_seconds)
+        if not 1 <= seconds <= self.max_seconds:
+            raise Invalid(
+                f"a URL can be valid for 1 to {self.max_seconds:.0f} seconds (got {seconds:g})",
+                code="invalid_ttl",
+                details={"field": "expires_in", "limit": self.max_seconds},
+            )
+        return seconds
 
     async def clear_partial(self, older_than: float) -> int:
         """Remove remains of interrupted writes; returns their number. A bucket's lifecycle rule does that."""
@@ -203,8 +227,10 @@ class Folder(Storage):
             if path == self.root:
                 return
 
-    async def url(self, method: Method, path: str, *, base: str, seconds: float, **fields: str) -> str:
-        expires = str(int(self._now() + _duration(seconds)))
+    async def url(
+        self, method: Method, path: str, *, base: str, seconds: float | None = None, **fields: str
+    ) -> str:
+        expires = str(int(self._now() + self.lifetime(seconds)))
         target = f"{checked(path)}?{urlencode({'expires': expires, **fields}, quote_via=quote, safe='')}"
         return f"{base.rstrip('/')}/storage/{target}&signature={self._signature(method, target)}"
 
@@ -250,6 +276,8 @@ class Bucket(Storage):
     def __init__(
         self, name: str, *, prefix: str = "", endpoint: str | None = None, region: str | None = None
     ) -> None:
+        # obstore reads it too, but signs no header besides the host.
+        self._secret = os.environ.get("AWS_SECRET_ACCESS_KEY")
         # Callers learn within seconds that the store does not answer, and can try again.
         options: dict[str, Any] = {"retry_config": {"max_retries": 3, "retry_timeout": timedelta(seconds=20)}}
         if prefix:
@@ -265,10 +293,15 @@ class Bucket(Storage):
     async def _write(self, path: str, source: Any, headers: Mapping[str, str]) -> None:
         await obstore.put_async(self._store, path, source, attributes=dict(headers))
 
-    async def url(self, method: Method, path: str, *, base: str, seconds: float, **fields: str) -> str:
-        duration = timedelta(seconds=_duration(seconds))
+    async def url(
+        self, method: Method, path: str, *, base: str, seconds: float | None = None, **fields: str
+    ) -> str:
+        duration = timedelta(seconds=self.lifetime(seconds))
         with _translated(path):
-            return await obstore.sign_async(self._store, method, checked(path), duration)
+            url = await obstore.sign_async(self._store, method, checked(path), duration)
+        if method == "PUT" and "limit" in fields and self._secret:
+            return _bound_to_size(url, int(fields["limit"]), self._secret)
+        return url
 
 
 def checked(path: str) -> str:
@@ -278,13 +311,32 @@ def checked(path: str) -> str:
     return path
 
 
-def _duration(seconds: float) -> float:
-    if not 1 <= seconds <= _WEEK:
-        raise Invalid(
-            f"the validity of a URL must be between 1 second and 1 week (got {seconds:g} s)",
-            code="invalid_ttl",
-        )
-    return seconds
+def _bound_to_size(url: str, size: int, secret: str) -> str:
+    """The signed upload URL, signed again together with the size (Signature Version 4).
+
+    The bucket then rejects an upload with another Content-Length, before its bytes arrive.
+    """
+    parts = urlsplit(url)
+    fields = dict(parse_qsl(parts.query, keep_blank_values=True))
+    fields.pop("X-Amz-Signature")
+    fields["X-Amz-SignedHeaders"] = "content-length;host"
+    query = urlencode(sorted(fields.items()), quote_via=quote, safe="-_.~")
+    headers = f"content-length:{size}\nhost:{parts.netloc}\n"
+    request = "\n".join(["PUT", parts.path, query, headers, "content-length;host", "UNSIGNED-PAYLOAD"])
+    scope = fields["X-Amz-Credential"].split("/")[1:]
+    text = "\n".join(
+        [
+            "AWS4-HMAC-SHA256",
+            fields["X-Amz-Date"],
+            "/".join(scope),
+            hashlib.sha256(request.encode()).hexdigest(),
+        ]
+    )
+    key = f"AWS4{secret}".encode()
+    for part in scope:
+        key = hmac.digest(key, part.encode(), "sha256")
+    signature = hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+    return parts._replace(query=f"{query}&X-Amz-Signature={signature}").geturl()
 
 
 def _file(meta: Any) -> File:

@@ -194,7 +194,7 @@ class TestReading:
         assert listed(world, ann, job) == []
         assert world.client.get(path, headers=ann.headers).status_code == 404
         (files.root / found["path"]).unlink()
-        assert world.client.get(found["url"]).status_code == 404
+        assert world.client.get(found["url"]).status_code == 410
 
 
 def sent(world: World, url: str) -> tuple[int, bytes]:
@@ -271,6 +271,20 @@ class TestSignedUrls:
         for method in ("PUT", "POST", "DELETE", "PATCH"):
             assert world.client.request(method, url, content=b"x").status_code in (403, 405)
         assert sent(world, url) == (200, PDF)
+
+    def test_url_of_a_deleted_file_answers_410(self, world: World, files: Folder, ann: Person) -> None:
+        """S29: at once, although the file is removed later, and also once its record is gone."""
+        [found] = listed(world, ann, saved(world, files, ann))
+        assert world.client.get(found["url"]).status_code == 200
+        world.client.delete(f"/api/artifacts/{found['id']}", headers=ann.headers)
+        assert files.root.joinpath(found["path"]).exists()
+        for _ in ("deleted", "forgotten"):
+            answer = world.client.get(found["url"])
+            assert (answer.status_code, answer.json()["code"]) == (410, "gone"), answer.text
+            assert world.client.head(found["url"]).status_code == 410
+            world.db.execute("delete from penstock.artifacts where id = %s", [found["id"]])
+        # Another file's signature still counts first.
+        assert sent(world, found["url"] + "0")[0] == 403
 
     def test_upload_url_cannot_read(self, world: World, ann: Person) -> None:
         begun = upload(world, ann, finish=False).json()
