@@ -221,7 +221,7 @@ class _Demo:
             return str(storage.root / file.path)
         base = self.api.url if self.api else ""
         fields = {"tenant": str(file.tenant_id), "type": file.content_type, "name": file.name}
-        return await storage.url("GET", file.path, base=base, **fields)
+        return await storage.url("GET", file.path, base=base, seconds=None, **fields)
 
     async def _watch(self, started: Started[Any]) -> Job:
         """Watch the job until it ends."""
