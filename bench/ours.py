@@ -83,7 +83,7 @@ def version() -> str:
 def prepare(dsn: str) -> None:
     migrate.migrate(dsn)
     with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute("select penstock.define_kind('noop')")
+        connection.execute("select penstock.define_kind('noop', '{\"raw_tasks\": true}')")
 
 
 def tenant(connection: Connection, name: str) -> str:

@@ -256,7 +256,7 @@ def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iter
     found = Settings(database_url=db.dsn, api_url=server.ensure_login(db.dsn), home=tmp_path)
     [row] = db.execute("select penstock.ensure_tenant('default') as id")
     db.execute("select penstock.set_member(%s, %s, 'owner')", [row["id"], developer.user_id])
-    db.execute("select penstock.define_kind('work')")
+    db.execute("select penstock.define_kind('work', '{\"raw_tasks\": true}')")
     app = server.application(found, developer=developer)
     with TestClient(app, base_url="http://localhost:1", client=("127.0.0.1", 9)) as made:
         assert made.get("/dev/login", params={"token": developer.token}).status_code == 200

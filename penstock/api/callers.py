@@ -192,6 +192,23 @@ class Callers:
                 yield conn
 
     @asynccontextmanager
+    async def acting_for(self, caller: Caller) -> AsyncGenerator[tuple[db.Connection, UUID | None]]:
+        """Open a transaction of the service for a user's request, and return it with the user's id.
+
+        For functions that only trusted code may call, such as `start_drawn_job`: they check the user's role.
+        The request keeps the share of its tenant meanwhile.
+        """
+        if caller.role == "service_role":
+            async with self.acting(caller) as conn:
+                yield conn, None
+            return
+        user_id, service = UUID(str(caller.claims["sub"])), replace(caller, role="service_role")
+        async with self._transaction(
+            self._pools.service, service, f"user:{user_id}", self._milliseconds, False
+        ) as conn:
+            yield conn, user_id
+
+    @asynccontextmanager
     async def _transaction(
         self, pool: db.Pool, caller: Caller, actor: str, milliseconds: str, read_only: bool
     ) -> AsyncGenerator[db.Connection]:

@@ -109,6 +109,27 @@ async def start(
     )
 
 
+async def start_drawn(
+    database: db.Database,
+    *,
+    type: str,
+    params: Mapping[str, Any] | None = None,
+    tasks: Iterable[TaskSpec],
+    user_id: UUID | None = None,
+    **options: Unpack[JobOptions],
+) -> UUID:
+    """Start a job whose tasks an app drew, for a user. Needs a login of the service."""
+    return await db.value(
+        database,
+        "start_drawn_job",
+        p_type=type,
+        p_params=dict(params or {}),
+        p_tasks=db.Json(builtins.list(tasks)),
+        p_options=given(options),
+        p_user_id=user_id,
+    )
+
+
 async def forecast(
     database: db.Database,
     *,

@@ -56,7 +56,7 @@ async def change_schedule(request: Request, conn: Conn, schedule_id: UUID) -> Re
                 request, "/schedules", flash=f"{schedule.name} turned {'on' if verb == 'resume' else 'off'}."
             )
         case "run":
-            job_id = await _start(conn, request.app.state.app, schedule)
+            job_id = await _start(request, schedule)
             return redirect(request, f"/jobs/{job_id}", flash=f"Started from the schedule {schedule.name}.")
         case "remove":
             await schedules.remove(conn, schedule_id=schedule_id)
@@ -73,7 +73,8 @@ async def confirm_remove(request: Request, conn: Conn, schedule_id: UUID) -> Res
     )
 
 
-async def _start(conn: Conn, app: App | None, schedule: Schedule) -> UUID:
+async def _start(request: Request, schedule: Schedule) -> UUID:
+    app: App | None = request.app.state.app
     tasks = schedule.tasks
     if tasks is None and app is not None:
         tasks = app.draw(schedule.job_type, schedule.params)
@@ -84,7 +85,11 @@ async def _start(conn: Conn, app: App | None, schedule: Schedule) -> UUID:
             hint="Start the server with the app: penstock serve module:app",
         )
     options: Any = {**schedule.options, "tenant_id": schedule.tenant_id}
-    return await jobs.start(conn, type=schedule.job_type, params=schedule.params, tasks=tasks, **options)
+    # The stored tasks were checked when the schedule was set.
+    async with request.app.state.callers.acting_for(request.state.caller) as (service, user_id):
+        return await jobs.start_drawn(
+            service, user_id=user_id, type=schedule.job_type, params=schedule.params, tasks=tasks, **options
+        )
 
 
 def _next_runs(schedule: Schedule, now: datetime) -> tuple[list[datetime], str | None]:

@@ -37,8 +37,8 @@ from typing import (
     Any,
     Concatenate,
     ParamSpec,
-    Protocol,
     TypeVar,
+    Unpack,
     overload,
 )
 from uuid import UUID
@@ -53,10 +53,10 @@ from penstock.sdk.bulk_type import BulkType
 from penstock.sdk.connections import LoopConnections
 from penstock.sdk.context import Context
 from penstock.sdk.graph import Drawn, Options
-from penstock.sdk.job_types import JobType, Started, Task
+from penstock.sdk.job_types import JobType, Started, Task, TaskDecorator
 from penstock.settings import settings
 from penstock.storage import objects as storages
-from penstock.types import Forecast
+from penstock.types import Forecast, KindPolicy, declared_policy
 
 if TYPE_CHECKING:
     from penstock.sheets import Sheets
@@ -67,21 +67,6 @@ RowModel = TypeVar("RowModel", bound=pydantic.BaseModel)
 _EXIT_SECONDS = 5
 
 Artifacts = Callable[[Context, str, Any, str], Coroutine[Any, Any, dict[str, Any]]]
-
-
-class TaskDecorator(Protocol):
-    """The type of `app.task(...)`. The context is not one of the task's arguments."""
-
-    @overload
-    def __call__(
-        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
-    ) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
-    @overload
-    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
 class App:
@@ -150,6 +135,7 @@ class App:
         category: str | None = None,
         cpu_bound: bool = False,
         transactional: bool = False,
+        **policy: Unpack[KindPolicy],
     ) -> TaskDecorator: ...
     def task(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
         """Declare a function as a task.
@@ -158,6 +144,8 @@ class App:
         `transactional`, the handler's writes through `ctx.connection` and the task's completion are one
         commit. The delay before a retry starts at `backoff` and doubles up to `backoff_cap`. No retry starts
         later than `retry_for` after the first attempt.
+
+        The rest is the policy of the kind, which the database enforces whoever adds a task: `KindPolicy`.
         """
         return partial(self._add_task, **options) if function is None else self._add_task(function)
 
@@ -175,6 +163,7 @@ class App:
         category: str | None = None,
         cpu_bound: bool = False,
         transactional: bool = False,
+        **policy: Unpack[KindPolicy],
     ) -> Task[Any, Any]:
         kind = kind or function.__name__
         if category is not None:
@@ -189,30 +178,13 @@ class App:
             "backoff_cap_seconds": seconds(backoff_cap),
             "retry_seconds": None if retry_for is None else seconds(retry_for),
             "timeout_seconds": None if timeout is None else seconds(timeout),
+            **declared_policy(policy),
         }
         task: Task[Any, Any] = Task(
             self, function, kind, settings=declared, phase=phase, is_transactional=transactional,
             mode="process" if cpu_bound else "async" if is_async else "thread",
         )  # fmt: skip
-        if cpu_bound and (transactional or is_async):
-            raise Invalid(
-                f"{kind}: a cpu_bound task must be a plain function, neither async nor transactional"
-            )
-        if cpu_bound and task.signature.takes_context:
-            raise Invalid(
-                f"{kind}: a cpu_bound task cannot take a Context, because it runs in another process",
-                hint="Call ctx.acompute from an async task instead.",
-            )
-        if cpu_bound and "<" in function.__qualname__:
-            raise Invalid(
-                f"{kind}: a cpu_bound task must be defined at the top level of its module",
-                hint="Its process imports it by name.",
-            )
-        if transactional and not task.signature.takes_context:
-            raise Invalid(
-                f"{kind}: a transactional task must take a Context as its first parameter",
-                hint="ctx.connection is the connection of the transaction.",
-            )
+        task.check_mode()
         self.tasks[kind] = task
         self._is_declared = False
         return task

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import (
     TYPE_CHECKING,
     Any,
+    Concatenate,
     Generic,
     Literal,
     ParamSpec,
+    Protocol,
     TypeVar,
     cast,
+    overload,
 )
 from uuid import UUID
 
@@ -23,6 +26,7 @@ from penstock.contract import artifacts, jobs, tasks
 from penstock.errors import Invalid, JobFailed, TimedOut
 from penstock.formatting import seconds
 from penstock.postgres import db
+from penstock.sdk.context import Context
 from penstock.sdk.graph import Drawn, Graph, Options, current, drawing
 from penstock.sdk.signature import Signature, Step, decode, encode
 from penstock.types import Forecast, Job, failure
@@ -54,6 +58,29 @@ class Task(Generic[P, R]):
         self.chosen = Options(phase=phase)
         self.__doc__, self.__name__ = function.__doc__, function.__name__
         self.__module__, self.__qualname__ = function.__module__, function.__qualname__
+
+    def check_mode(self) -> None:
+        """Raise Invalid if the function cannot run in the mode that it was declared with."""
+        is_process, is_async = self.mode == "process", inspect.iscoroutinefunction(self.function)
+        if is_process and (self.is_transactional or is_async):
+            raise Invalid(
+                f"{self.kind}: a cpu_bound task must be a plain function, neither async nor transactional"
+            )
+        if is_process and self.signature.takes_context:
+            raise Invalid(
+                f"{self.kind}: a cpu_bound task cannot take a Context, because it runs in another process",
+                hint="Call ctx.acompute from an async task instead.",
+            )
+        if is_process and "<" in self.function.__qualname__:
+            raise Invalid(
+                f"{self.kind}: a cpu_bound task must be defined at the top level of its module",
+                hint="Its process imports it by name.",
+            )
+        if self.is_transactional and not self.signature.takes_context:
+            raise Invalid(
+                f"{self.kind}: a transactional task must take a Context as its first parameter",
+                hint="ctx.connection is the connection of the transaction.",
+            )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.function(*args, **kwargs)
@@ -112,6 +139,21 @@ class Task(Generic[P, R]):
         graph = Graph()
         step = graph.add(self.kind, self.signature, values, self.chosen.for_task())
         return Drawn({}, graph.tasks, encode(step, []), self.signature.load)
+
+
+class TaskDecorator(Protocol):
+    """The type of `app.task(...)`. The context is not one of the task's arguments."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, R]], /
+    ) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, Coroutine[Any, Any, R]], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Context, P], R], /) -> Task[P, R]: ...
+    @overload
+    def __call__(self, function: Callable[P, R], /) -> Task[P, R]: ...
 
 
 class JobType(Generic[P]):

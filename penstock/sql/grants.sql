@@ -61,6 +61,7 @@ grant execute on function
   penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.upkeep_if_idle(), penstock.prune(integer),
   penstock.return_unknown_tasks(text, bigint[]),
   penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
+  penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb),
   penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),
   penstock.take_bulk_rows(bigint, text, bigint, integer),

@@ -715,14 +715,38 @@ table penstock.kinds
   column backoff_cap_seconds: real not null default 300
   column retry_seconds: real
   column timeout_seconds: real
+  column providers: text[]
+  column units: jsonb
+  column units_per_kb: jsonb
+  column max_timeout_seconds: real
+  column attempts_limit: smallint
+  column min_priority: smallint
+  column starters: text[]
+  column raw_tasks: boolean
+  column has_policy: boolean not null generated always as (num_nonnulls(providers, units, units_per_kb, max_timeout_seconds, attempts_limit, min_priority, starters) > 0)
   comment on column retry_seconds: No retry starts later than this after the first attempt; null: no limit.
+  comment on column providers: The providers that tasks of this kind may use. A task that names none gets the first that is open. Null: any; empty: none.
+  comment on column units: The least that a task counts, whatever its estimate.
+  comment on column units_per_kb: What each 1,000 bytes of input add to units.
+  comment on column max_timeout_seconds: The longest timeout that a task may ask for. Null: for users the kind's own timeout, for the service no limit.
+  comment on column attempts_limit: The most attempts that a task may ask for. Null: for users the kind's own number, for the service no limit.
+  comment on column min_priority: The best (lowest) priority that a task may have.
+  comment on column starters: Who may start such tasks: owner, admin, member, key, service. Null: all of them.
+  comment on column raw_tasks: Whether users may write such tasks themselves, instead of starting job types of an app. Null: the setting raw_tasks.
+  comment on column has_policy: Whether the kind declares anything that new tasks must be checked for.
+  constraint kinds_attempts_limit_check: CHECK (((attempts_limit >= 1) AND (attempts_limit <= 100)))
   constraint kinds_backoff_cap_seconds_check: CHECK ((backoff_cap_seconds >= (0)::double precision))
   constraint kinds_backoff_seconds_check: CHECK ((backoff_seconds >= (0)::double precision))
   constraint kinds_max_attempts_check: CHECK (((max_attempts >= 1) AND (max_attempts <= 100)))
+  constraint kinds_max_timeout_seconds_check: CHECK ((max_timeout_seconds > (0)::double precision))
+  constraint kinds_min_priority_check: CHECK (((min_priority >= 0) AND (min_priority <= 10)))
   constraint kinds_name_check: CHECK ((name ~ '^[A-Za-z][A-Za-z0-9_.:-]{0,99}$'::text))
   constraint kinds_pkey: PRIMARY KEY (name)
   constraint kinds_retry_seconds_check: CHECK ((retry_seconds > (0)::double precision))
+  constraint kinds_starters_check: CHECK ((starters <@ ARRAY['owner'::text, 'admin'::text, 'member'::text, 'key'::text, 'service'::text]))
   constraint kinds_timeout_seconds_check: CHECK ((timeout_seconds > (0)::double precision))
+  constraint kinds_units_check: CHECK ((jsonb_typeof(units) = 'object'::text))
+  constraint kinds_units_per_kb_check: CHECK ((jsonb_typeof(units_per_kb) = 'object'::text))
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -1050,7 +1074,9 @@ table penstock.schedules
   column last_run_at: timestamp with time zone
   column last_job_id: uuid
   column created_at: timestamp with time zone not null
+  column starters: text[]
   comment on column missed: After an outage: skip the missed runs, run once for all of them, or run each of them.
+  comment on column starters: Who set the schedule (see kinds.starters), for the checks when it fires. Null: the service.
   constraint schedules_cron_check: CHECK (((length(cron) >= 1) AND (length(cron) <= 200)))
   constraint schedules_job_type_check: CHECK (((length(job_type) >= 1) AND (length(job_type) <= 200)))
   constraint schedules_missed_check: CHECK ((missed = ANY (ARRAY['skip'::text, 'once'::text, 'all'::text])))
@@ -1594,10 +1620,18 @@ function penstock._add_phases(penstock.jobs, penstock.task_spec[])
 function penstock._add_tasks(uuid, jsonb)
   arguments: p_job_id uuid, p_tasks jsonb
   returns: bigint[]
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cc98b24e08822014b83171c9ed940fb3
+  comment: Adds tasks that a function of this schema wrote, such as the task that loads the rows of a bulk job.
+
+function penstock._add_tasks_of(uuid, jsonb, text[], boolean)
+  arguments: p_job_id uuid, p_tasks jsonb, p_starters text[], p_is_raw boolean
+  returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 95ffdef7e4e524ed409ecdbcd298c796
-  comment: Checks, inserts and queues new tasks of a job, and returns their ids.
+  body: sha256 3f1aa8640b9ed01e50b2068d319b61e1
+  comment: Checks, inserts and queues new tasks of a job, and returns their ids. p_starters and p_is_raw: see _apply_policy.
 
 function penstock._add_up_costs()
   returns: trigger
@@ -1614,6 +1648,14 @@ function penstock._admit(penstock.endpoints, penstock.capacity, penstock.window_
   body: sha256 1d2b8d4d68c91b32f75c7ee4fd8d9f7e
   comment: Counts the tasks that fit in the windows of their endpoint, parks those that never fit, and closes the endpoint until the next one fits.
 
+function penstock._append_tasks(uuid, jsonb, bigint, text, bigint, text[], boolean)
+  arguments: p_job_id uuid, p_tasks jsonb, p_task_id bigint, p_worker_id text, p_lease bigint, p_starters text[], p_is_raw boolean
+  returns: bigint[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 98fc58cdc83e421b0de97232787decff
+  comment: Adds tasks to a job that has not ended: see add_tasks. p_starters and p_is_raw: see _apply_policy.
+
 function penstock._apply_action(text, text[], text)
   arguments: p_verb text, p_subjects text[], p_reason text, OUT done integer, OUT refused integer, OUT refusal text
   returns: record
@@ -1629,6 +1671,14 @@ function penstock._apply_failure_policies(uuid[])
   settings: search_path=penstock, pg_temp
   body: sha256 7a185d710a0eb6a5ce8397682bf5a509
   comment: Stops jobs with on_failure = stop, and pauses jobs whose failures have reached stop_after.
+
+function penstock._apply_policy(penstock.jobs, penstock.task_spec[], text[], boolean)
+  arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_starters text[], p_is_raw boolean
+  returns: penstock.task_spec[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 da00d62f162bb91c1dee391c98327442
+  comment: Checks new tasks against the policies of their kinds, and gives them the provider and the least units that their kind declares. p_starters: what the user who starts them counts as (null: the service). p_is_raw: the user wrote the tasks; an app or a handler did not.
 
 function penstock._apply_told_limits(penstock.endpoints, penstock.endpoint_states, bigint, bigint)
   arguments: p_endpoint penstock.endpoints, p_before penstock.endpoint_states, p_requests bigint, p_tokens bigint
@@ -1839,6 +1889,14 @@ function penstock._check_keys(uuid, penstock.task_spec[])
   body: sha256 ec22b649ba913548fc0790383bd2d356
   comment: Raises an error if a key is not unique in the job or a parent does not exist.
 
+function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boolean)
+  arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_starters text[], p_is_raw boolean
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1d104d85626511deb88000a248421a01
+  comment: Raises an error for the first task that its kind does not allow, with its index and field.
+
 function penstock._check_queue_depth(penstock.endpoints, bigint)
   arguments: p_endpoint penstock.endpoints, p_more bigint
   returns: void
@@ -1989,6 +2047,14 @@ function penstock._current_problems(uuid, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 ebd5f9f89552c66f75ad2dc32138e6ff
   comment: What keeps tasks from running: maintenance mode, missing workers, closed providers, quotas and budgets.
+
+function penstock._define_policies(jsonb)
+  arguments: p_kinds jsonb
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f9dba917d5038c02d4225b377af4315a
+  comment: Stores the policies of kinds: what their tasks may use and ask for, and who may start them.
 
 function penstock._delay_throttled_tasks(penstock.task_spec[], jsonb, timestamp with time zone)
   arguments: p_specs penstock.task_spec[], p_delays jsonb, p_now timestamp with time zone
@@ -2352,6 +2418,14 @@ function penstock._lease_to_ready(penstock.leases, integer, integer)
   attributes: sql, immutable, security invoker, parallel unsafe
   body: sha256 c4b509cd9f4733df4af6e71b5e834c4a
   comment: A leased task as a row for _queue.
+
+function penstock._least_units(penstock.kinds, jsonb, jsonb)
+  arguments: p_kind penstock.kinds, p_units jsonb, p_input jsonb
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ac4dec3bcf65cc36d413cb61eaafc46c
+  comment: The units of a task, raised to the least that its kind counts.
 
 function penstock._limits(uuid, timestamp with time zone)
   arguments: p_tenant_id uuid, p_at timestamp with time zone
@@ -3036,6 +3110,22 @@ function penstock._some_waiting_tenants()
   body: sha256 a8a168b9bbb14ab7c0575356c6aff3bb
   comment: Ten tenants with tasks parked for a limit: the first two, and eight from a random one on.
 
+function penstock._start_job(text, jsonb, jsonb, jsonb, text[], boolean)
+  arguments: p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb, p_starters text[], p_is_raw boolean
+  returns: uuid
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a079746eb2b3ca68992df19ef3a076c2
+  comment: Creates a job with its tasks. p_starters and p_is_raw: see _apply_policy.
+
+function penstock._starters(uuid, uuid)
+  arguments: p_tenant_id uuid, p_user_id uuid
+  returns: text[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 73d918653d1b3cdd98196b48baafac82
+  comment: What a user counts as for kinds.starters: the role in the tenant, and key for an API key.
+
 function penstock._stop_job(uuid, uuid, text, text)
   arguments: p_job_id uuid, p_tenant_id uuid, p_status text, p_reason text
   returns: void
@@ -3084,6 +3174,14 @@ function penstock._task_state(uuid, bigint)
   comment: The state of a task that has not ended, if the caller may see it. No row: the task is ready to be claimed.
   grant to authenticated: execute
   grant to service_role: execute
+
+function penstock._tenant_option(jsonb)
+  arguments: p_options jsonb
+  returns: uuid
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f6a8261c5277bb69db7f6d5dd4c9b2e4
+  comment: The tenant that options name, or null.
 
 function penstock._uncount_calls(penstock.leases[])
   arguments: p_leases penstock.leases[]
@@ -3202,7 +3300,7 @@ function penstock.add_bulk_rows(uuid, jsonb, boolean)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 84e6c3c374a4c3e676fca4884b1c06b6
+  body: sha256 21ca6fa28aaa65594fa52aaeddb8dce5
   comment: Adds rows [{"number", "data", "problem"}] to a bulk job. A row number that exists is skipped, unless its row had a problem; a row with a key that exists gets a problem. With p_load a worker starts to load them. Returns the numbers of rows added, refused (with a problem), known, and known under another key (moved).
   grant to authenticated: execute
   grant to service_role: execute
@@ -3212,7 +3310,7 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 0c97610691db3f5b9d0958acbf799a7e
+  body: sha256 3dc96c38295b987478f1dd3b8657ca0d
   comment: Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose idempotency key the job already has are skipped. A running task that adds tasks to its own job passes its id, worker and lease.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3396,8 +3494,8 @@ function penstock.define_kinds(jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c1d11537722836139bf6826b5c3bfe6d
-  comment: Creates or changes kinds: [{"name", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}].
+  body: sha256 daed3ee98bfacd757e9682d2dad2a1cc
+  comment: Creates or changes kinds: [{"name", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}], and their policy: "providers", "units", "units_per_kb", "max_timeout_seconds", "attempts_limit", "min_priority", "starters", "raw_tasks". A field of the policy that is missing stays as it is; null removes it.
   grant to service_role: execute
 
 function penstock.define_setting(text, jsonb, text)
@@ -3561,7 +3659,7 @@ function penstock.fire_schedule(uuid, timestamp with time zone, timestamp with t
   returns: uuid[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6802d5229dd746888d9aaffe73c14460
+  body: sha256 795b0c2b02ce4195492d8da7592b15d4
   comment: Starts the jobs of a due schedule and moves it to its next run. A second call for the same run starts nothing.
   grant to service_role: execute
 
@@ -3580,7 +3678,7 @@ function penstock.forecast_job(text, jsonb, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ac97b5ab0fc0c9761836a2d720b6f8d7
+  body: sha256 c7cd7b49f6d69b607cae08f0354e24ce
   comment: Forecasts what start_job with the same arguments would cost (low, expected, high), which quotas it needs, and when it would end, from the current limits, backlog and history. The option times scales the estimate: the tasks are then a sample of a job with that many times as many tasks. Changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3784,7 +3882,7 @@ function penstock.open_bulk(text, jsonb, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6c5c628f924040d33658cfb1d39ec31f
+  body: sha256 0b7498d0e089811ab061b2084bdd155f
   comment: Creates a bulk job without rows, or finds the job with the same idempotency key. add_bulk_rows adds the rows, or a worker if the source is a Google Sheet. p_source describes where the rows come from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3859,7 +3957,7 @@ function penstock.read_bulk_again(uuid)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c447825321acaec2c33b72d2502ed52c
+  body: sha256 d691203254bf99e509a559f3ecfdddc8
   comment: Starts a task that reads the Google Sheet of a bulk job again and adds new rows; the job must not have ended. Returns the id of the task.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4166,7 +4264,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 92ad8996f477e4c0378660e6b37769de
+  body: sha256 b45b184ae031cbabf48eab9d03c7f606
   comment: Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job type), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4208,13 +4306,22 @@ function penstock.start_action(text, text[], text)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid)
+  arguments: p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb DEFAULT '{}'::jsonb, p_user_id uuid DEFAULT NULL::uuid
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
+  body: sha256 cae9004d6a7ebde8b687c58c7e240a4b
+  comment: Starts a job whose tasks trusted code drew from a job type, for the user p_user_id (null: for the service). Not granted to users: the server calls it, and so may a security definer function of an app. The role of the user in the tenant is checked, and the user is recorded as the creator.
+  grant to service_role: execute
+
 function penstock.start_job(text, jsonb, jsonb, jsonb)
   arguments: p_type text, p_params jsonb DEFAULT '{}'::jsonb, p_tasks jsonb DEFAULT '[]'::jsonb, p_options jsonb DEFAULT '{}'::jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 4a665191d88484215ac5f63b827ad682
-  comment: Creates a job with its tasks and their dependencies in one transaction and returns its id. The same idempotency key returns the same job.
+  body: sha256 bc55cbce79bcb0df8f7c9b65693f35e6
+  comment: Creates a job with its tasks and their dependencies in one transaction and returns its id. The same idempotency key returns the same job. Users may only write tasks of kinds that allow it (raw_tasks).
   grant to authenticated: execute
   grant to service_role: execute
 

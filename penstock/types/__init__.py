@@ -33,6 +33,7 @@ from penstock.types.explanations import Explanation, JobExplanation, Wait
 from penstock.types.forecasts import Forecast, ForecastBudget, ForecastCost, ForecastFinish, ForecastQuota
 from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb, Phase, Progress, failure
 from penstock.types.keys import ApiKey, KeyRole, NewKey
+from penstock.types.kinds import KindPolicy, Starter, declared_policy
 from penstock.types.lanes import Lane, LaneState
 from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, given
 from penstock.types.overview import Overview, OverviewProblem
@@ -81,6 +82,7 @@ __all__ = [
     "JobVerb",
     "KeptArtifact",
     "KeyRole",
+    "KindPolicy",
     "Lane",
     "LaneState",
     "LetterVerb",
@@ -113,6 +115,7 @@ __all__ = [
     "Schedule",
     "Setting",
     "SourceCheck",
+    "Starter",
     "Task",
     "TaskRate",
     "TaskStatus",
@@ -124,6 +127,7 @@ __all__ = [
     "Weight",
     "Worker",
     "WorkerCounts",
+    "declared_policy",
     "exact",
     "failure",
     "given",

@@ -97,7 +97,7 @@ class World:
     def kind(self, *names: str) -> None:
         """Declare kinds of tasks."""
         for name in names:
-            self.db.execute("select penstock.define_kind(%s)", [name])
+            self.db.execute("select penstock.define_kind(%s, '{\"raw_tasks\": true}')", [name])
 
 
 @dataclass

@@ -352,7 +352,9 @@ class Sessions:
 
 
 def prepare(contract: Contract) -> Contract:
-    contract.value("define_kinds", kinds=Jsonb([{"name": name, "backoff_seconds": 0} for name in KINDS]))
+    # Many tests write tasks as a user; test_policies tests that kinds do not allow it by default.
+    kinds = [{"name": name, "backoff_seconds": 0, "raw_tasks": True} for name in KINDS]
+    contract.value("define_kinds", kinds=Jsonb(kinds))
     return contract
 
 

@@ -1010,7 +1010,7 @@ def api(db: testing.Database) -> Generator[Contract]:
 @pytest.fixture
 def committed(db: testing.Database, clock: Clock) -> World:
     sql = Contract(db.connect())
-    sql.value("define_kinds", kinds=Jsonb([{"name": "work", "backoff_seconds": 0}]))
+    sql.value("define_kinds", kinds=Jsonb([{"name": "work", "backoff_seconds": 0, "raw_tasks": True}]))
     made = World(join(sql, "ann"), join(sql, "bob"))
     for person in (made.ann, made.bob):
         populate(sql, clock, person)

@@ -109,6 +109,11 @@ begin
       nullif(v_key, '{}'), v_type ->> 'group_by', (v_type ->> 'batch')::integer,
         coalesce((v_type ->> 'is_exclusive')::boolean, false), v_preview, v_skip_done);
     perform _require_exclusive(v_job_id);
+    if not _is_service() then
+      perform _check_policy(v_job, array[
+        jsonb_populate_record(null::task_spec, jsonb_build_object('kind', p_type || '.load'))],
+        _starters(v_job.tenant_id, auth.uid()), false);
+    end if;
     if v_source ->> 'type' = 'google-sheets' then
       -- Workers have the Google account: they read the rows and write the results back.
       perform _add_tasks(v_job_id, jsonb_build_array(jsonb_build_object('kind', p_type || '.read')));
@@ -285,9 +290,10 @@ begin
   if p_load then
     if v_bulk.loader is null
        or exists (select from results r where r.job_id = p_job_id and r.task_id = v_bulk.loader) then
-      update bulks set loader = (add_tasks(p_job_id, jsonb_build_array(jsonb_build_object(
+      update bulks set loader = (_append_tasks(p_job_id, jsonb_build_array(jsonb_build_object(
         'kind', v_bulk.type || '.load',
-        'input', jsonb_build_object('is_preview', v_bulk.preview and v_bulk.loader is null)))))[1]
+        'input', jsonb_build_object('is_preview', v_bulk.preview and v_bulk.loader is null))),
+        null, null, null, null, false))[1]
       where job_id = p_job_id;
     end if;
     perform _audit(v_bulk.tenant_id, 'bulk.rows', p_job_id, 'job:' || p_job_id,
@@ -316,7 +322,8 @@ begin
       jsonb_build_object('job_id', p_job_id),
         'Send the rows again: rows that the job already has are skipped.');
   end if;
-  return (add_tasks(p_job_id, jsonb_build_array(jsonb_build_object('kind', v_bulk.type || '.read'))))[1];
+  return (_append_tasks(p_job_id, jsonb_build_array(jsonb_build_object('kind', v_bulk.type || '.read')),
+    null, null, null, null, false))[1];
 end
 $$;
 comment on function penstock.read_bulk_again(uuid) is

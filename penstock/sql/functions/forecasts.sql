@@ -162,6 +162,7 @@ begin
   end;
   v_tenant_id := _caller_tenant(v_tenant_id);
   v_job.tenant_id := v_tenant_id;
+  v_specs := _apply_policy(v_job, v_specs, null, false);
   if exists (select from unnest(v_specs) as s where s.route is not null and s.route <> 'null') then
     v_specs := _choose_providers(v_job, v_specs);
   end if;

@@ -203,10 +203,9 @@ comment on function penstock.open_job(text, jsonb, jsonb) is
   'on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, '
   'pause), stop_after (a number of failures, or a percentage such as 5%).';
 
-create or replace function penstock.start_job(
-  p_type text, p_params jsonb default '{}', p_tasks jsonb default '[]', p_options jsonb default '{}')
-returns uuid language plpgsql security definer set search_path = penstock, pg_temp
-  set plan_cache_mode = force_generic_plan set jit = off as $$
+create or replace function penstock._start_job(
+  p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb, p_starters text[], p_is_raw boolean)
+returns uuid language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_options jsonb := coalesce(p_options, '{}');
   v_job_id uuid;
@@ -221,20 +220,86 @@ begin
   end if;
   select o.job_id, o.is_new into v_job_id, v_is_new from open_job(p_type, p_params, v_options) as o;
   if v_is_new then
-    perform _add_tasks(v_job_id, p_tasks);
+    perform _add_tasks_of(v_job_id, p_tasks, p_starters, p_is_raw);
   end if;
   return v_job_id;
 end
 $$;
+comment on function penstock._start_job(text, jsonb, jsonb, jsonb, text[], boolean) is
+  'Creates a job with its tasks. p_starters and p_is_raw: see _apply_policy.';
+
+create or replace function penstock.start_job(
+  p_type text, p_params jsonb default '{}', p_tasks jsonb default '[]', p_options jsonb default '{}')
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp
+  set plan_cache_mode = force_generic_plan set jit = off as $$
+begin
+  return _start_job(p_type, p_params, p_tasks, p_options, null, not _is_service());
+end
+$$;
 comment on function penstock.start_job(text, jsonb, jsonb, jsonb) is
   'Creates a job with its tasks and their dependencies in one transaction and returns its id. The same '
-  'idempotency key returns the same job.';
+  'idempotency key returns the same job. Users may only write tasks of kinds that allow it (raw_tasks).';
+
+create or replace function penstock.start_drawn_job(
+  p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb default '{}', p_user_id uuid default null)
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp
+  set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_tenant_id uuid := _tenant_option(p_options);
+  v_user_id uuid := coalesce(p_user_id, case when not _is_service() then auth.uid() end);
+  v_starters text[];
+begin
+  if v_user_id is null then
+    return _start_job(p_type, p_params, p_tasks, p_options, null, false);
+  end if;
+  if p_user_id is not null and p_user_id is distinct from auth.uid() then
+    perform _refuse(403, 'forbidden', 'p_user_id must be the user of the request');
+  end if;
+  v_tenant_id := _caller_tenant(v_tenant_id);
+  v_starters := _starters(v_tenant_id, v_user_id);
+  if not v_starters && array['owner', 'admin', 'member'] then
+    perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
+  end if;
+  perform set_config('penstock.actor', 'user:' || v_user_id, true);
+  return _start_job(p_type, p_params, p_tasks, p_options || jsonb_build_object('tenant_id', v_tenant_id),
+    v_starters, false);
+end
+$$;
+comment on function penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid) is
+  'Starts a job whose tasks trusted code drew from a job type, for the user p_user_id (null: for the '
+  'service). Not granted to users: the server calls it, and so may a security definer function of an app. '
+  'The role of the user in the tenant is checked, and the user is recorded as the creator.';
+
+create or replace function penstock._tenant_option(p_options jsonb)
+returns uuid language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  return case jsonb_typeof(p_options) when 'object' then nullif(p_options ->> 'tenant_id', '')::uuid end;
+exception when data_exception then
+  perform _refuse(422, 'invalid_options',
+    format('invalid tenant_id %L: it must be a UUID', left(p_options ->> 'tenant_id', 100)),
+    '{"field": "options.tenant_id"}');
+end
+$$;
+comment on function penstock._tenant_option(jsonb) is 'The tenant that options name, or null.';
 
 create or replace function penstock.add_tasks(
   p_job_id uuid, p_tasks jsonb, p_task_id bigint default null, p_worker_id text default null,
     p_lease bigint default null)
 returns bigint[] language plpgsql security definer set search_path = penstock, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off as $$
+begin
+  return _append_tasks(p_job_id, p_tasks, p_task_id, p_worker_id, p_lease, null, not _is_service());
+end
+$$;
+comment on function penstock.add_tasks(uuid, jsonb, bigint, text, bigint) is
+  'Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose '
+  'idempotency key the job already has are skipped. A running task that adds tasks to its own job passes '
+  'its id, worker and lease.';
+
+create or replace function penstock._append_tasks(
+  p_job_id uuid, p_tasks jsonb, p_task_id bigint, p_worker_id text, p_lease bigint, p_starters text[],
+  p_is_raw boolean)
+returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
   v_parents bigint[];
@@ -271,13 +336,11 @@ begin
     perform _refuse(409, 'job_ended', format('the job has already ended (%s)', v_job.status),
       jsonb_build_object('status', v_job.status));
   end if;
-  return _add_tasks(p_job_id, p_tasks);
+  return _add_tasks_of(p_job_id, p_tasks, p_starters, p_is_raw);
 end
 $$;
-comment on function penstock.add_tasks(uuid, jsonb, bigint, text, bigint) is
-  'Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose '
-  'idempotency key the job already has are skipped. A running task that adds tasks to its own job passes '
-  'its id, worker and lease.';
+comment on function penstock._append_tasks(uuid, jsonb, bigint, text, bigint, text[], boolean) is
+  'Adds tasks to a job that has not ended: see add_tasks. p_starters and p_is_raw: see _apply_policy.';
 
 create or replace function penstock._parents_of_new_tasks(p_job_id uuid, p_tasks jsonb)
 returns bigint[] language plpgsql stable set search_path = penstock, pg_temp as $$

@@ -9,6 +9,8 @@ declare
   v_tenant_id uuid;
   v_id uuid;
   v_unknown text;
+  v_old schedules;
+  v_specs task_spec[];
   v_limit integer := (_setting('max_input_bytes'))::integer;
 begin
   select k into v_unknown from jsonb_object_keys(p_options) as k
@@ -33,11 +35,16 @@ begin
   perform _check_document(p_options -> 'params', 'params', v_limit);
   perform _check_document(p_options -> 'tasks', 'tasks', v_limit);
   perform _check_document(p_options -> 'options', 'options', 10000);
+  select * into v_old from schedules where tenant_id = v_tenant_id and name = p_name;
   if p_options -> 'tasks' is not null and jsonb_typeof(p_options -> 'tasks') <> 'null' then
-    perform _check_tasks(_parse_tasks(p_options -> 'tasks'));
+    v_specs := _parse_tasks(p_options -> 'tasks');
+    perform _check_tasks(v_specs);
+    -- Tasks that are stored already were checked: a user may turn the schedule of an app off and on.
+    if not _is_service() and v_old.tasks is distinct from p_options -> 'tasks' then
+      perform _apply_policy(null, v_specs, _starters(v_tenant_id, auth.uid()), true);
+    end if;
   end if;
-  if not _is_service()
-    and not exists (select from schedules where tenant_id = v_tenant_id and name = p_name) then
+  if not _is_service() and v_old.id is null then
     -- The lock makes concurrent calls count one after the other.
     perform from tenants where id = v_tenant_id for no key update;
     if (select count(*) from schedules where tenant_id = v_tenant_id) >= c_max_schedules then
@@ -47,17 +54,21 @@ begin
     end if;
   end if;
   insert into schedules as s (tenant_id, name, cron, timezone, job_type, params, tasks, options, missed,
-    is_enabled, next_run_at, created_at)
+    is_enabled, next_run_at, created_at, starters)
   values (v_tenant_id, p_name, p_cron, coalesce(p_options ->> 'timezone', 'UTC'), p_job_type,
     coalesce(p_options -> 'params', '{}'),
     nullif(p_options -> 'tasks', 'null'), coalesce(p_options -> 'options', '{}'),
       coalesce(p_options ->> 'missed', 'once'),
-    coalesce((p_options ->> 'is_enabled')::boolean, true), p_next_run_at, _now())
+    coalesce((p_options ->> 'is_enabled')::boolean, true), p_next_run_at, _now(),
+    case when not _is_service() then _starters(v_tenant_id, auth.uid()) end)
   on conflict (tenant_id, name) do update set
     cron = excluded.cron, timezone = excluded.timezone, job_type = excluded.job_type,
       params = excluded.params,
     tasks = excluded.tasks, options = excluded.options, missed = excluded.missed,
       is_enabled = excluded.is_enabled,
+    starters = case when (s.job_type, s.params, s.tasks, s.options)
+      is not distinct from (excluded.job_type, excluded.params, excluded.tasks, excluded.options)
+      then s.starters else excluded.starters end,
     -- An unchanged cron keeps its next run, so that declaring a schedule again
     -- never skips one. A schedule that was disabled starts from the new time.
     next_run_at = case when s.is_enabled and (s.cron, s.timezone) = (excluded.cron, excluded.timezone)
@@ -130,10 +141,11 @@ begin
   end if;
   foreach v_start in array coalesce(p_starts, '{}') loop
     v_jobs := v_jobs
-      || start_job(v_schedule.job_type, v_schedule.params || jsonb_build_object('scheduled_for', v_start),
+      || _start_job(v_schedule.job_type, v_schedule.params || jsonb_build_object('scheduled_for', v_start),
       coalesce(v_schedule.tasks, p_tasks), v_schedule.options
         || jsonb_build_object('tenant_id', v_schedule.tenant_id,
-        'idempotency_key', format('schedule:%s:%s', p_schedule_id, extract(epoch from v_start))));
+        'idempotency_key', format('schedule:%s:%s', p_schedule_id, extract(epoch from v_start))),
+      v_schedule.starters, false);
   end loop;
   update schedules set next_run_at = p_next_run_at, last_run_at = _now(),
     last_job_id = coalesce(v_jobs[cardinality(v_jobs)], last_job_id)

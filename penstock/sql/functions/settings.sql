@@ -16,6 +16,8 @@ insert into penstock.settings (name, value, comment) values
   ('retention_days', '90', 'How long ended jobs are kept.'),
   ('base_currency', '"USD"',
     'Currency of budgets and cost totals. Do not change it once costs are recorded.'),
+  ('raw_tasks', 'false',
+    'Whether users may write tasks of kinds that do not say so themselves. False: they start job types.'),
   ('default_plan', '"free"', 'Plan of a user''s personal tenant; an empty string: no plan.')
 on conflict (name) do nothing;
 

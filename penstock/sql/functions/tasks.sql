@@ -455,6 +455,14 @@ comment on function penstock._delay_throttled_tasks(penstock.task_spec[], jsonb,
   'Delays new tasks of providers above their backpressure threshold: {provider: seconds}.';
 
 create or replace function penstock._add_tasks(p_job_id uuid, p_tasks jsonb)
+returns bigint[] language sql set search_path = penstock, pg_temp as $$
+  select _add_tasks_of(p_job_id, p_tasks, null, false)
+$$;
+comment on function penstock._add_tasks(uuid, jsonb) is
+  'Adds tasks that a function of this schema wrote, such as the task that loads the rows of a bulk job.';
+
+create or replace function penstock._add_tasks_of(
+  p_job_id uuid, p_tasks jsonb, p_starters text[], p_is_raw boolean)
 returns bigint[] language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
@@ -471,6 +479,8 @@ declare
 begin
   perform _check_tasks(v_specs);
   select * into strict v_job from jobs where id = p_job_id;
+  v_specs := _apply_policy(v_job, v_specs,
+    case when p_is_raw then _starters(v_job.tenant_id, auth.uid()) else p_starters end, p_is_raw);
   -- One pass over the list instead of one for each question, because a list can have 100,000 tasks.
   select bool_or(s.idempotency_key is not null) as idempotency_keys,
     bool_or(s.key is not null or s.after is not null) as keys, bool_or(s.after is not null) as parents,
@@ -518,8 +528,9 @@ begin
   return v_ids;
 end
 $$;
-comment on function penstock._add_tasks(uuid, jsonb) is
-  'Checks, inserts and queues new tasks of a job, and returns their ids.';
+comment on function penstock._add_tasks_of(uuid, jsonb, text[], boolean) is
+  'Checks, inserts and queues new tasks of a job, and returns their ids. p_starters and p_is_raw: see '
+  '_apply_policy.';
 
 create or replace function penstock._park_new_tasks(
   p_job penstock.jobs, p_specs penstock.task_spec[], p_rows penstock.ready[])

@@ -114,7 +114,7 @@ class Site:
 
 @pytest.fixture
 def site(db: testing.Database, api_settings: Settings, eventually: Eventually) -> Iterator[Site]:
-    db.execute("select penstock.define_kind('work', '{\"backoff_seconds\": 0}')")
+    db.execute("select penstock.define_kind('work', '{\"backoff_seconds\": 0, \"raw_tasks\": true}')")
     app = api.create(api_settings)
     config = uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)

@@ -353,7 +353,7 @@ class TestAttacks:
         self, site: Site, ann: Person, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """S38: a thousand rows may be a thousand large documents, and each of them many times."""
-        site.db.execute("select penstock.define_kind('large')")
+        site.db.execute("select penstock.define_kind('large', '{\"raw_tasks\": true}')")
         body = {
             "p_type": "report",
             "p_params": {},
