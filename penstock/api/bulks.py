@@ -14,12 +14,13 @@ from uuid import UUID
 from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, Field, StrictBool
+from pydantic import BaseModel, Field
 
 from penstock import sources
-from penstock.api.fields import NUMERIC, Money, MoneyText, RequestModel, StopAfter
+from penstock.api.fields import NUMERIC, MoneyText, RequestModel
 from penstock.api.jobs import JobResponse, JobStarted
 from penstock.api.limits import Limits, arriving, read_json
+from penstock.api.options import with_options
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, UuidCursor, filter_query, page
 from penstock.api.routes import Conn, ExportRoute, Route, StartRoute, router, tag_of
 from penstock.contract import bulks, jobs
@@ -27,18 +28,18 @@ from penstock.errors import Invalid, NotFound, TooLarge
 from penstock.postgres import db
 from penstock.sdk.app import App
 from penstock.types import (
+    BulkOptions,
     BulkResult,
     BulkSummary,
     Cause,
     Forecast,
-    OnFailure,
-    OnLimit,
     RowCounts,
     RowsAdded,
     RowState,
     SourceCheck,
     Wait,
 )
+from penstock.types.options import table_of
 
 _BLOCK = 1 << 16
 _TYPES = {
@@ -58,34 +59,19 @@ RowNumber = Annotated[int, Field(ge=0, le=10**15), NUMERIC]
 # Requests and responses
 
 
-class BulkOptions(RequestModel):
-    """Options of a bulk job."""
-
+class _NewBulk(RequestModel):
     type: str = Field(max_length=200, examples=["ideas"])
-    tenant_id: UUID | None = None
-    budget: MoneyText | None = Field(None, description="Pause before the job costs more than this.")
-    stop_after: StopAfter | None = Field(None, description="Pause after N failures or P % of the rows.")
-    on_failure: OnFailure | None = None
-    on_limit: OnLimit | None = None
-    preview: bool | None = Field(None, description="Run only the first batch until the job is confirmed.")
-    skip_done: bool | None = Field(
-        None, description="Skip rows that an earlier job completed, matched by key."
-    )
-    key: list[str] | None = Field(
-        None, min_length=1, max_length=50, description="Columns that identify a row."
-    )
-    priority: Annotated[int, Field(ge=0, le=10)] | None = None
-    paused: bool | None = None
 
     def options(self) -> dict[str, Any]:
         """The arguments for `bulks.start`."""
-        chosen = self.model_dump(include=set(BulkOptions.model_fields) - {"type"})
+        chosen = self.model_dump(include=set(table_of(BulkOptions)))
         if chosen["tenant_id"] is None:
             del chosen["tenant_id"]
         return chosen
 
 
-class BulkRequest(BulkOptions):
+@with_options(BulkOptions)
+class BulkRequest(_NewBulk):
     """A bulk job with its rows. Upload larger ones as a file."""
 
     rows: list[dict[str, Any]] | None = Field(
@@ -101,11 +87,6 @@ class BulkRequest(BulkOptions):
         examples=[{"name": "ideas of May"}],
     )
     params: dict[str, Any] = Field(default_factory=dict[str, Any])
-    budget: Money | None = None
-    priority: Annotated[int, Field(ge=0, le=10), NUMERIC] | None = None
-    preview: StrictBool | None = None
-    skip_done: StrictBool | None = None
-    paused: StrictBool | None = None
 
 
 class TableQuery(RequestModel):
@@ -119,7 +100,8 @@ class TableQuery(RequestModel):
     header: bool = True
 
 
-class UploadQuery(TableQuery, BulkOptions):
+@with_options(BulkOptions, in_query=True)
+class UploadQuery(TableQuery, _NewBulk):
     """How to parse a file, and the options of its job."""
 
     params: str | None = Field(

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from collections.abc import Callable
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    create_model,
+)
+
+M = TypeVar("M", bound=BaseModel)
 
 _AMOUNT = r"^[0-9]{1,12}(\.[0-9]{1,20})?$"
 _MOST = 10**12
@@ -17,6 +29,19 @@ class RequestModel(BaseModel):
     """A request body or query that rejects unknown fields."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+def with_fields_of(source: type, **others: Any) -> Callable[[type[M]], type[M]]:
+    """Add the fields of a dataclass to a response; `others` have another type than there."""
+
+    def decorate(base: type[M]) -> type[M]:
+        fields: dict[str, Any] = get_type_hints(source) | others
+        fields = {field.name: (fields[field.name], ...) for field in dataclasses.fields(source)}
+        return create_model(
+            base.__name__, __base__=base, __doc__=base.__doc__, __module__=base.__module__, **fields
+        )
+
+    return decorate
 
 
 def _number(value: Any) -> Any:

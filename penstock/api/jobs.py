@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import datetime
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Body, Header, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat
-from typing_extensions import TypedDict
+from pydantic import BaseModel, Field
 
 from penstock.api.artifacts import ArtifactResponse, linked
-from penstock.api.fields import NUMERIC, Instant, Money, RequestModel, StopAfter
+from penstock.api.fields import Money, RequestModel, with_fields_of
 from penstock.api.limits import MAX_PER_PAGE
+from penstock.api.options import as_task_request, with_options
 from penstock.api.pages import (
     LARGEST,
     LimitQuery,
@@ -33,12 +32,12 @@ from penstock.types import (
     Forecast,
     Job,
     JobCost,
+    JobOptions,
     JobStatus,
-    OnFailure,
-    OnLimit,
     Phase,
     Progress,
     Task,
+    TaskOptions,
     TaskStatus,
 )
 
@@ -51,30 +50,12 @@ AttemptCursor = Annotated[
 ]
 
 
-class TaskRequest(TypedDict, total=False):
+@as_task_request
+class TaskRequest(TaskOptions):
     """A task. Only types are checked here; `start_job` checks the rules and words the errors."""
 
-    __pydantic_config__ = ConfigDict(  # pyright: ignore[reportGeneralTypeIssues]
-        extra="allow", json_schema_extra={"additionalProperties": False}
-    )
 
-    kind: Required[str]
-    key: str | None
-    input: dict[str, Any] | None
-    after: list[str] | None
-    after_failure: Literal["cancel", "run"] | None
-    phase: str | None
-    provider: str | None
-    units: dict[str, Any] | None
-    priority: Annotated[int, Field(ge=0, le=10), NUMERIC] | None
-    run_at: Annotated[str, Field(json_schema_extra={"format": "date-time"})] | None
-    max_attempts: Annotated[int, Field(ge=1, le=100), NUMERIC] | None
-    timeout_seconds: StrictFloat | None
-    idempotency_key: str | None
-    route: dict[str, Any] | None
-    confirm: bool | None
-
-
+@with_options(JobOptions)
 class JobRequest(RequestModel):
     """A job to start or forecast."""
 
@@ -85,20 +66,11 @@ class JobRequest(RequestModel):
         description="Default: the tasks that the app defines for this type, if the API was started with one.",
         examples=[[{"kind": "text", "key": "a"}, {"kind": "pdf", "after": ["a"]}]],
     )
-    tenant_id: UUID | None = None
-    priority: Annotated[int, Field(ge=0, le=10), NUMERIC] | None = None
-    run_at: Instant | None = None
-    delay_seconds: StrictFloat | None = None
-    on_failure: OnFailure | None = None
-    on_limit: OnLimit | None = None
-    stop_after: StopAfter | None = None
-    paused: StrictBool | None = None
-    budget: Money | None = None
 
     def arguments(self, app: App | None) -> dict[str, Any]:
         """The arguments for `jobs.start` and `jobs.forecast`."""
         given = self.model_dump(exclude={"tasks"})
-        tasks = self.tasks
+        tasks: Any = self.tasks
         if tasks is None:
             if app is None:
                 raise Invalid(
@@ -143,28 +115,18 @@ class JobProgress(BaseModel):
         return cls(**values, docsComplete=progress.docs_complete, docsTotal=progress.docs_total)
 
 
+@with_fields_of(Job, progress=JobProgress)
 class JobResponse(BaseModel):
     """A job with its progress."""
 
     id: UUID
-    tenant_id: UUID
-    type: str
-    status: JobStatus
-    status_reason: str | None
-    params: dict[str, Any]
-    priority: int
-    created_by: str
-    created_at: datetime
-    run_at: datetime | None
-    started_at: datetime | None
-    finished_at: datetime | None
-    progress: JobProgress
 
     @classmethod
     def of(cls, job: Job) -> JobResponse:
         """Convert to the field names of the API."""
-        values = {name: getattr(job, name) for name in cls.model_fields if name != "progress"}
-        return cls(**values, progress=JobProgress.of(job.progress))
+        values: dict[str, Any] = {name: getattr(job, name) for name in cls.model_fields}
+        values["progress"] = JobProgress.of(job.progress)
+        return cls(**values)
 
 
 class JobDetail(JobResponse):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from uuid import UUID
 
 import typer
@@ -18,20 +18,13 @@ from penstock.cli.bulk_options import (
     EncodingOption,
     FileArgument,
     FormatOption,
-    IdempotencyKeyOption,
     Input,
-    KeyOption,
     MaybeAppOption,
     NoHeaderOption,
-    OnLimitOption,
     ParamOption,
-    PreviewOption,
-    PriorityOption,
     RenameOption,
     SheetOption,
-    SkipDoneOption,
     StatesOption,
-    StopAfterOption,
     TypeArgument,
     WatchOption,
 )
@@ -42,19 +35,14 @@ from penstock.cli.jobs import (
     IdArgument,
     LimitOption,
 )
-from penstock.cli.options import (
-    TenantOption,
-    amount_of,
-    command,
-    pairs_of,
-    tenant_id_of,
-)
+from penstock.cli.options import TenantOption, command, tenant_id_of
 from penstock.cli.output import Column
+from penstock.cli.parsing import amount_of, pairs_of
 from penstock.contract import bulks, dead_letters, jobs, tenants
 from penstock.errors import Invalid, NotFound
 from penstock.postgres import db
 from penstock.sheets import GoogleSheet
-from penstock.types import Bulk, BulkResult, RowState
+from penstock.types import Bulk, BulkOptions, BulkResult, RowState
 
 if TYPE_CHECKING:
     from penstock.sdk.bulk_type import BulkType
@@ -159,15 +147,8 @@ async def run(
     rename: RenameOption = None,
     param: ParamOption = None,
     tenant: TenantOption = None,
-    budget: BudgetOption = None,
-    stop_after: StopAfterOption = None,
-    on_limit: OnLimitOption = None,
-    preview: PreviewOption = False,
-    skip_done: SkipDoneOption = False,
-    key: KeyOption = None,
-    priority: PriorityOption = None,
-    idempotency_key: IdempotencyKeyOption = None,
     is_watched: WatchOption = True,
+    **options: Unpack[BulkOptions],
 ) -> int:
     """Start a bulk job from a file or Google Sheet.
 
@@ -175,17 +156,7 @@ async def run(
     be started before any worker has run.
     """
     table = Input(file, format, encoding, delimiter, sheet, no_header, rename)
-    options: dict[str, Any] = {
-        "tenant_id": await _tenant(pool, tenant, app),
-        "budget": None if budget is None else amount_of(budget),
-        "stop_after": stop_after,
-        "on_limit": on_limit,
-        "preview": preview,
-        "skip_done": skip_done,
-        "key": None if key is None else [column.strip() for column in key.split(",")],
-        "priority": priority,
-        "idempotency_key": idempotency_key,
-    }
+    options["tenant_id"] = await _tenant(pool, tenant, app)
     with table.source() as source:
         job_id = await bulks.start(
             pool,

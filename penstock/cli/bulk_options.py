@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from penstock import sources
-from penstock.cli.options import pairs_of
+from penstock.cli.parsing import pairs_of
 from penstock.sheets import GoogleSheet
 
 _APP_OPTION = typer.Option(
@@ -61,28 +61,6 @@ BudgetOption = Annotated[
 StatesOption = Annotated[
     str | None,
     typer.Option("--state", metavar="A,B", help="Only rows in these states, for example failed,refused."),
-]
-StopAfterOption = Annotated[
-    str | None, typer.Option(metavar="N|P%", help="Pause after N failures or P % of the rows.")
-]
-OnLimitOption = Annotated[str | None, typer.Option(help="When a quota is used up: hold, refuse or pause.")]
-PreviewOption = Annotated[
-    bool,
-    typer.Option("--preview", help="Run the first rows only, then wait for `penstock bulk confirm`."),
-]
-SkipDoneOption = Annotated[
-    bool,
-    typer.Option(
-        "--skip-done", help="Skip rows of this file that an earlier job completed (matched by key)."
-    ),
-]
-KeyOption = Annotated[
-    str | None,
-    typer.Option(metavar="A,B", help="Columns that identify a row (default: the bulk type's)."),
-]
-PriorityOption = Annotated[int | None, typer.Option(help="0 to 10; lower runs first.")]
-IdempotencyKeyOption = Annotated[
-    str | None, typer.Option(help="Start the job once per key; later calls return the same job.")
 ]
 WatchOption = Annotated[
     bool, typer.Option("--watch/--no-watch", help="Watch the job until it ends, or only print its id.")

@@ -12,19 +12,9 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
-from penstock.cli.options import (
-    Output,
-    TenantOption,
-    WithDefault,
-    amount_of,
-    amount_or_none,
-    command,
-    current_options,
-    day_of,
-    moment_of,
-    tenant_id_of,
-)
+from penstock.cli.options import Output, TenantOption, WithDefault, command, current_options, tenant_id_of
 from penstock.cli.output import Column
+from penstock.cli.parsing import amount_of, amount_or_none, day_of, moment_of
 from penstock.contract import costs, tenants
 from penstock.postgres import db
 from penstock.types import CostSum, Price

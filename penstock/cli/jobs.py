@@ -18,8 +18,9 @@ from rich.text import Text
 
 from penstock.cli import output
 from penstock.cli.forecasts import forecast_fields, read_job_file
-from penstock.cli.options import Output, TenantOption, amount_or_none, command, current_options, tenant_id_of
+from penstock.cli.options import Output, TenantOption, command, current_options, tenant_id_of
 from penstock.cli.output import Column
+from penstock.cli.parsing import amount_or_none
 from penstock.contract import costs, filters, jobs, tenants
 from penstock.errors import EXIT_PARTLY_DONE, Invalid, JobFailed, PenstockError, TimedOut, Unavailable
 from penstock.postgres import db

@@ -9,8 +9,9 @@ from uuid import UUID
 import typer
 
 from penstock.cli import output
-from penstock.cli.options import TenantOption, command, moment_of, tenant_id_of
+from penstock.cli.options import TenantOption, command, tenant_id_of
 from penstock.cli.output import Column
+from penstock.cli.parsing import moment_of
 from penstock.contract import keys
 from penstock.errors import Invalid
 from penstock.postgres import db

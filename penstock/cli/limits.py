@@ -10,16 +10,9 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
-from penstock.cli.options import (
-    Output,
-    TenantOption,
-    WithDefault,
-    command,
-    current_options,
-    pairs_of,
-    tenant_id_of,
-)
+from penstock.cli.options import Output, TenantOption, WithDefault, command, current_options, tenant_id_of
 from penstock.cli.output import Column
+from penstock.cli.parsing import pairs_of
 from penstock.contract import providers, tenants
 from penstock.errors import NotFound
 from penstock.postgres import db

@@ -10,16 +10,15 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
-from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 from uuid import UUID
 
 import psycopg
 import typer
 from typer.core import TyperGroup
 
+from penstock.cli.job_options import parameters_of, read_options
 from penstock.contract import tenants
 from penstock.errors import Conflict, Invalid, NotFound, NotMigrated
 from penstock.postgres import db, embedded
@@ -133,11 +132,18 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     parameters = dict(inspect.signature(function).parameters)
     needs_pool = parameters.pop("pool", None) is not None
     hints = get_type_hints(function, include_extras=True)
+    # `**options: Unpack[BulkOptions]` stands for the options of that table.
+    unpacked = [name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD]
+    table: type | None = get_args(hints[parameters.pop(unpacked[0]).name])[0] if unpacked else None
+    of_table = parameters_of(table) if table else []
 
     def run(**values: Any) -> Any:
         shared = {name: values.pop(name) for name in SHARED}
+        given = {p.name: values.pop(p.name) for p in of_table}
         try:
             with using_options(**shared):
+                if table:
+                    values |= read_options(table, given)
                 return asyncio.run(_with_pool(function, values)) if needs_pool else function(**values)
         except BrokenPipeError:
             discard_output()
@@ -153,12 +159,9 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         for name, annotation in SHARED.items()
     ]
     run.__doc__ = function.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
-    run.__signature__ = inspect.Signature([*own, *added])  # pyright: ignore[reportFunctionMemberAccess]
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *of_table, *added)}
+    run.__signature__ = inspect.Signature([*own, *of_table, *added])  # pyright: ignore[reportFunctionMemberAccess]
     return run
-
-
-# Parsing arguments
 
 
 async def tenant_id_of(pool: db.Pool, text: str) -> UUID:
@@ -169,52 +172,6 @@ async def tenant_id_of(pool: db.Pool, text: str) -> UUID:
     if len(found) > 1:
         raise Conflict(f"{len(found)} tenants are named {text!r}", hint="Use the tenant's id instead.")
     return found[0].id
-
-
-def amount_of(text: str, name: str = "AMOUNT") -> Decimal:
-    """Parse a decimal number without losing digits."""
-    try:
-        amount = Decimal(text)
-    except InvalidOperation:
-        amount = Decimal("NaN")
-    if not amount.is_finite():
-        raise Invalid(f"{name} must be a decimal number (got {text!r})", code="usage")
-    return amount
-
-
-def amount_or_none(text: str) -> Decimal | None:
-    """Parse a decimal number; "none" means None."""
-    return None if text == "none" else amount_of(text)
-
-
-def day_of(text: str | None, name: str) -> date | None:
-    """Parse a date such as 2026-03-31."""
-    try:
-        return None if text is None else date.fromisoformat(text)
-    except ValueError:
-        raise Invalid(f"{name} must be a date such as 2026-03-31 (got {text!r})", code="usage") from None
-
-
-def moment_of(text: str | None, name: str) -> datetime | None:
-    """Parse a date or time; UTC unless it has a time zone."""
-    try:
-        moment = None if text is None else datetime.fromisoformat(text)
-    except ValueError:
-        raise Invalid(
-            f"{name} must be a time such as 2026-03-31T12:00Z (got {text!r})", code="usage"
-        ) from None
-    return moment if moment is None or moment.tzinfo else moment.replace(tzinfo=UTC)
-
-
-def pairs_of(words: list[str]) -> dict[str, str]:
-    """Parse arguments of the form key=value."""
-    pairs = dict[str, str]()
-    for word in words:
-        name, mark, value = word.partition("=")
-        if not (name and mark):
-            raise Invalid(f"expected KEY=VALUE (got {word!r})", code="usage")
-        pairs[name] = value
-    return pairs
 
 
 def discard_output() -> None:

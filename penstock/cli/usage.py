@@ -10,19 +10,9 @@ from uuid import UUID
 import typer
 
 from penstock.cli import output
-from penstock.cli.options import (
-    Output,
-    TenantArgument,
-    WithDefault,
-    amount_of,
-    amount_or_none,
-    command,
-    current_options,
-    day_of,
-    pairs_of,
-    tenant_id_of,
-)
+from penstock.cli.options import Output, TenantArgument, WithDefault, command, current_options, tenant_id_of
 from penstock.cli.output import Column
+from penstock.cli.parsing import amount_of, amount_or_none, day_of, pairs_of
 from penstock.contract import tenants, usage
 from penstock.errors import Invalid
 from penstock.postgres import db

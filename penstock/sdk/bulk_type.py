@@ -50,7 +50,7 @@ from penstock.sdk.context import Context, Fail, Reschedule
 from penstock.sdk.graph import Graph, Options, drawing
 from penstock.sdk.signature import Signature, Step, key_of
 from penstock.sheets import GoogleSheet
-from penstock.types import Forecast, JobOptions, RowProblem, SourceCheck
+from penstock.types import BulkOptions, Forecast, JobOptions, RowProblem, SourceCheck
 
 if TYPE_CHECKING:
     from penstock.sheets import Sheets
@@ -177,11 +177,11 @@ class BulkType(Generic[T]):
             bulk_sheets.require_apart(source.written, self.columns())
         async with self.app.connections() as pool:
             options = await self.app.ready(pool, self.chosen)
+            chosen: BulkOptions = {**self.chosen.for_bulk(), "tenant_id": options.get("tenant_id")}
             with await asyncio.to_thread(bulks.opened, source) as table:
                 job_id = await bulks.start(
                     pool, type=self.name, rows=None if is_sheet else bulks.numbered(table),
-                    source=bulks.describe(table), params=encoded, preview=self.chosen.preview,
-                    skip_done=self.chosen.skip_done, **options,
+                    source=bulks.describe(table), params=encoded, **chosen,
                 )  # fmt: skip
         return self.app.started(job_id)
 

@@ -5,51 +5,49 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
-from decimal import Decimal
 from typing import Any, cast
-from uuid import UUID
 
 from penstock.errors import Invalid
 from penstock.formatting import seconds
 from penstock.sdk.signature import Signature, Step, key_of
-from penstock.types import JobOptions, exact
+from penstock.types import BulkOptions, JobOptions, TaskOptions, exact
+from penstock.types.options import table_of
 
 
-@dataclass(frozen=True, slots=True)
+def _names(*tables: type) -> dict[str, str]:
+    """The options of these tables that `options()` takes: name there → name in the database."""
+    lines = [(name, option) for table in tables for name, (_, option) in table_of(table).items()]
+    return {option.sdk or name: name for name, option in lines if option.sdk is not None}
+
+
+_OF_JOB = _names(JobOptions)
+_OF_BULK = _names(BulkOptions)
+_OF_STEP = _names(TaskOptions)
+# A job of one task takes these as options of the job.
+_OF_TASK = {name: field for name, field in _OF_STEP.items() if name not in _OF_JOB}
+_OF_SCHEDULE = {name for name, (_, option) in table_of(JobOptions).items() if option.schedule}
+# Options of a call, not of what it starts: the caller's connection, the steps that come first.
+_OF_CALL = ("using", "after")
+
+
 class Options:
     """The options of a job or a step, apart from its arguments."""
 
-    # of a job
-    tenant_id: UUID | None = None
-    idempotency_key: str | None = None
-    delay: float | None = None
-    on_failure: str | None = None
-    paused: bool | None = None
-    budget: Decimal | int | None = None
-    on_limit: str | None = None
-    stop_after: int | str | None = None
-    preview: bool | None = None
-    skip_done: bool | None = None
-    using: Any = None
-    # of a job or a step
-    priority: int | None = None
-    run_at: datetime | None = None
-    # of a step
-    key: str | None = None
-    phase: str | None = None
-    provider: str | None = None
-    route: dict[str, Any] | None = None
-    units: dict[str, int] | None = None
-    after: Sequence[Any] | None = None
-    after_failure: str | None = None
-    max_attempts: int | None = None
-    timeout: float | None = None
-    confirm: bool | None = None
+    def __init__(self, **values: Any) -> None:
+        self._values = {name: value for name, value in values.items() if value is not None}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _OF_BULK or name in _OF_STEP or name in _OF_CALL:
+            return self._values.get(name)
+        raise AttributeError(name)
 
     def changed(self, changes: dict[str, Any]) -> Options:
         """A copy with other values."""
+        for name in changes:
+            if name not in _OF_BULK and name not in _OF_STEP and name not in _OF_CALL:
+                raise Invalid(f"options() got an unexpected keyword argument {name!r}")
         for name in ("delay", "timeout"):
             if changes.get(name) is not None:
                 changes[name] = seconds(changes[name])
@@ -58,59 +56,42 @@ class Options:
             raise Invalid(
                 f"run_at must be a datetime with a time zone (got {run_at!r})", details={"field": "run_at"}
             )
-        try:
-            return replace(self, **changes)
-        except TypeError as error:
-            raise Invalid(str(error).replace("Options.__init__() ", "options() ")) from error
+        return Options(**self._values | changes)
 
     def for_job(self) -> JobOptions:
         """The options of `jobs.start`."""
-        return {
-            "tenant_id": self.tenant_id,
-            "idempotency_key": self.idempotency_key,
-            "priority": self.priority,
-            "run_at": self.run_at,
-            "delay_seconds": self.delay,
-            "on_failure": cast("Any", self.on_failure),
-            "paused": self.paused,
-            "budget": self.budget,
-            "on_limit": cast("Any", self.on_limit),
-            "stop_after": self.stop_after,
-        }
+        return cast("JobOptions", self._chosen(_OF_JOB))
+
+    def for_bulk(self) -> BulkOptions:
+        """The options of `bulks.start`."""
+        return cast("BulkOptions", self._chosen(_OF_BULK))
 
     def for_task(self) -> dict[str, Any]:
         """The fields of the one task of a job."""
-        names = ("key", "phase", "provider", "route", "units", "after_failure", "max_attempts", "confirm")
-        chosen = {name: getattr(self, name) for name in names} | {"timeout_seconds": self.timeout}
-        return {name: value for name, value in chosen.items() if value is not None}
+        return self._chosen(_OF_TASK)
 
     def for_step(self) -> dict[str, Any]:
         """The fields of one of several tasks of a job."""
-        self._reject("an option of a job, not of a step", "tenant_id", "delay", "on_failure", "paused")
-        self._reject("an option of a job, not of a step", "idempotency_key", "using", "budget", "on_limit")
-        self._reject("an option of a job, not of a step", "stop_after", "preview", "skip_done")
-        chosen = self.for_task()
-        if self.priority is not None:
-            chosen["priority"] = self.priority
-        if self.run_at is not None:
-            chosen["run_at"] = self.run_at.isoformat()
+        self._reject("an option of a job, not of a step", {*_OF_BULK, "using"} - {*_OF_STEP})
+        chosen = self._chosen(_OF_STEP)
+        if "run_at" in chosen:
+            chosen["run_at"] = chosen["run_at"].isoformat()
         return chosen
 
     def for_schedule(self) -> dict[str, Any]:
         """The options of a schedule."""
-        self._reject("not an option of a schedule", "run_at", "delay", "paused", "idempotency_key")
-        chosen = {
-            "priority": self.priority,
-            "on_failure": self.on_failure,
-            "budget": None if self.budget is None else format(exact(self.budget, "budget"), "f"),
-            "on_limit": self.on_limit,
-            "stop_after": self.stop_after,
-        }
-        return {name: value for name, value in chosen.items() if value is not None}
+        self._reject("not an option of a schedule", {*_OF_JOB} - {*_OF_SCHEDULE, "tenant_id"})
+        chosen = self._chosen({name: name for name in _OF_JOB if name in _OF_SCHEDULE})
+        if "budget" in chosen:
+            chosen["budget"] = format(exact(chosen["budget"], "budget"), "f")
+        return chosen
 
-    def _reject(self, why: str, *names: str) -> None:
-        for name in names:
-            if getattr(self, name) is not None:
+    def _chosen(self, fields: dict[str, str]) -> dict[str, Any]:
+        return {field: self._values[name] for name, field in fields.items() if name in self._values}
+
+    def _reject(self, why: str, names: set[str]) -> None:
+        for name in self._values:
+            if name in names:
                 raise Invalid(f"{name} is {why}", details={"field": name})
 
 

@@ -32,9 +32,6 @@ from penstock.sdk.signature import Signature, Step, decode, encode
 from penstock.types import Forecast, Job, failure
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from penstock.sdk.app import App
 
 P = ParamSpec("P")
@@ -91,9 +88,7 @@ class Task(Generic[P, R]):
     def options(self, **changes: Any) -> Task[P, R]:
         """A copy of the task with other options.
 
-        Options of the job, for `start`: tenant_id, idempotency_key, delay, on_failure, paused, budget,
-        on_limit, stop_after. Options of the task: key, phase, provider or route, units, after, after_failure,
-        max_attempts, timeout, confirm. Options of both: priority, run_at.
+        `start` also takes options of the job. docs/sdk.md lists all.
         """
         other = cast("Task[P, R]", object.__new__(Task))
         other.__dict__.update(self.__dict__)
@@ -177,10 +172,7 @@ class JobType(Generic[P]):
         return f"<job type {self.name}>"
 
     def options(self, **changes: Any) -> JobType[P]:
-        """A copy of the job type with other options for its jobs.
-
-        tenant_id, idempotency_key, priority, run_at, delay, on_failure, paused, budget, on_limit, stop_after.
-        """
+        """A copy of the job type with other options for its jobs: docs/sdk.md lists them."""
         other: JobType[P] = object.__new__(JobType)
         other.__dict__.update(self.__dict__)
         other.chosen = self.chosen.changed(changes)

@@ -35,7 +35,7 @@ from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb
 from penstock.types.keys import ApiKey, KeyRole, NewKey
 from penstock.types.kinds import KindPolicy, Starter, declared_policy
 from penstock.types.lanes import Lane, LaneState
-from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, given
+from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, TaskOptions, given
 from penstock.types.overview import Overview, OverviewProblem
 from penstock.types.providers import Provider, ProviderEvent, ProviderValues
 from penstock.types.schedules import Missed, Schedule
@@ -117,6 +117,7 @@ __all__ = [
     "SourceCheck",
     "Starter",
     "Task",
+    "TaskOptions",
     "TaskRate",
     "TaskStatus",
     "Tenant",
