@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Unpack
 from uuid import UUID
 
 import typer
 
 from penstock.cli import output
-from penstock.cli.bulk_options import BudgetOption, IdempotencyKeyOption, PriorityOption, WatchOption
+from penstock.cli.bulk_options import WatchOption
 from penstock.cli.jobs import IdArgument, watch
-from penstock.cli.options import TenantOption, amount_of, command, dsn, pairs_of, tenant_id_of
+from penstock.cli.options import TenantOption, command, dsn, tenant_id_of
+from penstock.cli.parsing import pairs_of
 from penstock.contract import jobs
 from penstock.errors import Invalid
 from penstock.postgres import db
+from penstock.types import JobOptions
 
 if TYPE_CHECKING:
     from penstock.sdk.app import App
@@ -47,20 +49,13 @@ async def start(
     params: ParamsArgument = None,
     app: AppOption = None,
     tenant: TenantOption = None,
-    budget: BudgetOption = None,
-    priority: PriorityOption = None,
-    idempotency_key: IdempotencyKeyOption = None,
     is_watched: WatchOption = False,
+    **options: Unpack[JobOptions],
 ) -> None:
     """Start a job of a type that your app defines. Prints its id."""
     found = _load(app)
     values = _signature(found, type).parse(pairs_of(params or []))
-    options = {
-        "tenant_id": await tenant_id_of(pool, tenant) if tenant else await found.tenant_id(pool),
-        "budget": None if budget is None else amount_of(budget),
-        "priority": priority,
-        "idempotency_key": idempotency_key,
-    }
+    options["tenant_id"] = await tenant_id_of(pool, tenant) if tenant else await found.tenant_id(pool)
     await _start(pool, found, type, values, options, is_watched)
 
 
@@ -76,7 +71,7 @@ async def rerun(
     job = await jobs.get(pool, job_id=job_id)
     changes = _signature(found, job.type).parse(pairs_of(params or []))
     values = {**await params_of(pool, found, job_id), **changes}
-    options = {"tenant_id": job.tenant_id, "priority": job.priority}
+    options: JobOptions = {"tenant_id": job.tenant_id, "priority": job.priority}
     await _start(pool, found, job.type, values, options, is_watched)
 
 
@@ -91,7 +86,7 @@ async def params_of(pool: db.Pool, app: App, job_id: UUID) -> dict[str, Any]:
 
 
 async def _start(
-    pool: db.Pool, app: App, type: str, values: dict[str, Any], options: dict[str, Any], is_watched: bool
+    pool: db.Pool, app: App, type: str, values: dict[str, Any], options: JobOptions, is_watched: bool
 ) -> None:
     await app.declare(pool)
     job_type = app.job_types.get(type) or app.tasks[type]

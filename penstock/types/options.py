@@ -45,7 +45,7 @@ class Option:
     http: bool = True
     """Whether it is a field of a request's body."""
     cli: bool = True
-    """Whether `penstock bulk run` has it."""
+    """Whether `penstock jobs start` and `penstock bulk run` have it."""
     metavar: str | None = None
     """How the command line names its value."""
     schedule: bool = False
