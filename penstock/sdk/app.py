@@ -22,13 +22,12 @@ and draws the graph of its tasks: each `step` adds a task and returns a placehol
 from __future__ import annotations
 
 import asyncio
-import atexit
 import inspect
 import logging
 import threading
 import warnings
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -50,7 +49,7 @@ from penstock.errors import Invalid
 from penstock.formatting import seconds
 from penstock.postgres import db, embedded, migrate
 from penstock.sdk.bulk_type import BulkType
-from penstock.sdk.connections import LoopConnections
+from penstock.sdk.connections import LoopConnections, LoopThread
 from penstock.sdk.context import Context
 from penstock.sdk.graph import Drawn, Options
 from penstock.sdk.job_types import JobType, Started, Task, TaskDecorator
@@ -64,7 +63,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 RowModel = TypeVar("RowModel", bound=pydantic.BaseModel)
-_EXIT_SECONDS = 5
 
 Artifacts = Callable[[Context, str, Any, str], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -107,8 +105,7 @@ class App:
     def forget(self) -> None:
         """Drop all connections without closing them: in a forked process they belong to the parent."""
         self._pools: dict[asyncio.AbstractEventLoop, LoopConnections] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop = LoopThread(self.aclose)
         self._lock = threading.Lock()
         self._tenant_id = self.tenant if isinstance(self.tenant, UUID) else None
         self._is_declared = False
@@ -460,40 +457,11 @@ class App:
 
     def close(self) -> None:
         """Close the connections of synchronous code."""
-        loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None:
-            atexit.unregister(self._close_at_exit)
-            self.block(self.aclose())
-            self._loop = self._thread = None
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
-            loop.close()
-
-    def _close_at_exit(self) -> None:
-        """Close what a program left open, which would otherwise print warnings when Python ends."""
-        loop, thread = self._loop, self._thread
-        # A forked process has the loop but not its thread.
-        if loop is None or thread is None or not thread.is_alive():
-            return
-        closing = asyncio.run_coroutine_threadsafe(self.aclose(), loop)
-        with suppress(Exception):  # the program has ended; an unreachable database must not hold it up
-            closing.result(_EXIT_SECONDS)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join(_EXIT_SECONDS)
-        if not thread.is_alive():
-            loop.close()
+        self._loop.close()
 
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine for synchronous code, in a thread with its own event loop."""
-        with self._lock:
-            if self._loop is None:
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(
-                    target=self._loop.run_forever, name="penstock app", daemon=True
-                )
-                self._thread.start()
-                atexit.register(self._close_at_exit)
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        return self._loop.block(work)
 
 
 # Users decide what becomes of the log.

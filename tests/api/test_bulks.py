@@ -104,8 +104,8 @@ def test_a_file_from_end_to_end(world: World, app: App, drain: testing.Drain) ->
     exported = get(f"/api/bulks/{job}/export?format=csv")
     assert exported.headers["content-disposition"] == f'attachment; filename="{job}.csv"'
     lines = exported.content.decode("utf-8-sig").splitlines()
-    assert lines[1].startswith("otters,7,2,succeeded,/noir/otters.mp4")
-    assert lines[4].startswith("'=1+1,2,5,succeeded")
+    assert lines[1].startswith('"otters","7","2","succeeded","/noir/otters.mp4"')
+    assert lines[4].startswith('"\'=1+1","2","5","succeeded"')
     book = openpyxl.load_workbook(
         io.BytesIO(get(f"/api/bulks/{job}/export?format=xlsx&state=refused").content)
     )
