@@ -75,7 +75,6 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
     "keys": {
         "api": "penstock/api/callers.py",
         "dashboard": None,
-        "tests": "tests/api/test_callers.py",
         "docs": "docs/api.md",
     },
     # Kinds and job types are declared in code.

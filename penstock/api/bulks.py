@@ -186,7 +186,8 @@ class FileRoute(Route):
         handle = APIRoute.get_route_handler(self)
 
         async def answer(request: Request) -> Response:
-            await self._caller(request)
+            # Checking a file uses no transaction, in which a revoked key would be noticed.
+            await request.app.state.callers.confirm(await self._caller(request))
             limits: Limits = request.app.state.limits
             with SpooledTemporaryFile(max_size=1 << 20) as file:
                 async for chunk in arriving(request):

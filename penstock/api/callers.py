@@ -24,8 +24,9 @@ from penstock.api.limits import Limits, Rates
 from penstock.api.sessions import Sessions
 from penstock.api.shares import Shares
 from penstock.api.tokens import Tokens
-from penstock.errors import PenstockError, TimedOut, Unauthenticated
+from penstock.errors import Forbidden, PenstockError, TimedOut, Unauthenticated
 from penstock.postgres import db
+from penstock.types import Scope
 
 DatabaseRole = Literal["anon", "authenticated", "service_role"]
 
@@ -33,8 +34,8 @@ _KEY = re.compile(r"psk_[0-9a-f]{64}")
 _LONGEST = 8192
 
 KNOWN_SECONDS = 60
-"""How long the owner of a key is cached: a digest always belongs to the same key id. Every transaction checks
-whether the key has been revoked or has expired."""
+"""How long the id and scopes of a key are cached: they never change. Every transaction checks whether the
+key has been revoked or has expired."""
 MOST_KNOWN = 10_000
 
 # Everything is local to the transaction, so that nothing stays on the connection. The idle timeout frees the
@@ -68,8 +69,8 @@ class Caller:
     """The value of `request.jwt.claims`."""
     is_key: bool = False
     """Whether `sub` is the id of an API key."""
-    is_worker: bool = False
-    """Whether this is a worker's key, which can only call worker functions."""
+    scopes: frozenset[str] | None = None
+    """The scopes of a key; None for other credentials, which have no scopes."""
     token: str = ""
     """Prefix of the token's digest, which distinguishes callers without a user id."""
     tenant: UUID | None = None
@@ -80,6 +81,25 @@ class Caller:
         """Whether the token has expired since the request began. Keys have no expiry here."""
         expires = self.claims.get("exp")
         return expires is not None and expires < time.time()
+
+    @property
+    def is_worker(self) -> bool:
+        """Whether this is a worker's key, which can only call worker functions."""
+        return self.scopes == frozenset({"work"})
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the scopes of a service key allow this. Tenants' keys are checked by the database."""
+        return self.scopes is None or self.role != "service_role" or scope in self.scopes
+
+    def require(self, scope: Scope) -> None:
+        """Raise Forbidden unless the scopes of a service key allow this."""
+        if not self.may(scope):
+            raise Forbidden(
+                f"the API key does not have the scope {scope}",
+                code="missing_scope",
+                hint="Create a key with this scope.",
+                details={"scope": scope},
+            )
 
     @property
     def name(self) -> str:
@@ -244,6 +264,14 @@ class Callers:
         if caller.tenant is not None:
             self._rates.tenants.take(caller.share, count)
 
+    async def confirm(self, caller: Caller) -> None:
+        """Raise Unauthenticated if the caller's key has been revoked or has expired.
+
+        For requests that do their work without a transaction: the cache does not know of a revocation.
+        """
+        async with self.acting(caller, read_only=True):
+            pass
+
     async def check(self) -> None:
         """Raise Unavailable unless the database responds on both logins."""
         for pool in (self._pools.users, self._pools.service):
@@ -256,7 +284,7 @@ class Callers:
         caller, until = self._known.get(digest, (None, 0.0))
         if caller is not None and time.monotonic() < until:
             return caller
-        found = await db.call(self._pools.service, "use_key", p_digest=digest)
+        found = await db.call(self._pools.service, "use_api_key", p_digest=digest)
         if not found:
             self._known.pop(digest, None)
             raise Unauthenticated("the API key is invalid")
@@ -264,7 +292,11 @@ class Callers:
         database_role: DatabaseRole = "service_role" if role in ("worker", "service") else "authenticated"
         claims = {"role": database_role, "sub": key_id}
         caller = Caller(
-            database_role, claims, is_key=True, is_worker=role == "worker", tenant=found[0]["tenant_id"]
+            database_role,
+            claims,
+            is_key=True,
+            scopes=frozenset(found[0]["scopes"]),
+            tenant=found[0]["tenant_id"],
         )
         self._known[digest] = caller, time.monotonic() + KNOWN_SECONDS
         if len(self._known) > MOST_KNOWN:

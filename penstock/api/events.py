@@ -1,6 +1,6 @@
 """Live progress as server-sent events. One query serves all watchers of a process: twice a second while there
-are any, it reads all watched jobs, and only changes are sent. Another query checks the watchers' permissions
-once a minute."""
+are any, it reads all watched jobs, and only changes are sent. Permissions are checked as soon as a membership
+or key has changed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits
 from penstock.api.routes import PROBLEMS, admitted
-from penstock.api.streams import CHECK_SECONDS, FIRST_LINE, STILL_HERE, EventStream, Streams, Watched, is_news
+from penstock.api.streams import FIRST_LINE, STILL_HERE, EventStream, Streams, Watched, is_news
 from penstock.contract import jobs
 from penstock.postgres import db
 from penstock.types import ENDED
@@ -93,12 +93,8 @@ class Hub(Streams[Watcher]):
 
     def __init__(self, callers: Callers, limits: Limits) -> None:
         super().__init__(callers, limits)
-        self._checked_at = 0.0
         self.queries = 0
-        """Number of queries so far."""
-
-    def _begin(self) -> None:
-        self._checked_at = time.monotonic()
+        """Number of queries for jobs so far."""
 
     async def _look(self) -> None:
         by_job: dict[UUID, list[Watcher]] = {}
@@ -109,8 +105,7 @@ class Hub(Streams[Watcher]):
             else:
                 by_tenant.setdefault(watcher.tenant_id, []).append(watcher)
         async with self._callers.acting(_SERVICE, read_only=True) as connection:
-            if time.monotonic() - self._checked_at > CHECK_SECONDS:
-                await self._check(connection)
+            await self.check_access(connection)
             found: list[dict[str, Any]] = []
             if by_job:
                 self.queries += 1
@@ -126,23 +121,6 @@ class Hub(Streams[Watcher]):
             # The job existed when the stream was opened, so it has been removed since.
             for watcher in watchers:
                 watcher.refuse()
-
-    async def _check(self, connection: db.Connection) -> None:
-        """End streams whose callers have lost their permission."""
-        self.queries += 1
-        known = [watcher for watcher in self._watchers if "sub" in watcher.caller.claims]
-        gone = await db.call(
-            connection,
-            "list_strangers",
-            p_user_ids=[UUID(watcher.caller.claims["sub"]) for watcher in known],
-            # A service credential sees every tenant while its key is valid.
-            p_tenant_ids=[
-                None if watcher.caller.role == "service_role" else watcher.tenant_id for watcher in known
-            ],
-        )
-        for row in gone:
-            known[int(row["place"]) - 1].refuse()
-        self._checked_at = time.monotonic()
 
 
 async def _rows(
@@ -168,7 +146,9 @@ def hub_of(request: Request) -> Hub:
 
 
 async def _asking(request: Request) -> Caller:
-    return await admitted(request)
+    caller = await admitted(request)
+    caller.require("read")
+    return caller
 
 
 # Checks the caller before the parameters.

@@ -160,6 +160,8 @@ async def show_metrics(request: Request) -> Response:
         raise Unauthenticated
     if caller.role != "service_role":
         raise Forbidden("metrics require a service credential")
+    if not (caller.may("read") or caller.may("work")):
+        caller.require("read")
     async with callers.acting(caller, read_only=True) as conn:
         lanes = await workers.backlog(conn)
         rates = await workers.drain_rates(conn)

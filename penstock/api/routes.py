@@ -20,6 +20,7 @@ from penstock.api.callers import Caller, Callers, shown
 from penstock.api.limits import Limits, Rate, Rates, read_body, read_json
 from penstock.errors import Conflict, Forbidden, Invalid, Unauthenticated
 from penstock.postgres import db
+from penstock.types import Scope
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 FindCredential = Callable[[Request], str | None]
@@ -115,6 +116,8 @@ class Route(APIRoute):
     """Whether the request may take long, on a connection for exports."""
     is_key_passed_on = False
     """Whether the handler passes the idempotency key to a function that stores it."""
+    scope: Scope = "start"
+    """The scope that a service key needs for requests that may change something."""
     hidden: tuple[str, ...] = ()
     """Fields of the response that are not stored for a replay."""
 
@@ -153,6 +156,7 @@ class Route(APIRoute):
         caller = await admitted(request)
         if self.is_for_service and caller.role != "service_role":
             raise Forbidden("this requires a service credential")
+        caller.require("read" if request.method == "GET" else self.scope)
         return caller
 
     async def _once(
@@ -230,6 +234,13 @@ class ServiceRoute(Route):
     """A route for service credentials only."""
 
     is_for_service = True
+    scope = "admin"
+
+
+class AdminRoute(Route):
+    """A route that manages members, keys or the installation."""
+
+    scope = "admin"
 
 
 class ExportRoute(Route):
@@ -244,7 +255,7 @@ class StartRoute(Route):
     is_key_passed_on = True
 
 
-class SecretRoute(Route):
+class SecretRoute(AdminRoute):
     """A route whose response contains a secret that is shown once."""
 
     hidden = ("secret",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import AsyncGenerator
@@ -17,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits
 from penstock.errors import Limited, Unavailable
+from penstock.postgres import db
 
 log = structlog.get_logger("penstock.api")
 
@@ -24,8 +26,8 @@ RETRY_SECONDS = 2
 KEEP_ALIVE_SECONDS = 15.0
 FIRST_LINE = f"retry: {RETRY_SECONDS * 1000}\n\n"
 STILL_HERE = ": still here\n\n"
-# How often permissions of open streams are checked again.
 CHECK_SECONDS = 60.0
+"""How often permissions of open streams are checked although no membership or key has changed."""
 
 
 class Watching(Protocol):
@@ -36,6 +38,9 @@ class Watching(Protocol):
     @property
     def tenant_id(self) -> UUID | None:
         """The tenant whose jobs are watched; None for all tenants."""
+
+    def refuse(self) -> None:
+        """End the stream: its caller has lost the permission."""
 
 
 W = TypeVar("W", bound=Watching)
@@ -52,6 +57,8 @@ class Streams(ABC, Generic[W]):
         self._watchers: set[W] = set()
         self._counts: Counter[str | UUID | None] = Counter()
         self._running: asyncio.Task[None] | None = None
+        self._checked_at = 0.0
+        self._changes: set[int] = set()
 
     def add(self, watcher: W) -> None:
         """Add a watcher. Raises Limited or Unavailable if there are too many."""
@@ -69,7 +76,8 @@ class Streams(ABC, Generic[W]):
         self._watchers.add(watcher)
         self._counts.update((watcher.caller.name, watcher.tenant_id))
         if self._running is None or self._running.done():
-            self._begin()
+            # The watcher was just checked.
+            self._checked_at = time.monotonic()
             self._running = asyncio.create_task(self._run(), name="streams")
 
     def remove(self, watcher: W) -> None:
@@ -94,8 +102,27 @@ class Streams(ABC, Generic[W]):
                 log.warning("streams.look_failed", error=str(error))
             await asyncio.sleep(self.TICK_SECONDS)
 
-    def _begin(self) -> None:
-        """Called when the first watcher arrives."""
+    async def check_access(self, conn: db.Connection) -> None:
+        """End streams whose callers lost their permission, as soon as a membership or key has changed."""
+        rows = await db.rows(conn, "select penstock.recent_access_changes()", ())
+        changes = {row[0] for row in rows}
+        is_new = not changes <= self._changes
+        self._changes = changes
+        if not is_new and time.monotonic() - self._checked_at <= CHECK_SECONDS:
+            return
+        known = [watcher for watcher in self._watchers if "sub" in watcher.caller.claims]
+        gone = await db.call(
+            conn,
+            "list_strangers",
+            p_user_ids=[UUID(watcher.caller.claims["sub"]) for watcher in known],
+            # A service credential sees every tenant while its key is valid.
+            p_tenant_ids=[
+                None if watcher.caller.role == "service_role" else watcher.tenant_id for watcher in known
+            ],
+        )
+        for row in gone:
+            known[int(row["place"]) - 1].refuse()
+        self._checked_at = time.monotonic()
 
     @abstractmethod
     async def _look(self) -> None:

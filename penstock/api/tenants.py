@@ -11,11 +11,11 @@ from pydantic import Field
 from penstock.api.callers import Caller
 from penstock.api.fields import Instant, RequestModel
 from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
-from penstock.api.routes import Conn, SecretRoute, router
+from penstock.api.routes import AdminRoute, Conn, SecretRoute, router
 from penstock.contract import keys, tenants
-from penstock.types import ApiKey, KeyRole, Me, Member, NewKey, Role, Tenant
+from penstock.types import ApiKey, KeyRole, Me, Member, NewKey, Role, Scope, Tenant
 
-routes = router("tenants")
+routes = router("tenants", AdminRoute)
 secret_routes = router("tenants", SecretRoute)
 
 TenantId = Annotated[UUID, Path()]
@@ -34,6 +34,7 @@ class KeyRequest(RequestModel):
     role: KeyRole
     tenant_id: UUID | None = None
     expires_at: Instant | None = None
+    scopes: list[Scope] | None = Field(None, min_length=1, max_length=4, examples=[["read", "start"]])
 
 
 @routes.get("/me", summary="Get Caller")
@@ -89,6 +90,6 @@ async def list_keys(conn: Conn, tenant_id: TenantQuery = None) -> list[ApiKey]:
 
 @routes.delete("/keys/{key_id}", status_code=204)
 async def revoke_key(conn: Conn, key_id: UUID) -> Response:
-    """Revoke an API key immediately."""
+    """Revoke an API key and all keys that it created, immediately."""
     await keys.revoke(conn, key_id=key_id)
     return Response(status_code=204)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 import typer
@@ -31,6 +31,15 @@ class KeyRole(StrEnum):
     service = "service"
 
 
+class KeyScope(StrEnum):
+    """What a key may do, within its role."""
+
+    read = "read"
+    start = "start"
+    work = "work"
+    admin = "admin"
+
+
 @command(group, "ls")
 async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
     """List a tenant's keys; without --tenant, the keys of workers and services."""
@@ -40,6 +49,7 @@ async def ls(pool: db.Pool, tenant: TenantOption = None) -> None:
         Column("NAME", lambda key: key.name),
         Column("KEY", lambda key: f"{key.prefix}…"),
         Column("ROLE", lambda key: key.role or "none"),
+        Column("SCOPES", lambda key: ",".join(key.scopes), is_spare=True),
         Column("STATE", _state),
         Column("LAST USED", lambda key: output.age(key.last_used_at) if key.last_used_at else "never"),
         Column("CREATED BY", lambda key: key.created_by, is_spare=True, style="dim"),
@@ -63,16 +73,29 @@ async def create(
         str | None,
         typer.Option(metavar="TIME", help="Expiry date or time, such as 2027-01-31 (default: never)."),
     ] = None,
+    scopes: Annotated[
+        list[KeyScope] | None,
+        typer.Option("--scope", help="What the key may do; repeatable (default: all that its role allows)."),
+    ] = None,
 ) -> None:
     """Create a key and print it. The key is shown once and cannot be recovered."""
+    chosen: list[Any] | None = [scope.value for scope in scopes] if scopes else None
     made = await keys.create(
         pool,
         name=name,
         role=role.value,
         tenant_id=await tenant_id_of(pool, tenant) if tenant else None,
         expires_at=moment_of(expires, "--expires"),
+        scopes=chosen,
     )
-    document = {"id": made.id, "tenant_id": made.tenant_id, "prefix": made.prefix, "secret": made.secret}
+    document = {
+        "id": made.id,
+        "tenant_id": made.tenant_id,
+        "prefix": made.prefix,
+        "secret": made.secret,
+        "scopes": made.scopes,
+        "expires_at": made.expires_at,
+    }
     output.document(document, lambda: print(made.secret))
 
 
@@ -81,7 +104,7 @@ async def revoke(
     pool: db.Pool,
     key: Annotated[str, typer.Argument(metavar="ID", show_default=False, help="Key id.")],
 ) -> None:
-    """Revoke a key immediately. Asks for confirmation."""
+    """Revoke a key and all keys that it created, immediately. Asks for confirmation."""
     try:
         key_id = UUID(key)
     except ValueError:

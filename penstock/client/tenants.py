@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import builtins
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import aclosing
 from datetime import datetime
 from functools import partial
+from typing import Any
 from uuid import UUID
 
 from penstock.client.core import identifier, path
 from penstock.client.responses import read
 from penstock.client.transport import IO, Resource, call, listing
-from penstock.types import ApiKey, KeyRole, Member, NewKey, Role, Tenant
+from penstock.types import ApiKey, KeyRole, Member, NewKey, Role, Scope, Tenant
 
 Id = UUID | str
 
@@ -63,23 +64,33 @@ class Keys(Resource[IO]):
 
     @call
     async def create(
-        self, name: str, role: KeyRole, *, expires_at: datetime | None = None, tenant_id: Id | None = None
+        self,
+        name: str,
+        role: KeyRole,
+        *,
+        expires_at: datetime | None = None,
+        scopes: Iterable[Scope] | None = None,
+        tenant_id: Id | None = None,
     ) -> NewKey:
         """Create an API key. Its secret is returned once and cannot be recovered.
+
+        `scopes` limit what the key may do within its role: `read`, `start`, `work`, `admin`.
 
         If the response was lost and the request retried, `secret` is None: revoke that key, create another.
         """
         # Keys of workers and services belong to no tenant.
         is_of_tenant = role not in ("worker", "service") or tenant_id is not None
-        body = {
+        body: dict[str, Any] = {
             "name": name,
             "role": role,
             "expires_at": expires_at,
             "tenant_id": self._core.tenant_or_none(tenant_id) if is_of_tenant else None,
         }
+        if scopes is not None:
+            body["scopes"] = builtins.list(scopes)
         return read(NewKey, (await self._core.request("POST", "/api/keys", body=body)).json())
 
     @call
     async def revoke(self, key_id: Id) -> None:
-        """Revoke a key immediately."""
+        """Revoke a key and all keys that it created, immediately."""
         await self._core.request("DELETE", path("/api/keys/{}", identifier(key_id, "key_id")))

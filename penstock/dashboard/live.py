@@ -20,7 +20,7 @@ from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits
 from penstock.api.problems import answer
 from penstock.api.routes import admitted
-from penstock.api.streams import CHECK_SECONDS, FIRST_LINE, STILL_HERE, Streams, Watched, is_news
+from penstock.api.streams import FIRST_LINE, STILL_HERE, Streams, Watched, is_news
 from penstock.contract import jobs
 from penstock.dashboard.pages import credential_of
 from penstock.errors import Forbidden, PenstockError
@@ -64,6 +64,12 @@ class Watcher:
         self._is_first = True
         self._refreshed_at = time.monotonic()
         self._is_behind = False
+        self.is_refused = False
+        """Whether the caller lost its permission: the stream ends."""
+
+    def refuse(self) -> None:
+        self.is_refused = True
+        self.has_news.set()
 
     def update(self, line: Line, is_running: bool) -> None:
         """Tell the page to refresh after a new line, and every few seconds while tasks run.
@@ -92,6 +98,7 @@ class Pulse(Streams[Watcher]):
         tenants = {each.tenant_id for each in self._watchers if each.tenant_id and not each.job_id}
         watched = {watcher.job_id for watcher in self._watchers if watcher.job_id}
         async with self._callers.acting(_SERVICE, read_only=True) as conn:
+            await self.check_access(conn)
             [(*last, is_running, lease)] = await db.rows(conn, _ALL, ())
             found = await db.rows(conn, _TENANTS, (list(tenants),)) if tenants else []
             found += await db.rows(conn, _JOBS, (list(watched),)) if watched else []
@@ -130,7 +137,7 @@ async def live(
     try:
         caller = await admitted(request, credential_of)
         watcher = Watcher(caller, job, await _authorize(callers, caller, job, tenant))
-        return Watched(_pulse(request), watcher, _lines(callers, watcher))
+        return Watched(_pulse(request), watcher, _lines(watcher))
     except PenstockError as error:
         return answer(error)
 
@@ -149,20 +156,13 @@ async def _authorize(
         return tenant_id
 
 
-async def _lines(callers: Callers, watcher: Watcher) -> AsyncGenerator[str]:
-    caller, checked_at = watcher.caller, time.monotonic()
+async def _lines(watcher: Watcher) -> AsyncGenerator[str]:
     yield FIRST_LINE
     while True:
         if not await is_news(watcher.has_news):
             yield STILL_HERE
-        if caller.is_over:
+        if watcher.is_refused or watcher.caller.is_over:
             return
-        if time.monotonic() - checked_at > CHECK_SECONDS:
-            try:
-                await _authorize(callers, caller, watcher.job_id, watcher.tenant_id)
-            except PenstockError:
-                return
-            checked_at = time.monotonic()
         if watcher.has_news.is_set():
             watcher.has_news.clear()
             yield "event: changed\ndata: look\n\n"

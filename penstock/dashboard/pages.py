@@ -32,7 +32,7 @@ from penstock.contract import costs, filters, tenants
 from penstock.dashboard import formatting, forms
 from penstock.errors import Forbidden, Invalid, NotFound, PenstockError, Unauthenticated, row_of
 from penstock.postgres import db
-from penstock.types import Role, Tenant
+from penstock.types import Role, Scope, Tenant
 
 LOGIN_COOKIE = "penstock_login"
 THEME_COOKIE = "penstock_theme"
@@ -144,6 +144,8 @@ class Page(APIRoute):
 
     is_public = False
     """Whether the page needs no sign-in."""
+    scope: Scope = "start"
+    """The scope that a service key needs to change something."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -172,6 +174,7 @@ class Page(APIRoute):
             return await handle(request)
         caller = await admitted(request, credential_of)
         is_read = request.method == "GET"
+        caller.require("read" if is_read else self.scope)
         if not is_read:
             if request.app.state.settings.read_only:
                 raise Forbidden(READ_ONLY_MESSAGE, code="read_only")
@@ -182,6 +185,12 @@ class Page(APIRoute):
             request.state.now = await db.value(conn, "_now")
             request.state.viewer = await _load_viewer(conn, caller)
             return await handle(request)
+
+
+class AdminPage(Page):
+    """A page that manages members, keys or the installation."""
+
+    scope = "admin"
 
 
 class PublicPage(Page):

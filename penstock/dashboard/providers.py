@@ -10,11 +10,11 @@ from fastapi.responses import RedirectResponse
 
 from penstock.contract import overview, providers, tenants
 from penstock.dashboard import forms
-from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, redirect, render, url
+from penstock.dashboard.pages import AdminPage, Conn, CurrentViewer, TenantQuery, redirect, render, url
 from penstock.errors import Forbidden, Invalid, NotFound
 from penstock.types import Provider
 
-router = APIRouter(route_class=Page)
+router = APIRouter(route_class=AdminPage)
 
 Name = Annotated[str, Query(min_length=1, max_length=200)]
 LIMITS = (

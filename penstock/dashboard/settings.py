@@ -11,11 +11,11 @@ from fastapi import APIRouter, Request, Response
 
 from penstock.contract import database_settings, keys
 from penstock.dashboard import forms
-from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, Viewer, redirect, render
+from penstock.dashboard.pages import AdminPage, Conn, CurrentViewer, TenantQuery, Viewer, redirect, render
 from penstock.errors import Invalid
 from penstock.types import ApiKey, NewKey
 
-router = APIRouter(route_class=Page)
+router = APIRouter(route_class=AdminPage)
 
 ROLES = ("viewer", "member", "admin", "owner")
 
@@ -47,6 +47,7 @@ async def _render(
         may_manage=may_manage,
         roles=ROLES if tenant_id else ("worker", "service"),
         settings=await database_settings.settings(conn) if viewer.is_operator and not tenant_id else [],
+        scopes=("read", "start", "admin") if tenant_id else ("read", "start", "work", "admin"),
         new_key=new_key,
         live=None,
     )
@@ -62,8 +63,9 @@ async def create_key(request: Request, conn: Conn, viewer: CurrentViewer) -> Res
         raise Invalid("days must be a whole number", code="invalid_expiry")
     expires_at = request.state.now + timedelta(days=int(days)) if days else None
     role: Any = form.get("role")
+    scopes: Any = form.all("scope") or None
     new_key = await keys.create(
-        conn, name=form.get("name"), role=role, tenant_id=tenant_id, expires_at=expires_at
+        conn, name=form.get("name"), role=role, tenant_id=tenant_id, expires_at=expires_at, scopes=scopes
     )
     return await _render(request, conn, viewer, tenant_id, new_key=new_key)
 

@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Request, Response
 
 from penstock.contract import tenants, usage
 from penstock.dashboard import actors, forms
-from penstock.dashboard.pages import PER_PAGE, Conn, CurrentViewer, Page, redirect, render
+from penstock.dashboard.pages import PER_PAGE, AdminPage, Conn, CurrentViewer, redirect, render
 from penstock.errors import Invalid, NotFound
 
-router = APIRouter(route_class=Page)
+router = APIRouter(route_class=AdminPage)
 
 
 @router.get("/tenants")

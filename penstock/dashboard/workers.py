@@ -8,10 +8,10 @@ from fastapi import APIRouter, Query, Request, Response
 
 from penstock.contract import workers
 from penstock.dashboard import forms
-from penstock.dashboard.pages import Conn, CurrentViewer, Page, Viewer, redirect, render
+from penstock.dashboard.pages import AdminPage, Conn, CurrentViewer, Viewer, redirect, render
 from penstock.errors import Forbidden, NotFound
 
-router = APIRouter(route_class=Page)
+router = APIRouter(route_class=AdminPage)
 
 
 @router.get("/workers")

@@ -1,6 +1,7 @@
 -- Which rows a role may read, beside the grants. `migrate` drops a policy before it creates it, one table at a time.
 
 -- The service reads every table.
+create policy service_reads on penstock.access_changes for select to service_role using (true);
 create policy service_reads on penstock.accounts for select to service_role using (true);
 create policy service_reads on penstock.action_items for select to service_role using (true);
 create policy service_reads on penstock.actions for select to service_role using (true);

@@ -103,6 +103,16 @@ sequence penstock.lease_numbers
 sequence penstock.task_ids
   definition: bigint start 1 increment 1 minimum 1 maximum 9223372036854775807 cache 1
 
+table penstock.access_changes
+  comment: When memberships and keys changed. Processes with open streams read it to check who may still watch.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column at: timestamp with time zone not null
+  constraint access_changes_pkey: PRIMARY KEY (id)
+  index access_changes_at: CREATE INDEX access_changes_at ON penstock.access_changes USING btree (at)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.accounts
   comment: Used and reserved amounts of a tenant, or of one job, in a period: the running totals of usage and holds. check_accounts() compares them.
   row security: enabled
@@ -199,16 +209,27 @@ table penstock.api_keys
   column expires_at: timestamp with time zone
   column last_used_at: timestamp with time zone
   column revoked_at: timestamp with time zone
+  column parent_id: uuid
+  column owner_id: uuid
+  column scopes: text[] not null default ARRAY['read'::text, 'start'::text, 'work'::text, 'admin'::text]
   comment on column digest: SHA-256 of the key. The key itself is random and not stored.
   comment on column role: Role of a key without a tenant. A tenant's key has the role of its member row.
+  comment on column parent_id: The key that created this key.
+  comment on column owner_id: The user who created this key, or the key that it descends from. Removing the user revokes the key.
+  comment on column scopes: What the key may do, within its role: read, start (and change jobs), work (as a worker), admin.
   constraint api_keys_check: CHECK (((tenant_id IS NULL) = (role IS NOT NULL)))
   constraint api_keys_digest_check: CHECK ((length(digest) = 32))
   constraint api_keys_digest_key: UNIQUE (digest)
   constraint api_keys_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
+  constraint api_keys_parent_id_fkey: FOREIGN KEY (parent_id) REFERENCES penstock.api_keys(id)
   constraint api_keys_pkey: PRIMARY KEY (id)
   constraint api_keys_role_check: CHECK ((role = ANY (ARRAY['worker'::text, 'service'::text])))
+  constraint api_keys_scopes_check: CHECK (((cardinality(scopes) > 0) AND (scopes <@ ARRAY['read'::text, 'start'::text, 'work'::text, 'admin'::text])))
   constraint api_keys_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index api_keys_owner: CREATE INDEX api_keys_owner ON penstock.api_keys USING btree (owner_id)
+  index api_keys_parent: CREATE INDEX api_keys_parent ON penstock.api_keys USING btree (parent_id)
   index api_keys_tenant: CREATE INDEX api_keys_tenant ON penstock.api_keys USING btree (tenant_id, id)
+  trigger api_keys_access: CREATE TRIGGER api_keys_access AFTER UPDATE OF revoked_at ON penstock.api_keys FOR EACH STATEMENT EXECUTE FUNCTION penstock._on_access_change()
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -818,6 +839,7 @@ table penstock.members
   constraint members_role_check: CHECK ((role = ANY (ARRAY['owner'::text, 'admin'::text, 'member'::text, 'viewer'::text])))
   constraint members_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   index members_user: CREATE INDEX members_user ON penstock.members USING btree (user_id)
+  trigger members_access: CREATE TRIGGER members_access AFTER DELETE OR UPDATE ON penstock.members FOR EACH STATEMENT EXECUTE FUNCTION penstock._on_access_change()
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -1609,6 +1631,14 @@ function penstock._add_edges(uuid, penstock.task_spec[], bigint[])
   body: sha256 a022667d3433d3501f852ad6f2ae23a9
   comment: Inserts the dependencies of new tasks and returns the ids of parents that existed before.
 
+function penstock._add_key_member(uuid, uuid, text, text)
+  arguments: p_key_id uuid, p_tenant_id uuid, p_role text, p_name text
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d34181ddf839644c70334a8c073aeebb
+  comment: Makes a tenant's key a member of the tenant.
+
 function penstock._add_phases(penstock.jobs, penstock.task_spec[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
   returns: void
@@ -1790,7 +1820,7 @@ function penstock._caller_tenant(uuid)
   returns: uuid
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 112564fe9bb19122b642c8d225355c36
+  body: sha256 c408cf3a37f32475df5c85c628dcd988
   comment: The tenant that a call acts for: the named one if the caller has access, else the caller's own.
 
 function penstock._can_count_calls(integer, timestamp with time zone)
@@ -2111,6 +2141,22 @@ function penstock._duration_text(double precision)
   body: sha256 d643739541a5dcae92ab3b4668045cb8
   comment: A duration as text, such as "about 5 min".
 
+function penstock._end_keys(uuid[])
+  arguments: p_key_ids uuid[]
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 743344439c97ec073aa4d433870da980
+  comment: Revokes these keys and their descendants; returns their number.
+
+function penstock._end_member_keys(uuid, uuid, text)
+  arguments: p_tenant_id uuid, p_user_id uuid, p_role text
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8b0573d7b0018d576e1113ef55f2c6f2
+  comment: Revokes the keys that a member created and that may do more than the new role (null: all).
+
 function penstock._endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
   returns: penstock.endpoints
@@ -2276,6 +2322,14 @@ function penstock._has_quota_or_budget(tid[])
   body: sha256 a40874f11cac186ee957510c8d1eb3d4
   comment: Whether any of these tasks belongs to a tenant with limits or to a job with a budget. Most do not, and skip the accounts.
 
+function penstock._has_scope(uuid, text)
+  arguments: p_user_id uuid, p_scope text
+  returns: boolean
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 90ab7d809e111ea5ff7bdf2ebfde5b3e
+  comment: Whether an API key has this scope. A user who is not a key has all of them.
+
 function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], timestamp with time zone)
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_ids bigint[], p_now timestamp with time zone
   returns: penstock.ready[]
@@ -2283,6 +2337,14 @@ function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], t
   settings: search_path=penstock, pg_temp
   body: sha256 93528d9b07db091abdfef9eecc77d7e8
   comment: Inserts new tasks, counts them in their phases, and returns a ready row for each.
+
+function penstock._is_member(uuid)
+  arguments: p_tenant_id uuid
+  returns: boolean
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cd17456acd032e0888e35e36c5eddf62
+  comment: Whether the caller is a member of the tenant, or the service.
 
 function penstock._is_new_report(uuid, text)
   arguments: p_tenant_id uuid, p_key text
@@ -2483,6 +2545,14 @@ function penstock._lock_jobs_and_tasks(uuid[], uuid[], bigint[])
   body: sha256 994f6568610bb7a82ac5d7f03feb4b02
   comment: Locks jobs with their phases, and tasks in whichever state they are, so that none of them ends before this transaction. Raises PS001 if a task is locked or was moved meanwhile: the caller rolls back to release all locks, and tries again.
 
+function penstock._lock_key_tenant(uuid, text)
+  arguments: p_tenant_id uuid, p_role text
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b016994344b38639d30503434c266bd4
+  comment: Locks the tenant of a new key. Raises an error unless the caller may create it and there is room for it.
+
 function penstock._lock_leased_artifact(uuid, text, bigint)
   arguments: p_artifact_id uuid, p_worker_id text, p_lease bigint
   returns: penstock.artifacts
@@ -2512,7 +2582,7 @@ function penstock._lock_visible_artifact(uuid, text[])
   returns: penstock.artifacts
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 49784d62b65db7e8e440ebd846812f3d
+  body: sha256 9260b24b7d9a778a91c1b655cdd48e93
   comment: Locks an artifact and returns it, if the caller has one of these roles.
 
 function penstock._locked_hold(uuid, uuid)
@@ -2528,7 +2598,7 @@ function penstock._locked_job(uuid)
   returns: penstock.jobs
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 11a1ffa819cc27fc5dcbbde0c8eb4236
+  body: sha256 96ec265c02d0ab25af5f7c3a9ed45499
   comment: Locks the job and returns it, if the caller may change it.
 
 function penstock._lost_code(bigint)
@@ -2552,7 +2622,7 @@ function penstock._matching_letters(jsonb)
   returns: bigint[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 34294ca39526ad9f803405c93bd74a60
+  body: sha256 60ff2b8018f107e079cf9417a6a97753
   comment: The ids of dead letters that match a filter and that the caller may change.
 
 function penstock._measure_need(penstock.claim_candidate, penstock.claim_limit[], timestamp with time zone)
@@ -2579,6 +2649,22 @@ function penstock._move_progress(penstock.phase_delta[])
   body: sha256 716fc011650f62067f0d7c7b8f722190
   comment: Adds deltas to the counts of phases, locked in one order, and ends the jobs whose tasks have all ended.
 
+function penstock._new_key_expiry(timestamp with time zone, penstock.api_keys)
+  arguments: p_expires_at timestamp with time zone, p_parent penstock.api_keys
+  returns: timestamp with time zone
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ae9c8ef25fc0f5d3e430c84db4b0532d
+  comment: When a new key expires; null: never. Raises an error if its parent or the setting does not allow that.
+
+function penstock._new_key_scopes(text, jsonb, penstock.api_keys)
+  arguments: p_role text, p_scopes jsonb, p_parent penstock.api_keys
+  returns: text[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 70d0955006857aa34900dad5f270b08b
+  comment: The scopes of a new key. Raises an error for scopes that its role or its parent key does not have.
+
 function penstock._not_begun()
   returns: text
   attributes: sql, immutable, security invoker, parallel unsafe
@@ -2602,6 +2688,13 @@ function penstock._now()
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock._on_access_change()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1436f4c4bb137163b23e641bd3735b96
+  comment: Records that somebody may have lost access, for processes that serve open streams.
+
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_requests bigint, p_tokens bigint, p_now timestamp with time zone
   returns: timestamp with time zone
@@ -2618,6 +2711,13 @@ function penstock._ordinal(bigint)
   body: sha256 ee010c31a932bc8d1b33071ea25ad652
   comment: A number as an English ordinal: 1st, 2nd, 3rd, 12th.
 
+function penstock._own_tenant()
+  returns: uuid
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2c715bf8d8736450bb82e510e8fbd081
+  comment: The tenant that a call acts for if it names none: the caller's own, or the only one.
+
 function penstock._pace_of(text, text)
   arguments: p_kind text, p_provider text, OUT seconds double precision, OUT spread double precision, OUT samples integer
   returns: record
@@ -2625,6 +2725,13 @@ function penstock._pace_of(text, text)
   settings: search_path=penstock, pg_temp
   body: sha256 e38414fac4bdb4afbac441f2732f7eb5
   comment: The mean duration of recent tasks of a kind, its standard deviation, and the number of samples.
+
+function penstock._parent_key()
+  returns: penstock.api_keys
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7b0e11dc5d3b9711225343c380696d46
+  comment: Locks the API key that makes this call; null for a user.
 
 function penstock._parents_of_new_tasks(uuid, jsonb)
   arguments: p_job_id uuid, p_tasks jsonb
@@ -2725,7 +2832,7 @@ function penstock._permitted_subjects(text, text[], uuid)
   returns: text[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5cd580f22597435cbe39db14f7ede9f6
+  body: sha256 d067879633a6c76d9eef65c07b8e7843
   comment: Those of the subjects that exist and that the user (null: the service) may change, sorted by id.
 
 function penstock._pick_from_lane(integer, bigint, uuid[], bigint)
@@ -2926,13 +3033,21 @@ function penstock._require_lease(bigint, text, bigint)
   body: sha256 948198f079b0381380c2408e6419f5cd
   comment: Rejects a report unless its lease is current, and locks the lease. For long transactions use _keep_lease.
 
+function penstock._require_member_role(uuid, uuid, text)
+  arguments: p_tenant_id uuid, p_user_id uuid, p_role text
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6701a0ba441217575f630d9f882c9aba
+  comment: Raises an error unless the caller may give this user this role; null: remove the user.
+
 function penstock._require_role(uuid, text[])
   arguments: p_tenant_id uuid, p_roles text[]
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b0d96cc77c495d885d49f6ce17fc678b
-  comment: Raises an error unless the caller is the service or a member with one of these roles.
+  body: sha256 860031149a58e1b5ea61f2573aa1e2af
+  comment: Raises an error unless the caller is the service or a member with one of these roles; of an API key also unless it has the scope that follows from the roles.
 
 function penstock._required_endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
@@ -3005,6 +3120,14 @@ function penstock._return_tasks(penstock.leases[], integer)
   body: sha256 e44baba7b1b9ff355bba9f600b6161ea
   comment: Requeues leased tasks at the front.
 
+function penstock._role_scopes(text)
+  arguments: p_role text
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b88b9c2b08635aad8c69b6fe80da340c
+  comment: The scopes that a key with this role can have.
+
 function penstock._route_candidates(jsonb, uuid, jsonb)
   arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
   returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
@@ -3038,6 +3161,14 @@ function penstock._run_action_batch(uuid, integer)
   settings: search_path=penstock, pg_temp
   body: sha256 49434135dabc6a6da46cb7a7038f6063
   comment: Runs the next batch of an action and returns the number of subjects in it.
+
+function penstock._scope_for(text[])
+  arguments: p_roles text[]
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 504303f7073f914025f207c25ae09e0f
+  comment: The scope that an API key needs for what members with these roles may do.
 
 function penstock._setting(text)
   arguments: p_name text
@@ -3300,7 +3431,7 @@ function penstock.add_bulk_rows(uuid, jsonb, boolean)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 21ca6fa28aaa65594fa52aaeddb8dce5
+  body: sha256 69de2ef27b64ca7561c7c041993486ca
   comment: Adds rows [{"number", "data", "problem"}] to a bulk job. A row number that exists is skipped, unless its row had a problem; a row with a key that exists gets a problem. With p_load a worker starts to load them. Returns the numbers of rows added, refused (with a problem), known, and known under another key (moved).
   grant to authenticated: execute
   grant to service_role: execute
@@ -3443,13 +3574,23 @@ function penstock.confirm_job(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.create_api_key(text, text, jsonb)
+  arguments: p_name text, p_role text, p_options jsonb DEFAULT '{}'::jsonb
+  returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text, scopes text[], expires_at timestamp with time zone)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6b05ecb57d0e300b443524920836f344
+  comment: Creates an API key. The secret is returned once and is not stored. Options: tenant_id, expires_at, scopes (of read, start, work, admin; default: all that the role allows).
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.create_key(text, text, uuid, timestamp with time zone)
   arguments: p_name text, p_role text, p_tenant_id uuid DEFAULT NULL::uuid, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text)
-  attributes: plpgsql, volatile, security definer, parallel unsafe
+  attributes: sql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1f6a2263082a35fe41cdb24fa8d0c2d7
-  comment: Creates an API key. The secret is returned once and is not stored.
+  body: sha256 a188a9e5fd70a188a6e09678288d9bb2
+  comment: Creates an API key with all scopes of its role. The secret is returned once and is not stored.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3735,7 +3876,7 @@ function penstock.get_usage_status(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0d78edb7b8c876db93beec6b1292441c
+  body: sha256 b2e13faea67117f9f28f915e57fa8a5f
   comment: A tenant's plan and, for each meter, what is used, reserved and left in the current period. Users see their own tenants, the service sees all.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3763,7 +3904,7 @@ function penstock.is_member(uuid, text[])
   returns: boolean
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 be723d4e73f5723b0726e389e9a3eef2
+  body: sha256 071344b741423ef98b70ec3067fc4af6
   comment: Whether the caller is the service, or a member of the tenant with one of these roles.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3806,12 +3947,22 @@ function penstock.lane_states(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.list_api_keys(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: TABLE(id uuid, tenant_id uuid, name text, prefix text, role text, created_by text, created_at timestamp with time zone, expires_at timestamp with time zone, last_used_at timestamp with time zone, revoked_at timestamp with time zone, scopes text[], parent_id uuid, owner_id uuid)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1035bd0aa843a653c1530fb33c2f1a16
+  comment: Lists the API keys of a tenant with their scopes; for the service without p_tenant_id, worker and service keys.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.list_keys(uuid)
   arguments: p_tenant_id uuid DEFAULT NULL::uuid
   returns: TABLE(id uuid, tenant_id uuid, name text, prefix text, role text, created_by text, created_at timestamp with time zone, expires_at timestamp with time zone, last_used_at timestamp with time zone, revoked_at timestamp with time zone)
-  attributes: plpgsql, stable, security definer, parallel unsafe
+  attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 28eaa2fcdca85f46e98fb4f612354315
+  body: sha256 73b11fc38a7bbbb2cac27b335181bb41
   comment: Lists the API keys of a tenant; for the service without p_tenant_id, worker and service keys.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3856,8 +4007,8 @@ function penstock.my_tenants()
   returns: SETOF uuid
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 59d809f5dc9eb9f4567f37dfd9ebdfd7
-  comment: The tenants that the calling user is a member of. Every row-level policy uses it.
+  body: sha256 b627e7d74bbb03ebdcb0abc5ae445507
+  comment: The tenants whose rows the calling user may read. Every row-level policy uses it.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3962,6 +4113,14 @@ function penstock.read_bulk_again(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.recent_access_changes()
+  returns: SETOF bigint
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 86b7ec60080a759bc225e10edb8e17fa
+  comment: Ids of recent changes of memberships and keys. A new id means: check who may still watch a stream.
+  grant to service_role: execute
+
 function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
@@ -4039,7 +4198,7 @@ function penstock.remove_schedule(uuid)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bf9d8f17f44bbf27b1542e39a0796934
+  body: sha256 93b49054a0dafb9f9a4f2a2a48fb0f3e
   comment: Removes a schedule.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4049,7 +4208,7 @@ function penstock.replay_dead_letters(jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a38b574130d160d0964c1d82cb2d4a9c
+  body: sha256 24c24a98a6d3e2e4e6be911d3eba0e92
   comment: Queues the tasks of matching dead letters again and returns their number. Filter: ids, job_id, kind, error_code, reason, tenant_id, limit, or {"all": true}.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4161,7 +4320,7 @@ function penstock.retry_job(uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a84dd8e0049717e5160253d93bca5a5e
+  body: sha256 2d4af15887a88f34c943d2a4e033df66
   comment: Queues the failed tasks of a job again, and the tasks that were canceled because of them. Returns the number of failed tasks.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4180,8 +4339,8 @@ function penstock.revoke_key(uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1fbd347cdcd5a6ba6c061b9bfc768ed9
-  comment: Revokes an API key at once. Revoking it again changes nothing.
+  body: sha256 39269305a8ee1c60a78ddc9057a58686
+  comment: Revokes an API key and all keys that it created, at once. Revoking it again changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -4218,7 +4377,7 @@ function penstock.set_member(uuid, uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5d340b4b2fd28611133efece63fcac90
+  body: sha256 9fb345047a2ae387d2ae57e9cfe98385
   comment: Gives a user a role in a tenant; null removes the user.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4264,7 +4423,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b45b184ae031cbabf48eab9d03c7f606
+  body: sha256 890c86af7cdef51f89f2d0d469b4a822
   comment: Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job type), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4274,7 +4433,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 63e13c694aaf729d7639c6a4f9d9da3d
+  body: sha256 7a6b90a4454b4c832105a814dee49ab8
   comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 
@@ -4398,12 +4557,21 @@ function penstock.upkeep_if_idle()
   comment: Runs upkeep unless another process did within two seconds. For many servers of which one has to do it.
   grant to service_role: execute
 
+function penstock.use_api_key(bytea)
+  arguments: p_digest bytea
+  returns: TABLE(id uuid, tenant_id uuid, role text, scopes text[])
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5b2f07a346b7b2fb62fe3de479c5aa5f
+  comment: Finds the API key with this SHA-256 digest; no row if it is unknown, expired or revoked.
+  grant to service_role: execute
+
 function penstock.use_key(bytea)
   arguments: p_digest bytea
   returns: TABLE(id uuid, tenant_id uuid, role text)
-  attributes: plpgsql, volatile, security definer, parallel unsafe
+  attributes: sql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 de37dde3a6cc9e322cd175424b105709
+  body: sha256 932745b508dd0e0161f324bd988045d1
   comment: Finds the API key with this SHA-256 digest and its role; no row if it is unknown, expired or revoked.
   grant to service_role: execute
 

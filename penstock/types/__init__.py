@@ -32,7 +32,7 @@ from penstock.types.dead_letters import DeadLetter, LetterVerb
 from penstock.types.explanations import Explanation, JobExplanation, Wait
 from penstock.types.forecasts import Forecast, ForecastBudget, ForecastCost, ForecastFinish, ForecastQuota
 from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb, Phase, Progress, failure
-from penstock.types.keys import ApiKey, KeyRole, NewKey
+from penstock.types.keys import ApiKey, KeyRole, NewKey, Scope
 from penstock.types.kinds import KindPolicy, Starter, declared_policy
 from penstock.types.lanes import Lane, LaneState
 from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, TaskOptions, given
@@ -113,6 +113,7 @@ __all__ = [
     "RowsAdded",
     "Run",
     "Schedule",
+    "Scope",
     "Setting",
     "SourceCheck",
     "Starter",

@@ -8,6 +8,9 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 KeyRole: TypeAlias = Literal["owner", "admin", "member", "viewer", "worker", "service"]
+Scope: TypeAlias = Literal["read", "start", "work", "admin"]
+"""What a key may do, within its role: read; start and change jobs; work as a worker; manage members, keys and
+the installation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +27,11 @@ class ApiKey:
     expires_at: datetime | None
     last_used_at: datetime | None
     revoked_at: datetime | None
+    scopes: list[Scope] = field(default_factory=list[Scope])
+    parent_id: UUID | None = None
+    """The key that created this key."""
+    owner_id: UUID | None = None
+    """The user who created this key, or the key that it descends from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +42,5 @@ class NewKey:
     tenant_id: UUID | None
     prefix: str
     secret: str | None = field(repr=False)
+    scopes: list[Scope] = field(default_factory=list[Scope])
+    expires_at: datetime | None = None

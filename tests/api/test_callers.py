@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import jwt
@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from fastapi.testclient import TestClient
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from psycopg.types.json import Jsonb
 
 from penstock import api, server, testing
 from penstock.api import callers, tokens
@@ -563,6 +564,74 @@ class TestKeys:
         assert world.client.get("/api/me", headers=key).status_code == 200
         assert world.client.delete(f"/api/keys/{made['id']}", headers=world.service).status_code == 204
         assert world.client.get("/api/me", headers=key).status_code == 401
+
+    def test_revoked_key_is_rejected_where_no_transaction_is_used(self, world: World) -> None:
+        """S24: also while its id is cached, on a route that checks a file without the database."""
+        made = world.db.execute("select id, secret from penstock.create_key('k', 'service')")[0]
+        key = bearer(made["secret"])
+        check = "/api/bulks/check?type=sheet&format=csv"
+        assert world.client.post(check, content=b"a\n1\n", headers=key).status_code == 404
+        world.db.execute("select penstock.revoke_key(%s)", [made["id"]])
+        assert world.client.post(check, content=b"a\n1\n", headers=key).status_code == 401
+
+    def test_service_key_is_limited_to_its_scopes(self, world: World) -> None:
+        """S2: reading, starting, working and managing are four rights."""
+        world.kind("work")
+        ann = world.join("ann")
+        work = {"p_worker_id": "w", "p_max_tasks": 1}
+        requests: dict[str, tuple[str, str, Any]] = {
+            "read": ("GET", "/api/jobs", None),
+            "read table": ("GET", "/rest/v1/jobs", None),
+            "read metrics": ("GET", "/metrics", None),
+            "start": (
+                "POST",
+                "/api/jobs/start",
+                {"type": "t", "tasks": [{"kind": "work"}], "tenant_id": str(ann.tenant)},
+            ),
+            "start function": (
+                "POST",
+                "/rest/v1/rpc/start_job",
+                {"p_type": "t", "p_params": {}, "p_tasks": [{"kind": "work"}], "p_options": {"tenant_id": str(ann.tenant)}},
+            ),
+            "work": ("POST", "/rest/v1/rpc/claim_tasks", work),
+            "admin": ("POST", "/api/keys", {"name": "n", "role": "service"}),
+            "admin member": ("PUT", f"/api/tenants/{ann.tenant}/members/{ann.id}", {"role": "owner"}),
+            "admin provider": ("PUT", "/api/providers?name=a/b", {"concurrency": 3}),
+            "admin function": ("POST", "/rest/v1/rpc/create_tenant", {"p_name": "x"}),
+            "admin key": ("POST", "/rest/v1/rpc/create_key", {"p_name": "x", "p_role": "service"}),
+        }  # fmt: skip
+        for scope in ("read", "start", "work", "admin"):
+            headers = bearer(self._key(world, "service", [scope]))
+            for name, (method, url, body) in requests.items():
+                answer = world.client.request(method, url, json=body, headers=headers)
+                is_metrics_by_worker = scope == "work" and name == "read metrics"
+                if name.split()[0] == scope or is_metrics_by_worker:
+                    assert answer.status_code < 300, (scope, name, answer.text)
+                else:
+                    assert answer.status_code == 403, (scope, name, answer.text)
+
+    def _key(self, world: World, role: str, scopes: list[str]) -> str:
+        query = "select secret from penstock.create_api_key('k', %s, %s)"
+        return world.db.execute(query, [role, Jsonb({"scopes": scopes})])[0]["secret"]
+
+    def test_scopes_and_heirs_over_http(self, world: World, clock: testing.Clock) -> None:
+        ann = world.join("ann")
+        soon = (clock.now() + timedelta(hours=1)).replace(microsecond=0)
+        body = {"name": "k", "role": "admin", "scopes": ["admin", "read"], "expires_at": soon.isoformat()}
+        made = world.client.post("/api/keys", json=body, headers=ann.headers).json()
+        assert made["scopes"] == ["admin", "read"]
+        heir = world.client.post(
+            "/api/keys", json={"name": "heir", "role": "viewer"}, headers=bearer(made["secret"])
+        ).json()
+        assert datetime.fromisoformat(heir["expires_at"]) == soon
+        refused = world.client.post(
+            "/api/jobs/start", json={"type": "t", "tasks": [{"kind": "w"}]}, headers=bearer(made["secret"])
+        )
+        assert refused.status_code == 403 and refused.json()["code"] == "missing_scope"
+        listed = world.client.get("/api/keys", headers=ann.headers).json()
+        assert {key["name"]: key["parent_id"] for key in listed} == {"k": None, "heir": made["id"]}
+        assert world.client.delete(f"/api/keys/{made['id']}", headers=ann.headers).status_code == 204
+        assert world.client.get("/api/me", headers=bearer(heir["secret"])).status_code == 401
 
     def test_expired_key_is_rejected(self, world: World, clock: testing.Clock) -> None:
         ann = world.join("ann")

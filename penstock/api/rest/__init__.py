@@ -25,6 +25,7 @@ from penstock.api.rest.queries import RowSource, Sql
 from penstock.api.routes import identify
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
+from penstock.types import Scope
 
 MOST_URL_BYTES = 16 << 10
 MOST_ROWS = 1000
@@ -62,6 +63,9 @@ WORKER_FUNCTIONS: dict[str, str | None] = {
     "reschedule_tasks": None,
     "upkeep": None,
 }
+
+# Functions for users that need the scope admin instead of start.
+ADMIN_FUNCTIONS = frozenset({"create_api_key", "create_key", "revoke_key", "set_member"})
 
 router = APIRouter(prefix="/rest/v1", include_in_schema=False)
 log = structlog.get_logger(__name__)
@@ -155,7 +159,7 @@ async def _read(request: Request, caller: Caller, name: str) -> Response:
         raise RestError(
             404, "PGRST205", f"Could not find the table 'penstock.{shortened(name)}' in the schema cache"
         )
-    if caller.role not in found.roles or caller.is_worker:
+    if caller.role not in found.roles or not caller.may("read"):
         raise permission_denied(f"table {found.name}", is_anon=caller.role == "anon")
     source = RowSource(found.sql, found.columns, found.name)
     parameters = request.query_params.multi_items()
@@ -183,8 +187,9 @@ async def _call(request: Request, caller: Caller, name: str) -> Response:
     function = (await _catalogue(request)).functions.get(name)
     if function is None:
         raise _unknown(name, None, ())
-    is_worker_refused = caller.is_worker and name not in WORKER_FUNCTIONS
-    if caller.role not in function.roles or is_worker_refused:
+    is_work = name in WORKER_FUNCTIONS and caller.may("work")
+    may_call = caller.may(_scope(function, name))
+    if caller.role not in function.roles or not (is_work or may_call):
         raise permission_denied(f"function {function.name}", is_anon=caller.role == "anon")
     if request.method in _READING and not function.is_read_only:
         raise RestError(
@@ -194,7 +199,7 @@ async def _call(request: Request, caller: Caller, name: str) -> Response:
             hint="Use POST.",
         )
     call, names, parameters = await _invocation(request, function)
-    if caller.is_worker and (needed := WORKER_FUNCTIONS[name]) and needed not in names:
+    if not may_call and (needed := WORKER_FUNCTIONS[name]) and needed not in names:
         raise permission_denied(f"function {function.name} without {needed}", is_anon=False)
     source = RowSource("called", function.columns, function.name, is_scalar=not function.is_composite)
     query = queries.read(source, parameters, request.headers.get("range"), None)
@@ -216,6 +221,15 @@ async def _call(request: Request, caller: Caller, name: str) -> Response:
     if function.is_void:
         return Response(status_code=204, headers=_headers(preferred))
     return _response(request, preferred, body, count, total, query.offset)
+
+
+def _scope(function: Function, name: str) -> Scope:
+    """The scope that a service key needs to call a function."""
+    if function.is_read_only:
+        return "read"
+    if WORKER_FUNCTIONS.get(name, "") is None:
+        return "work"
+    return "start" if "authenticated" in function.roles and name not in ADMIN_FUNCTIONS else "admin"
 
 
 async def _invocation(

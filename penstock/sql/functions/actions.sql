@@ -7,6 +7,9 @@ returns text[] language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_roles text[] := array['owner', 'admin', 'member'];
 begin
+  if p_user_id is not null and not _has_scope(p_user_id, 'start') then
+    return '{}';
+  end if;
   if p_verb in ('replay', 'discard') then
     return array(
       select d.id::text from dead_letters d where d.id = any (p_subjects::bigint[])

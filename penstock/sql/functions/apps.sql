@@ -51,6 +51,7 @@ create or replace function penstock.is_member(
 returns boolean language sql stable security definer set search_path = penstock, pg_temp as $$
   select _is_service() or exists (
     select from members where tenant_id = p_tenant_id and user_id = auth.uid() and role = any (p_roles))
+    and _has_scope(auth.uid(), _scope_for(p_roles))
 $$;
 comment on function penstock.is_member(uuid, text[]) is
   'Whether the caller is the service, or a member of the tenant with one of these roles.';

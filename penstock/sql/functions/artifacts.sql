@@ -237,7 +237,7 @@ declare
   v_artifact artifacts;
 begin
   select * into v_artifact from artifacts where id = p_artifact_id
-    and (_is_service() or tenant_id in (select my_tenants())) for update;
+    and _is_member(tenant_id) for update;
   if not found then
     perform _refuse(404, 'unknown_artifact', 'there is no such artifact');
   end if;

@@ -268,7 +268,8 @@ begin
   if not found then
     perform _refuse(404, 'unknown_bulk', 'the job is not a bulk job');
   end if;
-  select * into v_job from jobs where id = p_job_id;
+  -- Also checks the role again: it may have changed while the call waited.
+  v_job := _visible_job(p_job_id, array['owner', 'admin', 'member']);
   if v_job.finished_at is not null then
     perform _refuse(409, 'job_ended', format('the job has already ended (%s)', v_job.status),
       jsonb_build_object('status', v_job.status));

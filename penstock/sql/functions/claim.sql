@@ -28,22 +28,24 @@
 -- Within a table rows are locked in the order given. tests/sql/lock_order.py reads this list.
 --
 --    1. tenants
---    2. schedules
---    3. leases            the leases of a batch by position in the table
---    4. bulks
---    5. bulk_changes
---    6. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
---    7. parked            by task id
---    8. phases            by job and position
---    9. jobs              by id
---   10. dead_letters, results   to delete them
---   11. chores
---   12. artifacts         by id
---   13. endpoints
---   14. endpoint_states   a claim waits for one only while it has locked nothing else
---   15. spent, calls      after the state of their endpoint
---   16. holds
---   17. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
+--    2. api_keys          by id
+--    3. members, profiles
+--    4. schedules
+--    5. leases            the leases of a batch by position in the table
+--    6. bulks
+--    7. bulk_changes
+--    8. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
+--    9. parked            by task id
+--   10. phases            by job and position
+--   11. jobs              by id
+--   12. dead_letters, results   to delete them
+--   13. chores
+--   14. artifacts         by id
+--   15. endpoints
+--   16. endpoint_states   a claim waits for one only while it has locked nothing else
+--   17. spent, calls      after the state of their endpoint
+--   18. holds
+--   19. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
 --   never waited for: lanes, shares, mixed
 --   inserted into at any point: dead_letters, results

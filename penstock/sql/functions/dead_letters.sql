@@ -270,7 +270,7 @@ begin
     select d.id from dead_letters d
     where (_is_service() or exists (
         select from members m where m.tenant_id = d.tenant_id and m.user_id = auth.uid()
-          and m.role in ('owner', 'admin', 'member')))
+          and m.role in ('owner', 'admin', 'member')) and _has_scope(auth.uid(), 'start'))
       and (not p_filter ? 'ids' or d.id = any (v_ids))
       and (not p_filter ? 'job_id' or d.job_id = (p_filter ->> 'job_id')::uuid)
       and (not p_filter ? 'tenant_id' or d.tenant_id = (p_filter ->> 'tenant_id')::uuid)
@@ -287,8 +287,14 @@ comment on function penstock._matching_letters(jsonb) is
 
 create or replace function penstock.replay_dead_letters(p_filter jsonb)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_ids bigint[] := _matching_letters(p_filter);
+  v_tenants uuid[] := array(select distinct d.tenant_id from dead_letters d where d.id = any (v_ids));
+  v_count integer := _replay(v_ids);
 begin
-  return _replay(_matching_letters(p_filter));
+  -- The caller may have lost the role while the call waited for locks.
+  perform _require_role(t, array['owner', 'admin', 'member']) from unnest(v_tenants) as t;
+  return v_count;
 end
 $$;
 comment on function penstock.replay_dead_letters(jsonb) is

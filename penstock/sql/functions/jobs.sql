@@ -415,6 +415,8 @@ begin
   if not found then  -- deleted while this call waited for the lock
     perform _refuse(404, 'unknown_job', 'there is no such job');
   end if;
+  -- The caller may have lost the role while this call waited.
+  perform _require_role(v_job.tenant_id, array['owner', 'admin', 'member']);
   return v_job;
 end
 $$;
@@ -675,12 +677,16 @@ create or replace function penstock.retry_job(p_job_id uuid)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member']);
+  v_count integer;
 begin
   if v_job.status not in ('failed', 'running', 'paused') then
     perform _refuse(409, 'not_failed', format('a %s job has no failed tasks to retry', v_job.status),
       jsonb_build_object('status', v_job.status));
   end if;
-  return _replay(array(select id from dead_letters where job_id = p_job_id order by id));
+  v_count := _replay(array(select id from dead_letters where job_id = p_job_id order by id));
+  -- The caller may have lost the role while the call waited for locks.
+  perform _require_role(v_job.tenant_id, array['owner', 'admin', 'member']);
+  return v_count;
 end
 $$;
 comment on function penstock.retry_job(uuid) is

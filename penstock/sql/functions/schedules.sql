@@ -47,6 +47,7 @@ begin
   if not _is_service() and v_old.id is null then
     -- The lock makes concurrent calls count one after the other.
     perform from tenants where id = v_tenant_id for no key update;
+    perform _require_role(v_tenant_id, array['owner', 'admin', 'member']);
     if (select count(*) from schedules where tenant_id = v_tenant_id) >= c_max_schedules then
       perform _refuse(409, 'too_many_schedules',
         format('the tenant already has %s schedules, which is the limit', c_max_schedules),
@@ -90,8 +91,10 @@ returns boolean language plpgsql security definer set search_path = penstock, pg
 declare
   v_tenant_id uuid;
 begin
-  select tenant_id into v_tenant_id from schedules where id = p_schedule_id;
-  if not found or not (_is_service() or v_tenant_id in (select my_tenants())) then
+  -- Locked first: the caller's role may change while the call waits.
+  select tenant_id into v_tenant_id from schedules
+    where id = p_schedule_id and _is_member(tenant_id) for update;
+  if not found then
     perform _refuse(404, 'unknown_schedule', 'there is no such schedule');
   end if;
   perform _require_role(v_tenant_id, array['owner', 'admin', 'member']);

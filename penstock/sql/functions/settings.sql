@@ -18,6 +18,7 @@ insert into penstock.settings (name, value, comment) values
     'Currency of budgets and cost totals. Do not change it once costs are recorded.'),
   ('raw_tasks', 'false',
     'Whether users may write tasks of kinds that do not say so themselves. False: they start job types.'),
+  ('max_key_days', '0', 'Longest life of a new API key in days; 0: no limit.'),
   ('default_plan', '"free"', 'Plan of a user''s personal tenant; an empty string: no plan.')
 on conflict (name) do nothing;
 
@@ -27,7 +28,8 @@ declare
   v_old jsonb;
   v_min bigint := case when p_name in ('lease_seconds', 'max_deaths', 'max_tasks_per_call') then 1
     else 0 end;
-  v_max bigint := case p_name when 'lease_seconds' then 86400 when 'retention_days' then 36500
+  v_max bigint := case p_name when 'lease_seconds' then 86400
+    when 'retention_days' then 36500 when 'max_key_days' then 36500
     else 2000000000 end;
 begin
   select value into v_old from settings where name = p_name for update;

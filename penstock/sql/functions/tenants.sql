@@ -28,13 +28,31 @@ comment on function penstock._audit(uuid, text, uuid, text, jsonb) is 'Adds a li
 
 create or replace function penstock.my_tenants()
 returns setof uuid language sql stable security definer set search_path = penstock, pg_temp as $$
-  select tenant_id from members where user_id = auth.uid()
+  select tenant_id from members where user_id = auth.uid() and _has_scope(auth.uid(), 'read')
 $$;
 comment on function penstock.my_tenants() is
-  'The tenants that the calling user is a member of. Every row-level policy uses it.';
+  'The tenants whose rows the calling user may read. Every row-level policy uses it.';
+
+create or replace function penstock._is_member(p_tenant_id uuid)
+returns boolean language sql stable set search_path = penstock, pg_temp as $$
+  select _is_service() or exists (
+    select from members where tenant_id = p_tenant_id and user_id = auth.uid())
+$$;
+comment on function penstock._is_member(uuid) is
+  'Whether the caller is a member of the tenant, or the service.';
+
+create or replace function penstock._scope_for(p_roles text[])
+returns text language sql immutable set search_path = penstock, pg_temp as $$
+  select case when 'viewer' = any (p_roles) then 'read' when 'member' = any (p_roles) then 'start'
+    else 'admin' end
+$$;
+comment on function penstock._scope_for(text[]) is
+  'The scope that an API key needs for what members with these roles may do.';
 
 create or replace function penstock._require_role(p_tenant_id uuid, p_roles text[])
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_scope text := _scope_for(p_roles);
 begin
   if _is_service() then
     return;
@@ -45,24 +63,37 @@ begin
     -- The same error for another user's tenant and for one that does not exist.
     perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
   end if;
+  if not _has_scope(auth.uid(), v_scope) then
+    perform _refuse(403, 'missing_scope', format('the API key does not have the scope %s', v_scope),
+      jsonb_build_object('scope', v_scope), 'Create a key with this scope.');
+  end if;
 end
 $$;
 comment on function penstock._require_role(uuid, text[]) is
-  'Raises an error unless the caller is the service or a member with one of these roles.';
+  'Raises an error unless the caller is the service or a member with one of these roles; of an API key also '
+  'unless it has the scope that follows from the roles.';
 
 create or replace function penstock._caller_tenant(p_tenant_id uuid)
+returns uuid language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_tenant_id uuid := coalesce(p_tenant_id, _own_tenant());
+begin
+  perform _require_role(v_tenant_id, array['owner', 'admin', 'member']);
+  if not exists (select from tenants where id = v_tenant_id) then
+    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
+  end if;
+  return v_tenant_id;
+end
+$$;
+comment on function penstock._caller_tenant(uuid) is
+  'The tenant that a call acts for: the named one if the caller has access, else the caller''s own.';
+
+create or replace function penstock._own_tenant()
 returns uuid language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_tenants uuid[];
   v_default uuid;
 begin
-  if p_tenant_id is not null then
-    perform _require_role(p_tenant_id, array['owner', 'admin', 'member']);
-    if not exists (select from tenants where id = p_tenant_id) then
-      perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-    end if;
-    return p_tenant_id;
-  end if;
   if auth.uid() is null then
     perform _refuse(422, 'tenant_missing', 'tenant_id is missing from the options', '{}',
       'The service must name the tenant that it acts for.');
@@ -82,8 +113,8 @@ begin
   return v_default;
 end
 $$;
-comment on function penstock._caller_tenant(uuid) is
-  'The tenant that a call acts for: the named one if the caller has access, else the caller''s own.';
+comment on function penstock._own_tenant() is
+  'The tenant that a call acts for if it names none: the caller''s own, or the only one.';
 
 create or replace function penstock.create_tenant(p_name text, p_weight double precision default 1)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -140,28 +171,41 @@ $$;
 comment on function penstock.set_tenant_weight(uuid, double precision) is
   'Changes a tenant''s share of every lane, for tasks queued from now on.';
 
+create or replace function penstock._require_member_role(p_tenant_id uuid, p_user_id uuid, p_role text)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  -- Every member may leave.
+  if p_role is null and p_user_id = auth.uid() then
+    perform _require_role(p_tenant_id, array['owner', 'admin', 'member', 'viewer']);
+    return;
+  end if;
+  -- A stranger fails here, whatever the tenant's members are.
+  perform _require_role(p_tenant_id, array['owner', 'admin']);
+  if p_role = 'owner' or exists (
+      select from members where tenant_id = p_tenant_id and user_id = p_user_id and role = 'owner') then
+    perform _require_role(p_tenant_id, array['owner']);
+  end if;
+end
+$$;
+comment on function penstock._require_member_role(uuid, uuid, text) is
+  'Raises an error unless the caller may give this user this role; null: remove the user.';
+
 create or replace function penstock.set_member(p_tenant_id uuid, p_user_id uuid, p_role text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  -- Every member may leave, because members are added without their consent.
-  if p_role is not null or p_user_id is distinct from auth.uid() then
-    perform _require_role(p_tenant_id, array['owner', 'admin']);
-  else
-    perform _require_role(p_tenant_id, array['owner', 'admin', 'member', 'viewer']);
-  end if;
+  perform _require_member_role(p_tenant_id, p_user_id, p_role);
   if p_role is not null and p_role not in ('owner', 'admin', 'member', 'viewer') then
     perform _refuse(422, 'invalid_role',
       format('role must be owner, admin, member or viewer, or null to remove the member (got %L)',
         left(p_role, 100)));
   end if;
-  if not _is_service() and (p_role = 'owner' or exists (
-      select from members where tenant_id = p_tenant_id and user_id = p_user_id and role = 'owner')) then
-    perform _require_role(p_tenant_id, array['owner']);
-  end if;
   perform 1 from tenants where id = p_tenant_id for update;
   if not found then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
+  -- The first check keeps strangers from locking a tenant. The roles may have changed while the call waited.
+  perform _require_member_role(p_tenant_id, p_user_id, p_role);
+  perform _end_member_keys(p_tenant_id, p_user_id, p_role);
   if p_role is null then
     delete from members where tenant_id = p_tenant_id and user_id = p_user_id;
   else

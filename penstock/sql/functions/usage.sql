@@ -290,7 +290,7 @@ comment on function penstock._settle(penstock.leases[], boolean, penstock.leases
 create or replace function penstock.get_usage_status(p_tenant_id uuid default null)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
 declare
-  v_tenant_id uuid := case when p_tenant_id is null then _caller_tenant(null) else p_tenant_id end;
+  v_tenant_id uuid := coalesce(p_tenant_id, _own_tenant());
   v_now timestamptz := _now();
   v_plan plans;
   v_usage jsonb;
