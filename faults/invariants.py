@@ -54,8 +54,12 @@ INVARIANTS = {
           or j.status = 'failed' and p.failed = 0""",
     "nothing waits for a pause that is over": """
         select p.job_id, p.task_id, p.reason, j.status from penstock.parked p join penstock.jobs j on j.id = p.job_id
-        where p.until = 'infinity' and p.waits_for is null and j.status in ('queued', 'running')
+        where p.until = 'infinity' and p.waits_for is null and p.wait_id is null and j.status in ('queued', 'running')
           and not exists (select from penstock.chores c where c.job_id = j.id)""",
+    "a waiting task has a wait that is open": """
+        select p.job_id, p.task_id, p.wait_id, w.outcome from penstock.parked p
+        left join penstock.waits w on w.id = p.wait_id
+        where p.wait_id is not null and (w.id is null or w.outcome is not null)""",
     "a failed task has a letter, and a letter a failed task": """
         select r.job_id, r.task_id, d.id from (select * from penstock.results where outcome = 'failed') as r
         full join penstock.dead_letters d on d.job_id = r.job_id and d.task_id = r.task_id

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     )
     from penstock.sdk.app import App
     from penstock.sdk.bulk_rows import BulkRow, Change, RowError
-    from penstock.sdk.context import Context, Fail, Reschedule, Retry
+    from penstock.sdk.context import Context, Fail, Reschedule, Retry, WaitTimedOut
     from penstock.sdk.job_types import Started
-    from penstock.types import Job
+    from penstock.types import Answer, Job
     from penstock.worker import Worker
 
 # Modules are imported on first use, so that the command line does not load a worker to print a help text.
@@ -34,7 +34,7 @@ _MODULES = {
     "penstock.sdk.job_types": ("Started",),
     "penstock.sdk.bulk_rows": ("BulkRow", "Change", "RowError"),
     "penstock.client": ("AsyncClient", "Client"),
-    "penstock.sdk.context": ("Context", "Fail", "Reschedule", "Retry"),
+    "penstock.sdk.context": ("Context", "Fail", "Reschedule", "Retry", "WaitTimedOut"),
     "penstock.errors": (
         "Conflict",
         "Forbidden",
@@ -47,11 +47,12 @@ _MODULES = {
         "TimedOut",
         "Unavailable",
     ),
-    "penstock.types": ("Job",),
+    "penstock.types": ("Answer", "Job"),
     "penstock.worker": ("Worker",),
 }
 
 __all__ = [
+    "Answer",
     "App",
     "AsyncClient",
     "BulkRow",
@@ -74,6 +75,7 @@ __all__ = [
     "Started",
     "TimedOut",
     "Unavailable",
+    "WaitTimedOut",
     "Worker",
 ]
 

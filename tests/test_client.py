@@ -443,6 +443,19 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     gated = await got(owner.jobs.start("report", tasks=[{"kind": "work", "confirm": True}]))
     assert await got(owner.jobs.confirm(gated.id)) == 1
 
+    # waits
+    served.db.execute("select penstock.define_kind('asking')")
+    asking = await got(owner.jobs.start("report", tasks=[{"kind": "asking"}]))
+    [claimed] = served.db.execute("select id, lease from penstock.claim_tasks('w', 1, array['asking'])")
+    of_lease = [claimed["id"], claimed["lease"]]
+    opened = "select penstock.open_wait(%s, 'w', %s, 'approval', '{\"options\": [\"yes\"]}') ->> 'id' as id"
+    [wait] = served.db.execute(opened, of_lease)
+    served.db.execute("select penstock.park_task(%s, 'w', %s, %s)", [*of_lease, wait["id"]])
+    assert [str(each.id) for each in await got(owner.waits.list("status:open"))] == [wait["id"]]
+    assert await got(owner.waits.answer(wait["id"], "yes")) is True
+    assert (await got(owner.waits.get(wait["id"]))).option == "yes"
+    await got(owner.jobs.cancel(asking.id))
+
     # operations
     assert await got(service.providers.set("ann/own", concurrency=2, features=["fast"])) > 0
     [provider] = [each for each in await got(service.providers.list()) if each.name == "ann/own"]

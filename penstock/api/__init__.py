@@ -27,6 +27,7 @@ from penstock.api import (
     rest,
     schedules,
     tenants,
+    waits,
 )
 from penstock.api.callers import Callers, Pools, check_login
 from penstock.api.development import Development
@@ -58,6 +59,8 @@ _ROUTES = (
     providers.routes,
     tenants.secret_routes,
     tenants.routes,
+    waits.routes,
+    waits.links,
     artifacts.router,
     events.router,
     rest.router,

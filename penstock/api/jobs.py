@@ -105,6 +105,7 @@ class JobProgress(BaseModel):
     failed: int
     canceled: int
     running: int | None
+    waiting: int | None = Field(description="Tasks that wait for an answer, an event or a time.")
     eta_seconds: float | None
     phases: tuple[Phase, ...]
 

@@ -30,6 +30,7 @@ from penstock.cli import (
     simulate,
     start,
     usage,
+    waits,
 )
 from penstock.cli.options import (
     DatabaseOption,
@@ -59,6 +60,7 @@ simulate.add_to(app)
 start.add_to(jobs.group)
 app.add_typer(jobs.group, name="jobs", rich_help_panel="Operate")
 app.add_typer(bulk.group, name="bulk", rich_help_panel="Operate")
+app.add_typer(waits.group, name="waits", rich_help_panel="Operate")
 app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Operate")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Operate")
 app.add_typer(artifacts.group, name="artifacts", rich_help_panel="Operate")

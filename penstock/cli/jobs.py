@@ -322,9 +322,10 @@ async def why(
 
 
 async def _waiting(pool: db.Pool, job_id: UUID, limit: int) -> list[int]:
-    found = await jobs.tasks(pool, job_id=job_id, status="queued", limit=limit)
-    if len(found) < limit:
-        found += await jobs.tasks(pool, job_id=job_id, status="blocked", limit=limit - len(found))
+    found: list[Task] = []
+    for status in ("queued", "waiting", "blocked"):
+        if len(found) < limit:
+            found += await jobs.tasks(pool, job_id=job_id, status=status, limit=limit - len(found))
     return [task.id for task in found]
 
 

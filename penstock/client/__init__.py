@@ -15,6 +15,7 @@ from penstock.client.operations import Providers, Workers
 from penstock.client.schedules import Schedules
 from penstock.client.tenants import Keys, Members, Tenants
 from penstock.client.transport import IO, Awaiting, Blocking, Resource, call, run
+from penstock.client.waits import Waits
 from penstock.errors import Invalid
 from penstock.settings import settings
 from penstock.types import Me
@@ -56,6 +57,7 @@ class _Resources(Resource[IO]):
         self.bulks = Bulks(core)
         self.artifacts = Artifacts(core)
         self.dead_letters = DeadLetters(core)
+        self.waits = Waits(core)
         self.schedules = Schedules(core)
         self.usage = Usage(core)
         self.costs = Costs(core)

@@ -32,6 +32,7 @@ from penstock.dashboard import (
     sign_in,
     tenants,
     usage,
+    waits,
     workers,
 )
 from penstock.dashboard import settings as settings_page
@@ -77,6 +78,7 @@ def _create() -> FastAPI:
         jobs,
         bulks,
         dead_letters,
+        waits,
         actions,
         providers,
         workers,

@@ -42,6 +42,9 @@ STATUS_STYLES: Mapping[str, tuple[str, str]] = {
     "exhausted": ("✗", "bad"),
     "disabled": ("⊘", "idle"),
     "lost": ("✗", "bad"),
+    "open": ("○", "warn"),
+    "answered": ("✓", "good"),
+    "timeout": ("✗", "bad"),
     "held": ("○", "idle"),
 }
 """An icon and a color tone for each status. The word is always shown next to them."""

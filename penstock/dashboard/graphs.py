@@ -148,7 +148,7 @@ def timeline(tasks: Sequence[GraphTask], attempts: Iterable[Attempt], now: datet
         return None
     start = min(task.ready_at for task in tasks)
     end = max([task.finished_at or now for task in tasks if task.started_at] or [now])
-    if any(task.finished_at is None and task.status in ("queued", "running") for task in tasks):
+    if any(task.finished_at is None and task.status in ("queued", "running", "waiting") for task in tasks):
         end = max(end, now)
     total = max((end - start).total_seconds(), 0.001)
     failed: dict[int, list[Attempt]] = {}

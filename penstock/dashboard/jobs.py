@@ -11,7 +11,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from penstock.api.artifacts import linked
-from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants
+from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants, waits
 from penstock.dashboard import actors, exports, formatting, graphs
 from penstock.dashboard.pages import (
     PER_PAGE,
@@ -204,6 +204,7 @@ async def show_task(
         attempts=await jobs.attempts(conn, job_id=job_id, task_id=task_id, limit=1000),
         letters=await dead_letters.list(conn, filter=f"job:{job_id} task:{task_id}", limit=1),
         files=files,
+        questions=await waits.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
         tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
         live=None if is_ended else {"job": job_id},

@@ -82,6 +82,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
             ("/", "Overview", False),
             ("/jobs", "Jobs", False),
             ("/bulks", "Bulk jobs", False),
+            ("/waits", "Questions", False),
             ("/dead-letters", "Dead letters", False),
             ("/schedules", "Schedules", False),
         ),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
 import structlog
@@ -14,7 +15,9 @@ import structlog
 from penstock.contract import artifacts, tasks
 from penstock.errors import Invalid
 from penstock.formatting import seconds
-from penstock.sdk import signals
+from penstock.sdk import signals, steps
+from penstock.settings import settings
+from penstock.types import Answer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,12 +47,25 @@ class Reschedule(Exception):
         self.delay, self.reason = seconds(delay), reason
 
 
+class WaitTimedOut(Fail):
+    """Raised by `wait_for` when nobody answered in time and there is no default. Fails the task."""
+
+
+class Waiting(BaseException):
+    """Ends the handler of a task that waits. Not an Exception, so that `except Exception` lets it pass."""
+
+    def __init__(self, wait_id: UUID) -> None:
+        super().__init__("the task waits")
+        self.wait_id = wait_id
+
+
 class Context:
     """A running attempt. A handler that takes it as its first parameter reports and saves files with it."""
 
     __slots__ = (
         *("task_id", "lease", "job_id", "tenant_id", "kind", "key", "attempt", "max_attempts", "worker_id"),
         *("provider", "fraction", "message", "connection", "_hooks", "_is_stopped", "_log"),
+        *("_steps", "_sleeps"),
     )
 
     def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks) -> None:
@@ -67,6 +83,8 @@ class Context:
         self._hooks = hooks
         self._log: Any = None
         self._is_stopped = False
+        self._steps: dict[str, Any] | None = None
+        self._sleeps = 0
 
     @property
     def log(self) -> structlog.stdlib.BoundLogger:
@@ -177,6 +195,120 @@ class Context:
         """`asave` from a handler in a thread."""
         return self._hooks.block(self._hooks.save(self, name, data, content_type))
 
+    # A handler that waits ends, and runs again from its start when the wait is over. Async handlers await
+    # these methods; handlers in threads call those that end with `_sync`.
+
+    def sleep(self, duration: float | str, *, name: str | None = None) -> Coroutine[Any, Any, None]:
+        """Wait without a worker: `await ctx.sleep("6h")`. At most ten years.
+
+        The handler runs again from its start after that time, and this call then returns at once.
+        """
+        self._hooks.require_async()
+        return self._sleep(duration, name)
+
+    def sleep_sync(self, duration: float | str, *, name: str | None = None) -> None:
+        """`sleep` from a handler in a thread."""
+        self._hooks.block(self._sleep(duration, name))
+
+    def wait_for(
+        self,
+        name: str,
+        *,
+        timeout: float | str | None = None,
+        options: Sequence[str] = (),
+        fields: Mapping[str, str] | None = None,
+        roles: Sequence[str] = (),
+        default: str | None = None,
+        message: str | None = None,
+    ) -> Coroutine[Any, Any, Answer]:
+        """Wait for a person or another system, without a worker, and return the answer.
+
+        `options`: the allowed answers. `fields`: of the payload, with their types: `{"note": "text?"}`.
+        `roles`: who may answer (default: owner, admin, member). `default`: the answer after the `timeout`;
+        without one the task fails with `wait_timeout`. The timeout runs from the first call of this name.
+        """
+        self._hooks.require_async()
+        return self._wait_for(name, _question(timeout, options, fields, roles, default, message))
+
+    def wait_for_sync(self, name: str, **question: Any) -> Answer:
+        """`wait_for` from a handler in a thread."""
+        return self._hooks.block(self._wait_for(name, _question(**question)))
+
+    def answer_url(self, name: str, *, base: str | None = None, **question: Any) -> Coroutine[Any, Any, str]:
+        """Open the wait `name` and return a link with which anybody who has it can answer, once.
+
+        Takes the arguments of `wait_for`, which the handler calls next. `base`: the server's address; default
+        PENSTOCK_URL.
+        """
+        self._hooks.require_async()
+        return self._answer_url(name, base, _question(**question))
+
+    def answer_url_sync(self, name: str, *, base: str | None = None, **question: Any) -> str:
+        """`answer_url` from a handler in a thread."""
+        return self._hooks.block(self._answer_url(name, base, _question(**question)))
+
+    def step(
+        self, name: str, function: Callable[P, Awaitable[R] | R], *args: P.args, **kwargs: P.kwargs
+    ) -> Coroutine[Any, Any, R]:
+        """Call the function once for this task, and return its stored result in every later run.
+
+        The result is stored as JSON under the lease before this returns. If the worker dies between the call
+        and the storing, the call is repeated. The return annotation of the function decides the type.
+        """
+        self._hooks.require_async()
+        return self._step(name, function, lambda: function(*args, **kwargs))
+
+    def step_sync(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """`step` from a handler in a thread."""
+        stored = self._hooks.block(self._load_steps())
+        if name not in stored:
+            output = steps.dump(function, function(*args, **kwargs))
+            stored[name] = self._hooks.block(self._hooks.store_step(self, name, output))
+        return steps.load(function, stored[name])
+
+    async def _step(self, name: str, function: Callable[..., Any], call: Callable[[], Awaitable[R] | R]) -> R:
+        stored = await self._load_steps()
+        if name not in stored:
+            result = call()
+            value = await cast("Awaitable[R]", result) if isinstance(result, Awaitable) else result
+            stored[name] = await self._hooks.store_step(self, name, steps.dump(function, value))
+        return steps.load(function, stored[name])
+
+    async def _sleep(self, duration: float | str, name: str | None) -> None:
+        self._sleeps += 1
+        options = {"kind": "sleep", "seconds": seconds(duration)}
+        wait = await self._open(name or f"sleep {self._sleeps}", options)
+        if wait["outcome"] is None:
+            raise Waiting(UUID(wait["id"]))
+
+    async def _wait_for(self, name: str, question: dict[str, Any]) -> Answer:
+        return _answer(name, await self._open(name, question))
+
+    async def _answer_url(self, name: str, base: str | None, question: dict[str, Any]) -> str:
+        address = base or settings().url
+        if address is None:
+            raise Invalid("base is missing", hint="Pass the server's address, or set PENSTOCK_URL.")
+        wait = await self._open(name, {**question, "link": True})
+        return f"{address.rstrip('/')}/answers/{wait['token']}"
+
+    async def _open(self, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        self._require_plain()
+        return await self._hooks.open_wait(self, name, options)
+
+    async def _load_steps(self) -> dict[str, Any]:
+        self._require_plain()
+        if self._steps is None:
+            self._steps = await self._hooks.load_steps(self)
+        return self._steps
+
+    def _require_plain(self) -> None:
+        if self.connection is not None:
+            raise Invalid(
+                "a transactional task can neither wait nor store steps",
+                code="transactional_wait",
+                hint="Wait in a task of its own, and let the transactional task depend on it.",
+            )
+
     async def acompute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Run a module-level function in one of the worker's processes, because it uses a core or may crash.
 
@@ -233,9 +365,57 @@ class Hooks:
         """Run a function in a process."""
         return function(*args, **kwargs)
 
+    def require_async(self) -> None:
+        """Reject a call from a handler that runs in a thread."""
+
+    async def open_wait(self, ctx: Context, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        """Open a wait, or find the one with this name. In a unit test the first option is the answer."""
+        option = options.get("default") or next(iter(options.get("options") or ()), None)
+        at = datetime.now(UTC).isoformat()
+        return {"id": str(UUID(int=0)), "outcome": "answered", "option": option, "payload": {},
+                "ended_by": "test", "ended_at": at, "token": "test"}  # fmt: skip
+
+    async def load_steps(self, ctx: Context) -> dict[str, Any]:
+        """The stored steps of the task."""
+        return {}
+
+    async def store_step(self, ctx: Context, name: str, output: Any) -> Any:
+        """Store the result of a step."""
+        return output
+
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         """Run a coroutine in the worker's event loop from a thread, and wait for its result."""
         return asyncio.run(work)
+
+
+def _question(
+    timeout: float | str | None = None,
+    options: Sequence[str] = (),
+    fields: Mapping[str, str] | None = None,
+    roles: Sequence[str] = (),
+    default: str | None = None,
+    message: str | None = None,
+) -> dict[str, Any]:
+    """The options of open_wait."""
+    return {
+        "seconds": None if timeout is None else seconds(timeout),
+        "options": list(options),
+        "fields": dict(fields or {}),
+        "roles": list(roles),
+        "default": default,
+        "message": message,
+    }
+
+
+def _answer(name: str, wait: Mapping[str, Any]) -> Answer:
+    """The answer of a wait; raises Waiting while there is none, and WaitTimedOut if there never will be."""
+    if wait["outcome"] is None:
+        raise Waiting(UUID(wait["id"]))
+    is_default = wait["outcome"] == "timeout"
+    if is_default and wait["option"] is None:
+        raise WaitTimedOut(f"nobody answered {name} in time", code="wait_timeout")
+    at = datetime.fromisoformat(wait["ended_at"])
+    return Answer(wait["option"], wait["payload"], wait["ended_by"], at, is_default)
 
 
 def _money(amount: Decimal | int | str) -> Decimal:

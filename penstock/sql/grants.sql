@@ -19,14 +19,16 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.allowances, penstock.accounts, penstock.holds, penstock.usage_events, penstock.usage_sums,
   penstock.cost_entries, penstock.cost_sums, penstock.usage_days, penstock.cost_days, penstock.job_costs,
   penstock.price_list, penstock.rate_comparison, penstock.artifacts, penstock.bulks, penstock.bulk_rows,
-  penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions to authenticated;
+  penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions, penstock.waits,
+  penstock.wait_list to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
   penstock.open_job(text, jsonb, jsonb), penstock.start_job(text, jsonb, jsonb, jsonb),
   penstock.add_tasks(uuid, jsonb, bigint, text, bigint), penstock.get_job(uuid),
   penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text),
-  penstock.retry_job(uuid), penstock.confirm_job(uuid), penstock.open_bulk(text, jsonb, jsonb, jsonb),
+  penstock.retry_job(uuid), penstock.confirm_job(uuid), penstock.answer_wait(uuid, text, jsonb),
+  penstock.open_bulk(text, jsonb, jsonb, jsonb),
   penstock.add_bulk_rows(uuid, jsonb, boolean), penstock.get_bulk(uuid), penstock.read_bulk_again(uuid),
   penstock.undo_bulk(uuid, jsonb), penstock._bulk_row_state(penstock.bulk_rows),
   penstock._is_running(uuid, bigint, bigint), penstock._row_cost(penstock.bulk_rows),
@@ -61,6 +63,9 @@ grant execute on function
   penstock.reschedule_tasks(text, bigint[], bigint[], double precision, text),
   penstock.reclaim_stale_tasks(), penstock.upkeep(), penstock.upkeep_if_idle(), penstock.prune(integer),
   penstock.return_unknown_tasks(text, bigint[]),
+  penstock.open_wait(bigint, text, bigint, text, jsonb), penstock.park_task(bigint, text, bigint, uuid),
+  penstock.store_step(bigint, text, bigint, text, jsonb), penstock.get_steps(uuid, bigint),
+  penstock.get_wait_link(text), penstock.answer_link(text, text, jsonb),
   penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
   penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb),

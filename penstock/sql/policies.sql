@@ -45,6 +45,7 @@ create policy service_reads on penstock.schedules for select to service_role usi
 create policy service_reads on penstock.settings for select to service_role using (true);
 create policy service_reads on penstock.shares for select to service_role using (true);
 create policy service_reads on penstock.spent for select to service_role using (true);
+create policy service_reads on penstock.steps for select to service_role using (true);
 create policy service_reads on penstock.task_sums for select to service_role using (true);
 create policy service_reads on penstock.tasks for select to service_role using (true);
 create policy service_reads on penstock.tenant_limits for select to service_role using (true);
@@ -53,6 +54,8 @@ create policy service_reads on penstock.upkeep_runs for select to service_role u
 create policy service_reads on penstock.usage_events for select to service_role using (true);
 create policy service_reads on penstock.usage_keys for select to service_role using (true);
 create policy service_reads on penstock.usage_sums for select to service_role using (true);
+create policy service_reads on penstock.wait_links for select to service_role using (true);
+create policy service_reads on penstock.waits for select to service_role using (true);
 create policy service_reads on penstock.workers for select to service_role using (true);
 
 -- Users read their tenants' rows.
@@ -78,6 +81,7 @@ create policy members_read on penstock.tenant_limits for select to authenticated
 create policy members_read on penstock.tenants for select to authenticated using (id in (select penstock.my_tenants()));
 create policy members_read on penstock.usage_events for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.usage_sums for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.waits for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 
 -- Providers and prices without a tenant are everybody's.
 create policy members_read on penstock.endpoints for select to authenticated

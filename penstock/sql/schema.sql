@@ -900,10 +900,13 @@ table penstock.parked
   column until: timestamp with time zone not null
   column reason: text not null
   column waits_for: text
+  column wait_id: uuid
   comment on column waits_for: What the task waits for: the meter whose quota is exhausted, or budget, limit, price, confirm.
+  comment on column wait_id: What a waiting task waits for; null for tasks that are queued or blocked.
   constraint parked_pending_check: CHECK ((pending >= 0))
   constraint parked_pkey: PRIMARY KEY (job_id, task_id)
   index parked_due: CREATE INDEX parked_due ON penstock.parked USING btree (until) WHERE ((pending = 0) AND (until < 'infinity'::timestamp with time zone))
+  index parked_waiting: CREATE INDEX parked_waiting ON penstock.parked USING btree (job_id) WHERE (wait_id IS NOT NULL)
   index parked_waits: CREATE INDEX parked_waits ON penstock.parked USING btree (tenant_id, waits_for, job_id, task_id) WHERE (waits_for IS NOT NULL)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
@@ -1150,6 +1153,21 @@ table penstock.spent
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.steps
+  comment: Results of finished steps of a handler: a retry or a wake-up uses them instead of repeating the step.
+  row security: enabled
+  column job_id: uuid not null
+  column task_id: bigint not null
+  column name: text not null
+  column tenant_id: uuid not null
+  column lease: bigint not null
+  column at: timestamp with time zone not null
+  column output: jsonb not null
+  constraint steps_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
+  constraint steps_pkey: PRIMARY KEY (job_id, task_id, name)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.task_sums
   comment: Tasks that ended in a minute, of each tenant and (tenant null) of all tenants. Upkeep adds a minute when it is over.
   row security: enabled
@@ -1301,6 +1319,61 @@ table penstock.usage_sums
   index usage_sums_day: CREATE INDEX usage_sums_day ON penstock.usage_sums USING btree (tenant_id, day)
   index usage_sums_fresh: CREATE INDEX usage_sums_fresh ON penstock.usage_sums USING btree (day) WHERE is_fresh
   index usage_sums_key: CREATE UNIQUE INDEX usage_sums_key ON penstock.usage_sums USING btree (tenant_id, day, action, meter) WHERE (NOT is_fresh)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.wait_links
+  comment: Tokens of links with which a person without an account answers.
+  row security: enabled
+  column token: text not null
+  column wait_id: uuid not null
+  column job_id: uuid not null
+  constraint wait_links_pkey: PRIMARY KEY (token)
+  constraint wait_links_wait_id_key: UNIQUE (wait_id)
+  index wait_links_job: CREATE INDEX wait_links_job ON penstock.wait_links USING btree (job_id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.waits
+  comment: What tasks wait for, or waited for: a person's answer or a time. One row per name and task.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column tenant_id: uuid not null
+  column job_id: uuid not null
+  column task_id: bigint not null
+  column name: text not null
+  column kind: text not null
+  column message: text
+  column options: jsonb not null default '[]'::jsonb
+  column fields: jsonb not null default '{}'::jsonb
+  column roles: text[] not null default '{owner,admin,member}'::text[]
+  column default_option: text
+  column generation: integer not null default 0
+  column has_usage: boolean not null default false
+  column asked_at: timestamp with time zone not null
+  column until: timestamp with time zone not null
+  column outcome: text
+  column option: text
+  column payload: jsonb
+  column ended_at: timestamp with time zone
+  column ended_by: text
+  comment on column options: The allowed answers, as texts; empty: the answer has no option.
+  comment on column fields: The fields of the payload with their types: text, number, boolean or any; a ? makes a field optional.
+  comment on column roles: The roles in the tenant that may answer.
+  comment on column generation: How many attempts the task had before its last replay: a replay asks again what timed out.
+  comment on column has_usage: Whether the attempt had reported usage before it waited: its estimate is not charged again.
+  constraint waits_check: CHECK (((outcome IS NOT NULL) = (ended_at IS NOT NULL)))
+  constraint waits_fields_check: CHECK ((jsonb_typeof(fields) = 'object'::text))
+  constraint waits_job_id_task_id_name_key: UNIQUE (job_id, task_id, name)
+  constraint waits_kind_check: CHECK ((kind = ANY (ARRAY['answer'::text, 'sleep'::text])))
+  constraint waits_message_check: CHECK ((length(message) <= 2000))
+  constraint waits_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
+  constraint waits_options_check: CHECK ((jsonb_typeof(options) = 'array'::text))
+  constraint waits_outcome_check: CHECK ((outcome = ANY (ARRAY['answered'::text, 'timeout'::text, 'over'::text])))
+  constraint waits_pkey: PRIMARY KEY (id)
+  index waits_open: CREATE INDEX waits_open ON penstock.waits USING btree (tenant_id, id) WHERE ((outcome IS NULL) AND (kind = 'answer'::text))
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -1599,6 +1672,34 @@ view penstock.usage_days
   grant to authenticated: select
   grant to service_role: select
 
+view penstock.wait_list
+  comment: What tasks ask people and other systems, with the answers. Status: open, answered, timeout or canceled.
+  options: security_invoker=true
+  column id: uuid
+  column tenant_id: uuid
+  column job_id: uuid
+  column task_id: bigint
+  column task_kind: text
+  column task_key: text
+  column name: text
+  column message: text
+  column options: jsonb
+  column fields: jsonb
+  column roles: text[]
+  column default_option: text
+  column asked_at: timestamp with time zone
+  column until: timestamp with time zone
+  column status: text
+  column option: text
+  column payload: jsonb
+  column ended_at: timestamp with time zone
+  column ended_by: text
+  reads penstock.jobs: id, status
+  reads penstock.tasks: id, job_id, key, kind
+  reads penstock.waits: asked_at, default_option, ended_at, ended_by, fields, id, job_id, kind, message, name, option, options, outcome, payload, roles, task_id, tenant_id, until
+  grant to authenticated: select
+  grant to service_role: select
+
 view penstock.worker_list
   comment: Workers, with their state: running, draining, late (no heartbeat for 30 seconds), gone (for 60 seconds; listed for 10 minutes) or stopped.
   options: security_invoker=true
@@ -1677,6 +1778,14 @@ function penstock._admit(penstock.endpoints, penstock.capacity, penstock.window_
   settings: search_path=penstock, pg_temp
   body: sha256 1d2b8d4d68c91b32f75c7ee4fd8d9f7e
   comment: Counts the tasks that fit in the windows of their endpoint, parks those that never fit, and closes the endpoint until the next one fits.
+
+function penstock._answer(uuid, text, jsonb, text)
+  arguments: p_wait_id uuid, p_option text, p_payload jsonb, p_actor text
+  returns: boolean
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3346eca75aa4094bf0b5d0080df60730
+  comment: Records an answer and queues the task that waits for it. The first answer counts; repeating it is no error and returns false.
 
 function penstock._append_tasks(uuid, jsonb, bigint, text, bigint, text[], boolean)
   arguments: p_job_id uuid, p_tasks jsonb, p_task_id bigint, p_worker_id text, p_lease bigint, p_starters text[], p_is_raw boolean
@@ -1839,6 +1948,14 @@ function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, js
   body: sha256 aa64972043b64896e35285da85276d13
   comment: Records the usage and costs of attempts, deducts them from their holds, and returns the bookings.
 
+function penstock._check_answer(penstock.waits, text, jsonb)
+  arguments: p_wait penstock.waits, p_option text, p_payload jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d8bd4b4926de56cfe8277392aa0cf04b
+  comment: Rejects an answer that is not one of the options, or whose payload has not the fields of the wait.
+
 function penstock._check_artifact(text, text, bigint, bigint)
   arguments: p_name text, p_content_type text, p_bytes bigint, p_limit bigint
   returns: void
@@ -1966,6 +2083,14 @@ function penstock._check_units(jsonb, text)
   settings: search_path=penstock, pg_temp
   body: sha256 39348e7202fcdcae2288401dcb1b15f1
   comment: Raises an error unless the value is an object of known meters and valid amounts.
+
+function penstock._check_wait_fields(jsonb)
+  arguments: p_fields jsonb
+  returns: void
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fd63bbc982252e7b5795a243bb85af3f
+  comment: Rejects payload fields without a known type.
 
 function penstock._choice_document(penstock.provider_choice)
   arguments: p_choice penstock.provider_choice
@@ -2107,8 +2232,16 @@ function penstock._delete_job_rows(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f2ed728e57c71231112a97f9cafbab14
+  body: sha256 4a69b1e0d2ced1c67312e995c52c2b4b
   comment: Deletes up to p_limit rows of a job, the job itself last, and returns their number.
+
+function penstock._delete_waits(uuid, integer)
+  arguments: p_job_id uuid, p_limit integer
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3e353d2e4239d87b42cfda3d67db1b89
+  comment: Deletes up to p_limit steps and waits of a job that is pruned, and returns their number.
 
 function penstock._detach_kept_artifacts(uuid, integer)
   arguments: p_job_id uuid, p_limit integer
@@ -2217,7 +2350,7 @@ function penstock._explain_parked(penstock.jobs, penstock.parked)
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 deef8a9a77bbe37964ba9cf4d2f93c8f
+  body: sha256 7c206677bcada0a344515b85aa1dc551
   comment: What a parked task waits for, about how long, and its place among the tasks that wait for the same.
 
 function penstock._explain_ready(penstock.tasks)
@@ -2227,6 +2360,14 @@ function penstock._explain_ready(penstock.tasks)
   settings: search_path=penstock, pg_temp
   body: sha256 cfecff879abe05b7776767ff9ed31dcc
   comment: What a ready task waits for, about how long, and its place in its lane.
+
+function penstock._explain_wait(uuid)
+  arguments: p_wait_id uuid, OUT waits_for text, OUT reason text
+  returns: record
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5325862c423dde3e2b30cc301e5d7c42
+  comment: What a waiting task waits for.
 
 function penstock._finish_behind_others(uuid, text, double precision, double precision, double precision)
   arguments: p_tenant_id uuid, p_provider text, p_seconds double precision, p_requests double precision, p_tokens double precision
@@ -2290,6 +2431,14 @@ function penstock._free_concurrency(penstock.endpoints, timestamp with time zone
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 e3bd655d2012f5ea2400e40eccd0f4e8
   comment: How many more concurrent calls an endpoint allows (null: no limit).
+
+function penstock._generation(penstock.leases)
+  arguments: p_lease penstock.leases
+  returns: integer
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 27212bbff2b594b1d84e84a92985911d
+  comment: How many attempts a task had before its last replay.
 
 function penstock._guard_job()
   returns: trigger
@@ -2481,6 +2630,14 @@ function penstock._lease_to_ready(penstock.leases, integer, integer)
   body: sha256 c4b509cd9f4733df4af6e71b5e834c4a
   comment: A leased task as a row for _queue.
 
+function penstock._lease_to_waiting(penstock.leases, timestamp with time zone, text, uuid)
+  arguments: p_lease penstock.leases, p_until timestamp with time zone, p_reason text, p_wait_id uuid
+  returns: penstock.parked
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f0115e9d307da7d34a80f24ee27e2c2e
+  comment: A leased task as a row of parked that waits for something.
+
 function penstock._least_units(penstock.kinds, jsonb, jsonb)
   arguments: p_kind penstock.kinds, p_units jsonb, p_input jsonb
   returns: jsonb
@@ -2504,6 +2661,14 @@ function penstock._limits_waited_for(uuid[])
   settings: search_path=penstock, pg_temp
   body: sha256 98d6b45e1cc06efe68dc6f1f5fdaa3c7
   comment: The quotas (a meter) and budgets (with the job) for which parked tasks of these tenants wait.
+
+function penstock._linked_wait(text)
+  arguments: p_token text
+  returns: penstock.waits
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 003a989a99c3039a1c156eb03b2d5007
+  comment: The wait that a link answers.
 
 function penstock._lock_account(uuid, uuid, text, date, boolean)
   arguments: p_tenant_id uuid, p_job_id uuid, p_meter text, p_period date, p_may_wait boolean
@@ -2880,7 +3045,7 @@ function penstock._promote(integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 b748e1ed4ffbd7fb1e8af30f55f1bc96
+  body: sha256 cceeb2cba804eb0754a2f669c31f5aa4
   comment: Queues parked tasks whose time has come.
 
 function penstock._prune_history(timestamp with time zone, integer)
@@ -2919,7 +3084,7 @@ function penstock._ready_to_parked(penstock.ready, timestamp with time zone, tex
   arguments: p_ready penstock.ready, p_until timestamp with time zone, p_reason text, p_waits_for text DEFAULT NULL::text
   returns: penstock.parked
   attributes: sql, immutable, security invoker, parallel unsafe
-  body: sha256 38154fb1a64d371f79194e40331f469d
+  body: sha256 7f23fa52d1d6038f873af109773997b6
   comment: A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.
 
 function penstock._recent_failures(uuid)
@@ -3183,7 +3348,7 @@ function penstock._settle(penstock.leases[], boolean, penstock.leases[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 f12207ed04d19867d1ca087df9477044
+  body: sha256 32c8735561dad5b5d2009d8e4bd790f5
   comment: Settles the holds of attempts that have ended: a success is charged the reported usage or else its estimate, other attempts (and stopped ones) only the reported usage. The rest of each hold is released. Called once per transaction, so that accounts are locked in their order.
 
 function penstock._settle_batch(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
@@ -3301,7 +3466,7 @@ function penstock._task_state(uuid, bigint)
   returns: TABLE(state text, reason text, until timestamp with time zone, attempt integer, started_at timestamp with time zone, worker_id text, fraction real, message text)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fc46f2b437bbd75581c50179477211b2
+  body: sha256 d637434419dc18159516f8119da306ba
   comment: The state of a task that has not ended, if the caller may see it. No row: the task is ready to be claimed.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3353,6 +3518,14 @@ function penstock._visible_job(uuid, text[])
   body: sha256 c03b4ef4e386cea000f657bd5d58be23
   comment: The job, if the caller has one of these roles; for another tenant's job the error is the same as for a missing one.
 
+function penstock._visible_wait(uuid)
+  arguments: p_wait_id uuid
+  returns: penstock.waits
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a98093db3075fbc2d19288cc84323d78
+  comment: A wait for an answer, if the caller is a member of its tenant.
+
 function penstock._wait_for_lease(bigint)
   arguments: p_task_id bigint
   returns: void
@@ -3360,6 +3533,22 @@ function penstock._wait_for_lease(bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 aa51544635cb0adef8d8373385264a0e
   comment: Waits until no other transaction has locked this lease, and keeps no lock.
+
+function penstock._wait_from_options(text, jsonb)
+  arguments: p_name text, p_options jsonb
+  returns: penstock.waits
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7ef3b48a35a46140ab1e24fa5f0b28cc
+  comment: Reads and checks the options of open_wait.
+
+function penstock._waiting_count(uuid)
+  arguments: p_job_id uuid
+  returns: bigint
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1e0eb9db34b0d0485550e86e0f87626d
+  comment: How many tasks of a job wait for an answer, an event or a time, up to 100,000.
 
 function penstock._waiting_task(penstock.jobs)
   arguments: p_job penstock.jobs
@@ -3443,6 +3632,25 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 3dc96c38295b987478f1dd3b8657ca0d
   comment: Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose idempotency key the job already has are skipped. A running task that adds tasks to its own job passes its id, worker and lease.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.answer_link(text, text, jsonb)
+  arguments: p_token text, p_option text DEFAULT NULL::text, p_payload jsonb DEFAULT '{}'::jsonb
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c08aef2cd3eef6e0b85b5a41377c3d00
+  comment: Answers the wait of a link, as answer_wait does, for a person without an account.
+  grant to service_role: execute
+
+function penstock.answer_wait(uuid, text, jsonb)
+  arguments: p_wait_id uuid, p_option text DEFAULT NULL::text, p_payload jsonb DEFAULT '{}'::jsonb
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7a27e0805f20f7bdb73e899c49dc509f
+  comment: Answers a wait with one of its options and a payload: the task runs on. The first answer counts; repeating it returns false.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -3753,7 +3961,7 @@ function penstock.explain_job(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 88bac2d9096ab3dbba1863083ab81722
+  body: sha256 ab9d8e20e54803deb247bf36d02ceef5
   comment: The state of a job and what happens next, as text, with the id of the task that will run next.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3763,7 +3971,7 @@ function penstock.explain_task(uuid, bigint)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 28b937921c15c43c7950122e74a409dc
+  body: sha256 fc34fcd8ababd0701bfc773aba99197f
   comment: Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.
   grant to authenticated: execute
   grant to service_role: execute
@@ -3857,7 +4065,7 @@ function penstock.get_job(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bbab3a6678e5977e0caad53ca696f8d9
+  body: sha256 cf62e0631ee0dbf8747c0ebcb9aae936
   comment: A job with its progress (percent, phase, done, total, message, eta_seconds, phases).
   grant to authenticated: execute
   grant to service_role: execute
@@ -3871,6 +4079,15 @@ function penstock.get_setting(text)
   comment: The value of a setting, of an app or of Penstock itself. Raises an error for an unknown name.
   grant to service_role: execute
 
+function penstock.get_steps(uuid, bigint)
+  arguments: p_job_id uuid, p_task_id bigint
+  returns: TABLE(name text, output jsonb)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d476094351c6e7cd37bb0d8175be968d
+  comment: The stored steps of a task.
+  grant to service_role: execute
+
 function penstock.get_usage_status(uuid)
   arguments: p_tenant_id uuid DEFAULT NULL::uuid
   returns: jsonb
@@ -3879,6 +4096,15 @@ function penstock.get_usage_status(uuid)
   body: sha256 b2e13faea67117f9f28f915e57fa8a5f
   comment: A tenant's plan and, for each meter, what is used, reserved and left in the current period. Users see their own tenants, the service sees all.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.get_wait_link(text)
+  arguments: p_token text
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 07a27494e8d3218867dd528b8d4ea7bd
+  comment: What a link asks: the message, the options, the fields and the status of its wait.
   grant to service_role: execute
 
 function penstock.heartbeat_task(bigint, text, bigint)
@@ -4057,6 +4283,15 @@ function penstock.open_provider(text, uuid)
   comment: Opens an endpoint that closed after a provider's answer, once its account is topped up or the problem is solved. Forgets a lower limit that the provider reported.
   grant to service_role: execute
 
+function penstock.open_wait(bigint, text, bigint, text, jsonb)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_name text, p_options jsonb DEFAULT '{}'::jsonb
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 32d7b629f8a9f8931c68a487db69a317
+  comment: Opens a wait of a running task, or finds the one with this name, and returns its outcome (null: open). Options: kind (answer, sleep), seconds (the timeout, or how long to sleep), options, fields, roles, default, message, link. The timeout runs from the first call.
+  grant to service_role: execute
+
 function penstock.orphaned_artifacts(text[])
   arguments: p_paths text[]
   returns: SETOF text
@@ -4074,6 +4309,15 @@ function penstock.overview(uuid)
   body: sha256 7d2f5f664a97e97d56d269c4be81ec4d
   comment: The current state of a tenant or (for the service) of all tenants: waiting, running and failed tasks, costs of today, problems, and the causes of failures.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.park_task(bigint, text, bigint, uuid)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_wait_id uuid
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 803e1d72100f0aa0d2f2646fd5e5e5d4
+  comment: Ends the lease of a task that waits, without using up an attempt: the task is parked until the wait ends, or queued if it has ended by now. Returns parked, queued, lease_lost or canceled.
   grant to service_role: execute
 
 function penstock.pause_job(uuid, text)
@@ -4482,6 +4726,15 @@ function penstock.start_job(text, jsonb, jsonb, jsonb)
   body: sha256 bc55cbce79bcb0df8f7c9b65693f35e6
   comment: Creates a job with its tasks and their dependencies in one transaction and returns its id. The same idempotency key returns the same job. Users may only write tasks of kinds that allow it (raw_tasks).
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.store_step(bigint, text, bigint, text, jsonb)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_name text, p_output jsonb
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2ddfbbe24717cecaf1b48314832d16a2
+  comment: Stores the result of a step of a running task and returns it. The first result of a name counts.
   grant to service_role: execute
 
 function penstock.take_bulk_rows(bigint, text, bigint, integer)

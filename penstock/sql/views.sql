@@ -68,6 +68,22 @@ left join penstock.results r on r.job_id = t.job_id and r.task_id = t.id
 left join lateral penstock._task_state(t.job_id, t.id) as s on r.task_id is null;
 comment on view penstock.task_list is 'Tasks with their state, attempts, times, errors, inputs and outputs.';
 
+create or replace view penstock.wait_list with (security_invoker = true) as
+select w.id, w.tenant_id, w.job_id, w.task_id, t.kind as task_kind, t.key as task_key, w.name, w.message,
+  w.options, w.fields, w.roles, w.default_option, w.asked_at, w.until,
+  case
+    when w.outcome is not null then w.outcome
+    when j.status in ('completed', 'failed', 'canceled') then 'canceled'
+    when w.until <= penstock._now() then 'timeout'
+    else 'open'
+  end as status,
+  w.option, w.payload, w.ended_at, w.ended_by
+from penstock.waits w join penstock.jobs j on j.id = w.job_id
+join penstock.tasks t on t.job_id = w.job_id and t.id = w.task_id
+where w.kind = 'answer';
+comment on view penstock.wait_list is
+  'What tasks ask people and other systems, with the answers. Status: open, answered, timeout or canceled.';
+
 create or replace view penstock.dead_letter_list with (security_invoker = true) as
 select id, tenant_id, job_id, task_id, kind, reason, error_code, error_message, attempts, died_at
 from penstock.dead_letters;

@@ -42,6 +42,7 @@ from penstock.types.schedules import Missed, Schedule
 from penstock.types.tasks import Attempt, GraphTask, Run, Task, TaskRate, TaskStatus
 from penstock.types.tenants import Me, Member, Role, Tenant, TenantShare
 from penstock.types.usage import Limit, Meter, MeterUsage, Plan, PlanValues, UsageDay, UsageStatus
+from penstock.types.waits import Answer, TaskWait, WaitStatus
 from penstock.types.workers import Worker, WorkerCounts
 
 __all__ = [
@@ -49,6 +50,7 @@ __all__ = [
     "OUTPUT",
     "Action",
     "Amount",
+    "Answer",
     "ApiKey",
     "Artifact",
     "Attempt",
@@ -121,11 +123,13 @@ __all__ = [
     "TaskOptions",
     "TaskRate",
     "TaskStatus",
+    "TaskWait",
     "Tenant",
     "TenantShare",
     "UsageDay",
     "UsageStatus",
     "Wait",
+    "WaitStatus",
     "Weight",
     "Worker",
     "WorkerCounts",

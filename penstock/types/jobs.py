@@ -41,7 +41,7 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a job. Lists of jobs leave out the last four fields."""
+    """The progress of a job. Lists of jobs leave out the last five fields."""
 
     percent: int
     phase: str
@@ -56,6 +56,7 @@ class Progress:
     message: str | None = None
     eta_seconds: float | None = None
     phases: tuple[Phase, ...] = ()
+    waiting: int | None = None
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Progress:

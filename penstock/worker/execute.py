@@ -16,11 +16,11 @@ from uuid import uuid4
 
 import structlog
 
-from penstock.contract import artifacts, jobs, tasks
+from penstock.contract import artifacts, jobs, tasks, waits
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
 from penstock.sdk import signals
-from penstock.sdk.context import Context, Fail, Hooks, Reschedule
+from penstock.sdk.context import Context, Fail, Hooks, Reschedule, Waiting
 from penstock.sdk.signature import decode
 from penstock.worker import outcome
 from penstock.worker.processes import Processes
@@ -158,7 +158,9 @@ class Execute(Hooks):
                 self._finish.done(leased, output)
 
     def _report_error(self, leased: LeasedTask, context: Context, error: BaseException) -> None:
-        if isinstance(error, Reschedule):
+        if (waiting := _waiting(error)) is not None:
+            self._finish.waits(leased, waiting.wait_id)
+        elif isinstance(error, Reschedule):
             self._finish.returned(leased, error.delay, error.reason)
         elif self._is_database_lost(error, context):
             self._return_after_loss(leased, error)
@@ -410,6 +412,31 @@ class Execute(Hooks):
             )
             await self._retry_while_unavailable(ctx, report)
 
+    def require_async(self) -> None:
+        if threading.get_ident() != self._loop_thread:
+            raise Invalid(
+                "a handler in a thread must call the method that ends with `_sync`, such as wait_for_sync",
+                code="use_sync",
+            )
+
+    async def open_wait(self, ctx: Context, name: str, options: dict[str, Any]) -> dict[str, Any]:
+        call = partial(
+            waits.open, self._calls, task_id=ctx.task_id, worker_id=ctx.worker_id, lease=ctx.lease,
+            name=name, options=tasks.clean(options),
+        )  # fmt: skip
+        return await self._retry_while_unavailable(ctx, call)
+
+    async def load_steps(self, ctx: Context) -> dict[str, Any]:
+        call = partial(waits.steps, self._calls, job_id=ctx.job_id, task_id=ctx.task_id)
+        return await self._retry_while_unavailable(ctx, call)
+
+    async def store_step(self, ctx: Context, name: str, output: Any) -> Any:
+        call = partial(
+            waits.store_step, self._calls, task_id=ctx.task_id, worker_id=ctx.worker_id, lease=ctx.lease,
+            name=name, output=output,
+        )  # fmt: skip
+        return await self._retry_while_unavailable(ctx, call)
+
     async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         return await self._processes.compute(function, args, kwargs)
 
@@ -426,6 +453,16 @@ class Execute(Hooks):
 
 def _report_key(ctx: Context) -> str:
     return f"{ctx.task_id}:{ctx.lease}:{uuid4().hex}"
+
+
+def _waiting(error: BaseException) -> Waiting | None:
+    """The reason to park the task, also if several parts of the handler wait at once."""
+    if isinstance(error, BaseExceptionGroup):
+        others = cast("BaseExceptionGroup[BaseException]", error)
+        waiting, rest = others.split(Waiting)
+        first = waiting.exceptions[0] if waiting is not None and rest is None else None
+        return None if first is None else _waiting(first)
+    return error if isinstance(error, Waiting) else None
 
 
 def _signal(error: BaseException) -> dict[str, Any] | None:

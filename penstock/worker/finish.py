@@ -9,10 +9,11 @@ import asyncio
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import structlog
 
-from penstock.contract import tasks
+from penstock.contract import tasks, waits
 from penstock.contract.tasks import Done, Failed, Rejection
 from penstock.errors import Unavailable
 from penstock.postgres import db
@@ -39,6 +40,7 @@ class Finish:
         self._failed: list[Failed] = []
         self._limited: list[tuple[int, int, dict[str, Any]]] = []
         self._returned: dict[tuple[float, str], list[tuple[int, int]]] = {}
+        self._waiting: list[tuple[int, int, UUID]] = []
         self._progress: dict[int, Context] = {}
         self._progress_is_due = False
         self._progress_is_timed = False
@@ -63,6 +65,11 @@ class Finish:
     def returned(self, leased: LeasedTask, delay: float, reason: str) -> None:
         group = self._returned.setdefault((delay, reason), [])
         group.append((leased.claim.id, leased.claim.lease))
+        self._has_reports.set()
+
+    def waits(self, leased: LeasedTask, wait_id: UUID) -> None:
+        """Park a task whose handler waits."""
+        self._waiting.append((leased.claim.id, leased.claim.lease, wait_id))
         self._has_reports.set()
 
     def hand_back(self, unstarted: list[LeasedTask]) -> None:
@@ -95,7 +102,7 @@ class Finish:
         while True:
             # This also waits for a report that is being sent.
             await self._flush()
-            is_empty = not (self._done or self._failed or self._limited or self._returned)
+            is_empty = not (self._done or self._failed or self._limited or self._returned or self._waiting)
             if is_empty or self._loop.time() > deadline:
                 return
 
@@ -111,6 +118,8 @@ class Finish:
                     self.on_parked()
                 while self._returned:
                     await self._send_returned()
+                while self._waiting:
+                    await self._send_waiting()
                 if self._progress_is_due:
                     await self._send_progress()
             except Unavailable as error:
@@ -179,6 +188,26 @@ class Finish:
             log.warning("worker.lease_refused", task_id=task_id, lease=lease, error=str(error))
         self._limited.pop(0)
         self._buffer.remove(task_id, lease)
+
+    async def _send_waiting(self) -> None:
+        task_id, lease, wait_id = self._waiting[0]
+        try:
+            result = await waits.park(
+                self._buffer.pool,
+                task_id=task_id,
+                worker_id=self._buffer.worker_id,
+                lease=lease,
+                wait_id=wait_id,
+            )
+            if result not in ("parked", "queued"):
+                log.warning("worker.lease_refused", task_id=task_id, lease=lease, code=result)
+        except Unavailable:
+            raise
+        except Exception as error:
+            log.error("worker.park_refused", task_id=task_id, error=str(error))
+        self._waiting.pop(0)
+        self._buffer.remove(task_id, lease)
+        self.on_parked()
 
     async def _send_returned(self) -> None:
         (delay, reason), group = self._returned.popitem()

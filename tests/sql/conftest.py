@@ -209,6 +209,32 @@ class Contract:
             worker_id=worker,
         )
 
+    def ask(self, task: db.Row, name: str = "approval", worker: str = "w1", **options: Any) -> dict[str, Any]:
+        """Open a wait of a running task, or look at it again."""
+        return self.value(
+            "open_wait",
+            task_id=task["id"],
+            worker_id=worker,
+            lease=task["lease"],
+            name=name,
+            options=Jsonb(options),
+        )
+
+    def park(self, task: db.Row, name: str = "approval", worker: str = "w1", **options: Any) -> str:
+        """Let a running task wait: what the worker does when a handler waits."""
+        wait = self.ask(task, name, worker, **options)
+        return self.value(
+            "park_task", task_id=task["id"], worker_id=worker, lease=task["lease"], wait_id=wait["id"]
+        )
+
+    def wait_id(self, task: db.Row, name: str = "approval") -> uuid.UUID:
+        return self.one("select id from penstock.waits where task_id = %s and name = %s", task["id"], name)
+
+    def answer(self, task: db.Row, option: str | None = None, name: str = "approval", **payload: Any) -> bool:
+        return self.value(
+            "answer_wait", wait_id=self.wait_id(task, name), option=option, payload=Jsonb(payload)
+        )
+
     def report(self, task: db.Row, fraction: float | None = None, message: str | None = None) -> None:
         self.value(
             "report_progress",

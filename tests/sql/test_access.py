@@ -154,6 +154,7 @@ def populate(sql: Contract, clock: Clock, person: Person) -> None:
     first, second = own.claim(2)
     own.fail(first, secret, retry_after_seconds=600)
     own.report(second, 0.5, secret)
+    own.ask(second, secret, message=secret)
     jobs["paused"] = own.start(task, params={"note": secret})
     own.pause(jobs["paused"], secret)
     own.do_chores()

@@ -36,7 +36,10 @@ class Task:
     key: str
     after: set[str]
     runs_after_failure: bool
-    state: str = "blocked"  # blocked, queued, waiting, running, succeeded, failed, canceled
+    state: str = (
+        "blocked"  # blocked, queued, waiting (for its time), asking, running, succeeded, failed, canceled
+    )
+    wait: str = ""
     failures: int = 0
     deaths: int = 0
     due: float = 0
@@ -239,7 +242,7 @@ class Model(RuleBasedStateMachine):
     @precondition(lambda self: self.running)
     @rule(
         data=st.data(),
-        how=st.sampled_from(["complete", "complete", "fail", "kill", "reschedule", "later", "beat"]),
+        how=st.sampled_from(["complete", "complete", "fail", "kill", "reschedule", "later", "beat", "wait"]),
     )
     def report(self, data: st.DataObject, how: str) -> None:
         job, task = data.draw(st.sampled_from(self.running))
@@ -252,6 +255,7 @@ class Model(RuleBasedStateMachine):
             "reschedule": lambda: self.sql.reschedule(lease),
             "later": lambda: self.sql.reschedule(lease, 20),
             "beat": lambda: self.sql.beat(lease),
+            "wait": lambda: self.sql.park(lease, f"wait {self.steps}") == "parked",
         }[how]
         if task.is_stopped:
             with self.sql.refused(410):
@@ -269,9 +273,35 @@ class Model(RuleBasedStateMachine):
             job.end(task, "failed")
         elif how == "later":
             task.state, task.due = "waiting", self.now + 20
+        elif how == "wait":
+            task.state, task.wait = "asking", f"wait {self.steps}"
         else:
             task.failures += how == "fail"
             task.state = "queued"
+
+    @property
+    def asking(self) -> list[tuple[Job, Task, db.Row]]:
+        ids = {
+            (row["job_id"], row["key"]): row
+            for row in self.sql.execute("select job_id, key, id from penstock.tasks")
+        }
+        return [
+            (job, task, ids[job.id, task.key])
+            for job in self.jobs
+            for task in job.tasks.values()
+            if task.state == "asking"
+        ]
+
+    @precondition(lambda self: self.asking)
+    @rule(data=st.data())
+    def answer(self, data: st.DataObject) -> None:
+        job, task, row = data.draw(st.sampled_from(self.asking))
+        if job.is_open:
+            assert self.sql.answer(row, name=task.wait) is True
+            task.state = "queued"
+        else:
+            with self.sql.refused(409, "job_ended"):
+                self.sql.answer(row, name=task.wait)
 
     @precondition(lambda self: self.late)
     @rule(data=st.data(), how=st.sampled_from(["reschedule", "beat"]))
@@ -316,7 +346,7 @@ class Model(RuleBasedStateMachine):
         states = {(row["job_id"], row["key"]): row["status"] for row in rows}
         # A task that waits for its time, or for its job to go on, is shown as queued.
         assert states == {
-            (job.id, task.key): {"waiting": "queued"}.get(task.state, task.state)
+            (job.id, task.key): {"waiting": "queued", "asking": "waiting"}.get(task.state, task.state)
             for job in self.jobs
             for task in job.tasks.values()
         }

@@ -39,6 +39,8 @@ VERBS: dict[str, Callable[[Contract, Scene], Any]] = {
     "kill": lambda sql, at: sql.kill(at.task),
     "reschedule": lambda sql, at: sql.reschedule(at.task),
     "beat": lambda sql, at: sql.beat(at.task),
+    "wait": lambda sql, at: sql.park(at.task),
+    "answer": lambda sql, at: sql.answer(at.task),
     "claim": lambda sql, at: sql.claim(5, "w2", [at.kind], LEASE_SECONDS),
     "reclaim": lambda sql, at: sql.reclaim(),
     "upkeep": lambda sql, at: sql.upkeep(),
@@ -72,6 +74,8 @@ def scene(sql: Contract, clock: Clock, what: str) -> Scene:
         clock.advance(seconds=LEASE_SECONDS + 1)
     elif what == "paused":
         sql.pause(job)
+    elif what == "waiting":
+        sql.park(task)
     elif what == "failed":
         sql.kill(task)
         sql.do_chores()
@@ -103,7 +107,7 @@ def seen(sql: Contract, at: Scene) -> list[db.Row]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["running", "late", "paused", "failed"])
+@pytest.mark.parametrize("what", ["running", "late", "paused", "waiting", "failed"])
 def test_two_at_once_end_as_one_after_the_other(sessions: Sessions, clock: Clock, what: str) -> None:
     """R1.2/fence, R0.2/task-states: all pairs, the first committed or rolled back while the second is under way."""
     clock.freeze()

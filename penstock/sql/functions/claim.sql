@@ -6,7 +6,7 @@
 --      |         parked  <-----+ a quota or budget has room
 --      |            |          |
 --      v            v          |  the job is paused; no quota, budget or price;
---     ready <-------+----------+  a retry that backs off
+--     ready <-------+----------+  a retry that backs off; waiting for an answer or a time
 --      |   ^
 --      |   |  released, rescheduled, failed (retry at once), lease expired
 --      v   |
@@ -32,25 +32,27 @@
 --    3. members, profiles
 --    4. schedules
 --    5. leases            the leases of a batch by position in the table
---    6. bulks
---    7. bulk_changes
---    8. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
---    9. parked            by task id
---   10. phases            by job and position
---   11. jobs              by id
---   12. dead_letters, results   to delete them
---   13. chores
---   14. artifacts         by id
---   15. endpoints
---   16. endpoint_states   a claim waits for one only while it has locked nothing else
---   17. spent, calls      after the state of their endpoint
---   18. holds
---   19. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
+--    6. waits, wait_links, steps   of the task of the lease
+--    7. bulks
+--    8. bulk_changes
+--    9. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
+--   10. parked            by task id
+--   11. phases            by job and position
+--   12. jobs              by id
+--   13. dead_letters, results   to delete them
+--   14. chores
+--   15. artifacts         by id
+--   16. endpoints
+--   17. endpoint_states   a claim waits for one only while it has locked nothing else
+--   18. spent, calls      after the state of their endpoint
+--   19. holds
+--   20. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
 --   never waited for: lanes, shares, mixed
 --   inserted into at any point: dead_letters, results
 --
 -- prune deletes rows of spent, calls and holds first: they expired long ago, and nobody waits for them.
+-- prune deletes waits last: an answer to a job that has ended is rejected before it waits for another lock.
 -- A lock taken with SKIP LOCKED never waits, so it may be taken at any point: the rows that the claim,
 -- reclaim_stale_tasks, heartbeats and upkeep lock in ready, parked, leases and jobs, and all of lanes and
 -- mixed. The next claim or the next upkeep comes back for rows that were skipped. Rows of shares are written

@@ -35,6 +35,9 @@ begin
   elsif p_job.status = 'paused' then
     waits_for := 'job';
     reason := 'the job is paused' || coalesce(': ' || p_job.status_reason, '');
+  elsif p_parked.wait_id is not null then
+    select e.waits_for, e.reason into waits_for, reason from _explain_wait(p_parked.wait_id) as e;
+    seconds := v_seconds_left;
   elsif p_parked.waits_for = 'confirm' then
     waits_for := 'confirm';
     reason := format('confirmation: `penstock bulk confirm %s`', p_job.id);
@@ -179,10 +182,13 @@ begin
   else
     v_wait := _explain_ready(v_task);
   end if;
-  return jsonb_build_object('status', case when v_parked.pending > 0 then 'blocked' else 'queued' end,
+  return jsonb_build_object('status', case when v_parked.pending > 0 then 'blocked'
+      when v_parked.wait_id is not null then 'waiting' else 'queued' end,
     'waits_for', v_wait.waits_for, 'reason', v_wait.reason, 'seconds', round(v_wait.seconds::numeric, 1),
     'place', v_wait.place,
-    'text', 'waiting: ' || v_wait.reason || coalesce(', ' || _duration_text(v_wait.seconds), '')
+    'text', 'waiting: ' || v_wait.reason || coalesce(
+        case when v_wait.waits_for in ('answer', 'operation') then ', times out in ' else ', ' end
+        || _duration_text(v_wait.seconds), '')
       || coalesce(', ' || _ordinal(v_wait.place) || ' in line', ''));
 end
 $$;
@@ -254,10 +260,10 @@ begin
     elsif v_job.run_at > v_now then
       v_text := format('Starts in %s.',
         replace(_duration_text(extract(epoch from v_job.run_at - v_now)), 'about ', ''));
-    elsif v_running > 0 then
-      v_text := format('%s of %s tasks done, %s running.', v_counts.done, v_counts.total, v_running);
     else
-      v_text := format('%s of %s tasks done, none running.', v_counts.done, v_counts.total);
+      v_text := format('%s of %s tasks done, %s running%s.', v_counts.done, v_counts.total,
+        case when v_running > 0 then v_running::text else 'none' end,
+        (select format(', %s waiting', w) from _waiting_count(p_job_id) as w where w > 0));
     end if;
     if v_job.status <> 'paused' and v_waits is not null then
       v_next := 'The next task is ' || (v_waits ->> 'text') || '.';

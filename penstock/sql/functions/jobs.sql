@@ -693,6 +693,14 @@ comment on function penstock.retry_job(uuid) is
   'Queues the failed tasks of a job again, and the tasks that were canceled because of them. Returns the '
   'number of failed tasks.';
 
+create or replace function penstock._waiting_count(p_job_id uuid)
+returns bigint language sql stable set search_path = penstock, pg_temp as $$
+  select count(*) from (
+    select from parked where job_id = p_job_id and wait_id is not null limit 100000) as x
+$$;
+comment on function penstock._waiting_count(uuid) is
+  'How many tasks of a job wait for an answer, an event or a time, up to 100,000.';
+
 create or replace function penstock.get_job(p_job_id uuid)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
 declare
@@ -731,7 +739,7 @@ begin
       'phase', v_list.phase,
       'done', v_list.succeeded + v_list.failed + v_list.canceled, 'total', v_list.total,
       'succeeded', v_list.succeeded, 'failed', v_list.failed, 'canceled', v_list.canceled,
-      'running', v_running.n,
+      'running', v_running.n, 'waiting', _waiting_count(p_job_id),
       'docs_complete', v_list.docs_complete, 'docs_total', v_list.docs_total,
       'message', coalesce(v_running.message, v_job.status_reason),
       -- Extrapolates the speed so far; null until 1 % is done.
@@ -824,6 +832,7 @@ begin
     where ctid = any (array(select ctid from attempts where job_id = p_job_id limit v_left));
   get diagnostics v_count = row_count;
   v_left := v_left - v_count;
+  v_left := v_left - _delete_waits(p_job_id, v_left);
   if v_left > 0 then
     delete from phases where job_id = p_job_id;
     delete from accounts where job_id = p_job_id;

@@ -30,7 +30,7 @@ create or replace function penstock._ready_to_parked(
 returns penstock.parked language sql immutable as $$
   select row(p_ready.task_id, p_ready.job_id, p_ready.tenant_id, p_ready.lane_id, p_ready.priority,
     p_ready.phase, p_ready.failures, p_ready.deaths, p_ready.has_parents, p_ready.has_children, 0,
-    p_until, p_reason, p_waits_for)::penstock.parked
+    p_until, p_reason, p_waits_for, null)::penstock.parked
 $$;
 comment on function penstock._ready_to_parked(penstock.ready, timestamptz, text, text) is
   'A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.';
@@ -152,10 +152,13 @@ begin
     delete from parked where ctid = any (array(select ctid from due)) returning *
   ), lines as (
     select row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-      has_parents, has_children)::ready as line, reason, until, task_id from gone
+      has_parents, has_children)::ready as line, until, task_id,
+      -- Tasks that ran before go to the front.
+      reason = 'retry' or wait_id is not null as is_front
+    from gone
   )
-  select array_agg(line order by until, task_id) filter (where reason = 'retry'),
-    array_agg(line order by until, task_id) filter (where reason <> 'retry') into v_again, v_fresh from lines;
+  select array_agg(line order by until, task_id) filter (where is_front),
+    array_agg(line order by until, task_id) filter (where not is_front) into v_again, v_fresh from lines;
   perform _queue(v_again, true);
   perform _queue(v_fresh, false);
   return coalesce(cardinality(v_again), 0) + coalesce(cardinality(v_fresh), 0);

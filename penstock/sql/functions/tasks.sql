@@ -716,7 +716,7 @@ language sql stable security definer set search_path = penstock, pg_temp as $$
   from leases l where l.task_id = p_task_id and l.job_id = p_job_id
     and (_is_service() or l.tenant_id in (select my_tenants()))
   union all
-  select case when p.pending > 0 then 'blocked' else 'queued' end,
+  select case when p.pending > 0 then 'blocked' when p.wait_id is not null then 'waiting' else 'queued' end,
     case when p.pending > 0
       then format('%s parent task%s', p.pending, case when p.pending = 1 then '' else 's' end)
       else p.reason end,

@@ -253,7 +253,10 @@ begin
   end if;
   if p_is_success then
     -- An attempt that reported nothing is charged its estimate.
-    v_silent := array(select l from unnest(p_leases) as l where l.is_gated and l.usage is null);
+    -- One that reported its usage before it waited is not charged again.
+    v_silent := array(
+      select l from unnest(p_leases) as l where l.is_gated and l.usage is null and not exists (
+        select from waits w where w.job_id = l.job_id and w.task_id = l.task_id and w.has_usage));
     if cardinality(v_silent) > 0 then
       v_bookings := _charge_attempts(v_silent, array(
         select coalesce(t.units, '{}') from unnest(v_silent) with ordinality as l
