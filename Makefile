@@ -72,7 +72,7 @@ seeded: setup ## Plant known bugs and holes, one by one, and see that the tests 
 	$(BIN)/python scripts/seeded.py $(ARGS)
 
 attack: setup system-packages ## Try every attack of docs/security.md, look for known holes, list what a release installs
-	$(BIN)/python -m scripts.attack
+	$(BIN)/python -m scripts.attack $(ARGS)
 
 schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 	$(BIN)/python scripts/schema.py

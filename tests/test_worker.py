@@ -103,7 +103,8 @@ def test_a_crash_in_a_process_fails_only_its_task(
         [error] = db.execute("select * from penstock.attempts where job_id = %s", [started[how].id])
         assert error["error_code"] == code and message in error["error_message"], error
     [stack] = db.execute(
-        "select error_details ->> 'stack' as text from penstock.attempts where error_message = 'left right'"
+        "select s.stack as text from penstock.error_stacks s join penstock.attempts a using (job_id, task_id, lease)"
+        " where a.error_message = 'left right'"
     )
     assert 'raise Odd("left", "right")' in stack["text"], "the stack is that of the process"
     assert [task["waiting_for"] for task in tasks(db) if task["job_id"] == later.id] == ["not now"]

@@ -56,11 +56,16 @@ select id, job_id, kind, key, phase, status, waiting_for, waiting_until, priorit
   created_at, started_at, finished_at, worker_id, fraction, message, error_code, error_message, input, output
 from penstock.task_list where """
 _ATTEMPTS: LiteralString = """\
-select task_id, lease, attempt, worker_id, started_at, ended_at, outcome, error_code, error_message,
-  error_details, retry_in_seconds
-from penstock.attempts
-where job_id = %s and (%s::bigint is null or task_id = %s) and (task_id, lease) > (%s, %s)
-order by task_id, lease limit %s"""
+select a.task_id, a.lease, a.attempt, a.worker_id, a.started_at, a.ended_at, a.outcome, a.error_code,
+  a.error_message,
+  -- A policy hides the stacks from those who are not admins.
+  case when s.stack is null then a.error_details
+    else coalesce(a.error_details, '{}') || jsonb_build_object('stack', s.stack) end,
+  a.retry_in_seconds
+from penstock.attempts a left join penstock.error_stacks s
+  on s.job_id = a.job_id and s.task_id = a.task_id and s.lease = a.lease
+where a.job_id = %s and (%s::bigint is null or a.task_id = %s) and (a.task_id, a.lease) > (%s, %s)
+order by a.task_id, a.lease limit %s"""
 _OUTPUTS: LiteralString = """\
 select coalesce(key, id::text), output from penstock.task_list
 where job_id = %s and status = 'succeeded' order by id"""

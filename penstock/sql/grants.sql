@@ -20,10 +20,11 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.cost_entries, penstock.cost_sums, penstock.usage_days, penstock.cost_days, penstock.job_costs,
   penstock.price_list, penstock.rate_comparison, penstock.artifacts, penstock.bulks, penstock.bulk_rows,
   penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions, penstock.waits,
-  penstock.wait_list to authenticated;
+  penstock.wait_list, penstock.error_stacks to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
+  penstock.my_admin_tenants(),
   penstock.open_job(text, jsonb, jsonb), penstock.start_job(text, jsonb, jsonb, jsonb),
   penstock.add_tasks(uuid, jsonb, bigint, text, bigint), penstock.get_job(uuid),
   penstock.pause_job(uuid, text), penstock.resume_job(uuid), penstock.cancel_job(uuid, text),

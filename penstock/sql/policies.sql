@@ -21,6 +21,7 @@ create policy service_reads on penstock.dead_letters for select to service_role 
 create policy service_reads on penstock.edges for select to service_role using (true);
 create policy service_reads on penstock.endpoint_states for select to service_role using (true);
 create policy service_reads on penstock.endpoints for select to service_role using (true);
+create policy service_reads on penstock.error_stacks for select to service_role using (true);
 create policy service_reads on penstock.exchange_rates for select to service_role using (true);
 create policy service_reads on penstock.holds for select to service_role using (true);
 create policy service_reads on penstock.job_types for select to service_role using (true);
@@ -82,6 +83,10 @@ create policy members_read on penstock.tenants for select to authenticated using
 create policy members_read on penstock.usage_events for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.usage_sums for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.waits for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+
+-- Stack traces show the app's code: its tenant's owners and admins read them.
+create policy admins_read on penstock.error_stacks for select to authenticated
+  using (tenant_id in (select penstock.my_admin_tenants()));
 
 -- Providers and prices without a tenant are everybody's.
 create policy members_read on penstock.endpoints for select to authenticated

@@ -611,6 +611,21 @@ table penstock.endpoints
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.error_stacks
+  comment: The stack traces of failed attempts, redacted. Only the service and the tenant's owners and admins read them.
+  row security: enabled
+  column job_id: uuid not null
+  column task_id: bigint not null
+  column lease: bigint not null
+  column tenant_id: uuid not null
+  column stack: text not null
+  constraint error_stacks_job_id_task_id_lease_fkey: FOREIGN KEY (job_id, task_id, lease) REFERENCES penstock.attempts(job_id, task_id, lease) ON DELETE CASCADE
+  constraint error_stacks_pkey: PRIMARY KEY (job_id, task_id, lease)
+  policy admins_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_admin_tenants() AS my_admin_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.exchange_rates
   comment: The value of one unit of a currency in the base currency, from a date on.
   row security: enabled
@@ -3111,6 +3126,22 @@ function penstock._record_holds(penstock.reservation[], timestamp with time zone
   body: sha256 c101a30bb11d72ea470c991a649de09a
   comment: Writes a hold for each reservation whose task got a lease, and takes the other reservations back.
 
+function penstock._redact(text)
+  arguments: p_text text
+  returns: text
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c7c7eb9e65da43b4b23c80dc4ab56b23
+  comment: Replaces credentials by [redacted]: keys, tokens, passwords, Authorization headers and cookies, the password and the query string of URLs and connection strings.
+
+function penstock._redact_document(jsonb)
+  arguments: p_document jsonb
+  returns: jsonb
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ea7224d81d69183b86336ca2f540913b
+  comment: Redacts the texts of a JSON document; drops a document that would be no JSON afterwards.
+
 function penstock._refuse(integer, text, text, jsonb, text)
   arguments: p_status integer, p_code text, p_message text, p_fields jsonb DEFAULT '{}'::jsonb, p_hint text DEFAULT NULL::text
   returns: void
@@ -3990,7 +4021,7 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0ec37dc047651c58d12789bd99f9f80f
+  body: sha256 c0902a70b946248b93b959f9f96ede0a
   comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
   grant to service_role: execute
 
@@ -4218,6 +4249,15 @@ function penstock.mark_rows_written(uuid, bigint[], text[])
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 2e3c5566a7f28d8ee2b1df010a91bc57
   comment: Records the states of rows that were written back to the source.
+  grant to service_role: execute
+
+function penstock.my_admin_tenants()
+  returns: SETOF uuid
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 113d6bb9ac1c49ad3e86eb3e4ba201bb
+  comment: The tenants that the calling user is an owner or admin of. Policies for stack traces use it.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.my_tenant()

@@ -224,6 +224,7 @@ FUNCTIONS: dict[str, Call] = {
     "list_api_keys": Call("admin", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "list_keys": Call("admin", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "my_tenants": Call("viewer", None),
+    "my_admin_tenants": Call("viewer", None),
     "open_bulk": Call("member", "PT403", {"p_type": "sheet", **CHOSEN}),
     "open_job": Call("member", "PT403", {"p_type": "t", **CHOSEN}),
     "overview": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),

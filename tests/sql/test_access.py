@@ -152,7 +152,7 @@ def populate(sql: Contract, clock: Clock, person: Person) -> None:
     own.kill(own.claim_one(), secret)
     jobs["running"] = own.start(["work", *task], params={"note": secret})
     first, second = own.claim(2)
-    own.fail(first, secret, retry_after_seconds=600)
+    own.fail(first, secret, retry_after_seconds=600, error_details=Jsonb({"stack": secret}))
     own.report(second, 0.5, secret)
     own.ask(second, secret, message=secret)
     jobs["paused"] = own.start(task, params={"note": secret})
@@ -278,6 +278,7 @@ def relation_cells(sql: Contract) -> dict[str, list[str]]:
     rows = {
         p["tablename"]: {
             "members_read": "own tenants",
+            "admins_read": "tenants in which the user is owner or admin",
             "own_profile": "own",
             "own_actions": "own",
             "all_read": "all",
@@ -420,9 +421,8 @@ class TestCatalogue:
             assert policy["permissive"] == "PERMISSIVE", name
             if policy["roles"] == ["authenticated"]:
                 is_catalogue = policy["tablename"] in CATALOGUE and policy["qual"] == "true"
-                assert is_catalogue or "my_tenants()" in policy["qual"] or "auth.uid()" in policy["qual"], (
-                    name
-                )
+                known = ("my_tenants()", "my_admin_tenants()", "auth.uid()")
+                assert is_catalogue or any(word in policy["qual"] for word in known), name
             assert policy["cmd"] == "SELECT" or policy["with_check"] == policy["qual"], name
         tables = {r["name"] for r in sql.execute(RELATIONS) if not r["is_view"]}
         assert {p["tablename"] for p in policies if p["roles"] == ["service_role"]} == tables

@@ -87,3 +87,50 @@ end
 $$;
 comment on function penstock._check_time(timestamptz, text) is
   'Raises an error for a time outside the years 2000 to 9998; null passes.';
+
+-- Errors of handlers quote what the handler used: requests with their headers, URLs, connection strings. The
+-- patterns never take a quote or a backslash, so that a JSON document stays one after its text was redacted.
+create or replace function penstock._redact(p_text text)
+returns text language plpgsql immutable set search_path = penstock, pg_temp as $$
+declare
+  c_hidden constant text := '[redacted]';
+  -- A name, its closing quote, a separator, and the opening quote of its value.
+  c_is constant text := $r$["'\\]*[ \t]*(?:=>?|:)[ \t]*[["'\\(]*$r$;
+  v_text text := p_text;
+begin
+  -- Most errors contain none of this, and the patterns below cost more.
+  if v_text is null or v_text !~* ('://|key|token|secret|passw|pwd|auth|cookie|bearer|basic |credential'
+    || '|signature|sk[-_]|psk_|eyJ|AKIA|gh[pousr]_|github_pat_|xox|AIza|ya29|private') then
+    return v_text;
+  end if;
+  v_text := regexp_replace(v_text, '-----BEGIN[^-]*?PRIVATE KEY-----.*?-----END[^-]*?-----', c_hidden, 'g');
+  -- User and password, and the query string, of a URL or connection string.
+  v_text := regexp_replace(v_text, $r$(\w://)[^\s"'\\/@?#:]*:[^\s"'\\?#]*@$r$, '\1' || c_hidden || '@', 'g');
+  v_text := regexp_replace(v_text, $r$(\w://[^\s"'\\<>?#]*[?#])[^\s"'\\<>]+$r$, '\1' || c_hidden, 'g');
+  v_text := regexp_replace(v_text, $r$((?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token))($r$
+    || c_is || $r$)[^"'\\\r\n,}]+$r$, '\1\2' || c_hidden, 'gi');
+  v_text := regexp_replace(v_text, $r$\m(bearer|basic)([ \t]+)[\w.~+/=-]{8,}$r$, '\1\2' || c_hidden, 'gi');
+  v_text := regexp_replace(v_text, $r$(passw(?:or)?d|passphrase|pwd|secret|token|credentials?|signature|$r$
+    || $r$(?:api|access|private|secret|signing|encryption|account|storage|auth)[_-]?key)($r$ || c_is
+    || $r$)(?!\[redacted|[:=[{]|true\M|false\M|null\M|None\M|[0-9.]+\M)[^\s"'\\,;&)}\]<>]+$r$,
+    '\1\2' || c_hidden, 'gi');
+  -- Credentials that their form gives away, whatever stands before them.
+  return regexp_replace(v_text, $r$\m(?:psk_[0-9a-f]{16,}|[sr]k[-_][\w-]{12,}|whsec_[\w+/=-]{12,}|$r$
+    || $r$AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|$r$
+    || $r$ya29\.[\w-]{10,}|eyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?)$r$, c_hidden, 'g');
+end
+$$;
+comment on function penstock._redact(text) is
+  'Replaces credentials by [redacted]: keys, tokens, passwords, Authorization headers and cookies, the '
+  'password and the query string of URLs and connection strings.';
+
+create or replace function penstock._redact_document(p_document jsonb)
+returns jsonb language plpgsql immutable set search_path = penstock, pg_temp as $$
+begin
+  return _redact(p_document::text)::jsonb;
+exception when invalid_text_representation then
+  return '{"dropped": "not redactable"}';
+end
+$$;
+comment on function penstock._redact_document(jsonb) is
+  'Redacts the texts of a JSON document; drops a document that would be no JSON afterwards.';

@@ -351,13 +351,17 @@ begin
     with error as (
       select f.held, (f.held).*,
         left(coalesce(nullif(f.error ->> 'code', ''), 'handler_error'), 100) as error_code,
-        left(coalesce(f.error ->> 'message', ''), 10000) as error_message,
+        _redact(left(coalesce(f.error ->> 'message', ''), 10000)) as error_message,
         case
-          when octet_length((f.error -> 'details')::text) <= 128 then f.error -> 'details'
-          when octet_length((f.error -> 'details')::text) <= 100000 and _is_readable(f.error -> 'details')
-            then f.error -> 'details'
+          when octet_length((f.error -> 'details')::text) <= 128
+            or octet_length((f.error -> 'details')::text) <= 100000 and _is_readable(f.error -> 'details')
+            then _redact_document(case when jsonb_typeof(f.error -> 'details' -> 'stack') = 'string'
+              then (f.error -> 'details') - 'stack' else f.error -> 'details' end)
           when f.error -> 'details' is not null then '{"dropped": "too_large"}'
         end as error_details,
+        case when octet_length((f.error -> 'details')::text) <= 100000
+            and jsonb_typeof(f.error -> 'details' -> 'stack') = 'string'
+          then _redact(f.error -> 'details' ->> 'stack') end as stack,
         f.error -> 'permanent' = 'true' as is_permanent,
         -- A value that is not a number is ignored: the attempt has ended in any case.
         greatest(
@@ -388,6 +392,9 @@ begin
         v_now, 'failed', d.error_code, d.error_message, d.error_details,
         case when d.death is null then d.delay end
       from decided d
+    ), traced as (
+      insert into error_stacks (job_id, task_id, lease, tenant_id, stack)
+      select d.job_id, d.task_id, d.lease, d.tenant_id, d.stack from decided d where d.stack is not null
     ), kept as (
       insert into parked
       select (_ready_to_parked(_lease_to_ready(d.held, 1), v_now + make_interval(secs => d.delay), 'retry')).*
