@@ -107,7 +107,7 @@ async def _api(settings: Settings) -> AsyncGenerator[_Api | None]:
         )
     listening = server.bind("127.0.0.1", 0)
     port = listening.getsockname()[1]
-    developer = Development(key.id, f"penstock_demo_{port}")
+    developer = Development(key.id, f"penstock_demo_{port}", str(app.tenant))
     try:
         async with server.serving(found, listening, developer=developer, app=app):
             url = f"http://127.0.0.1:{port}"

@@ -144,10 +144,12 @@ def test_dev_serves_a_program_and_a_browser(
         cookie = answer.headers["set-cookie"]
         assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Max-Age=28800" in cookie
 
+        assert client.get("/api/me").json()["role"] == "service_role"
+        own = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
+        assert client.post("/dev/view", data={"as": "tenant"}, headers=own).status_code == 303
         me = client.get("/api/me").json()
         assert me == client.get("/api/me", headers=bearer).json()
         assert [tenant["name"] for tenant in me["tenants"]] == ["default"]
-        own = {"Origin": url, "Sec-Fetch-Site": "same-origin"}
         assert client.post("/api/jobs/start", json=JOB, headers=own).status_code == 201
     os.killpg(running.process.pid, signal.SIGINT)
     assert running.ended() == 0
@@ -260,6 +262,8 @@ def client(db: testing.Database, tmp_path: Path, developer: Development) -> Iter
     app = server.application(found, developer=developer)
     with TestClient(app, base_url="http://localhost:1", client=("127.0.0.1", 9)) as made:
         assert made.get("/dev/login", params={"token": developer.token}).status_code == 200
+        own = {"Sec-Fetch-Site": "same-origin"}
+        assert made.post("/dev/view", data={"as": "tenant"}, headers=own).status_code == 200
         yield made
 
 
@@ -297,6 +301,28 @@ def test_only_own_pages_may_change_data(client: TestClient) -> None:
         assert client.get("/api/jobs", headers=headers).status_code == 200
     jobs = client.get("/api/jobs").json()["items"]
     assert len(jobs) == len(good)
+
+
+def test_developer_is_an_operator_who_can_view_as_tenant(
+    client: TestClient, developer: Development, db: testing.Database
+) -> None:
+    own = {"Sec-Fetch-Site": "same-origin"}
+    assert client.get("/dashboard/workers").status_code == 403, "the fixture switched to the tenant"
+    assert "View as operator" in client.get("/dashboard/").text
+    page = client.post("/dev/view", data={"as": "operator"}, headers=own)
+    assert page.status_code == 200 and "View as tenant default" in page.text
+    assert client.get("/dashboard/workers").status_code == 200
+    assert client.post("/dev/view", data={"as": "tenant"}).status_code == 403, "another site sent it"
+    value = client.cookies[developer.cookie]
+    client.cookies.clear()
+    assert client.post("/dev/view", data={"as": "operator"}, headers=own).status_code == 401
+    client.cookies[developer.cookie] = value
+    job = {"type": "report", "tasks": [{"kind": "work"}]}
+    [tenant] = db.execute("select id from penstock.tenants where name = 'default'")
+    given = {**job, "tenant_id": str(tenant["id"])}
+    assert client.post("/api/jobs/start", json=given, headers=own).status_code == 201
+    [made] = db.execute("select created_by from penstock.jobs")
+    assert made["created_by"] == f"service:{developer.user_id}"
 
 
 def test_requests_from_other_machines_are_rejected(client: TestClient, developer: Development) -> None:

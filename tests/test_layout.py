@@ -34,6 +34,7 @@ PARTS = {
     "forecasts": "what a job will cost and when it will end: verbs of jobs",
     "simulation": "when a job will end, for forecasts",
     "explanations": "why a task waits: verbs of jobs",
+    "results": "what a job returned: a verb of jobs",
     "bulk_rows": "the rows of bulk jobs: the worker's side of bulks",
 }
 

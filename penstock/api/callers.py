@@ -192,8 +192,9 @@ class Callers:
         is used up.
         """
         if caller.role == "service_role":
-            # The audit log shows which service key was used; users are identified by the claims.
-            actor = f"service:{caller.claims['sub']}" if caller.is_key else ""
+            # The audit log shows which service key or session was used; users are identified by the claims.
+            is_named = caller.is_key or (caller.claims.get("sub") and not caller.token)
+            actor = f"service:{caller.claims['sub']}" if is_named else ""
             async with self._transaction(
                 self._pools.service, caller, actor, self._milliseconds, read_only
             ) as conn:

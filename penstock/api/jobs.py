@@ -8,7 +8,7 @@ from uuid import UUID
 from fastapi import Body, Header, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from penstock.api.artifacts import ArtifactResponse, linked
+from penstock.api.artifacts import ArtifactResponse, linked, storage_of
 from penstock.api.fields import Money, RequestModel, with_fields_of
 from penstock.api.limits import MAX_PER_PAGE
 from penstock.api.options import as_task_request, with_options
@@ -43,6 +43,8 @@ from penstock.types import (
 
 routes = router("jobs")
 start_routes = router("jobs", StartRoute)
+
+MAX_INLINE_RESULT = 64 * 1024
 
 TaskId = Annotated[int, Path(ge=1, le=LARGEST)]
 AttemptCursor = Annotated[
@@ -79,9 +81,10 @@ class JobRequest(RequestModel):
                     hint="To start jobs by type, name your app: penstock serve MODULE:APP",
                     details={"field": "tasks"},
                 )
-            tasks = app.draw(self.type, self.params)
-            if tasks is None:
+            drawn = app.drawn(self.type, self.params)
+            if drawn is None:
                 raise app.unknown_type(self.type)
+            return {**given, "tasks": drawn.tasks, "result": drawn.result_option}
         return {**given, "tasks": tasks}
 
 
@@ -131,9 +134,21 @@ class JobResponse(BaseModel):
 
 
 class JobDetail(JobResponse):
-    """A job with its progress and its files."""
+    """A job with its progress, files and result."""
 
     artifacts: list[ArtifactResponse] = Field(description="The job's first files, each with a new URL.")
+    result: Any = Field(
+        description="Result of a completed job: what its body returned, or the output of its last task. Null "
+        "before that, for a bulk job, and if larger than 64 kB: see `result_url`."
+    )
+    result_url: str | None = Field(description="Path of the whole result, once the job has completed.")
+
+
+class JobResult(BaseModel):
+    """The result of a job."""
+
+    status: JobStatus
+    result: Any = Field(description="What the job's body returned, or the output of its last task.")
 
 
 class Status(BaseModel):
@@ -214,12 +229,36 @@ async def list_jobs(
 
 @routes.get("/jobs/{job_id:uuid}")
 async def get_job(request: Request, response: Response, conn: Conn, job_id: UUID) -> JobDetail:
-    """Get a job with its progress and files."""
+    """Get a job with its progress, files and result."""
     job = JobResponse.of(await jobs.get(conn, job_id=job_id))
     files = await artifacts.list(conn, job_id=job_id, limit=MAX_PER_PAGE)
     # Excludes the URLs, which differ each time.
     response.headers["ETag"] = tag_of(f"{job.model_dump_json()} {[file.id for file in files]}".encode())
-    return JobDetail(**dict(job), artifacts=await linked(request, files))
+    is_completed = job.status == "completed"
+    return JobDetail(
+        **dict(job),
+        artifacts=await linked(request, files),
+        result=await jobs.result(conn, job_id=job_id, max_bytes=MAX_INLINE_RESULT) if is_completed else None,
+        result_url=f"/api/jobs/{job_id}/result" if is_completed else None,
+    )
+
+
+@routes.get("/jobs/{job_id:uuid}/result")
+async def get_job_result(request: Request, conn: Conn, job_id: UUID) -> JobResult:
+    """Get the result of a completed job, of any size: null before that and for a bulk job."""
+    job = await jobs.get(conn, job_id=job_id)
+    found = await jobs.result(conn, job_id=job_id)
+    return JobResult(
+        status=job.status,
+        result=await artifacts.expanded_result(conn, _Files(request), job_id=job_id, result=found),
+    )
+
+
+class _Files:
+    """The server's storage, as `expanded_result` reads it."""
+
+    def __init__(self, request: Request) -> None:
+        self.storage = storage_of(request)
 
 
 @routes.post("/jobs/{job_id:uuid}/pause")

@@ -1,7 +1,8 @@
 """Browser sessions: a signed cookie identifies the user until it expires.
 
-Sessions are stateless. All of them end when the process ends, because the secret lives in its memory. The
-database checks permissions on every request, as with any other credential.
+Sessions are stateless. All of them end when the process ends, because the secret lives in its memory, except
+in `penstock dev`, which keeps the secret in a file. The database checks permissions on every request, as with
+any other credential.
 
 A browser also sends cookies with requests that other pages trigger. `SameSite` blocks other sites, but not
 other ports of the same host. So a request that may change something must come from one of our own pages,
@@ -28,9 +29,9 @@ _READING = ("GET", "HEAD", "OPTIONS")
 class Sessions:
     """Creates and verifies session cookies. Without it, cookies are not credentials."""
 
-    def __init__(self, cookie: str = "penstock_session") -> None:
+    def __init__(self, cookie: str = "penstock_session", secret: bytes | None = None) -> None:
         self._cookie = cookie
-        self._secret = secrets.token_bytes(32)
+        self._secret = secret or secrets.token_bytes(32)
 
     def begin(self, response: Response, claims: dict[str, Any]) -> None:
         """Log the browser in with these claims."""

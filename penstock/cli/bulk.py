@@ -28,7 +28,7 @@ from penstock.cli.bulk_options import (
     TypeArgument,
     WatchOption,
 )
-from penstock.cli.bulk_watch import cause_lines, follow, money
+from penstock.cli.bulk_watch import cause_lines, follow, money, remaining
 from penstock.cli.forecasts import forecast_fields
 from penstock.cli.jobs import (
     FilterArgument,
@@ -333,7 +333,10 @@ async def watch(
 
 @command(group, "confirm")
 async def confirm(pool: db.Pool, job_id: IdArgument) -> None:
-    """Confirm a preview: apply its results and run the remaining rows."""
+    """Confirm a preview: apply its results and run the remaining rows. On a terminal, asks first."""
+    bulk = await bulks.get(pool, job_id=job_id)
+    if not bulk.job.is_ended and sys.stdin.isatty():
+        output.confirm(f"{await remaining(pool, bulk)} Continue?")
     count = await jobs.confirm(pool, job_id=job_id)
     text = f"Released {output.counted(count, 'task')}." if count else "The job is already confirmed."
     output.document({"id": str(job_id), "tasks": count}, lambda: output.note(text))

@@ -71,6 +71,18 @@ async def follow(pool: db.Pool, job_id: UUID, interval: float) -> int:
     return await _report_end(pool, last)
 
 
+async def remaining(pool: db.Pool, bulk: Bulk) -> str:
+    """What a confirmation would run and cost, and the cost so far."""
+    forecast = await jobs.forecast_rest(pool, job_id=bulk.job.id)
+    cost, rows = forecast.cost, output.counted(bulk.rows.waiting, "row")
+    estimate = f"{output.money(cost.low)} to {output.money(cost.high, cost.currency)}"
+    unpriced = f" No price for {', '.join(sorted({*cost.unpriced}))}." if cost.unpriced else ""
+    spent = output.money(bulk.cost, cost.currency)
+    return (
+        f"Remaining: {rows}, {output.counted(forecast.tasks, 'task')}, {estimate}.{unpriced} Spent: {spent}."
+    )
+
+
 async def _report_end(pool: db.Pool, bulk: Bulk) -> int:
     states = await bulks.counts(pool, job_id=bulk.job.id)
     if current_options().output in (Output.json, Output.csv):
@@ -79,6 +91,7 @@ async def _report_end(pool: db.Pool, bulk: Bulk) -> int:
     if not bulk.job.is_ended:
         output.note(
             f"Preview ready. Review it: penstock bulk rows {bulk.job.id}\n"
+            f"{await remaining(pool, bulk)}\n"
             f"Run the remaining rows: penstock bulk confirm {bulk.job.id}"
         )
         return 0

@@ -97,7 +97,7 @@ async def _develop(
         db.pool(address, name="penstock dev", max_size=1, wait_seconds=5) as pool,
         _temporary_key(pool, app) as key,
     ):
-        developer = Development(key.id, f"penstock_dev_{port}")
+        developer = Development(key.id, f"penstock_dev_{port}", str(app.tenant) if app else "default")
         api = _start(_serve, current_options(), found, listening, path, developer)
         listening.close()
         login = f"{url}/dev/login?token={developer.token}"

@@ -46,6 +46,8 @@ IdArgument = Annotated[UUID, typer.Argument(metavar="ID", show_default=False, he
 ReasonOption = Annotated[str | None, typer.Option(help="Reason, stored with the job.")]
 
 
+_MAX_SHOWN = 2000
+
 # ls
 
 
@@ -101,8 +103,9 @@ async def show(
     job = await jobs.get(pool, job_id=job_id)
     tasks = await jobs.tasks(pool, job_id=job_id, status=_task_status(status), limit=limit)
     names = await tenants.names(pool, ids=[job.tenant_id])
-    whole = {**output.plain(job), "tenant": names.get(job.tenant_id), "tasks": tasks}
-    output.document(whole, lambda: _show(job, names.get(job.tenant_id, "?"), tasks))
+    result = await jobs.result(pool, job_id=job_id)
+    whole = {**output.plain(job), "tenant": names.get(job.tenant_id), "tasks": tasks, "result": result}
+    output.document(whole, lambda: _show(job, names.get(job.tenant_id, "?"), tasks, result))
 
 
 def _task_status(text: str | None) -> TaskStatus | None:
@@ -123,8 +126,8 @@ def _task_status(text: str | None) -> TaskStatus | None:
     return None
 
 
-def _show(job: Job, tenant: str, tasks: list[Task]) -> None:
-    output.fields(_job_fields(job, tenant))
+def _show(job: Job, tenant: str, tasks: list[Task], result: Any) -> None:
+    output.fields([*_job_fields(job, tenant), ("result", _shortened(result))])
     print()
     if output.is_terminal():
         output.console().print(phases_of(job))
@@ -135,6 +138,15 @@ def _show(job: Job, tenant: str, tasks: list[Task]) -> None:
         output.rows(tasks, _TASK_COLUMNS, empty="")
     if len(tasks) < job.progress.total:
         output.note(f"{len(tasks)} of {job.progress.total:,} tasks shown. See --limit and --status.", "dim")
+
+
+def _shortened(result: Any) -> str:
+    if result is None:
+        return ""
+    text = json.dumps(result, ensure_ascii=False)
+    if len(text) <= _MAX_SHOWN:
+        return text
+    return f"{text[:_MAX_SHOWN]}… ({len(text):,} characters; -o json prints all)"
 
 
 def _job_fields(job: Job, tenant: str) -> list[tuple[str, str | Text]]:

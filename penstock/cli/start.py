@@ -91,6 +91,7 @@ async def _start(
     await app.declare(pool)
     job_type = app.job_types.get(type) or app.tasks[type]
     drawn = job_type.draw(values)
+    options["result"] = drawn.result_option
     job_id = await jobs.start(pool, type=type, params=drawn.params, tasks=drawn.tasks, **options)
     if not is_watched:
         output.document({"id": str(job_id)}, lambda: print(job_id))

@@ -71,6 +71,11 @@ class StartedJob(Resource[IO]):
         return await _outputs(self._core, self.id)
 
     @call
+    async def result(self) -> Any:
+        """The result of the completed job, as its body returned it; None before that. See `wait`."""
+        return await _result(self._core, self.id)
+
+    @call
     async def forecast(self) -> Forecast:
         """Forecast cost, usage and duration of the job's remaining tasks."""
         return await self._core.get(Forecast, path("/api/jobs/{}/forecast", self.id))
@@ -169,6 +174,11 @@ class Jobs(Resource[IO]):
     async def outputs(self, job_id: Id) -> dict[str, Any]:
         """The outputs of the job's tasks in order, by task key, or by id where a task has no key."""
         return await _outputs(self._core, identifier(job_id, "job_id"))
+
+    @call
+    async def result(self, job_id: Id) -> Any:
+        """The result of a completed job, as its body returned it; None before that."""
+        return await _result(self._core, identifier(job_id, "job_id"))
 
     @listing
     def artifacts(
@@ -303,6 +313,10 @@ async def _wait(core: Core[IO], job_id: UUID, timeout: float | str | None, shown
 async def _failure(core: Core[IO], job: Job) -> JobFailed:
     failed = [task async for task in _tasks(core, job.id, "failed", None, 1)]
     return failure(job, failed[0] if failed else None)
+
+
+async def _result(core: Core[Any], job_id: UUID) -> Any:
+    return (await core.request("GET", path("/api/jobs/{}/result", job_id))).json()["result"]
 
 
 async def _outputs(core: Core[IO], job_id: UUID) -> dict[str, Any]:

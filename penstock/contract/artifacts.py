@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppres
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias
+from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias, cast
 from uuid import UUID
 
 from penstock.contract import filters
@@ -207,7 +207,7 @@ def is_any_reference(outputs: Mapping[str, Any]) -> bool:
 
 
 async def expanded(
-    pool: db.Pool, app: HasStorage, *, job_id: UUID, outputs: dict[str, Any]
+    database: db.Database, app: HasStorage, *, job_id: UUID, outputs: dict[str, Any]
 ) -> dict[str, Any]:
     """Outputs, with references to files of the same job replaced by the files' contents.
 
@@ -217,13 +217,42 @@ async def expanded(
     if not wanted:
         return outputs
     statement = _COLUMNS + "job_id = %s and name = %s and id = any (%s)"
-    rows = await db.rows(pool, statement, (job_id, OUTPUT, builtins.list(wanted.values())))
+    rows = await db.rows(database, statement, (job_id, OUTPUT, builtins.list(wanted.values())))
     files = {artifact.id: artifact for artifact in (Artifact(*row) for row in rows)}
     whole = dict(outputs)
     for key, artifact_id in wanted.items():
         if (artifact := files.get(artifact_id)) is not None:
             whole[key] = json.loads(await app.storage.read(artifact.path, limit=MAX_OUTPUT))
     return whole
+
+
+async def expanded_result(database: db.Database, app: HasStorage, *, job_id: UUID, result: Any) -> Any:
+    """A job's result, with each output that is stored as a file replaced by the file's content."""
+    found: dict[str, Any] = {}
+
+    def collect(value: Any) -> None:
+        if (artifact_id := referred(value)) is not None:
+            found[str(artifact_id)] = value
+        elif isinstance(value, dict):
+            for item in cast("dict[str, Any]", value).values():
+                collect(item)
+        elif isinstance(value, builtins.list):
+            for item in cast("builtins.list[Any]", value):
+                collect(item)
+
+    collect(result)
+    outputs = await expanded(database, app, job_id=job_id, outputs=found)
+
+    def filled(value: Any) -> Any:
+        if (artifact_id := referred(value)) is not None:
+            return outputs[str(artifact_id)]
+        if isinstance(value, dict):
+            return {name: filled(item) for name, item in cast("dict[str, Any]", value).items()}
+        if isinstance(value, builtins.list):
+            return [filled(item) for item in cast("builtins.list[Any]", value)]
+        return value
+
+    return filled(result) if found else result
 
 
 # Uploads of clients

@@ -343,6 +343,11 @@ async def outputs(database: db.Database, *, job_id: UUID) -> dict[str, Any]:
     return {key: output for key, output in await db.rows(database, _OUTPUTS, (job_id,))}
 
 
+async def result(database: db.Database, *, job_id: UUID, max_bytes: int | None = None) -> Any:
+    """The result of a completed job. None before that, for a bulk job, and if larger than `max_bytes`."""
+    return await db.value(database, "job_result", p_job_id=job_id, p_max_bytes=max_bytes)
+
+
 async def forecast_rest(database: db.Database, *, job_id: UUID) -> Forecast:
     """The cost, usage and duration of the rest of a job that has not ended."""
     return Forecast.read(await db.document(database, "forecast", p_job_id=job_id))

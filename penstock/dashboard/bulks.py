@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import io
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -33,7 +34,7 @@ from penstock.types import BulkSummary, Forecast, RowState, SourceCheck, exact
 router = APIRouter(route_class=Page)
 
 StateQuery = Annotated[list[RowState] | None, Query(max_length=8)]
-INPUTS = ("type", "tenant", "budget", "stop_after", "preview", "skip_done", "format", "name")
+INPUTS = ("type", "tenant", "budget", "stop_after", "preview", "skip_done", "format", "name", "content")
 STATES: tuple[RowState, ...] = (
     *("waiting", "queued", "running", "succeeded", "failed", "canceled", "refused", "skipped"),
 )
@@ -136,6 +137,7 @@ def _form(
         forecast=forecast,
         error=error,
         is_checked=is_checked,
+        max_bytes=request.app.state.limits.body_bytes * 2 // 3,  # base64 and form encoding add a half
     )
 
 
@@ -154,6 +156,14 @@ async def _start(conn: Conn, inputs: dict[str, str]) -> UUID:
 
 
 def _table(inputs: dict[str, str]) -> sources.Source:
+    if inputs["content"]:
+        try:
+            file = io.BytesIO(base64.b64decode(inputs["content"], validate=True))
+        except ValueError:
+            raise Invalid(
+                "the file is incomplete", code="invalid_form", hint="Choose the file again."
+            ) from None
+        return sources.open(file, format=inputs["format"] or None, name=inputs["name"])
     if not inputs["rows"].strip():
         raise Invalid("the table has no rows", code="no_rows", hint="Choose a file or paste a table.")
     file = io.BytesIO(inputs["rows"].encode())

@@ -12,6 +12,8 @@ from fastapi.responses import RedirectResponse
 
 from penstock.api.artifacts import linked
 from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants, waits
+from penstock.api.jobs import MAX_INLINE_RESULT
+from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants
 from penstock.dashboard import actors, exports, formatting, graphs
 from penstock.dashboard.pages import (
     PER_PAGE,
@@ -172,6 +174,7 @@ async def show_job(
         letters=await dead_letters.list(conn, filter=f"job:{job_id}", limit=10),
         files=files,
         lines=lines,
+        result=await jobs.result(conn, job_id=job_id, max_bytes=MAX_INLINE_RESULT),
         tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
         live=None if job.is_ended else {"job": job_id},

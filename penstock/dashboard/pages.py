@@ -296,6 +296,7 @@ def _shared_context(request: Request) -> dict[str, Any]:
         "viewer": getattr(request.state, "viewer", None),
         "navigation": NAVIGATION,
         "theme": theme if theme in ("light", "dark") else None,
+        "developer": getattr(state, "developer", None),
         "environment": state.settings.environment,
         "is_read_only": state.settings.read_only,
         "currency": getattr(state, "currency", ""),

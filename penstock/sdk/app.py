@@ -285,8 +285,13 @@ class App:
 
     def draw(self, job_type: str, params: dict[str, Any]) -> list[dict[str, Any]] | None:
         """The tasks of a job type, for a schedule that stores none; None if this app lacks the type."""
+        found = self.drawn(job_type, params)
+        return found.tasks if found else None
+
+    def drawn(self, job_type: str, params: dict[str, Any]) -> Drawn | None:
+        """A job of this type, ready to be started; None if this app lacks the type."""
         found = self.job_types.get(job_type) or self.tasks.get(job_type)
-        return found.draw(params).tasks if found else None
+        return found.draw(params) if found else None
 
     def unknown_type(self, job_type: str) -> Invalid:
         """The error for a job type that this app lacks."""
@@ -308,6 +313,7 @@ class App:
         """Start a drawn job."""
         async with self.connections() as pool:
             chosen = await self.ready(pool, options)
+            chosen["result"] = drawn.result_option
             start = jobs.start if options.using is None else jobs.start_in
             database = pool if options.using is None else options.using
             job_id = await start(database, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
@@ -319,6 +325,7 @@ class App:
             return self.block(self.astart(type, drawn, options))
         # The declarations commit on a connection of the app; the job starts on the caller's connection.
         chosen = self.block(self._ready_on_own_connection(options))
+        chosen["result"] = drawn.result_option
         job_id = jobs.start_sync(options.using, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
         return Started(job_id, self, drawn)
 
@@ -333,7 +340,7 @@ class App:
         return self.block(self.aforecast(type, drawn, options))
 
     def started(self, job_id: UUID) -> Started[Any]:
-        """The handle of a job by its id. Its `result` is None."""
+        """The handle of a job by its id, also of one that another process started."""
         return Started(job_id, self, Drawn({}, [], None))
 
     async def _ready_on_own_connection(self, options: Options) -> jobs.JobOptions:

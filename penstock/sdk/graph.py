@@ -152,3 +152,8 @@ class Drawn:
     tasks: list[dict[str, Any]]
     result: Any
     load: Callable[[Any], Any] | None = None
+
+    @property
+    def result_option(self) -> Any:
+        """The job option `result`; None where it is the default, the output of the last task."""
+        return None if self.result == {"$from": self.tasks[-1]["key"]} else self.result

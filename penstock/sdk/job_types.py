@@ -256,6 +256,9 @@ class Started(Generic[R]):
                 job = await jobs.ended(pool, job_id=self.id)
                 if job.status != "completed":
                     raise await self._failure(pool, job)
+                if not self._drawn.tasks:  # another process started it
+                    stored: Any = await jobs.result(pool, job_id=self.id)
+                    return await artifacts.expanded_result(pool, self.app, job_id=self.id, result=stored)
                 found = await tasks.outputs(pool, self.id, keys=_references(self._drawn.result))
                 outputs = await artifacts.expanded(pool, self.app, job_id=self.id, outputs=found)
         except TimeoutError as error:

@@ -8,6 +8,7 @@ console error, no request to another host. The main tasks work by mouse and by k
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import re
 import shutil
@@ -24,7 +25,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from penstock import server
+from penstock import server, sources
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
@@ -312,6 +313,14 @@ def test_provider_can_be_paused_by_mouse_and_by_keyboard(served: Served, db: Any
         assert row["status"] == status
 
 
+def xlsx(table: str) -> bytes:
+    """The same table as an XLSX file."""
+    file = io.BytesIO()
+    with sources.open(io.BytesIO(table.encode()), format="csv") as source:
+        sources.write((row.data for row in source), source.columns, "xlsx", file)
+    return file.getvalue()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("by", ["mouse", "keyboard"])
 def test_bulk_job_can_be_previewed_confirmed_watched_and_exported(
@@ -322,6 +331,8 @@ def test_bulk_job_can_be_previewed_confirmed_watched_and_exported(
     films = beside("films")
     app = drain.use(films.make(db.dsn, acme))
     file = {"name": "ideas.csv", "mimeType": "text/csv", "buffer": films.ROWS.encode()}
+    if by == "keyboard":
+        file = {"name": "ideas.xlsx", "mimeType": "application/octet-stream", "buffer": xlsx(films.ROWS)}
 
     def work() -> None:
         # In another thread, because the browser's event loop runs in this one.
@@ -355,7 +366,10 @@ def test_bulk_job_can_be_previewed_confirmed_watched_and_exported(
                     page.keyboard.press("Tab")
                 page.keyboard.press("Space")
         chooser.value.set_files(file)
-        page.wait_for_function("document.querySelector('#rows').value.includes('otters')")
+        if by == "mouse":
+            page.wait_for_function("document.querySelector('#rows').value.includes('otters')")
+        else:
+            page.wait_for_selector("text=ideas.xlsx")
         choose("Check and forecast")
         page.wait_for_selector("text=7 valid rows")
         choose("Preview 7 rows")

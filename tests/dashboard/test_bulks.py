@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import re
 from collections.abc import Iterator
 from tempfile import SpooledTemporaryFile
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from penstock import server
+from penstock import server, sources
 
 
 @pytest.fixture
@@ -94,6 +96,31 @@ def test_other_tenants_and_viewers_cannot_start_or_change_bulk_jobs(films: Any, 
     assert viewer.get(path).status_code == 200 and viewer.get("/bulks/new").status_code == 403
     for each, data in ((path, {"verb": "undo"}), (path, {"verb": "confirm"}), ("/bulks/new", given)):
         assert viewer.post(each, data).status_code == 403, (each, data)
+
+
+def test_xlsx_file_can_be_checked_and_started(films: Any, drain: Any) -> None:
+    """R0.1/files: the browser sends a file that is not text in base64."""
+    member = films.browser(films.key("member", films.acme))
+    drain(films.films)
+    file = io.BytesIO()
+    sources.write(
+        [{"title": "otters", "seconds": 5}, {"title": "swans", "seconds": 2}],
+        ["title", "seconds"],
+        "xlsx",
+        file,
+    )
+    content = base64.b64encode(file.getvalue()).decode()
+    given = {"type": "films", "rows": "", "name": "ideas.xlsx", "content": content}
+    page = member.post("/bulks/new", {**given, "verb": "check"})
+    assert page.status_code == 200, page.text
+    assert "2 valid rows" in page.text and f'name="content" value="{content}"' in page.text
+    path = member.post("/bulks/new", {**given, "verb": "start"}).headers["location"]
+    drain(films.films)
+    page = member.get(path.removeprefix("/dashboard")).text
+    assert "ideas.xlsx" in page and "/OTTERS.mp4" in page
+    for wrong in ("no base64", base64.b64encode(b"PK no zip").decode()):
+        answer = member.post("/bulks/new", {**given, "content": wrong, "verb": "check"})
+        assert answer.status_code == 422 and 'role="alert"' in answer.text
 
 
 def test_invalid_table_or_options_show_an_error(films: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -68,6 +69,25 @@ def states(sql: Contract, job: uuid.UUID) -> dict[int, str]:
         "select number, state from penstock.bulk_row_list where job_id = %s order by number", job
     )
     return {row["number"]: row["state"] for row in found}
+
+
+def test_forecast_covers_rows_that_wait_for_confirmation(sql: Contract) -> None:
+    """R2.7/preview: two of ten rows are loaded; the forecast is for the other eight, too, until they are loaded."""
+    declare(sql)
+    sql.value("set_provider", name="test/model", values=Jsonb({}))
+    sql.value("set_price", provider="test/model", meter="requests", amount=Decimal("0.25"))
+    job = open_bulk(sql, *(f"row {n}" for n in range(10)), preview=True)
+    before = sql.value("forecast", job_id=job)
+    assert before["cost"]["expected"] == 0
+    load(sql, size=2, provider="test/model")
+    found = sql.value("forecast", job_id=job)
+    assert found["units"]["requests"] == 10
+    assert (found["cost"]["expected"], found["cost"]["high"]) == (Decimal("2.5"), Decimal("2.5"))
+    for task in sql.claim(10, kinds=["work"]):
+        sql.complete(task)
+    assert sql.value("forecast", job_id=job)["cost"]["expected"] == 2
+    load(sql, provider="test/model")
+    assert sql.value("forecast", job_id=job)["cost"]["expected"] == 2
 
 
 class TestRows:

@@ -93,12 +93,24 @@
     if (box.matches("[data-all]")) all("input[name=id]", box.form).forEach((each) => { each.checked = box.checked; });
     if (box.matches("[data-selection] input")) updateSelection();
     if (box.matches("[data-submit]")) box.form.requestSubmit();
-    // The chosen file is read here and submitted as text with the form.
-    if (box.matches("[data-into]") && box.files.length) {
-      box.files[0].text().then((text) => { find(`#${box.dataset.into}`).value = text; });
-      find("input[name=name]", box.form).value = box.files[0].name;
-    }
+    if (box.matches("[data-into]") && box.files.length) readFile(box, box.files[0]);
   });
+
+  // The chosen file is submitted with the form: as text that can be edited, or in base64 if it is not UTF-8 (XLSX).
+  async function readFile(box, file) {
+    const bytes = new Uint8Array(await file.arrayBuffer());
+    let text = null;
+    try { text = new TextDecoder("utf-8", { fatal: true }).decode(bytes); } catch { /* not UTF-8 */ }
+    if (text !== null && text.includes("\0")) text = null;
+    let content = "";
+    if (text === null) for (let at = 0; at < bytes.length; at += 0x8000) content += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
+    const rows = find(`#${box.dataset.into}`);
+    rows.value = text ?? "";
+    rows.required = text !== null;
+    find("textarea[name=content]", box.form).value = btoa(content);
+    find("[data-chosen]", box.form).textContent = text === null ? file.name : "";
+    find("input[name=name]", box.form).value = file.name;
+  }
 
   // Keyboard shortcuts. "l" still opens the providers, whose page was called "Lanes".
   let isGoPending = false;

@@ -202,6 +202,45 @@ comment on function penstock.forecast_job(text, jsonb, jsonb) is
   'needs, and when it would end, from the current limits, backlog and history. The option times scales the '
   'estimate: the tasks are then a sample of a job with that many times as many tasks. Changes nothing.';
 
+create or replace function penstock._forecast_waiting_rows(p_job_id uuid, p_groups integer)
+returns jsonb language sql stable set search_path = penstock, pg_temp as $$
+  -- The tasks of the first loaded rows are the sample. Waiting rows are assumed to be as large and as valid:
+  -- a confirmation shows what may be spent at most, rather than less.
+  with batch as materialized (
+    select first_id, last_id, coalesce(batch_size, 1) as size from (
+      select * from bulk_rows where job_id = p_job_id and first_id is not null
+      order by number limit 1000) as b
+    group by 1, 2, 3
+  ), scale as (
+    select (b.total - b.loaded - b.refused - b.skipped)::numeric
+      / nullif((select sum(size) from batch), 0) as factor
+    from bulks b where b.job_id = p_job_id
+  ), spec as materialized (
+    select t.id, t.kind, l.provider, t.units, t.tenant_id,
+      dense_rank() over (order by t.kind, l.provider) + p_groups as g
+    from batch b join tasks t on t.job_id = p_job_id and t.id between b.first_id and b.last_id
+    join lanes l on l.id = t.lane_id
+  ), grouped as (
+    select s.g, s.kind, s.provider, s.tenant_id, count(*) as n, sum(s.cost) as cost,
+      coalesce(stddev_samp(s.cost), 0) as spread
+    from (select x.*, _estimated_cost(x.provider, x.tenant_id, x.units) as cost from spec x) as s
+    group by 1, 2, 3, 4
+  )
+  select coalesce(jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider,
+      'count', round(x.n * k.factor), 'cost', x.cost * k.factor,
+      'deviation', x.spread * sqrt(x.n) * k.factor,
+      'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
+        select u.key, sum(u.value::numeric) * k.factor as amount from spec s
+        cross join lateral jsonb_each_text(_estimated_units(s.provider, s.tenant_id, s.units)) as u
+        where s.g = x.g group by u.key) as u),
+      'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from spec c
+        join edges e on e.job_id = p_job_id and e.child_id = c.id
+        join spec p on p.id = e.parent_id where c.g = x.g and p.g <> x.g)) order by x.g), '[]')
+  from grouped x cross join scale k where k.factor > 0
+$$;
+comment on function penstock._forecast_waiting_rows(uuid, integer) is
+  'Groups of tasks for _forecast that the waiting rows of a bulk job will have, numbered after p_groups.';
+
 create or replace function penstock.forecast(p_job_id uuid)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
 declare
@@ -231,8 +270,11 @@ begin
   into v_groups from (
     select o.g, o.kind, o.provider, count(*) as n, count(*) filter (where o.is_running) as running,
       sum(_estimated_cost(o.provider, v_job.tenant_id, o.units)) as cost from open o group by 1, 2, 3) as x;
-  return _forecast(v_job.tenant_id, coalesce(v_groups, '[]'));
+  v_groups := coalesce(v_groups, '[]');
+  return _forecast(v_job.tenant_id,
+    v_groups || _forecast_waiting_rows(p_job_id, jsonb_array_length(v_groups)));
 end
 $$;
 comment on function penstock.forecast(uuid) is
-  'Forecasts the cost and the finish of the remaining tasks of a job.';
+  'Forecasts the cost and the finish of the remaining tasks of a job, and of the rows of a bulk job that '
+  'have no tasks yet.';

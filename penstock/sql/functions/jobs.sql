@@ -42,7 +42,7 @@ create or replace function penstock._check_job_arguments(p_type text, p_params j
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   c_options constant text[] := array['tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds',
-    'on_failure', 'paused', 'digest', 'budget', 'on_limit', 'stop_after'];
+    'on_failure', 'paused', 'digest', 'budget', 'on_limit', 'stop_after', 'result'];
   v_unknown text;
 begin
   if coalesce(length(p_type), 0) not between 1 and 200 then
@@ -61,6 +61,8 @@ begin
       '{"field": "options"}');
   end if;
   perform _check_document(p_params, 'params', (_setting('max_input_bytes'))::integer);
+  -- A template may name every task of a large job.
+  perform _check_document(p_options -> 'result', 'options.result', 4 * 1024 * 1024);
   select k into v_unknown from jsonb_object_keys(p_options) as k where k <> all (c_options);
   if found then
     perform _refuse(422, 'unknown_field', format('unknown option %L', left(v_unknown, 100)),
@@ -139,6 +141,7 @@ begin
       format('stop_after must be a number of failures such as 20, or a percentage such as 5%% (got %L)',
         left(v_job.stop_after, 100)), '{"field": "options.stop_after"}');
   end if;
+  v_job.result := nullif(p_options -> 'result', 'null');
   return v_job;
 end
 $$;
@@ -162,14 +165,16 @@ begin
   v_job := _job_from_options(v_options);
   select * into v_type from job_types where name = p_type;
   -- The digest covers everything but the key itself; the caller's own digest option stands for the tasks.
+  -- It leaves out the result, which older clients do not send.
   v_digest := sha256(convert_to(
-    p_type || E'\n' || v_params::text || E'\n' || (v_options - 'idempotency_key')::text, 'utf8'));
+    p_type || E'\n' || v_params::text || E'\n' || (v_options - array['idempotency_key', 'result'])::text,
+    'utf8'));
 
   insert into jobs (tenant_id, type, params, status, priority, on_failure, idempotency_key, request_digest,
-                    created_by, created_at, run_at, budget, on_limit, stop_after)
+                    created_by, created_at, run_at, budget, on_limit, stop_after, result)
   values (v_job.tenant_id, p_type, v_params, v_job.status, v_job.priority,
           coalesce(v_job.on_failure, v_type.on_failure, 'continue'), v_job.idempotency_key, v_digest,
-          _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after)
+          _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after, v_job.result)
   on conflict (tenant_id, idempotency_key) where idempotency_key is not null do nothing
   returning * into v_existing;
 
@@ -201,7 +206,8 @@ comment on function penstock.open_job(text, jsonb, jsonb) is
   'Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. '
   'Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, '
   'on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, '
-  'pause), stop_after (a number of failures, or a percentage such as 5%).';
+  'pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": '
+  'key} stands for the output of a task; default: the output of the last task).';
 
 create or replace function penstock._start_job(
   p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb, p_starters text[], p_is_raw boolean)
