@@ -84,7 +84,7 @@ class JobOptions(TypedDict, total=False):
     ]
     """Pause after this many failed tasks, or after a percentage, such as "5%"."""
     result: Annotated[Any, Option("The result of the job.", sdk=None, http=False, cli=False)]
-    """JSON in which `{"$from": key}` stands for the output of a task. Default: the output of the last task."""
+    """JSON in which `{"$from": key}` stands for the output of a task. Default: the last task's output."""
     digest: Annotated[str | None, Option("A hash of the tasks.", sdk=None, http=False, cli=False)]
     """Compared for an idempotency key that was used before: see `jobs.start_many`."""
 
