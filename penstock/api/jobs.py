@@ -230,11 +230,12 @@ async def list_jobs(
 @routes.get("/jobs/{job_id:uuid}")
 async def get_job(request: Request, response: Response, conn: Conn, job_id: UUID) -> JobDetail:
     """Get a job with its progress, files and result."""
-    job = JobResponse.of(await jobs.get(conn, job_id=job_id))
+    found = await jobs.get(conn, job_id=job_id)
+    job = JobResponse.of(found)
     files = await artifacts.list(conn, job_id=job_id, limit=MAX_PER_PAGE)
     # Excludes the URLs, which differ each time.
     response.headers["ETag"] = tag_of(f"{job.model_dump_json()} {[file.id for file in files]}".encode())
-    is_completed = job.status == "completed"
+    is_completed = found.status == "completed"
     return JobDetail(
         **dict(job),
         artifacts=await linked(request, files),
