@@ -709,11 +709,13 @@ table penstock.jobs
   column confirmed_at: timestamp with time zone
   column stop_after: text
   column forgiven: integer not null default 0
+  column result: jsonb
   comment on column budget: The highest cost, in the base currency. The job pauses before it exceeds it.
   comment on column on_limit: What happens to a task that exceeds the tenant's quota: it is held back (hold), it fails (refuse), or the job pauses (pause).
   comment on column confirmed_at: Tasks that were created before this time need no further confirmation.
   comment on column stop_after: The job pauses after this number of failed tasks, or this percentage of its largest phase.
   comment on column forgiven: Failures before the last resume; stop_after does not count them.
+  comment on column result: The result as a template: {"$from": key} stands for the output of a task. Null: the output of the last task.
   constraint jobs_budget_check: CHECK ((budget >= (0)::numeric))
   constraint jobs_check: CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['completed'::text, 'failed'::text, 'canceled'::text]))))
   constraint jobs_forgiven_check: CHECK ((forgiven >= 0))
@@ -2040,7 +2042,7 @@ function penstock._check_job_arguments(text, jsonb, jsonb)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5da9b9ed2300dfbcc421d1feaf8d1401
+  body: sha256 f7128fa6e62edb67b7a1de2953a7ab51
   comment: Raises an error for a malformed type, params or options object of open_job.
 
 function penstock._check_keys(uuid, penstock.task_spec[])
@@ -2384,6 +2386,14 @@ function penstock._explain_wait(uuid)
   body: sha256 5325862c423dde3e2b30cc301e5d7c42
   comment: What a waiting task waits for.
 
+function penstock._fill_result(uuid, jsonb)
+  arguments: p_job_id uuid, p_template jsonb
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8c43c6b123cddd2c3a7f5c2bbbc83cbd
+  comment: The template of a result with each {"$from": key} replaced by the output of that task.
+
 function penstock._finish_behind_others(uuid, text, double precision, double precision, double precision)
   arguments: p_tenant_id uuid, p_provider text, p_seconds double precision, p_requests double precision, p_tokens double precision
   returns: double precision
@@ -2423,6 +2433,14 @@ function penstock._forecast_quota(uuid, jsonb, numeric, timestamp with time zone
   settings: search_path=penstock, pg_temp
   body: sha256 37f2372dee1bc7db8cbc16393df744c0
   comment: For each limited meter, what these units need and what is left, [{"meter", "needs", "left", "limit", "fits"}].
+
+function penstock._forecast_waiting_rows(uuid, integer)
+  arguments: p_job_id uuid, p_groups integer
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3c58c592bdc94665b8eb2c2fa0d9d19a
+  comment: Groups of tasks for _forecast that the waiting rows of a bulk job will have, numbered after p_groups.
 
 function penstock._forget_told_limits()
   returns: void
@@ -2580,7 +2598,7 @@ function penstock._job_from_options(jsonb)
   returns: penstock.jobs
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d4c52e38f286b1e6fabd307363dc6bad
+  body: sha256 b095c0c90a2b839366b7ccd3132ff62f
   comment: Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not given.
 
 function penstock._keep_canceled(penstock.leases[])
@@ -2890,6 +2908,14 @@ function penstock._ordinal(bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 ee010c31a932bc8d1b33071ea25ad652
   comment: A number as an English ordinal: 1st, 2nd, 3rd, 12th.
+
+function penstock._output_value(jsonb)
+  arguments: p_output jsonb
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a9fed12deebe0ea210155cdeee482340
+  comment: An output without the flag for cleaned text.
 
 function penstock._own_tenant()
   returns: uuid
@@ -4048,8 +4074,8 @@ function penstock.forecast(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ad9282306055d06368d5edf2d7bdc38e
-  comment: Forecasts the cost and the finish of the remaining tasks of a job.
+  body: sha256 6797724342292981d13ee20fb251c712
+  comment: Forecasts the cost and the finish of the remaining tasks of a job, and of the rows of a bulk job that have no tasks yet.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -4185,6 +4211,16 @@ function penstock.job_graph(uuid, bigint, integer)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.job_result(uuid, integer)
+  arguments: p_job_id uuid, p_max_bytes integer DEFAULT NULL::integer
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c7cf239d45fd2a33c39b0caf70e2ff0e
+  comment: The result of a completed job: what the body of its job type returned, with the outputs of its tasks, or else the output of its last task. Null while the job has not completed, for a bulk job, whose rows have results, and for a result that is larger than p_max_bytes.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.keep_artifact(uuid, text, timestamp with time zone)
   arguments: p_artifact_id uuid, p_subject text, p_until timestamp with time zone DEFAULT 'infinity'::timestamp with time zone
   returns: void
@@ -4309,8 +4345,8 @@ function penstock.open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e4fbe6a6a5583047841fc25a91c8a13c
-  comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%).
+  body: sha256 3f6f40b91b7b30cb69ab90a0da491a02
+  comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": key} stands for the output of a task; default: the output of the last task).
   grant to authenticated: execute
   grant to service_role: execute
 
