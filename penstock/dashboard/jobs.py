@@ -11,9 +11,8 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from penstock.api.artifacts import linked
-from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants, waits
 from penstock.api.jobs import MAX_INLINE_RESULT
-from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants
+from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants, waits
 from penstock.dashboard import actors, exports, formatting, graphs
 from penstock.dashboard.pages import (
     PER_PAGE,
