@@ -14,6 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from hashlib import sha256
 from typing import Any, Literal, LiteralString
 from uuid import UUID
@@ -24,6 +25,7 @@ from penstock.api.limits import Limits, Rates
 from penstock.api.sessions import Sessions
 from penstock.api.shares import Shares
 from penstock.api.tokens import Tokens
+from penstock.contract import sessions
 from penstock.errors import Forbidden, PenstockError, TimedOut, Unauthenticated
 from penstock.postgres import db
 from penstock.types import Scope
@@ -31,6 +33,7 @@ from penstock.types import Scope
 DatabaseRole = Literal["anon", "authenticated", "service_role"]
 
 _KEY = re.compile(r"psk_[0-9a-f]{64}")
+_SESSION = re.compile(r"pss_[0-9a-f]{64}")
 _LONGEST = 8192
 
 KNOWN_SECONDS = 60
@@ -49,6 +52,7 @@ _CANCELED = "57014"
 REFUSAL_COST = 20
 """Requests that a refused share or a canceled statement counts as."""
 _BECOME_KEY: LiteralString = _BECOME + "; select penstock.check_key()"
+_BECOME_SESSION: LiteralString = _BECOME + "; select penstock.check_session()"
 
 # Whether the login has or can get more rights than a user, and whether it can switch to the users' roles.
 _LOGIN: LiteralString = """\
@@ -57,6 +61,10 @@ select exists (
       r.rolsuper or r.rolbypassrls or r.rolcreaterole or r.rolreplication or r.rolname = 'service_role'
       or r.rolname like 'pg\\_%%' or r.oid = (select nspowner from pg_namespace where nspname = 'penstock'))),
   pg_has_role(session_user, 'anon', 'member') and pg_has_role(session_user, 'authenticated', 'member')"""
+
+
+class SessionToken(str):
+    """The token of a dashboard session. Only the dashboard's cookie is one: the API accepts no such token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,8 @@ class Caller:
     """The scopes of a key; None for other credentials, which have no scopes."""
     token: str = ""
     """Prefix of the token's digest, which distinguishes callers without a user id."""
+    session: UUID | None = None
+    """The dashboard session of the request."""
     tenant: UUID | None = None
     """The tenant whose shares the caller uses: that of the key, or of the user's profile."""
 
@@ -133,14 +143,14 @@ class Callers:
         self,
         pools: Pools,
         tokens: Tokens,
-        sessions: Sessions | None = None,
+        development: Sessions | None = None,
         *,
         limits: Limits,
         rates: Rates,
     ) -> None:
         self._pools = pools
         self._tokens = tokens
-        self._sessions = sessions
+        self._sessions = development
         self._rates = rates
         self._known: OrderedDict[bytes, tuple[Caller, float]] = OrderedDict()
         self._homes: OrderedDict[str, tuple[UUID | None, float]] = OrderedDict()
@@ -155,6 +165,8 @@ class Callers:
 
         Raises Unauthenticated if the credential or session is invalid.
         """
+        if isinstance(credential, SessionToken):
+            return await self._of_session(request, credential)
         if credential is None:
             session = self._sessions.claims(request) if self._sessions else None
             return await self._at_home(Caller(session["role"], session)) if session else ANON
@@ -162,6 +174,8 @@ class Callers:
 
     def is_new(self, credential: str | None) -> bool:
         """Whether this is a key that is not cached, so that checking it needs a query."""
+        if isinstance(credential, SessionToken):
+            return True
         if credential is None or not credential.startswith("psk_"):
             return False
         return _digest(credential) not in self._known
@@ -175,6 +189,44 @@ class Callers:
         claims = await self._tokens.verify(credential)
         token = sha256(credential.encode()).hexdigest()[:12]
         return await self._at_home(Caller(claims["role"], claims, token=token))
+
+    async def open_session(self, caller: Caller, user_agent: str | None) -> str:
+        """Open a dashboard session for this caller. Returns the token for the browser's cookie."""
+        sub, expires = caller.claims.get("sub"), caller.claims.get("exp")
+        return await sessions.open(
+            self._pools.service,
+            role=caller.role,
+            subject=UUID(sub) if sub else None,
+            user_agent=user_agent,
+            expires_at=datetime.fromtimestamp(expires, UTC) if expires else None,
+        )
+
+    async def close_session(self, token: str) -> None:
+        """End a dashboard session."""
+        await db.call(self._pools.service, "close_session", p_digest=_digest(token))
+
+    async def _of_session(self, request: Request, token: str) -> Caller:
+        found = []
+        if _SESSION.fullmatch(token):
+            # A page that refreshes itself does not keep the session alive.
+            is_active = "hx-request" not in request.headers
+            found = await db.call(
+                self._pools.service, "use_session", p_digest=_digest(token), p_is_active=is_active
+            )
+        if not found:
+            raise Unauthenticated("the session has ended", hint="Sign in again.")
+        [row] = found
+        claims = {"role": row["role"], "penstock_session": str(row["id"])}
+        if row["subject"]:
+            claims["sub"] = str(row["subject"])
+        caller = Caller(
+            row["role"],
+            claims,
+            scopes=None if row["scopes"] is None else frozenset(row["scopes"]),
+            token=str(row["id"])[:12],
+            session=row["id"],
+        )
+        return await self._at_home(caller)
 
     def forget(self, response: Response) -> None:
         """Log the browser out, if it has a session."""
@@ -193,7 +245,7 @@ class Callers:
         """
         if caller.role == "service_role":
             # The audit log shows which service key or session was used; users are identified by the claims.
-            is_named = caller.is_key or (caller.claims.get("sub") and not caller.token)
+            is_named = caller.is_key or (caller.claims.get("sub") and (caller.session or not caller.token))
             actor = f"service:{caller.claims['sub']}" if is_named else ""
             async with self._transaction(
                 self._pools.service, caller, actor, self._milliseconds, read_only
@@ -235,7 +287,7 @@ class Callers:
     ) -> AsyncGenerator[db.Connection]:
         async with db.transaction_with_setup(
             pool,
-            _BECOME_KEY if caller.is_key else _BECOME,
+            _BECOME_SESSION if caller.session else _BECOME_KEY if caller.is_key else _BECOME,
             (caller.role, json.dumps(caller.claims), actor, milliseconds),
             read_only=read_only,
         ) as conn:

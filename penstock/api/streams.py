@@ -122,6 +122,14 @@ class Streams(ABC, Generic[W]):
         )
         for row in gone:
             known[int(row["place"]) - 1].refuse()
+        in_session = [watcher for watcher in self._watchers if watcher.caller.session]
+        if in_session:
+            ids = [watcher.caller.session for watcher in in_session]
+            rows = await db.rows(conn, "select penstock.list_ended_sessions(%s)", (ids,))
+            ended = {row[0] for row in rows}
+            for watcher in in_session:
+                if watcher.caller.session in ended:
+                    watcher.refuse()
         self._checked_at = time.monotonic()
 
     @abstractmethod

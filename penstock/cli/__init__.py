@@ -27,6 +27,7 @@ from penstock.cli import (
     run,
     schedules,
     serve,
+    sessions,
     simulate,
     start,
     usage,
@@ -66,6 +67,7 @@ app.add_typer(schedules.group, name="schedules", rich_help_panel="Operate")
 app.add_typer(artifacts.group, name="artifacts", rich_help_panel="Operate")
 operate.add_to(app, "Operate")
 app.add_typer(keys.group, name="keys", rich_help_panel="Operate")
+app.add_typer(sessions.group, name="sessions", rich_help_panel="Operate")
 app.add_typer(limits.group, name="limits", rich_help_panel="Providers, usage and costs")
 app.add_typer(usage.group, name="usage", rich_help_panel="Providers, usage and costs")
 app.add_typer(usage.plans_group, name="plans", rich_help_panel="Providers, usage and costs")

@@ -29,6 +29,7 @@ from penstock.dashboard import (
     pages,
     providers,
     schedules,
+    sessions,
     sign_in,
     tenants,
     usage,
@@ -86,6 +87,7 @@ def _create() -> FastAPI:
         tenants,
         schedules,
         audit,
+        sessions,
         settings_page,
         live,
     ):

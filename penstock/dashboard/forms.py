@@ -55,7 +55,37 @@ def set_cookie(
         max_age=days * 86400 if days else None,
         httponly=True,
         samesite="lax",
-        secure=request.url.scheme == "https",
+        secure=is_secure(request),
+    )
+
+
+def host_cookie(request: Request, name: str) -> str:
+    """Return the name of a cookie for this host: behind TLS with the prefix that no other host can set."""
+    return f"__Host-{name}" if is_secure(request) else name
+
+
+def is_secure(request: Request) -> bool:
+    """Whether the browser reaches the dashboard over TLS."""
+    return request.url.scheme == "https"
+
+
+def set_host_cookie(request: Request, response: Response, name: str, value: str, *, seconds: int) -> None:
+    """Set a cookie that scripts cannot read and that the browser sends to this host only."""
+    response.set_cookie(
+        host_cookie(request, name),
+        value,
+        max_age=seconds,
+        path="/",
+        httponly=True,
+        samesite="lax",
+        secure=is_secure(request),
+    )
+
+
+def delete_host_cookie(request: Request, response: Response, name: str) -> None:
+    """Delete a cookie of this host."""
+    response.delete_cookie(
+        host_cookie(request, name), path="/", httponly=True, samesite="lax", secure=is_secure(request)
     )
 
 

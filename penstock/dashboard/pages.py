@@ -25,7 +25,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from penstock.api.callers import ANON, Caller, Callers, shown
+from penstock.api.callers import ANON, Caller, Callers, SessionToken, shown
 from penstock.api.problems import is_from_postgres
 from penstock.api.routes import admitted
 from penstock.contract import costs, filters, tenants
@@ -34,7 +34,7 @@ from penstock.errors import Forbidden, Invalid, NotFound, PenstockError, Unauthe
 from penstock.postgres import db
 from penstock.types import Role, Scope, Tenant
 
-LOGIN_COOKIE = "penstock_login"
+SESSION_COOKIE = "penstock_dashboard"
 THEME_COOKIE = "penstock_theme"
 FLASH_COOKIE = "penstock_flash"
 PER_PAGE = 50
@@ -94,6 +94,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
         (
             ("/tenants", "Tenants", False),
             ("/audit", "Audit log", False),
+            ("/sessions", "Sessions", False),
             ("/settings", "Settings", False),
         ),
     ),
@@ -201,10 +202,10 @@ class PublicPage(Page):
 
 
 def credential_of(request: Request) -> str | None:
-    """Return the credential from the sign-in cookie, else from the request headers as in the API."""
-    credential = request.cookies.get(LOGIN_COOKIE)
-    if credential and "authorization" not in request.headers:
-        return credential
+    """Return the session from the cookie, else the credential from the request headers as in the API."""
+    session = request.cookies.get(forms.host_cookie(request, SESSION_COOKIE))
+    if session and "authorization" not in request.headers:
+        return SessionToken(session)
     return shown(request)
 
 
@@ -358,7 +359,8 @@ def _to_sign_in(request: Request) -> Response:
     response = redirect(
         request, "/sign-in", next=wanted if request.method == "GET" and wanted != "/" else None
     )
-    response.delete_cookie(LOGIN_COOKIE, path=request.scope.get("root_path") or "/")
+    if request.cookies.get(forms.host_cookie(request, SESSION_COOKIE)):
+        forms.delete_host_cookie(request, response, SESSION_COOKIE)
     return response
 
 

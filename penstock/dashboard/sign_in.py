@@ -1,7 +1,7 @@
 """Sign-in, sign-out and the color theme.
 
-The sign-in form stores an API key or token in a cookie that scripts cannot read. Each request verifies it
-again, so a revoked or expired credential stops working at once.
+The sign-in form takes an API key or token and opens a session on the server. The browser gets the session's
+token in a cookie that scripts cannot read, never the key. Each request checks the session and its key again.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock.api.callers import Callers
+from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Rate
 from penstock.dashboard import forms, pages
 from penstock.dashboard.pages import PublicPage, redirect, render
 from penstock.errors import Unauthenticated
 
 router = APIRouter(route_class=PublicPage)
+
+COOKIE_SECONDS = 366 * 86400
+"""Longer than any session: the server ends sessions, not the cookie."""
 
 NextQuery = Annotated[str, Query(max_length=4000)]
 
@@ -29,7 +32,7 @@ async def show_sign_in(request: Request, next: NextQuery = "/") -> Response:
 
 @router.post("/sign-in")
 async def sign_in(request: Request) -> Response:
-    """Store the credential in a cookie if it is valid."""
+    """Open a session if the credential is valid."""
     form: forms.Form = request.state.form
     callers: Callers = request.app.state.callers
     rate: Rate = request.app.state.rate
@@ -42,17 +45,32 @@ async def sign_in(request: Request) -> Response:
     except Unauthenticated as error:
         return render(request, "sign_in.html", 401, next=target, problem=error.message)
     response = redirect(request, target)
-    forms.set_cookie(request, response, pages.LOGIN_COOKIE, form.get("credential"))
+    await begin_session(request, response, caller)
     return response
+
+
+async def begin_session(request: Request, response: Response, caller: Caller) -> None:
+    """Open a session for the caller and end the browser's previous one."""
+    callers: Callers = request.app.state.callers
+    await _end_session(request)
+    token = await callers.open_session(caller, request.headers.get("user-agent"))
+    forms.set_host_cookie(request, response, pages.SESSION_COOKIE, token, seconds=COOKIE_SECONDS)
+
+
+async def _end_session(request: Request) -> None:
+    callers: Callers = request.app.state.callers
+    if token := request.cookies.get(forms.host_cookie(request, pages.SESSION_COOKIE)):
+        await callers.close_session(token)
 
 
 @router.post("/sign-out")
 async def sign_out(request: Request) -> Response:
-    """Delete the credential cookie."""
+    """End the session on the server and delete its cookie."""
     callers: Callers = request.app.state.callers
     response = redirect(request, "/sign-in")
     callers.forget(response)
-    response.delete_cookie(pages.LOGIN_COOKIE, path=request.scope.get("root_path") or "/")
+    await _end_session(request)
+    forms.delete_host_cookie(request, response, pages.SESSION_COOKIE)
     return response
 
 

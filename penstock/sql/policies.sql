@@ -43,6 +43,7 @@ create policy service_reads on penstock.ready for select to service_role using (
 create policy service_reads on penstock.requests for select to service_role using (true);
 create policy service_reads on penstock.results for select to service_role using (true);
 create policy service_reads on penstock.schedules for select to service_role using (true);
+create policy service_reads on penstock.sessions for select to service_role using (true);
 create policy service_reads on penstock.settings for select to service_role using (true);
 create policy service_reads on penstock.shares for select to service_role using (true);
 create policy service_reads on penstock.spent for select to service_role using (true);

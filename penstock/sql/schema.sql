@@ -1132,6 +1132,34 @@ table penstock.schedules
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.sessions
+  comment: Sessions of the dashboard. A session that was ended has no row.
+  row security: enabled
+  column id: uuid not null
+  column digest: bytea not null
+  column role: text not null
+  column subject: uuid
+  column key_id: uuid
+  column user_agent: text
+  column created_at: timestamp with time zone not null
+  column last_seen_at: timestamp with time zone not null
+  column expires_at: timestamp with time zone not null
+  comment on column digest: SHA-256 of the token in the browser's cookie, which is random.
+  comment on column subject: The user or API key that signed in; null for the holder of a service token.
+  constraint sessions_check: CHECK (((role = 'service_role'::text) OR (subject IS NOT NULL)))
+  constraint sessions_digest_check: CHECK ((length(digest) = 32))
+  constraint sessions_digest_key: UNIQUE (digest)
+  constraint sessions_key_id_fkey: FOREIGN KEY (key_id) REFERENCES penstock.api_keys(id) ON DELETE CASCADE
+  constraint sessions_pkey: PRIMARY KEY (id)
+  constraint sessions_role_check: CHECK ((role = ANY (ARRAY['authenticated'::text, 'service_role'::text])))
+  constraint sessions_user_agent_check: CHECK ((length(user_agent) <= 200))
+  index sessions_expires: CREATE INDEX sessions_expires ON penstock.sessions USING btree (expires_at)
+  index sessions_key: CREATE INDEX sessions_key ON penstock.sessions USING btree (key_id)
+  index sessions_subject: CREATE INDEX sessions_subject ON penstock.sessions USING btree (subject, created_at)
+  trigger sessions_access: CREATE TRIGGER sessions_access AFTER DELETE ON penstock.sessions FOR EACH STATEMENT EXECUTE FUNCTION penstock._on_access_change()
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.settings
   comment: Configuration shared by all workers. set_setting() changes it.
   row security: enabled
@@ -3392,6 +3420,14 @@ function penstock._scope_for(text[])
   body: sha256 504303f7073f914025f207c25ae09e0f
   comment: The scope that an API key needs for what members with these roles may do.
 
+function penstock._session_is_live(penstock.sessions)
+  arguments: p_session penstock.sessions
+  returns: boolean
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ae8f24d9c37fe50e3c01d2ececc1cfb5
+  comment: Whether a session has neither expired nor been idle for too long, and its API key is still valid.
+
 function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
@@ -3784,6 +3820,15 @@ function penstock.check_key()
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.check_session()
+  returns: void
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6635bcf81607638129c09939eff9780b
+  comment: Raises an error unless the caller's session is live. The API calls it at the start of each transaction.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.claim_tasks(text, integer, text[], integer)
   arguments: p_worker_id text, p_max_tasks integer DEFAULT 1, p_task_types text[] DEFAULT NULL::text[], p_lease_seconds integer DEFAULT NULL::integer
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
@@ -3800,6 +3845,15 @@ function penstock.clock()
   body: sha256 5a93bceb9d6919373defcb4bd4912f03
   comment: The current time. Apps read it here, so that tests can replace the clock of apps too.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.close_session(bytea)
+  arguments: p_digest bytea
+  returns: void
+  attributes: sql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 55b943d7e1894c1ff09882d1a4224d7b
+  comment: Ends the session with this SHA-256 digest, to sign out.
   grant to service_role: execute
 
 function penstock.commit_hold(uuid, jsonb, uuid)
@@ -3985,6 +4039,15 @@ function penstock.due_schedules()
   comment: Up to 100 schedules that are due, with the database's time.
   grant to service_role: execute
 
+function penstock.end_other_sessions()
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a1e6b45613da2bb83ab7ebb7b22ac847
+  comment: Ends all sessions of the caller except the current one; returns their number.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.end_request(text, integer, jsonb)
   arguments: p_key text, p_status integer, p_answer jsonb
   returns: void
@@ -3992,6 +4055,16 @@ function penstock.end_request(text, integer, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 efde7b796816b1e71ac0f3d309ef3937
   comment: Records the response to a request, in the transaction that called begin_request.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.end_session(uuid)
+  arguments: p_session_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4b43de6d829fc1454b743fe7c250ee58
+  comment: Ends one of the caller's sessions; for the service, any.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -4250,6 +4323,15 @@ function penstock.list_api_keys(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.list_ended_sessions(uuid[])
+  arguments: p_session_ids uuid[]
+  returns: SETOF uuid
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b52082a5be440b324bbbd1356ac950c6
+  comment: Those of the sessions that have ended.
+  grant to service_role: execute
+
 function penstock.list_keys(uuid)
   arguments: p_tenant_id uuid DEFAULT NULL::uuid
   returns: TABLE(id uuid, tenant_id uuid, name text, prefix text, role text, created_by text, created_at timestamp with time zone, expires_at timestamp with time zone, last_used_at timestamp with time zone, revoked_at timestamp with time zone)
@@ -4257,6 +4339,16 @@ function penstock.list_keys(uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 73b11fc38a7bbbb2cac27b335181bb41
   comment: Lists the API keys of a tenant; for the service without p_tenant_id, worker and service keys.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.list_sessions(uuid)
+  arguments: p_subject uuid DEFAULT NULL::uuid
+  returns: TABLE(id uuid, subject uuid, role text, user_agent text, created_at timestamp with time zone, last_seen_at timestamp with time zone, expires_at timestamp with time zone, is_current boolean)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6f70b10ab04dd1abba8387deab16d5f2
+  comment: Lists the caller's live sessions; for the service those of a subject, or all.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -4357,6 +4449,15 @@ function penstock.open_provider(text, uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 530b2971bdef1b340a1655099884b29e
   comment: Opens an endpoint that closed after a provider's answer, once its account is topped up or the problem is solved. Forgets a lower limit that the provider reported.
+  grant to service_role: execute
+
+function penstock.open_session(text, uuid, jsonb)
+  arguments: p_role text, p_subject uuid, p_options jsonb DEFAULT '{}'::jsonb
+  returns: TABLE(id uuid, secret text, expires_at timestamp with time zone)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c4008ea7d393c34743b1bb9649ac25ed
+  comment: Opens a dashboard session for a user, an API key or (null) the holder of a service token. The secret is returned once and is not stored. Options: user_agent, expires_at (no later than this).
   grant to service_role: execute
 
 function penstock.open_wait(bigint, text, bigint, text, jsonb)
@@ -4753,7 +4854,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7a6b90a4454b4c832105a814dee49ab8
+  body: sha256 ef90b0d1dba3826982130355176da1f1
   comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 
@@ -4790,7 +4891,7 @@ function penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 cae9004d6a7ebde8b687c58c7e240a4b
+  body: sha256 4b5998a0f2eb04932fe582447f7854d6
   comment: Starts a job whose tasks trusted code drew from a job type, for the user p_user_id (null: for the service). Not granted to users: the server calls it, and so may a security definer function of an app. The role of the user in the tenant is checked, and the user is recorded as the creator.
   grant to service_role: execute
 
@@ -4902,6 +5003,15 @@ function penstock.use_key(bytea)
   settings: search_path=penstock, pg_temp
   body: sha256 932745b508dd0e0161f324bd988045d1
   comment: Finds the API key with this SHA-256 digest and its role; no row if it is unknown, expired or revoked.
+  grant to service_role: execute
+
+function penstock.use_session(bytea, boolean)
+  arguments: p_digest bytea, p_is_active boolean DEFAULT true
+  returns: TABLE(id uuid, role text, subject uuid, is_key boolean, scopes text[])
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cd636da35bde7ab2cf862c7423de1f07
+  comment: Finds the session with this SHA-256 digest; no row if it has ended. An active request restarts its idle time.
   grant to service_role: execute
 
 function penstock.weigh_action(text, text[])

@@ -39,6 +39,7 @@ from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, 
 from penstock.types.overview import Overview, OverviewProblem
 from penstock.types.providers import Provider, ProviderEvent, ProviderValues
 from penstock.types.schedules import Missed, Schedule
+from penstock.types.sessions import Session
 from penstock.types.tasks import Attempt, GraphTask, Run, Task, TaskRate, TaskStatus
 from penstock.types.tenants import Me, Member, Role, Tenant, TenantShare
 from penstock.types.usage import Limit, Meter, MeterUsage, Plan, PlanValues, UsageDay, UsageStatus
@@ -116,6 +117,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Scope",
+    "Session",
     "Setting",
     "SourceCheck",
     "Starter",

@@ -276,25 +276,31 @@ def test_sign_in_stores_a_valid_credential_until_sign_out_or_revocation(site: An
     )
     for credential in ("", "psk_" + "0" * 64, "nonsense", site.key("worker"), "x" * 9000, expired):
         refused = browser.post("/sign-in", {"credential": credential, "next": "/"})
-        assert refused.status_code == 401 and "penstock_login" not in browser.client.cookies, credential
+        assert refused.status_code == 401 and "penstock_dashboard" not in browser.client.cookies, credential
         assert credential not in refused.text or not credential
     [made] = sample.db.execute("select id, secret from penstock.create_key('x', 'viewer', %s)", [sample.acme])
     answer = browser.post("/sign-in", {"credential": made["secret"], "next": "/jobs?filter=status:failed"})
     assert answer.headers["location"] == "/dashboard/jobs?filter=status:failed"
     cookie = next(
-        value for value in answer.headers.get_list("set-cookie") if value.startswith("penstock_login")
+        value for value in answer.headers.get_list("set-cookie") if value.startswith("penstock_dashboard")
     )
-    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Path=/dashboard" in cookie
+    assert "HttpOnly" in cookie and "SameSite=lax" in cookie and "Path=/;" in cookie
+    assert made["secret"] not in str(answer.headers), "the cookie is not the key"
     assert browser.get("/jobs").status_code == 200
     # A revoked key stops working at once.
     sample.db.execute("select penstock.revoke_key(%s)", [made["id"]])
     assert browser.get("/jobs").headers["location"].startswith("/dashboard/sign-in")
     again = site.browser(site.key("viewer", sample.acme))
     out = again.post("/sign-out")
-    assert out.status_code == 303 and 'penstock_login=""' in str(out.headers.get_list("set-cookie"))
-    # The API ignores the dashboard's cookie.
-    headers = {"Cookie": f"penstock_login={site.key('service')}"}
-    assert site.client.get("/api/me", headers=headers).status_code == 401
+    assert out.status_code == 303 and 'penstock_dashboard=""' in str(out.headers.get_list("set-cookie"))
+    # The API ignores the dashboard's cookie, and accepts its value in no header.
+    session = site.browser(site.key("service")).client.cookies["penstock_dashboard"]
+    for headers in (
+        {"Cookie": f"penstock_dashboard={session}"},
+        {"Authorization": f"Bearer {session}"},
+        {"apikey": session},
+    ):
+        assert site.client.get("/api/me", headers=headers).status_code == 401
 
 
 @pytest.mark.parametrize("prefix", ["/admin/jobs", "/x"])

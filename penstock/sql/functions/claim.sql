@@ -29,24 +29,25 @@
 --
 --    1. tenants
 --    2. api_keys          by id
---    3. members, profiles
---    4. schedules
---    5. leases            the leases of a batch by position in the table
---    6. waits, wait_links, steps   of the task of the lease
---    7. bulks
---    8. bulk_changes
---    9. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
---   10. parked            by task id
---   11. phases            by job and position
---   12. jobs              by id
---   13. dead_letters, results   to delete them
---   14. chores
---   15. artifacts         by id
---   16. endpoints
---   17. endpoint_states   a claim waits for one only while it has locked nothing else
---   18. spent, calls      after the state of their endpoint
---   19. holds
---   20. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
+--    3. sessions, invitations
+--    4. members, profiles
+--    5. schedules
+--    6. leases            the leases of a batch by position in the table
+--    7. waits, wait_links, steps   of the task of the lease
+--    8. bulks
+--    9. bulk_changes
+--   10. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
+--   11. parked            by task id
+--   12. phases            by job and position
+--   13. jobs              by id
+--   14. dead_letters, results   to delete them
+--   15. chores
+--   16. artifacts         by id
+--   17. endpoints
+--   18. endpoint_states   a claim waits for one only while it has locked nothing else
+--   19. spent, calls      after the state of their endpoint
+--   20. holds
+--   21. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
 --   never waited for: lanes, shares, mixed
 --   inserted into at any point: dead_letters, results

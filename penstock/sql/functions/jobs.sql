@@ -266,6 +266,9 @@ begin
   if not v_starters && array['owner', 'admin', 'member'] then
     perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
   end if;
+  if not _has_scope(v_user_id, 'start') then
+    perform _refuse(403, 'missing_scope', 'the API key does not have the scope start', '{"scope": "start"}');
+  end if;
   perform set_config('penstock.actor', 'user:' || v_user_id, true);
   return _start_job(p_type, p_params, p_tasks, p_options || jsonb_build_object('tenant_id', v_tenant_id),
     v_starters, false);

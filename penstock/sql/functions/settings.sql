@@ -18,6 +18,8 @@ insert into penstock.settings (name, value, comment) values
     'Currency of budgets and cost totals. Do not change it once costs are recorded.'),
   ('raw_tasks', 'false',
     'Whether users may write tasks of kinds that do not say so themselves. False: they start job types.'),
+  ('session_idle_minutes', '60', 'A dashboard session ends after this time without a request.'),
+  ('session_hours', '24', 'A dashboard session ends this long after its sign-in.'),
   ('max_key_days', '0', 'Longest life of a new API key in days; 0: no limit.'),
   ('default_plan', '"free"', 'Plan of a user''s personal tenant; an empty string: no plan.')
 on conflict (name) do nothing;
@@ -26,10 +28,12 @@ create or replace function penstock.set_setting(p_name text, p_value jsonb)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_old jsonb;
-  v_min bigint := case when p_name in ('lease_seconds', 'max_deaths', 'max_tasks_per_call') then 1
+  v_min bigint := case when p_name in ('lease_seconds', 'max_deaths', 'max_tasks_per_call', 'session_hours',
+      'session_idle_minutes') then 1
     else 0 end;
   v_max bigint := case p_name when 'lease_seconds' then 86400
     when 'retention_days' then 36500 when 'max_key_days' then 36500
+    when 'session_hours' then 8760 when 'session_idle_minutes' then 525600
     else 2000000000 end;
 begin
   select value into v_old from settings where name = p_name for update;
