@@ -97,6 +97,7 @@ def create(
     made.state.limits = most
     made.state.rates = Rates(most)
     made.state.rate = made.state.rates.callers
+    made.state.rest_catalogues = {}
     made.state.files = asyncio.Semaphore(most.files)
     problems.add_to(made)
     if chosen.allowed_origins:

@@ -26,7 +26,7 @@ import inspect
 import logging
 import threading
 import warnings
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
@@ -74,6 +74,8 @@ class App:
     belong to the tenant named `tenant`, which is created if missing. Connections are opened on first use.
     `async with app:` or `aclose()` closes those of the running event loop; `with app:` or `close()` closes
     those of synchronous code. `sql` is a folder with the app's own SQL, which `migrate` applies to `schema`.
+    Supabase clients can write to `writable_tables` of that schema, and worker keys can call
+    `worker_functions`; a value is an argument that such a call must pass.
     """
 
     def __init__(
@@ -83,9 +85,13 @@ class App:
         tenant: str | UUID = "default",
         schema: str | None = None,
         sql: Path | None = None,
+        writable_tables: Collection[str] = (),
+        worker_functions: Mapping[str, str | None] | None = None,
     ) -> None:
         if (schema is None) != (sql is None):
             raise Invalid("an app with its own SQL needs both `sql` and `schema`", details={"field": "sql"})
+        if schema is None and (writable_tables or worker_functions):
+            raise Invalid("writable_tables and worker_functions need a schema", details={"field": "schema"})
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.job_types: dict[str, JobType[...]] = {}
         self.bulks: dict[str, BulkType[Any]] = {}
@@ -98,6 +104,8 @@ class App:
         self.tenant = tenant
         self.own: migrate.Own | None = None if schema is None or sql is None else migrate.Own(schema, sql)
         """The app's own SQL."""
+        self.writable_tables = frozenset(writable_tables)
+        self.worker_functions = dict(worker_functions or {})
         self._database_url = database_url
         self._storage: storages.Storage | None = None
         self.forget()

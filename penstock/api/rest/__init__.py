@@ -1,15 +1,16 @@
-"""PostgREST's protocol for schema penstock, so that Supabase clients can call functions and read views.
+"""PostgREST's protocol for schema penstock and the app's schema, so that Supabase clients can use them.
 
     POST /rest/v1/rpc/claim_tasks   {"p_worker_id": "w1", "p_max_tasks": 10}
     GET  /rest/v1/job_list?select=id,status&status=eq.running&order=created_at.desc
+    PATCH /rest/v1/notes?id=eq.7    {"title": "Otters"}
 
-A request runs as the caller's database role, whose grants decide what it can call and read. Tables and views
-are read-only: only functions change data.
+A request runs as the caller's database role, whose grants decide what it can call, read and write. Tables and
+views are read-only, except those that the app lists in `writable_tables`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, LiteralString, cast
 
 import structlog
@@ -17,14 +18,15 @@ from fastapi import APIRouter, Request, Response
 
 from penstock.api.callers import ANON, Caller, Callers
 from penstock.api.limits import Limits, read_body, read_json
-from penstock.api.rest import catalogue, preferences, queries
-from penstock.api.rest.catalogue import Catalogue, Function
+from penstock.api.rest import catalogue, preferences, queries, writing
+from penstock.api.rest.catalogue import Catalogue, Function, Relation
 from penstock.api.rest.errors import RestError, error_for, permission_denied, shortened
 from penstock.api.rest.preferences import Preferences
 from penstock.api.rest.queries import RowSource, Sql
 from penstock.api.routes import identify
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
+from penstock.sdk.app import App
 from penstock.types import Scope
 
 MOST_URL_BYTES = 16 << 10
@@ -88,17 +90,12 @@ async def rpc(request: Request, name: str) -> Response:
 
 @router.api_route("/{name}", methods=_METHODS)
 async def relation(request: Request, name: str) -> Response:
-    """Read a table or a view."""
+    """Read a table or a view, or write to a table of the app."""
 
     async def answer(caller: Caller) -> Response:
-        if request.method not in _READING:
-            raise RestError(
-                405,
-                "PGRST117",
-                f"Unsupported HTTP method: {request.method}",
-                hint="Tables are read-only. Use a function to change data: /rest/v1/rpc/…",
-            )
-        return await _read(request, caller, name)
+        if request.method in _READING:
+            return await _read(request, caller, name)
+        return await _write(request, caller, name)
 
     return await _answered(request, answer)
 
@@ -132,19 +129,33 @@ def _callers(request: Request) -> Callers:
     return request.app.state.callers
 
 
-async def _catalogue(request: Request) -> Catalogue:
-    found: Catalogue | None = getattr(request.app.state, "rest_catalogue", None)
+def _app(request: Request) -> App | None:
+    return request.app.state.app
+
+
+def _preferred(request: Request) -> Preferences:
+    app = _app(request)
+    return preferences.read(request, app.own.schema if app and app.own else None)
+
+
+async def _catalogues(request: Request, preferred: Preferences) -> list[Catalogue]:
+    """The catalogues of the chosen schemas, in the order in which a name is looked up."""
+    return [await _catalogue(request, schema) for schema in preferred.schemas]
+
+
+async def _catalogue(request: Request, schema: str) -> Catalogue:
+    known: dict[str, Catalogue] = request.app.state.rest_catalogues
+    found = known.get(schema)
     if found is None or not found.is_fresh:
         async with _callers(request).acting(ANON, read_only=True) as conn:
-            found = await catalogue.read(conn)
-        request.app.state.rest_catalogue = found
+            found = known[schema] = await catalogue.read(conn, schema)
     return found
 
 
-def _count(request: Request, caller: Caller, query: queries.Query, *, is_counted: bool) -> None:
+def _count(request: Request, caller: Caller, cost: float, *, is_counted: bool = False) -> None:
     """Count an expensive query as several requests. Raises Limited."""
     # The total is a second query with the same filters.
-    cost = query.cost * 2 + COUNT_COST if is_counted else query.cost
+    cost = cost * 2 + COUNT_COST if is_counted else cost
     if caller.role != "service_role" and cost >= 1:
         _callers(request).take(caller, cost)
 
@@ -152,13 +163,17 @@ def _count(request: Request, caller: Caller, query: queries.Query, *, is_counted
 # Tables and views
 
 
+async def _relation(request: Request, preferred: Preferences, name: str) -> Relation:
+    for each in await _catalogues(request, preferred):
+        if name in each.relations:
+            return each.relations[name]
+    text = f"Could not find the table '{preferred.schemas[0]}.{shortened(name)}' in the schema cache"
+    raise RestError(404, "PGRST205", text)
+
+
 async def _read(request: Request, caller: Caller, name: str) -> Response:
-    preferred = preferences.read(request)
-    found = (await _catalogue(request)).relations.get(name)
-    if found is None:
-        raise RestError(
-            404, "PGRST205", f"Could not find the table 'penstock.{shortened(name)}' in the schema cache"
-        )
+    preferred = _preferred(request)
+    found = await _relation(request, preferred, name)
     if caller.role not in found.roles or not caller.may("read"):
         raise permission_denied(f"table {found.name}", is_anon=caller.role == "anon")
     source = RowSource(found.sql, found.columns, found.name)
@@ -172,23 +187,74 @@ async def _read(request: Request, caller: Caller, name: str) -> Response:
         is_counted=preferred.is_counted,
         most_bytes=MOST_BYTES,
     )
-    _count(request, caller, query, is_counted=preferred.is_counted)
+    _count(request, caller, query.cost, is_counted=preferred.is_counted)
     async with _callers(request).acting(caller, read_only=True) as conn:
         body, count, total = await _run(conn, ("with " + text, values))
         _check_page(preferred, count, total, query.offset)
-    return _response(request, preferred, body, count, total, query.offset)
+    return _response(request, preferred, found.schema, body, count, total, query.offset)
+
+
+async def _write(request: Request, caller: Caller, name: str) -> Response:
+    preferred = _preferred(request)
+    found = await _relation(request, preferred, name)
+    if request.method == "PUT" or not _is_writable(request, found):
+        raise RestError(
+            405,
+            "PGRST117",
+            f"Unsupported HTTP method: {request.method}",
+            hint="This table is read-only. Use a function to change data: /rest/v1/rpc/…",
+        )
+    # Policies of apps know members, not the scopes of their keys.
+    is_out_of_scope = caller.scopes is not None and "start" not in caller.scopes
+    if caller.role == "anon" or is_out_of_scope:
+        raise permission_denied(f"table {found.name}", is_anon=caller.role == "anon")
+    sent = ("", None) if request.method == "DELETE" else await _document(request)
+    parameters = request.query_params.multi_items()
+    change, cost = writing.statement(request.method, found, parameters, sent, preferred, MOST_BYTES)
+    _count(request, caller, cost)
+    async with _callers(request).acting(caller) as conn:
+        body, count, _ = await _run(conn, change)
+        # Within the transaction, so that an error rolls back the write.
+        if preferred.is_single:
+            _check_page(preferred, count, None, 0)
+    return _written(request, preferred, found.schema, body, count)
+
+
+def _is_writable(request: Request, found: Relation) -> bool:
+    app = _app(request)
+    return (
+        app is not None
+        and app.own is not None
+        and found.schema == app.own.schema
+        and found.name in app.writable_tables
+    )
+
+
+def _written(request: Request, preferred: Preferences, schema: str, body: str, count: int) -> Response:
+    is_insert = request.method == "POST"
+    total = count if preferred.is_counted else "*"
+    headers = {**_headers(preferred, schema), "Content-Range": f"*/{total}"}
+    applied = [
+        *([f"resolution={preferred.resolution}"] if is_insert and preferred.resolution else []),
+        *(["return=representation"] if preferred.is_represented else []),
+        *([preferred.headers["Preference-Applied"]] if preferred.headers else []),
+    ]
+    if applied:
+        headers["Preference-Applied"] = ", ".join(applied)
+    if preferred.is_represented:
+        return Response(body.encode(), 201 if is_insert else 200, headers, preferred.content_type)
+    return Response(status_code=201 if is_insert else 204, headers=headers)
 
 
 # Functions
 
 
 async def _call(request: Request, caller: Caller, name: str) -> Response:
-    preferred = preferences.read(request)
-    function = (await _catalogue(request)).functions.get(name)
-    if function is None:
-        raise _unknown(name, None, ())
-    is_work = name in WORKER_FUNCTIONS and caller.may("work")
-    may_call = caller.may(_scope(function, name))
+    preferred = _preferred(request)
+    function = await _function(request, preferred, name)
+    allowed = _worker_functions(request, function)
+    is_work = name in allowed and caller.may("work")
+    may_call = caller.may(_scope(function, allowed))
     if caller.role not in function.roles or not (is_work or may_call):
         raise permission_denied(f"function {function.name}", is_anon=caller.role == "anon")
     if request.method in _READING and not function.is_read_only:
@@ -199,7 +265,7 @@ async def _call(request: Request, caller: Caller, name: str) -> Response:
             hint="Use POST.",
         )
     call, names, parameters = await _invocation(request, function)
-    if not may_call and (needed := WORKER_FUNCTIONS[name]) and needed not in names:
+    if not may_call and (needed := allowed[name]) and needed not in names:
         raise permission_denied(f"function {function.name} without {needed}", is_anon=False)
     source = RowSource("called", function.columns, function.name, is_scalar=not function.is_composite)
     query = queries.read(source, parameters, request.headers.get("range"), None)
@@ -212,24 +278,40 @@ async def _call(request: Request, caller: Caller, name: str) -> Response:
         most_bytes=None if caller.role == "service_role" else MOST_BYTES,
     )
     statement = f"with called as ({call[0]}), {text}", [*call[1], *values]
-    _count(request, caller, query, is_counted=preferred.is_counted)
+    _count(request, caller, query.cost, is_counted=preferred.is_counted)
     async with _callers(request).acting(caller, read_only=function.is_read_only) as conn:
         body, count, total = await _run(conn, statement)
         if function.is_set:
             # Within the transaction, so that an error rolls back the call.
             _check_page(preferred, count, total, query.offset)
     if function.is_void:
-        return Response(status_code=204, headers=_headers(preferred))
-    return _response(request, preferred, body, count, total, query.offset)
+        return Response(status_code=204, headers=_headers(preferred, function.schema))
+    return _response(request, preferred, function.schema, body, count, total, query.offset)
 
 
-def _scope(function: Function, name: str) -> Scope:
+async def _function(request: Request, preferred: Preferences, name: str) -> Function:
+    for each in await _catalogues(request, preferred):
+        if name in each.functions:
+            return each.functions[name]
+    raise _unknown(preferred.schemas[0], name, None, ())
+
+
+def _worker_functions(request: Request, function: Function) -> Mapping[str, str | None]:
+    """The functions of the same schema that a worker key may call."""
+    app = _app(request)
+    if function.schema == preferences.PLATFORM or app is None:
+        return WORKER_FUNCTIONS
+    return app.worker_functions
+
+
+def _scope(function: Function, allowed: Mapping[str, str | None]) -> Scope:
     """The scope that a service key needs to call a function."""
     if function.is_read_only:
         return "read"
-    if WORKER_FUNCTIONS.get(name, "") is None:
+    if allowed.get(function.name, "") is None:
         return "work"
-    return "start" if "authenticated" in function.roles and name not in ADMIN_FUNCTIONS else "admin"
+    is_admin = function.schema == preferences.PLATFORM and function.name in ADMIN_FUNCTIONS
+    return "start" if "authenticated" in function.roles and not is_admin else "admin"
 
 
 async def _invocation(
@@ -273,12 +355,12 @@ def _is_argument(function: Function, name: str) -> bool:
 def _checked(function: Function, given: dict[str, Any]) -> list[str]:
     """The argument names. Raises RestError if the function cannot be called with them."""
     if not function.required <= given.keys() <= function.inputs.keys():
-        raise _unknown(function.name, function, list(given))
+        raise _unknown(function.schema, function.name, function, list(given))
     return list(given)
 
 
-def _unknown(name: str, function: Function | None, given: list[str] | tuple[()]) -> RestError:
-    name = f"penstock.{shortened(name)}"
+def _unknown(schema: str, name: str, function: Function | None, given: list[str] | tuple[()]) -> RestError:
+    name = f"{schema}.{shortened(name)}"
     words = shortened(", ".join(given))
     call = f"{name}({words})" if words else f"{name} without parameters"
     hint = None
@@ -294,23 +376,28 @@ def _unknown(name: str, function: Function | None, given: list[str] | tuple[()])
 
 
 async def _body(request: Request) -> tuple[str, dict[str, Any]]:
-    """The JSON object in the body, as text for the database and parsed."""
+    """The JSON object in the body, as text for the database and parsed; empty if there is no body."""
+    text, found = await _document(request, default="{}")
+    if not isinstance(found, dict):
+        raise RestError(400, "PGRST102", "Empty or invalid json", details="the body must be a JSON object")
+    return text, cast("dict[str, Any]", found)
+
+
+async def _document(request: Request, default: str = "") -> tuple[str, Any]:
+    """The JSON document in the body, as text for the database and parsed."""
     kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if kind != "application/json":
         raise RestError(400, "PGRST102", f"Content-Type not acceptable: {shortened(kind)}")
     limits: Limits = request.app.state.limits
     sent = await read_body(request, limits)
     if not sent.strip():
-        return "{}", {}
+        sent = default.encode()
     try:
-        found = read_json(sent, limits)
+        return sent.decode(), read_json(sent, limits)
     except Invalid as error:
         if error.code != "invalid_json":
             raise
         raise RestError(400, "PGRST102", "Empty or invalid json", details=error.message) from error
-    if not isinstance(found, dict):
-        raise RestError(400, "PGRST102", "Empty or invalid json", details="the body must be a JSON object")
-    return sent.decode(), cast("dict[str, Any]", found)
 
 
 # Responses
@@ -344,10 +431,16 @@ def _check_page(preferred: Preferences, count: int, total: int | None, offset: i
 
 
 def _response(
-    request: Request, preferred: Preferences, body: str, count: int, total: int | None, offset: int
+    request: Request,
+    preferred: Preferences,
+    schema: str,
+    body: str,
+    count: int,
+    total: int | None,
+    offset: int,
 ) -> Response:
     pages = f"{offset}-{offset + count - 1}" if count else "*"
-    headers = {**_headers(preferred), "Content-Range": f"{pages}/{'*' if total is None else total}"}
+    headers = {**_headers(preferred, schema), "Content-Range": f"{pages}/{'*' if total is None else total}"}
     if preferred.is_minimal and request.method == "POST":
         return Response(status_code=204, headers=headers)
     status = 206 if total is not None and count < total else 200
@@ -355,5 +448,5 @@ def _response(
     return Response(content, status, headers, preferred.content_type)
 
 
-def _headers(preferred: Preferences) -> dict[str, str]:
-    return {"Cache-Control": "no-store", "Content-Profile": "penstock", **preferred.headers}
+def _headers(preferred: Preferences, schema: str) -> dict[str, str]:
+    return {"Cache-Control": "no-store", "Content-Profile": schema, **preferred.headers}

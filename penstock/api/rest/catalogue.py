@@ -1,4 +1,4 @@
-"""Functions, tables and views of schema penstock, and the roles that may use them.
+"""Functions, tables and views of a schema, and the roles that may use them.
 
 This is the only source of names in the SQL of this package; the database has quoted them. Objects that are
 not granted are included, so that the error is PostgREST's: permission denied, not a missing function.
@@ -22,7 +22,7 @@ HIDDEN = ["begin_request", "check_key", "end_request", "list_strangers", "use_ke
 _ROLES = ["anon", "authenticated", "service_role"]
 # Names with an underscore are internal, even if they are granted because views use them.
 _FUNCTIONS: LiteralString = """
-select p.proname, 'penstock.' || quote_ident(p.proname),
+select p.proname, quote_ident(n.nspname) || '.' || quote_ident(p.proname),
   array(
     select r.rolname from pg_roles r
     where r.rolname = any (%s) and has_function_privilege(r.oid, p.oid, 'execute')),
@@ -42,22 +42,26 @@ select p.proname, 'penstock.' || quote_ident(p.proname),
       union all
       select a.attname, format_type(a.atttypid, a.atttypmod), a.attnum from pg_attribute a
       where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped) as c)
-from pg_proc p join pg_type t on t.oid = p.prorettype
-where p.pronamespace = 'penstock'::regnamespace and p.prokind = 'f' and p.proname !~ '^_'
-  and p.proname <> all (%s)
+from pg_proc p join pg_type t on t.oid = p.prorettype join pg_namespace n on n.oid = p.pronamespace
+where n.nspname = %s and p.prokind = 'f' and p.proname !~ '^_'
+  and p.proname <> all (%s::text[])
   and p.prorettype not in ('trigger'::regtype, 'event_trigger'::regtype)
 """
 _RELATIONS: LiteralString = """
-select c.relname, 'penstock.' || quote_ident(c.relname),
+select c.relname, quote_ident(n.nspname) || '.' || quote_ident(c.relname),
   array(
     select r.rolname from pg_roles r
-    where r.rolname = any (%s) and has_table_privilege(r.oid, c.oid, 'select')),
+    where r.rolname = any (%s) and has_any_column_privilege(r.oid, c.oid, 'select')),
   (select coalesce(json_agg(
       json_build_array(a.attname, quote_ident(a.attname), format_type(a.atttypid, a.atttypmod))
       order by a.attnum), '[]')
-    from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped)
-from pg_class c
-where c.relnamespace = 'penstock'::regnamespace and c.relkind in ('r', 'p', 'v', 'm', 'f')
+    from pg_attribute a where a.attrelid = c.oid and a.attnum > 0 and not a.attisdropped),
+  array(
+    select a.attname::text from pg_index i cross join unnest(i.indkey) with ordinality as k(number, place)
+    join pg_attribute a on a.attrelid = c.oid and a.attnum = k.number
+    where i.indrelid = c.oid and i.indisprimary order by k.place)
+from pg_class c join pg_namespace n on n.oid = c.relnamespace
+where n.nspname = %s and c.relkind in ('r', 'p', 'v', 'm', 'f')
   and not c.relispartition
 """
 
@@ -87,6 +91,7 @@ class Function:
     required: frozenset[str]
     columns: Mapping[str, Column]
     """Columns of the result; empty for a scalar."""
+    schema: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,13 +101,17 @@ class Relation:
     name: str
     sql: str
     roles: frozenset[str]
+    """The roles that may read at least one column."""
     columns: Mapping[str, Column]
+    primary_key: tuple[str, ...]
+    schema: str
 
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """The functions and relations of the schema at one time."""
+    """The functions and relations of a schema at one time."""
 
+    schema: str
     functions: Mapping[str, Function]
     relations: Mapping[str, Relation]
     read_at: float
@@ -113,14 +122,16 @@ class Catalogue:
         return time.monotonic() - self.read_at < FRESH_SECONDS
 
 
-async def read(conn: db.Connection) -> Catalogue:
-    """Read the catalogue from the database."""
-    functions = [_function(*row) for row in await db.rows(conn, _FUNCTIONS, (_ROLES, HIDDEN))]
+async def read(conn: db.Connection, schema: str) -> Catalogue:
+    """Read the catalogue of a schema from the database."""
+    hidden = HIDDEN if schema == "penstock" else []
+    functions = [_function(schema, *row) for row in await db.rows(conn, _FUNCTIONS, (_ROLES, schema, hidden))]
     relations = [
-        Relation(name, _escaped(sql), frozenset(roles), _columns(columns))
-        for name, sql, roles, columns in await db.rows(conn, _RELATIONS, (_ROLES,))
+        Relation(name, _escaped(sql), frozenset(roles), _columns(columns), tuple(primary_key), schema)
+        for name, sql, roles, columns, primary_key in await db.rows(conn, _RELATIONS, (_ROLES, schema))
     ]
     return Catalogue(
+        schema=schema,
         functions={function.name: function for function in functions},
         relations={relation.name: relation for relation in relations},
         read_at=time.monotonic(),
@@ -128,6 +139,7 @@ async def read(conn: db.Connection) -> Catalogue:
 
 
 def _function(
+    schema: str,
     name: str,
     sql: str,
     roles: list[str],
@@ -151,6 +163,7 @@ def _function(
         inputs=arguments,
         required=frozenset(list(arguments)[: len(arguments) - defaults]),
         columns=_columns(columns),
+        schema=schema,
     )
 
 

@@ -8,8 +8,9 @@ from fastapi import Request
 
 from penstock.api.rest.errors import RestError, shortened
 
-SCHEMAS = ("penstock", "public")
-"""Both mean schema penstock: clients send `public` by default."""
+PLATFORM = "penstock"
+DEFAULT = "public"
+"""What clients send by default. Means the app's schema, then schema penstock."""
 
 _SINGLE = "application/vnd.pgrst.object+json"
 _PLAIN = ("application/json", "application/vnd.pgrst.array+json", "application/*", "*/*")
@@ -19,6 +20,7 @@ _PREFERENCES = {
     "return": ("minimal", "representation", "headers-only"),
     "handling": ("strict", "lenient"),
     "missing": ("default", "null"),
+    "resolution": ("merge-duplicates", "ignore-duplicates"),
 }
 
 
@@ -31,6 +33,14 @@ class Preferences:
     """Whether null fields are omitted."""
     is_counted: bool
     is_minimal: bool
+    schemas: tuple[str, ...]
+    """Where to look for a name, in this order."""
+    is_represented: bool = False
+    """Whether a write returns the written rows."""
+    resolution: str | None = None
+    """What an insert does with a row that exists."""
+    is_defaulted: bool = False
+    """Whether a field that an object lacks gets the column's default."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -47,9 +57,9 @@ class Preferences:
         return f"{kind}; charset=utf-8"
 
 
-def read(request: Request) -> Preferences:
+def read(request: Request, app_schema: str | None) -> Preferences:
     """Parse the headers. Raises RestError if they are invalid."""
-    _check_schema(request)
+    schemas = _schemas(request, app_schema)
     is_single, is_stripped = _form(request.headers.get("accept") or "*/*")
     preferences = _preferences(request.headers.getlist("prefer"))
     return Preferences(
@@ -58,19 +68,28 @@ def read(request: Request) -> Preferences:
         # The exact count also satisfies a request for an estimate.
         is_counted="count" in preferences,
         is_minimal=preferences.get("return") == "minimal",
+        schemas=schemas,
+        is_represented=preferences.get("return") == "representation",
+        resolution=preferences.get("resolution"),
+        is_defaulted=preferences.get("missing") == "default",
     )
 
 
-def _check_schema(request: Request) -> None:
+def _schemas(request: Request, app_schema: str | None) -> tuple[str, ...]:
     name = "accept-profile" if request.method in ("GET", "HEAD") else "content-profile"
-    for schema in request.headers.getlist(name):
-        if schema not in SCHEMAS:
+    known: dict[str, tuple[str, ...]] = {PLATFORM: (PLATFORM,), DEFAULT: (PLATFORM,)}
+    if app_schema is not None:
+        known |= {DEFAULT: (app_schema, PLATFORM), app_schema: (app_schema,)}
+    chosen = request.headers.getlist(name) or [DEFAULT]
+    for schema in chosen:
+        if schema not in known:
             raise RestError(
                 406,
                 "PGRST106",
                 f"Invalid schema: {shortened(schema)}",
-                hint=f"Only the following schemas are exposed: {', '.join(SCHEMAS)}",
+                hint=f"Only the following schemas are exposed: {', '.join(known)}",
             )
+    return known[chosen[0]]
 
 
 def _form(accept: str) -> tuple[bool, bool]:

@@ -83,6 +83,8 @@ class Query:
     order_values: list[Any] = field(default_factory=list[Any])
     cost: float = 0
     """Requests that the filters count as, on top of one: patterns are compared with every row."""
+    columns: list[str] = field(default_factory=list[str])
+    """The columns that select and order use, quoted; `*` for all."""
 
 
 def read(
@@ -92,19 +94,21 @@ def read(
     if len(parameters) > MOST_FILTERS:
         raise parse_error(f"the query string has more than {MOST_FILTERS} parameters")
     single = dict(parameters)
-    order, order_values = _order(source, single.get("order", ""))
+    columns: list[str] = []
+    order, order_values = _order(source, single.get("order", ""), columns)
     limit, offset = _page(single, range_header)
     if most_rows is not None:
         limit = most_rows if limit is None else min(limit, most_rows)
-    budget = _Budget()
+    budget = Budget()
     return Query(
-        select=_select(source, single.get("select", "*")),
-        where=_where(source, parameters, budget),
+        select=_select(source, single.get("select", "*"), columns),
+        where=filters(source, parameters, budget) or ("true", []),
         cost=budget.cost,
         order=order,
         order_values=order_values,
         limit=limit,
         offset=offset,
+        columns=list(dict.fromkeys(columns)),
     )
 
 
@@ -142,17 +146,18 @@ def statement(
 # Filters
 
 
-def _where(source: RowSource, parameters: Iterable[tuple[str, str]], budget: _Budget) -> Sql:
+def filters(source: RowSource, parameters: Iterable[tuple[str, str]], budget: Budget) -> Sql | None:
+    """The condition of all filters of a query string; None if it has none."""
     conditions: list[Sql] = []
     for name, value in parameters:
         if name in _GROUPS:
             conditions.append(_item(source, name + value, budget, MOST_DEPTH))
         elif name not in WORDS:
             conditions.append(_condition(source, name, value, budget, is_nested=False))
-    return _joined(conditions, "and") if conditions else ("true", [])
+    return _joined(conditions, "and") if conditions else None
 
 
-class _Budget:
+class Budget:
     """Counts the conditions of a request across all nested groups, and what they cost."""
 
     def __init__(self) -> None:
@@ -167,7 +172,7 @@ class _Budget:
             raise parse_error(f"the query string has more than {MOST_FILTERS} filters")
 
 
-def _item(source: RowSource, text: str, budget: _Budget, depth: int) -> Sql:
+def _item(source: RowSource, text: str, budget: Budget, depth: int) -> Sql:
     """Parse one item of `or=(…)`: a condition or a nested group."""
     if depth == 0:
         raise parse_error(f"filter groups are nested more than {MOST_DEPTH} levels deep")
@@ -183,7 +188,7 @@ def _item(source: RowSource, text: str, budget: _Budget, depth: int) -> Sql:
     return (f"not ({condition})" if group["not"] else condition), values
 
 
-def _condition(source: RowSource, name: str, expression: str, budget: _Budget, *, is_nested: bool) -> Sql:
+def _condition(source: RowSource, name: str, expression: str, budget: Budget, *, is_nested: bool) -> Sql:
     budget.take(expression)
     column = _Field.find(source, name)
     is_negated = expression.startswith("not.")
@@ -238,6 +243,8 @@ class _Field:
     values: list[Any]
     type: str
     label: str
+    column: str
+    """The quoted name of the column."""
 
     @classmethod
     def find(cls, source: RowSource, text: str) -> _Field:
@@ -247,7 +254,7 @@ class _Field:
             # PostgreSQL's own message, without putting the name into SQL.
             raise RestError(400, "42703", f"column {source.name}.{shortened(name)} does not exist")
         if not arrow:
-            return cls(column.sql, [], column.type, column.name)
+            return cls(column.sql, [], column.type, column.name, column.sql)
         steps = _STEP.findall(text[len(name) :])
         if "".join(sign + key for sign, key in steps) != text[len(name) :] or len(steps) > MOST_DEPTH:
             raise parse_error(f"failed to parse column ({shortened(text)})")
@@ -261,10 +268,10 @@ class _Field:
             sql = f"({sql} {sign} %s::{'integer' if is_index else 'text'})"
             values.append(int(key) if is_index else key)
             type = "text" if sign == "->>" else column.type
-        return cls(sql, values, type, steps[-1][1])
+        return cls(sql, values, type, steps[-1][1], column.sql)
 
 
-def _select(source: RowSource, text: str) -> Sql:
+def _select(source: RowSource, text: str, columns: list[str]) -> Sql:
     if source.is_scalar:
         if text.strip() not in ("", "*"):
             raise RestError(400, "42703", f"{source.name} returns a scalar, which has no columns")
@@ -276,6 +283,7 @@ def _select(source: RowSource, text: str) -> Sql:
         if part.strip() == "*":
             # Select all columns once: PostgreSQL limits the number of columns.
             chosen += ["*"] if "*" not in chosen else []
+            columns.append("*")
             continue
         if "(" in part:
             raise RestError(
@@ -291,6 +299,7 @@ def _select(source: RowSource, text: str) -> Sql:
                 f"failed to parse select parameter ({shortened(part)})", "casts are not supported"
             )
         column = _Field.find(source, name)
+        columns.append(column.column)
         uses[f"{column.sql} {column.values}"] += 1
         if uses[f"{column.sql} {column.values}"] > MOST_USES:
             raise parse_error(f"{shortened(name)} is selected more than {MOST_USES} times")
@@ -304,12 +313,13 @@ def _select(source: RowSource, text: str) -> Sql:
     return ", ".join(chosen), values
 
 
-def _order(source: RowSource, text: str) -> tuple[str, list[Any]]:
+def _order(source: RowSource, text: str, columns: list[str]) -> tuple[str, list[Any]]:
     terms: list[str] = []
     values: list[Any] = []
     for term in _column_list(text):
         name, *words = term.split(".")
         column = _Field.find(source, name)
+        columns.append(column.column)
         directions = [_DIRECTIONS.get(word) for word in words]
         kinds = [word.startswith("nulls") for word in words]
         if None in directions or kinds not in ([], [False], [True], [False, True]):
@@ -360,6 +370,21 @@ def _list(text: str) -> list[str]:
     if not (text.startswith("(") and text.endswith(")") and len(text) >= 2):
         raise parse_error(f"failed to parse list ({shortened(text)})", "a list must be in parentheses")
     return list(_split(text[1:-1])) if text != "()" else []
+
+
+def column_names(source: RowSource, text: str) -> list[str]:
+    """Parse a list of plain columns, such as `"a",b`. Raises RestError for an unknown one."""
+    names = [_unquoted(part.strip()) for part in _column_list(text)]
+    for name in names:
+        if name not in source.columns:
+            raise unknown_column(source, name)
+    return list(dict.fromkeys(names))
+
+
+def unknown_column(source: RowSource, name: str) -> RestError:
+    """An error for a column of a write that the table does not have."""
+    text = f"Could not find the '{shortened(name)}' column of '{source.name}' in the schema cache"
+    return RestError(400, "PGRST204", text)
 
 
 def _column_list(text: str) -> list[str]:

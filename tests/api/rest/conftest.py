@@ -10,7 +10,8 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import supabase
 import uvicorn
 from fastapi import FastAPI
 
-from penstock import api, testing
+from penstock import App, api, testing
 from penstock.settings import Settings
 from tests.api.conftest import SECRET, bearer, token
 from tests.conftest import Eventually
@@ -112,11 +113,13 @@ class Site:
         return str(row["id"])
 
 
-@pytest.fixture
-def site(db: testing.Database, api_settings: Settings, eventually: Eventually) -> Iterator[Site]:
-    db.execute("select penstock.define_kind('work', '{\"backoff_seconds\": 0, \"raw_tasks\": true}')")
-    app = api.create(api_settings)
-    config = uvicorn.Config(app, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=5)
+@contextmanager
+def served(
+    db: testing.Database, settings: Settings, eventually: Eventually, app: App | None = None
+) -> Generator[Site]:
+    """The application behind a socket, with an app if there is one."""
+    made = api.create(settings, app)
+    config = uvicorn.Config(made, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -124,13 +127,20 @@ def site(db: testing.Database, api_settings: Settings, eventually: Eventually) -
         eventually(lambda: server.started or not thread.is_alive(), "the server starts")
         port = server.servers[0].sockets[0].getsockname()[1]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
-            served = Site(app, f"http://127.0.0.1:{port}", db, http)
-            yield served
-            served.close()
+            site = Site(made, f"http://127.0.0.1:{port}", db, http)
+            yield site
+            site.close()
     finally:
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive(), "the server does not end"
+
+
+@pytest.fixture
+def site(db: testing.Database, api_settings: Settings, eventually: Eventually) -> Iterator[Site]:
+    db.execute("select penstock.define_kind('work', '{\"backoff_seconds\": 0, \"raw_tasks\": true}')")
+    with served(db, api_settings, eventually) as made:
+        yield made
 
 
 @pytest.fixture

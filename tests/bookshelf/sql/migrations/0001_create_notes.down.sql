@@ -1,0 +1,1 @@
+drop table bookshelf.notes, bookshelf.loans, bookshelf.visits, bookshelf.jobs;
