@@ -28,6 +28,7 @@ from penstock.api import (
     schedules,
     tenants,
     waits,
+    webhooks,
 )
 from penstock.api.callers import Callers, Pools, check_login
 from penstock.api.development import Development
@@ -61,6 +62,7 @@ _ROUTES = (
     tenants.routes,
     waits.routes,
     waits.links,
+    webhooks.router,
     artifacts.router,
     events.router,
     rest.router,
@@ -149,7 +151,10 @@ async def _running(
         draw = app.draw if app else _draw_nothing
         storage = partial(storages.of, settings)
         try:
-            async with standby(service, settings.database_url, draw, storage, settings.listen):
+            async with (
+                standby(service, settings.database_url, draw, storage, settings.listen),
+                webhooks.retrying(service, app),
+            ):
                 yield
         finally:
             if hasattr(made.state, "hub"):

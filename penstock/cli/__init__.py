@@ -32,6 +32,7 @@ from penstock.cli import (
     start,
     usage,
     waits,
+    webhooks,
 )
 from penstock.cli.options import (
     DatabaseOption,
@@ -62,6 +63,7 @@ start.add_to(jobs.group)
 app.add_typer(jobs.group, name="jobs", rich_help_panel="Operate")
 app.add_typer(bulk.group, name="bulk", rich_help_panel="Operate")
 app.add_typer(waits.group, name="waits", rich_help_panel="Operate")
+app.add_typer(webhooks.group, name="webhooks", rich_help_panel="Operate")
 app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Operate")
 app.add_typer(schedules.group, name="schedules", rich_help_panel="Operate")
 app.add_typer(artifacts.group, name="artifacts", rich_help_panel="Operate")

@@ -34,6 +34,7 @@ from penstock.dashboard import (
     tenants,
     usage,
     waits,
+    webhooks,
     workers,
 )
 from penstock.dashboard import settings as settings_page
@@ -80,6 +81,7 @@ def _create() -> FastAPI:
         bulks,
         dead_letters,
         waits,
+        webhooks,
         actions,
         providers,
         workers,

@@ -87,7 +87,10 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
             ("/schedules", "Schedules", False),
         ),
     ),
-    ("Capacity", (("/providers", "Providers", False), ("/workers", "Workers", True))),
+    (
+        "Capacity",
+        (("/providers", "Providers", False), ("/workers", "Workers", True), ("/webhooks", "Webhooks", True)),
+    ),
     ("Billing", (("/usage", "Usage and costs", False),)),
     (
         "Administration",

@@ -53,6 +53,7 @@ from penstock.sdk.connections import LoopConnections, LoopThread
 from penstock.sdk.context import Context
 from penstock.sdk.graph import Drawn, Options
 from penstock.sdk.job_types import JobType, Started, Task, TaskDecorator
+from penstock.sdk.webhooks import Webhooks
 from penstock.settings import settings
 from penstock.storage import objects as storages
 from penstock.types import Forecast, KindPolicy, declared_policy
@@ -99,6 +100,8 @@ class App:
         self.artifacts: Artifacts | None = None
         """Stores the files of `Context.save` in place of `storage`: called with the context, the name, the
         data and the type, it returns the reference to the file."""
+        self.webhooks = Webhooks()
+        """The senders whose webhooks the app takes."""
         self.sheets: Sheets | Callable[[UUID], Sheets] | None = None
         """The Google account for all tenants, or a function that returns the account of a tenant."""
         self.tenant = tenant

@@ -69,6 +69,8 @@ grant execute on function
   penstock.return_unknown_tasks(text, bigint[]),
   penstock.open_wait(bigint, text, bigint, text, jsonb), penstock.park_task(bigint, text, bigint, uuid),
   penstock.store_step(bigint, text, bigint, text, jsonb), penstock.get_steps(uuid, bigint),
+  penstock.take_webhook(text, text, text, jsonb), penstock.end_webhook(text, text, text, uuid, text),
+  penstock.next_webhook(text[]), penstock.replay_webhook(text, text),
   penstock.get_wait_link(text), penstock.answer_link(text, text, jsonb),
   penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
   penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid),

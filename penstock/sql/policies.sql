@@ -58,6 +58,7 @@ create policy service_reads on penstock.usage_keys for select to service_role us
 create policy service_reads on penstock.usage_sums for select to service_role using (true);
 create policy service_reads on penstock.wait_links for select to service_role using (true);
 create policy service_reads on penstock.waits for select to service_role using (true);
+create policy service_reads on penstock.webhooks for select to service_role using (true);
 create policy service_reads on penstock.workers for select to service_role using (true);
 
 -- Users read their tenants' rows.

@@ -1424,6 +1424,37 @@ table penstock.waits
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.webhooks
+  comment: Webhooks that other systems sent, with what became of them. For the service only.
+  row security: enabled
+  column source: text not null
+  column key: text not null
+  column type: text not null
+  column tenant_id: uuid
+  column payload: jsonb not null
+  column received_at: timestamp with time zone not null
+  column last_received_at: timestamp with time zone not null
+  column deliveries: integer not null default 1
+  column attempts: integer not null default 0
+  column processed_at: timestamp with time zone
+  column next_try_at: timestamp with time zone
+  column outcome: text
+  column error: text
+  comment on column key: The id of the event at its source, or what identifies it where the source has none.
+  comment on column processed_at: When a handler settled it; null while it waits for another try.
+  comment on column next_try_at: When it is tried again; null: only by hand.
+  constraint webhooks_error_check: CHECK ((length(error) <= 2000))
+  constraint webhooks_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
+  constraint webhooks_outcome_check: CHECK ((outcome = ANY (ARRAY['applied'::text, 'stale'::text, 'ignored'::text, 'unmatched'::text, 'failed'::text])))
+  constraint webhooks_pkey: PRIMARY KEY (source, key)
+  constraint webhooks_source_check: CHECK ((source ~ '^[a-z][a-z0-9_-]{0,62}$'::text))
+  constraint webhooks_type_check: CHECK (((length(type) >= 1) AND (length(type) <= 200)))
+  index webhooks_open: CREATE INDEX webhooks_open ON penstock.webhooks USING btree (next_try_at) WHERE (processed_at IS NULL)
+  index webhooks_received: CREATE INDEX webhooks_received ON penstock.webhooks USING btree (received_at DESC)
+  index webhooks_type: CREATE INDEX webhooks_type ON penstock.webhooks USING btree (source, type, received_at DESC)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.workers
   comment: One row per worker process, updated by its heartbeat.
   row security: enabled
@@ -2319,6 +2350,14 @@ function penstock._duration_text(double precision)
   body: sha256 d643739541a5dcae92ab3b4668045cb8
   comment: A duration as text, such as "about 5 min".
 
+function penstock._empty_webhooks(integer)
+  arguments: p_limit integer
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 97c79b8796af289f5876a9c361d5163b
+  comment: Deletes the payloads of old webhooks. The rows stay, so that a late delivery is still known.
+
 function penstock._end_keys(uuid[])
   arguments: p_key_ids uuid[]
   returns: integer
@@ -3122,7 +3161,7 @@ function penstock._prune_history(timestamp with time zone, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4c4175c8c89bc08b4c37dd3dc1de58cd
+  body: sha256 ecaf76b9c2b120bca3b0dcdc23377b1f
   comment: Deletes old holds, provider events, actions and keys of usage reports.
 
 function penstock._prune_providers(integer)
@@ -4068,6 +4107,15 @@ function penstock.end_session(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.end_webhook(text, text, text, uuid, text)
+  arguments: p_source text, p_key text, p_outcome text, p_tenant_id uuid DEFAULT NULL::uuid, p_error text DEFAULT NULL::text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 50ffce36d10b7ca6c333b1870bdae2e8
+  comment: Notes what became of a webhook: applied, stale or ignored end it; unmatched and failed are tried again after 1 minute, 10 minutes, 1 hour and 6 hours.
+  grant to service_role: execute
+
 function penstock.ensure_sheets_account(text)
   arguments: p_account text
   returns: void
@@ -4415,6 +4463,15 @@ function penstock.next_opening(text[])
   comment: In how many seconds a claim that found nothing may find something without being notified: an endpoint opens, or a lane is read whole. Null: unknown.
   grant to service_role: execute
 
+function penstock.next_webhook(text[])
+  arguments: p_sources text[], OUT source text, OUT key text, OUT type text, OUT payload jsonb
+  returns: record
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8fc6db95b5d7eea64766d8b97c6f9c1e
+  comment: Locks the next webhook of these sources that is to be tried again. All null: there is none.
+  grant to service_role: execute
+
 function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
@@ -4632,6 +4689,15 @@ function penstock.replay_dead_letters(jsonb)
   body: sha256 24c24a98a6d3e2e4e6be911d3eba0e92
   comment: Queues the tasks of matching dead letters again and returns their number. Filter: ids, job_id, kind, error_code, reason, tenant_id, limit, or {"all": true}.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.replay_webhook(text, text)
+  arguments: p_source text, p_key text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 256f39c46badcdcb989f95fa207c180d
+  comment: Lets a webhook be processed again, also one that was applied: a server that has its handler does it within seconds.
   grant to service_role: execute
 
 function penstock.report_limited(bigint, text, bigint, jsonb)
@@ -4931,6 +4997,15 @@ function penstock.take_upload(uuid)
   body: sha256 9b39d242a2873bee920ea0e1b43096a2
   comment: Returns the path of an upload and the path for its checked copy. finish_artifact with this lease completes it.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.take_webhook(text, text, text, jsonb)
+  arguments: p_source text, p_key text, p_type text, p_payload jsonb, OUT is_done boolean, OUT attempts integer
+  returns: record
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bdb75525fa42d69b1926aec7f642c6e7
+  comment: Records a delivery and locks the row of its event. is_done: it was processed before.
   grant to service_role: execute
 
 function penstock.task_rates(uuid, integer)

@@ -44,6 +44,7 @@ from penstock.types.tasks import Attempt, GraphTask, Run, Task, TaskRate, TaskSt
 from penstock.types.tenants import Me, Member, Role, Tenant, TenantShare
 from penstock.types.usage import Limit, Meter, MeterUsage, Plan, PlanValues, UsageDay, UsageStatus
 from penstock.types.waits import Answer, TaskWait, WaitStatus
+from penstock.types.webhooks import Webhook, WebhookOutcome
 from penstock.types.workers import Worker, WorkerCounts
 
 __all__ = [
@@ -132,6 +133,8 @@ __all__ = [
     "UsageStatus",
     "Wait",
     "WaitStatus",
+    "Webhook",
+    "WebhookOutcome",
     "Weight",
     "Worker",
     "WorkerCounts",

@@ -163,6 +163,7 @@ ROWS: dict[str, Row] = {
 # tests/api/rest/test_access.py goes through all of them over HTTP. A link is no matter of roles: tests/api/test_waits.py.
 HIDDEN = {
     "/answers/{token}",
+    "/webhooks/{source}",
     "/rest/v1/rpc/{name}",
     "/rest/v1/{name}",
     "/rest/v1/{path}",

@@ -473,7 +473,9 @@ class TestCatalogue:
               select from pg_attribute a where a.attrelid = c.oid and a.attname = 'tenant_id')""")
         assert {"penstock.jobs_idempotency", "penstock.tasks_key"} <= {row["name"] for row in rows}
         for row in rows:
-            assert not row["words"] or row["columns"][0] in ("tenant_id", "job_id"), row
+            # A sender's event has its id before anybody knows whose it is, and only the service sees the inbox.
+            if row["name"] != "penstock.webhooks_pkey":
+                assert not row["words"] or row["columns"][0] in ("tenant_id", "job_id"), row
 
 
 # What members see

@@ -768,6 +768,7 @@ create or replace function penstock._prune_history(p_cutoff timestamptz, p_limit
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
   perform _prune_providers(p_limit);
+  perform _empty_webhooks(p_limit);
   delete from holds where ctid = any (array(
     select ctid from holds where settled_at < p_cutoff order by settled_at limit p_limit
       for update skip locked));

@@ -14,6 +14,7 @@ insert into penstock.settings (name, value, comment) values
   ('max_output_bytes', '262144', 'Maximum size of a task''s output in the database.'),
   ('max_tasks_per_call', '100000', 'Maximum number of tasks that one call may add.'),
   ('retention_days', '90', 'How long ended jobs are kept.'),
+  ('webhook_payload_days', '90', 'How long the payloads of processed webhooks are kept.'),
   ('base_currency', '"USD"',
     'Currency of budgets and cost totals. Do not change it once costs are recorded.'),
   ('raw_tasks', 'false',

@@ -1,0 +1,85 @@
+"""Webhooks over HTTP: verify the signature of the raw body, record the delivery, run the handler once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import structlog
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from penstock import signing
+from penstock.api import problems
+from penstock.api.callers import Caller, Callers
+from penstock.api.limits import Limits, read_body, read_json
+from penstock.contract import webhooks
+from penstock.errors import Invalid, NotFound, PenstockError
+from penstock.postgres import db
+from penstock.sdk.app import App
+from penstock.sdk.webhooks import process, retry_due
+
+router = APIRouter(include_in_schema=False)
+log = structlog.get_logger("penstock.webhooks")
+_SERVICE = Caller("service_role", {"role": "service_role"})
+RETRY_SECONDS = 5.0
+
+
+@router.post("/webhooks/{source}")
+async def receive(request: Request, source: str) -> Response:
+    """Take a webhook. 2xx: recorded; 400: not signed or not readable; 500: the handler failed, send it again.
+
+    An event that nobody knows is recorded and answered with 200, because senders do not repeat a 4xx. Never
+    410, which makes some senders stop for good.
+    """
+    app: App | None = request.app.state.app
+    found = app.webhooks.get(source) if app else None
+    if found is None:
+        raise NotFound("there is no such source of webhooks", code="unknown_source")
+    limits: Limits = request.app.state.limits
+    body = await read_body(request, limits)
+    headers = {name.lower(): request.headers.getlist(name) for name in request.headers}
+    try:
+        signing.verify(found.scheme, headers, body, found.secrets())
+        payload = read_json(body, limits)
+        delivery = webhooks.Delivery(source, *found.identify(payload, headers), payload)
+    except Invalid as error:
+        return _rejected(error)
+    callers: Callers = request.app.state.callers
+    async with callers.acting(_SERVICE) as conn:
+        if await webhooks.take(conn, delivery):
+            return JSONResponse({"duplicate": True})
+        is_good = await process(conn, found, delivery)
+    return JSONResponse({"received": True} if is_good else {"failed": True}, 200 if is_good else 500)
+
+
+def _rejected(error: PenstockError) -> Response:
+    answer = problems.answer(error)
+    answer.status_code = 400
+    return answer
+
+
+@asynccontextmanager
+async def retrying(pool: db.Pool, app: App | None) -> AsyncGenerator[None]:
+    """Try again, every few seconds, what failed or was replayed."""
+    if app is None or not app.webhooks:
+        yield
+        return
+    task = asyncio.create_task(_retry(pool, app), name="retry webhooks")
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _retry(pool: db.Pool, app: App) -> Any:
+    while True:
+        try:
+            await retry_due(pool, app.webhooks)
+        except Exception as error:
+            log.warning("webhooks.retry_failed", error=str(error))
+        await asyncio.sleep(RETRY_SECONDS)
