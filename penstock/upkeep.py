@@ -10,7 +10,6 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
 
 import structlog
 
@@ -21,8 +20,7 @@ from penstock.storage.objects import Storage
 
 log = structlog.get_logger("penstock.upkeep")
 
-Draw = Callable[[str, dict[str, Any]], list[dict[str, Any]] | None]
-"""Returns the tasks of a job type for its params; None if this process does not know the type."""
+Draw = schedules.BuildTasks
 
 
 @asynccontextmanager

@@ -32,6 +32,7 @@ from penstock.api import (
 )
 from penstock.api.callers import Callers, Pools, check_login
 from penstock.api.development import Development
+from penstock.api.isolated import Isolated
 from penstock.api.limits import Limits, Rates
 from penstock.api.routes import PROBLEM_SCHEMA
 from penstock.api.tokens import Tokens
@@ -49,6 +50,7 @@ _EXPOSED = ("ETag", "Content-Range", "Idempotency-Replayed", "Location", "Retry-
 
 _ROUTES = (
     jobs.start_routes,
+    jobs.forecast_routes,
     jobs.routes,
     bulks.start_routes,
     bulks.file_routes,
@@ -100,6 +102,7 @@ def create(
     made.state.rates = Rates(most)
     made.state.rate = made.state.rates.callers
     made.state.rest_catalogues = {}
+    made.state.isolated = Isolated(app, most)
     made.state.files = asyncio.Semaphore(most.files)
     problems.add_to(made)
     if chosen.allowed_origins:
@@ -148,7 +151,13 @@ async def _running(
             limits=limits,
             rates=made.state.rates,
         )
-        draw = app.draw if app else _draw_nothing
+
+        async def draw(job_type: str, params: dict[str, Any]) -> db.Json | None:
+            """The tasks of a schedule's job. All schedules share one slot for bodies."""
+            isolated: Isolated = made.state.isolated
+            drawn = await isolated.draw(job_type, params, tenant="schedules", caller="schedules")
+            return drawn.tasks if drawn else None
+
         storage = partial(storages.of, settings)
         try:
             async with (
@@ -159,10 +168,7 @@ async def _running(
         finally:
             if hasattr(made.state, "hub"):
                 await made.state.hub.close()
-
-
-def _draw_nothing(job_type: str, params: dict[str, Any]) -> None:
-    """Without an app no job type is known: its schedules are left to the workers."""
+            await made.state.isolated.close()
 
 
 def _describe(made: FastAPI) -> None:

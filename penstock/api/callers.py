@@ -256,7 +256,7 @@ class Callers:
         milliseconds = self._read_milliseconds if read_only else self._milliseconds
         if is_export:
             pool, shares, milliseconds = self._pools.exports, self.exports, self._milliseconds
-        with self._counting(caller):
+        with self.counting(caller):
             async with (
                 shares.take(caller.share, caller.name),
                 _limited(self._export_seconds if is_export else None),
@@ -294,7 +294,7 @@ class Callers:
             yield conn
 
     @contextmanager
-    def _counting(self, caller: Caller) -> Generator[None]:
+    def counting(self, caller: Caller) -> Generator[None]:
         """Count a refused share and a canceled statement as several requests of the caller.
 
         Otherwise a loop of them, which costs the caller nothing, would keep the process busy.
@@ -306,6 +306,16 @@ class Callers:
             if is_canceled or error.code == "share_used_up":
                 self.charge(caller, REFUSAL_COST)
             raise
+
+    async def require_tenant(self, caller: Caller, tenant_id: UUID | None) -> str:
+        """The share of the tenant that a change would be made in. Raises Forbidden if the caller may not.
+
+        Called before anything that takes long.
+        """
+        if caller.role == "service_role":
+            return caller.share if tenant_id is None else f"tenant:{tenant_id}"
+        async with self.acting(caller, read_only=True) as conn:
+            return f"tenant:{await db.value(conn, 'require_tenant', p_tenant_id=tenant_id)}"
 
     def charge(self, caller: Caller, count: float) -> None:
         """Count a request of this caller as several more."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 from uuid import UUID
 
 from fastapi import Body, Header, Path, Query, Request, Response
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError
 
 from penstock.api.artifacts import ArtifactResponse, linked, storage_of
+from penstock.api.callers import Caller, Callers
 from penstock.api.fields import Money, RequestModel, with_fields_of
+from penstock.api.isolated import DrawnTasks, Isolated
 from penstock.api.limits import MAX_PER_PAGE
 from penstock.api.options import as_task_request, with_options
 from penstock.api.pages import (
@@ -22,7 +24,7 @@ from penstock.api.pages import (
     filter_query,
     page,
 )
-from penstock.api.routes import Conn, StartRoute, router, tag_of
+from penstock.api.routes import Conn, Route, StartRoute, router, tag_of
 from penstock.contract import artifacts, costs, jobs
 from penstock.errors import Invalid, NotFound
 from penstock.sdk.app import App
@@ -41,8 +43,8 @@ from penstock.types import (
     TaskStatus,
 )
 
-routes = router("jobs")
-start_routes = router("jobs", StartRoute)
+TASKS_PER_REQUEST = 20
+"""Drawn tasks that count as one request."""
 
 MAX_INLINE_RESULT = 64 * 1024
 
@@ -69,23 +71,56 @@ class JobRequest(RequestModel):
         examples=[[{"kind": "text", "key": "a"}, {"kind": "pdf", "after": ["a"]}]],
     )
 
-    def arguments(self, app: App | None) -> dict[str, Any]:
+    def arguments(self, request: Request) -> dict[str, Any]:
         """The arguments for `jobs.start` and `jobs.forecast`."""
         given = self.model_dump(exclude={"tasks"})
-        tasks: Any = self.tasks
-        if tasks is None:
-            if app is None:
-                raise Invalid(
-                    "a job needs at least one task",
-                    code="no_tasks",
-                    hint="To start jobs by type, name your app: penstock serve MODULE:APP",
-                    details={"field": "tasks"},
-                )
-            drawn = app.drawn(self.type, self.params)
-            if drawn is None:
-                raise app.unknown_type(self.type)
-            return {**given, "tasks": drawn.tasks, "result": drawn.result_option}
-        return {**given, "tasks": tasks}
+        if self.tasks is not None:
+            return {**given, "tasks": self.tasks}
+        drawn: DrawnTasks | None = getattr(request.state, "drawn", None)
+        if drawn is not None:
+            return {**given, "tasks": drawn.tasks, "result": drawn.result}
+        app: App | None = request.app.state.app
+        if app is not None:
+            raise app.unknown_type(self.type)
+        raise Invalid(
+            "a job needs at least one task",
+            code="no_tasks",
+            hint="To start jobs by type, name your app: penstock serve MODULE:APP",
+            details={"field": "tasks"},
+        )
+
+
+class DrawingRoute(Route):
+    """A route for a job whose tasks the app draws, if the request has none.
+
+    The body of the job type runs before the transaction, so that it holds no connection, and only for callers
+    who may start the job.
+    """
+
+    async def prepare(self, request: Request, sent: Any) -> None:
+        if not isinstance(sent, dict) or cast("dict[str, Any]", sent).get("tasks") is not None:
+            return
+        try:
+            job = JobRequest.model_validate(sent)
+        except ValidationError:
+            # The handler validates the request again and words the error.
+            return
+        isolated: Isolated = request.app.state.isolated
+        app: App | None = request.app.state.app
+        if app is None or not app.can_draw(job.type):
+            return
+        callers: Callers = request.app.state.callers
+        caller: Caller = request.state.caller
+        tenant = await callers.require_tenant(caller, job.tenant_id)
+        with callers.counting(caller):
+            drawn = await isolated.draw(job.type, job.params, tenant=tenant, caller=caller.name)
+        if drawn is not None:
+            request.state.drawn = drawn
+            callers.charge(caller, drawn.count / TASKS_PER_REQUEST)
+
+
+class StartJobRoute(DrawingRoute, StartRoute):
+    """The same for a route whose SQL function stores the idempotency key."""
 
 
 class JobStarted(BaseModel):
@@ -187,6 +222,11 @@ class TaskIds(BaseModel):
     ids: list[int]
 
 
+routes = router("jobs")
+forecast_routes = router("jobs", DrawingRoute)
+start_routes = router("jobs", StartJobRoute)
+
+
 @start_routes.post("/jobs/start", status_code=201)
 async def start_job(
     request: Request,
@@ -199,7 +239,7 @@ async def start_job(
 ) -> JobStarted:
     """Start a job. Without `tasks`, the app draws them."""
     arguments: dict[str, Any] = {
-        **job.arguments(request.app.state.app), "idempotency_key": idempotency_key
+        **job.arguments(request), "idempotency_key": idempotency_key
     }  # fmt: skip
     if job.tasks is not None:
         return JobStarted(id=await jobs.start(conn, **arguments))
@@ -208,10 +248,10 @@ async def start_job(
         return JobStarted(id=await jobs.start_drawn(service, user_id=user_id, **arguments))
 
 
-@routes.post("/jobs/forecast")
+@forecast_routes.post("/jobs/forecast")
 async def forecast_job(request: Request, conn: Conn, job: JobRequest) -> Forecast:
     """Forecast a job's cost, usage and duration without starting it."""
-    return await jobs.forecast(conn, **job.arguments(request.app.state.app))
+    return await jobs.forecast(conn, **job.arguments(request))
 
 
 @routes.get("/jobs")

@@ -17,6 +17,7 @@ from penstock.errors import Invalid, Limited, TimedOut, TooLarge
 
 MAX_PER_PAGE = 200
 _CONNECTIONS = Share(slots=10, per_tenant=3, per_caller=2, waiting=100, seconds=20)
+_BODIES = Share(slots=2, per_tenant=1, per_caller=1, waiting=20, seconds=30)
 _EXPORTS = Share(slots=3, per_tenant=1, per_caller=1, waiting=4, seconds=60)
 
 
@@ -41,6 +42,12 @@ class Limits:
     exports: Share = _EXPORTS
     """Exports at once. They have database connections of their own."""
     export_seconds: float = 300
+    bodies: Share = _BODIES
+    """Bodies of job types that run at once."""
+    body_tasks: int = 50_000
+    """Tasks that one body can add."""
+    body_draw_seconds: float = 10
+    """CPU time of one body."""
     per_second: float = 100
     """Average requests per second of one caller."""
     burst: float = 200

@@ -139,7 +139,8 @@ class Route(APIRoute):
             again = _with_body(request, body)
             if self.body_field is not None and body:
                 # FastAPI uses the value that has already been parsed.
-                again._json = read_json(body, limits)  # pyright: ignore[reportPrivateUsage]
+                sent = again._json = read_json(body, limits)  # pyright: ignore[reportPrivateUsage]
+                await self.prepare(request, sent)
             is_read = request.method == "GET"
             async with callers.acting(caller, read_only=is_read, is_export=self.is_export) as conn:
                 request.state.conn = conn
@@ -151,6 +152,9 @@ class Route(APIRoute):
                 return await self._once(conn, key, again, body, handle)
 
         return answer
+
+    async def prepare(self, request: Request, sent: Any) -> None:
+        """Called with the parsed body before the transaction, for what takes long."""
 
     async def _caller(self, request: Request) -> Caller:
         caller = await admitted(request)

@@ -100,7 +100,7 @@ async def start(
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
-    tasks: Iterable[TaskSpec],
+    tasks: Iterable[TaskSpec] | db.Json,
     **options: Unpack[JobOptions],
 ) -> UUID:
     """Start a job with its tasks and their dependencies. The same idempotency key returns the same job."""
@@ -109,7 +109,7 @@ async def start(
         "start_job",
         p_type=type,
         p_params=dict(params or {}),
-        p_tasks=db.Json(builtins.list(tasks)),
+        p_tasks=_as_json(tasks),
         p_options=given(options),
     )
 
@@ -119,7 +119,7 @@ async def start_drawn(
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
-    tasks: Iterable[TaskSpec],
+    tasks: Iterable[TaskSpec] | db.Json,
     user_id: UUID | None = None,
     **options: Unpack[JobOptions],
 ) -> UUID:
@@ -129,7 +129,7 @@ async def start_drawn(
         "start_drawn_job",
         p_type=type,
         p_params=dict(params or {}),
-        p_tasks=db.Json(builtins.list(tasks)),
+        p_tasks=_as_json(tasks),
         p_options=given(options),
         p_user_id=user_id,
     )
@@ -140,7 +140,7 @@ async def forecast(
     *,
     type: str,
     params: Mapping[str, Any] | None = None,
-    tasks: Iterable[TaskSpec],
+    tasks: Iterable[TaskSpec] | db.Json,
     times: float = 1,
     **options: Unpack[JobOptions],
 ) -> Forecast:
@@ -153,10 +153,14 @@ async def forecast(
         database,
         "forecast_job",
         p_type=type,
-        p_tasks=db.Json(builtins.list(tasks)),
+        p_tasks=_as_json(tasks),
         p_options=given(options) | ({"times": times} if times != 1 else {}),
     )
     return Forecast.read(document)
+
+
+def _as_json(tasks: Iterable[TaskSpec] | db.Json) -> db.Json:
+    return tasks if isinstance(tasks, db.Json) else db.Json(builtins.list(tasks))
 
 
 async def start_many(

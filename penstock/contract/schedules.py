@@ -10,11 +10,12 @@ follows elapsed time: it leaves out the skipped hour and runs in both repeated h
 from __future__ import annotations
 
 import builtins
+import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import islice, takewhile
-from typing import Any, LiteralString
+from typing import Any, LiteralString, TypeAlias
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -37,6 +38,9 @@ from penstock.schedules where """
 _DUE: LiteralString = """\
 select cron, timezone, job_type, params, tasks is not null, missed, next_run_at, penstock._now()
 from penstock.schedules where id = %s and is_enabled and next_run_at <= penstock._now()"""
+_Tasks: TypeAlias = builtins.list[dict[str, Any]] | db.Json | None
+BuildTasks: TypeAlias = Callable[[str, dict[str, Any]], _Tasks | Awaitable[_Tasks]]
+"""Returns the tasks of a job type for its params; None if this process does not know the type."""
 
 
 async def set(
@@ -130,7 +134,7 @@ async def remove(database: db.Database, *, schedule_id: UUID) -> None:
 
 async def fire_due(
     database: db.Database,
-    build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
+    build_tasks: BuildTasks,
 ) -> builtins.list[UUID]:
     """Start the jobs that are due and return their ids. Any number of workers may do this at once.
 
@@ -155,7 +159,7 @@ async def fire_due(
 async def _fire(
     database: db.Database,
     schedule_id: UUID,
-    build_tasks: Callable[[str, dict[str, Any]], builtins.list[dict[str, Any]] | None],
+    build_tasks: BuildTasks,
 ) -> builtins.list[UUID]:
     # Each schedule is read separately, so that one that cannot be read does not block the others.
     found = await db.rows(database, _DUE, (schedule_id,))
@@ -163,6 +167,8 @@ async def _fire(
         return []
     [(cron, timezone, job_type, params, has_tasks, missed, due_at, now)] = found
     tasks = None if has_tasks else build_tasks(job_type, params)
+    if inspect.isawaitable(tasks):
+        tasks = await tasks
     if tasks is None and not has_tasks:
         return []
     return await db.value(
@@ -172,7 +178,7 @@ async def _fire(
         p_due_at=due_at,
         p_next_run_at=next_tick(cron, timezone, now),
         p_starts=starts(cron, timezone, missed, due_at, now),
-        p_tasks=None if tasks is None else db.Json(tasks),
+        p_tasks=tasks if tasks is None or isinstance(tasks, db.Json) else db.Json(tasks),
     )
 
 

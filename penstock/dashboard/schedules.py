@@ -9,11 +9,12 @@ from uuid import UUID
 
 from fastapi import APIRouter, Request, Response
 
+from penstock.api.callers import Caller
+from penstock.api.isolated import Isolated
 from penstock.contract import jobs, schedules, tenants
 from penstock.dashboard import forms
 from penstock.dashboard.pages import PER_PAGE, Conn, CurrentViewer, Page, redirect, render
 from penstock.errors import Invalid, PenstockError
-from penstock.sdk.app import App
 from penstock.types import Schedule
 
 router = APIRouter(route_class=Page)
@@ -74,10 +75,14 @@ async def confirm_remove(request: Request, conn: Conn, schedule_id: UUID) -> Res
 
 
 async def _start(request: Request, schedule: Schedule) -> UUID:
-    app: App | None = request.app.state.app
-    tasks = schedule.tasks
-    if tasks is None and app is not None:
-        tasks = app.draw(schedule.job_type, schedule.params)
+    tasks: Any = schedule.tasks
+    if tasks is None:
+        isolated: Isolated = request.app.state.isolated
+        caller: Caller = request.state.caller
+        drawn = await isolated.draw(
+            schedule.job_type, schedule.params, tenant=f"tenant:{schedule.tenant_id}", caller=caller.name
+        )
+        tasks = drawn and drawn.tasks
     if tasks is None:
         raise Invalid(
             "this server does not know the tasks of this job type",

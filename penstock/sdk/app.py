@@ -104,6 +104,8 @@ class App:
         """The senders whose webhooks the app takes."""
         self.sheets: Sheets | Callable[[UUID], Sheets] | None = None
         """The Google account for all tenants, or a function that returns the account of a tenant."""
+        self.path: str | None = None
+        """MODULE:APP, if it was loaded from there: other processes load it too."""
         self.tenant = tenant
         self.own: migrate.Own | None = None if schema is None or sql is None else migrate.Own(schema, sql)
         """The app's own SQL."""
@@ -303,6 +305,10 @@ class App:
         """A job of this type, ready to be started; None if this app lacks the type."""
         found = self.job_types.get(job_type) or self.tasks.get(job_type)
         return found.draw(params) if found else None
+
+    def can_draw(self, job_type: str) -> bool:
+        """Whether this app has a job type or a task of this name."""
+        return job_type in self.job_types or job_type in self.tasks
 
     def unknown_type(self, job_type: str) -> Invalid:
         """The error for a job type that this app lacks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, cast
 
-from penstock.errors import Invalid
+from penstock.errors import Invalid, TooLarge
 from penstock.formatting import seconds
 from penstock.sdk.signature import Signature, Step, key_of
 from penstock.types import BulkOptions, JobOptions, TaskOptions, exact
@@ -95,6 +96,46 @@ class Options:
                 raise Invalid(f"{name} is {why}", details={"field": name})
 
 
+@dataclass(frozen=True, slots=True)
+class DrawLimit:
+    """How much a body may draw that runs for somebody else's request."""
+
+    tasks: int
+    seconds: float
+    until: float
+    """By `time.monotonic`."""
+
+    @classmethod
+    def starting_now(cls, tasks: int, seconds: float) -> DrawLimit:
+        return cls(tasks, seconds, time.monotonic() + seconds)
+
+    def check(self, count: int) -> None:
+        """Raise unless one more task may be added."""
+        if count >= self.tasks:
+            raise TooLarge(
+                f"the body of the job type adds more than {self.tasks:,} tasks",
+                code="too_many_tasks",
+                hint="Start several jobs, or a bulk job.",
+                details={"limit": self.tasks},
+            )
+        if time.monotonic() > self.until:
+            raise body_too_slow(self.seconds)
+
+
+draw_limit: ContextVar[DrawLimit | None] = ContextVar("penstock_draw_limit", default=None)
+"""The limit of bodies that run in this context."""
+
+
+def body_too_slow(seconds: float) -> Invalid:
+    """The error for a body that takes too long."""
+    return Invalid(
+        f"the body of the job type did not end within {seconds:g} seconds",
+        code="body_too_slow",
+        hint="Draw fewer steps, or move the work into a task.",
+        details={"limit": seconds},
+    )
+
+
 class Graph:
     """The tasks that a job's body adds; each comes after its dependencies."""
 
@@ -112,6 +153,8 @@ class Graph:
         after: Sequence[Any] | None = None,
     ) -> Step:
         """Add a task; returns the placeholder for its output."""
+        if (limit := draw_limit.get()) is not None:
+            limit.check(len(self.tasks))
         document, parents = signature.encode(values)
         for step in after or ():
             if not isinstance(step, Step):

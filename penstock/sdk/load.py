@@ -23,4 +23,5 @@ def load(path: str) -> App:
         ) from error
     if not isinstance(found, App):
         raise Invalid(f"{path!r} is not an App (it is a {type(found).__name__})")
+    found.path = path
     return found

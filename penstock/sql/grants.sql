@@ -50,7 +50,8 @@ grant execute on function
   penstock.task_rates(uuid, integer), penstock.job_graph(uuid, bigint, integer),
   penstock.start_action(text, text[], text), penstock.weigh_action(text, text[]), penstock.clock(),
   penstock.refuse(integer, text, text, jsonb, text), penstock.is_service(), penstock.my_tenant(),
-  penstock.is_member(uuid, text[]), penstock.require_member(uuid, text[])
+  penstock.is_member(uuid, text[]), penstock.require_member(uuid, text[]),
+  penstock.require_tenant(uuid)
 to authenticated, service_role;
 
 -- The service: workers and operators.

@@ -4746,6 +4746,16 @@ function penstock.require_member(uuid, text[])
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.require_tenant(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: uuid
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0af569911e54f5e12917c2064872d8a1
+  comment: The tenant that start_job would use for these options, or the error that it would raise. The API calls it before it reads a file or runs the body of a job type.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.reschedule_task(bigint, double precision, text, bigint, text)
   arguments: p_task_id bigint, p_delay_seconds double precision DEFAULT 0, p_reason text DEFAULT 'rescheduled'::text, p_lease bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text
   returns: boolean

@@ -245,6 +245,7 @@ FUNCTIONS: dict[str, Call] = {
     "remove_schedule": Call("member", "PT404", {"p_schedule_id": "{schedule_id}"}),
     "replay_dead_letters": Call("viewer", None, FILTER),
     "resolve_limits": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
+    "require_tenant": Call("member", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "resume_job": Call("member", "PT404", OF_JOB, about={"job_id": "paused_job"}),
     "retry_job": Call("member", "PT404", OF_JOB, about={"job_id": "failed_job"}),
     "revoke_key": Call("admin", "PT404", {"p_key_id": "{key_id}"}),

@@ -66,6 +66,16 @@ $$;
 comment on function penstock.require_member(uuid, text[]) is
   'Raises an error unless the caller is the service, or a member of the tenant with one of these roles.';
 
+create or replace function penstock.require_tenant(p_tenant_id uuid default null)
+returns uuid language plpgsql stable security definer set search_path = penstock, pg_temp as $$
+begin
+  return _caller_tenant(p_tenant_id);
+end
+$$;
+comment on function penstock.require_tenant(uuid) is
+  'The tenant that start_job would use for these options, or the error that it would raise. The API calls it '
+  'before it reads a file or runs the body of a job type.';
+
 create or replace function penstock.record_audit(
   p_action text, p_subject text, p_details jsonb default '{}', p_tenant_id uuid default null,
   p_job_id uuid default null)

@@ -1,0 +1,94 @@
+"""A child process of the API. It runs the app's own code, which may take long, outside of the API's process.
+
+The parent sends one request at a time: its length in 4 bytes, then JSON. The response looks the same. The
+process ends if a request uses more CPU time than its limit, and when the parent ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import resource
+import sys
+import traceback
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO, Any
+
+import pydantic_core
+
+from penstock import sources
+from penstock.errors import PenstockError, to_problem
+from penstock.sdk.app import App
+from penstock.sdk.graph import DrawLimit, draw_limit
+from penstock.sdk.load import load
+
+
+def main() -> None:
+    """Answer requests until the parent closes the pipe."""
+    requests = os.fdopen(os.dup(0), "rb")
+    responses = os.fdopen(os.dup(1), "wb")
+    # What the app prints must not get between the responses.
+    os.dup2(2, 1)
+    sys.path[:] = json.loads(_next(requests))
+    app = load(json.loads(_next(requests)))
+    while message := _next(requests):
+        name, cpu_seconds, arguments = json.loads(message)
+        _limit_cpu(cpu_seconds)
+        text = _answer(app, name, arguments)
+        responses.write(len(text).to_bytes(4, "big") + text)
+        responses.flush()
+
+
+def _next(requests: IO[bytes]) -> bytes:
+    """The next message; empty at the end of the pipe."""
+    return requests.read(int.from_bytes(requests.read(4), "big"))
+
+
+def _limit_cpu(seconds: float) -> None:
+    """The kernel ends this process after so many more seconds of CPU time."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    soft = math.ceil(used.ru_utime + used.ru_stime + seconds)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def _answer(app: App, name: str, arguments: dict[str, Any]) -> bytes:
+    try:
+        return pydantic_core.to_json({"result": FUNCTIONS[name](app, **arguments)})
+    except PenstockError as error:
+        return pydantic_core.to_json({"problem": to_problem(error)})
+    except Exception:
+        return pydantic_core.to_json({"crash": traceback.format_exc()})
+
+
+def draw(app: App, type: str, params: dict[str, Any], tasks: int, seconds: float) -> Any:
+    """The tasks of a job type, as JSON text, and the job option `result`."""
+    token = draw_limit.set(DrawLimit.starting_now(tasks, seconds))
+    try:
+        found = app.drawn(type, params)
+    finally:
+        draw_limit.reset(token)
+    assert found is not None, f"the app lacks the type {type}"
+    text = pydantic_core.to_json(found.tasks).decode()
+    return {"count": len(found.tasks), "text": text, "result": found.result_option}
+
+
+def check(app: App, type: str, path: str, table: dict[str, Any], most: int) -> Any:
+    """The problems of a table."""
+    with sources.open(Path(path), **table) as source:
+        found = app.bulks[type].check(source)
+    return {
+        "rows": found.rows,
+        "good": found.good,
+        "problems": [asdict(problem) for problem in found.problems[:most]],
+    }
+
+
+def sample(app: App, type: str, path: str, table: dict[str, Any], params: dict[str, Any]) -> Any:
+    """The tasks of a sample of the rows, and the factor from the sample to all rows."""
+    with sources.open(Path(path), **table) as source:
+        return app.bulks[type].sample(source, params)
+
+
+FUNCTIONS: dict[str, Any] = {"draw": draw, "check": check, "sample": sample}

@@ -1,0 +1,38 @@
+"""An app with bodies that take long, for tests of the API that loads it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from penstock import App
+
+app = App()
+
+
+@app.task
+def note(n: int) -> int:
+    return n
+
+
+@app.job
+def many(count: int) -> None:
+    """Add many tasks."""
+    for n in range(count):
+        note.step(n)
+
+
+@app.job
+def hold(folder: str) -> None:
+    """Wait until the test lets it continue."""
+    (Path(folder) / "started").touch()
+    while not (Path(folder) / "go").exists():
+        time.sleep(0.01)
+    note.step(1)
+
+
+@app.job
+def spin() -> None:
+    """Never end, and never add a step."""
+    while True:
+        pass
