@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import resource
 import signal
 import socket
 import sys
@@ -65,6 +66,9 @@ UVICORN_OPTIONS: dict[str, Any] = {
 def run(settings: Settings, *, host: str, port: int, app: App | None = None, root_path: str = "") -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are being processed are completed."""
     check_address(settings, host)
+    # Each client's connection is an open file, and the usual soft limit is 1024.
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
     made = application(settings, app)
     # Loaded modules stay for ever, and requests leave few reference cycles. With Python's defaults, garbage
     # collection would take a tenth of each request's time.

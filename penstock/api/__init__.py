@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -84,7 +85,7 @@ def create(
     login and accepts requests from this machine only.
     """
     chosen = settings or settings_of_process()
-    most = limits or Limits()
+    most = limits or Limits.fitting(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
     made = FastAPI(
         title="Penstock",

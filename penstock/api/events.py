@@ -49,13 +49,15 @@ _OF_JOBS: LiteralString = """\
 select id, tenant_id, type, status, status_reason, percent, phase, total, succeeded, failed, canceled,
   docs_complete, docs_total, finished_at
 from penstock.job_list where id = any(%s)"""
+# A limit for each tenant: one limit for all would show only the tenant with the newest jobs.
 _OF_TENANTS: LiteralString = """\
-select id, tenant_id, type, status, status_reason, percent, phase, total, succeeded, failed, canceled,
-  docs_complete, docs_total, finished_at
-from penstock.job_list
-where tenant_id = any(%s) and (
-  status in ('queued', 'running', 'paused') or finished_at > penstock._now() - interval '1 minute')
-order by id desc limit %s"""
+select j.* from unnest(%s::uuid[]) as w(tenant_id), lateral (
+  select id, tenant_id, type, status, status_reason, percent, phase, total, succeeded, failed, canceled,
+    docs_complete, docs_total, finished_at
+  from penstock.job_list l
+  where l.tenant_id = w.tenant_id and (
+    l.status in ('queued', 'running', 'paused') or l.finished_at > penstock._now() - interval '1 minute')
+  order by l.id desc limit %s) as j"""
 
 
 class Watcher:
@@ -112,8 +114,7 @@ class Hub(Streams[Watcher]):
                 found += await _rows(connection, _OF_JOBS, (list(by_job),))
             if by_tenant:
                 self.queries += 1
-                limit = MOST_JOBS_OF_A_TENANT * len(by_tenant)
-                found += await _rows(connection, _OF_TENANTS, (list(by_tenant), limit))
+                found += await _rows(connection, _OF_TENANTS, (list(by_tenant), MOST_JOBS_OF_A_TENANT))
         for state in found:
             for watcher in (*by_job.pop(state["id"], ()), *by_tenant.get(state["tenant_id"], ())):
                 watcher.tell(state)

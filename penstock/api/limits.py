@@ -17,6 +17,8 @@ from penstock.errors import Invalid, Limited, TimedOut, TooLarge
 
 MAX_PER_PAGE = 200
 _CONNECTIONS = Share(slots=10, per_tenant=3, per_caller=2, waiting=100, seconds=20)
+_OTHER_FILES = 200
+"""Files and sockets that a process needs apart from its clients' connections."""
 _BODIES = Share(slots=2, per_tenant=1, per_caller=1, waiting=20, seconds=30)
 _EXPORTS = Share(slots=3, per_tenant=1, per_caller=1, waiting=4, seconds=60)
 
@@ -58,8 +60,21 @@ class Limits:
     streams: int = 5000
     """Open event streams."""
     streams_per_caller: int = 200
-    streams_per_tenant: int = 2500
+    streams_per_tenant: int = 1250
     """Across all its keys and users."""
+
+    @classmethod
+    def fitting(cls, files: int) -> Limits:
+        """The limits of a process that can open so many files and sockets.
+
+        Streams get three quarters of those that other requests, files and connections leave; a tenant gets a
+        quarter of them.
+        """
+        most = cls()
+        streams = max(8, min(most.streams, (files - _OTHER_FILES) * 3 // 4))
+        per_tenant = min(most.streams_per_tenant, streams // 4)
+        per_caller = min(most.streams_per_caller, per_tenant)
+        return cls(streams=streams, streams_per_tenant=per_tenant, streams_per_caller=per_caller)
 
 
 class Rate:

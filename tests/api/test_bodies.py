@@ -62,7 +62,7 @@ class Background:
 def test_a_body_does_not_block_other_requests(
     db: testing.Database, api_settings: Settings, eventually: Eventually, tmp_path: Path, how: str
 ) -> None:
-    """S65: while it runs, the API answers, and another tenant's body runs beside it."""
+    """S65, B9/shared: while it runs, the API answers, and another tenant's body runs beside it."""
     with site(db, api_settings, how) as (world, served):
         ann, bob = world.join("ann"), world.join("bob")
         first = Background(served, ann, "hold", folder=str(tmp_path))

@@ -216,3 +216,20 @@ async def test_many_watchers_are_one_question(world: World, served: Served) -> N
         await asyncio.gather(*watchers)
     hub = served.app.state.hub
     assert 2 <= hub.queries <= 2 + (time.monotonic() - began) / hub.TICK_SECONDS
+
+
+async def test_a_tenant_with_many_jobs_does_not_silence_another(
+    world: World, served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S66, B9/shared: the limit on jobs counts for each tenant."""
+    monkeypatch.setattr(events, "MOST_JOBS_OF_A_TENANT", 2)
+    ann, bob = world.join("ann"), world.join("bob")
+    job = start(world, bob, 1)
+    for _ in range(5):
+        start(world, ann, 1)
+    async with (
+        watching(served, f"/api/events?tenant_id={ann.tenant}", ann) as loud,
+        watching(served, f"/api/events?tenant_id={bob.tenant}", bob) as quiet,
+    ):
+        await loud.next()
+        assert (await quiet.next())["data"]["id"] == job

@@ -208,6 +208,14 @@ def test_streams_are_limited_per_tenant_across_keys(db: testing.Database, api_se
         assert (refused.status_code, refused.json()["code"]) == (429, "limited")
 
 
+@pytest.mark.parametrize("files", [64, 256, 1024, 4096, 1 << 20])
+def test_streams_fit_the_files_that_the_process_can_open(files: int) -> None:
+    """S66: and one tenant gets a quarter of them."""
+    limits = Limits.fitting(files)
+    assert 1 <= limits.streams <= max(8, files - 200, 0) and limits.streams <= 5000
+    assert 1 <= limits.streams_per_caller <= limits.streams_per_tenant <= limits.streams // 4
+
+
 @pytest.mark.parametrize("path", ["/api/events?tenant_id=", "/dashboard/live?tenant="])
 def test_streams_are_limited(
     db: testing.Database, api_settings: Settings, eventually: Eventually, path: str

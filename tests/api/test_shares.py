@@ -149,7 +149,7 @@ def held(served: Served, person: Person, path: str, count: int) -> Generator[lis
 def test_slow_reads_of_one_tenant_leave_connections_for_others(
     db: testing.Database, api_settings: Settings, eventually: Eventually
 ) -> None:
-    """S64: more slow reads than there are connections, with two keys of one tenant."""
+    """S64, B9/shared: more slow reads than there are connections, with two keys of one tenant."""
     share = Share(slots=4, per_tenant=2, per_caller=2, waiting=50, seconds=120)
     app = api.create(api_settings, limits=Limits(connections=share, read_seconds=120))
     with serving(app) as served, db.connect() as blocker, db.connect() as looking:
@@ -177,7 +177,7 @@ def test_slow_reads_of_one_tenant_leave_connections_for_others(
 def test_exports_use_no_connection_of_the_pool(
     db: testing.Database, api_settings: Settings, eventually: Eventually
 ) -> None:
-    """S64: exports of one tenant wait for each other, and other requests of that tenant continue."""
+    """S64, B9/shared: exports of one tenant wait for each other, and other requests of that tenant continue."""
     share = Share(slots=1, per_tenant=1, per_caller=1, waiting=50, seconds=120)
     app = api.create(api_settings, limits=Limits(connections=share, read_seconds=120))
     with serving(app) as served, db.connect() as blocker:
