@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from penstock import api, testing
-from penstock.api import streams
+from penstock.api import events, streams
 from penstock.settings import Settings
 
 from .conftest import Person, Served, World, bearer, serving, token
