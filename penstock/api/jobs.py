@@ -111,7 +111,7 @@ class DrawingRoute(Route):
             return
         callers: Callers = request.app.state.callers
         caller: Caller = request.state.caller
-        tenant = await callers.require_tenant(caller, job.tenant_id)
+        tenant = await callers.require_tenant(caller, job.model_dump(include={"tenant_id"})["tenant_id"])
         with callers.counting(caller):
             drawn = await isolated.draw(job.type, job.params, tenant=tenant, caller=caller.name)
         if drawn is not None:
