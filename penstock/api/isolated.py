@@ -54,9 +54,7 @@ class Isolated:
         self._all: set[_Child] = set()
         self.bodies = Shares("job bodies", limits.bodies)
 
-    async def draw(
-        self, type: str, params: dict[str, Any], *, tenant: str, caller: str
-    ) -> DrawnTasks | None:
+    async def draw(self, type: str, params: dict[str, Any], *, tenant: str, caller: str) -> DrawnTasks | None:
         """Run the body of a job type. None if the app lacks the type."""
         if self._app is None or not self._app.can_draw(type):
             return None
