@@ -13,6 +13,7 @@ import typer
 import typer.main
 
 import penstock
+from penstock import extras
 from penstock.cli import (
     artifacts,
     bulk,
@@ -117,7 +118,7 @@ def execute(arguments: Sequence[str]) -> int:
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
     is_json = _asks_for_json(arguments)
     try:
-        with using_options():
+        with using_options(), extras.required():
             result: Any = typer.main.get_command(app).main(
                 args=list(arguments), prog_name="penstock", standalone_mode=False
             )

@@ -88,8 +88,10 @@ def binaries(major: int = 18) -> Path:
     folder = "pginstall18" if major == 18 else "pginstall"
     if wheel is None or wheel.origin is None:
         raise PenstockError(
-            "The embedded PostgreSQL is not available on this platform.",
-            hint="Set DATABASE_URL to the address of a PostgreSQL server.",
+            "the embedded PostgreSQL is not installed: install penstock[embedded], or set DATABASE_URL",
+            code="missing_extra",
+            hint="Run: pip install 'penstock[embedded]'. It is not available for every platform.",
+            details={"extra": "embedded"},
         )
     return Path(wheel.origin).parent / folder / "bin"
 

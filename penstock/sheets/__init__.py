@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from penstock import extras
 from penstock.sheets.cells import LARGEST_REQUEST, LONGEST_CELL, Block, Part, blocks, cell, table_rows
 from penstock.sheets.source import COLUMNS, GoogleSheet, spreadsheet_id
 
@@ -44,5 +45,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _OF_CLIENT:
-        return getattr(importlib.import_module("penstock.sheets.client"), name)
+        with extras.required():
+            return getattr(importlib.import_module("penstock.sheets.client"), name)
     raise AttributeError(f"module 'penstock.sheets' has no attribute {name!r}")

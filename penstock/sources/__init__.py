@@ -21,6 +21,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO, cast
 
+from penstock import extras
 from penstock.errors import Invalid, NotFound
 from penstock.sources.delimited import Delimited
 from penstock.sources.jsonl import Jsonl
@@ -69,7 +70,8 @@ def open(
         match chosen:
             case "xlsx":
                 # Imported here because openpyxl loads slowly and is rarely needed.
-                from penstock.sources.xlsx import Xlsx
+                with extras.required():
+                    from penstock.sources.xlsx import Xlsx
 
                 return Xlsx(binary, named, sheet=sheet, header=header, rename=rename, is_own=is_own)
             case "jsonl":

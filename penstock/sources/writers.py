@@ -20,6 +20,7 @@ from decimal import Decimal
 from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
+from penstock import extras
 from penstock.errors import Invalid, TooLarge
 
 FORMATS = ("csv", "jsonl", "xlsx")
@@ -194,8 +195,9 @@ class _Xlsx(Writer):
 
     def __init__(self, columns: Sequence[str], out: IO[bytes]) -> None:
         # Imported here because openpyxl loads slowly and is rarely needed.
-        from openpyxl import Workbook
-        from openpyxl.cell import WriteOnlyCell
+        with extras.required():
+            from openpyxl import Workbook
+            from openpyxl.cell import WriteOnlyCell
 
         super().__init__(columns)
         self._out = out
