@@ -16,9 +16,9 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
-import typer.main
 
 from penstock import cli, testing
+from penstock.cli.commands import COMMANDS
 from penstock.errors import EXIT_INTERRUPTED, EXIT_PARTLY_DONE, TABLE
 from penstock.postgres import embedded
 from penstock.settings import settings
@@ -124,12 +124,26 @@ def status(db: testing.Database, job_id: UUID) -> str:
 
 def leaves(command: Any = None, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """All commands with their paths."""
-    command = command or typer.main.get_command(cli.app)
+    command = command or cli.program()
     if hasattr(command, "commands"):
         for name, child in command.commands.items():
             yield from leaves(child, (*path, name))
     else:
         yield path, command
+
+
+def test_the_overview_says_what_each_command_says() -> None:
+    for name, command in cli.program().commands.items():
+        entry = COMMANDS[name]
+        assert (entry.panel, entry.help) == (command.rich_help_panel, command.help.partition("\n")[0]), name
+
+
+def test_the_overview_loads_no_database_driver() -> None:
+    code = "import sys; from penstock import cli; cli.execute(['--help']); print({'psycopg', 'pydantic'} & {*sys.modules})"
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert found.stdout.splitlines()[-1] == "set()"
 
 
 @pytest.mark.parametrize("path", [path for path, _ in leaves()], ids=" ".join)

@@ -8,12 +8,10 @@ from typing import Any
 
 import psycopg
 import pytest
-from typer.main import get_command
 
-from penstock import App, Invalid
+from penstock import App, Invalid, cli
 from penstock.api.bulks import BulkRequest, UploadQuery
 from penstock.api.jobs import JobRequest
-from penstock.cli import app as command_line
 from penstock.cli.job_options import read_options
 from penstock.types.options import BulkOptions, JobOptions, TaskOptions, table_of
 
@@ -49,7 +47,7 @@ def _app_with(name: str) -> App:
 
 
 def test_the_command_line_has_the_options_of_the_table() -> None:
-    run: Any = get_command(command_line).commands["bulk"].commands["run"]  # type: ignore[attr-defined]
+    run: Any = cli.program().commands["bulk"].commands["run"]  # type: ignore[attr-defined]
     wanted = {name for name, (_, option) in table_of(BulkOptions).items() if option.cli}
     assert wanted <= {parameter.name for parameter in run.params}
     given = {"budget": "1.5", "key": "a, b", "paused": False, "run_at": None, "priority": 0}

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 from typer import Exit
 
 from penstock import cli, testing
@@ -123,7 +122,7 @@ def words_of(command: str, value: str) -> list[str]:
 
 @cache
 def _program() -> Any:
-    return typer.main.get_command(cli.app)
+    return cli.program()
 
 
 def _message(error: Exception) -> str:

@@ -6,35 +6,14 @@ import io
 import logging
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
-import psycopg
 import typer
 import typer.main
 
 import penstock
 from penstock import extras
-from penstock.cli import (
-    artifacts,
-    bulk,
-    costs,
-    dead_letters,
-    dev,
-    init,
-    jobs,
-    keys,
-    limits,
-    operate,
-    run,
-    schedules,
-    serve,
-    sessions,
-    simulate,
-    start,
-    usage,
-    waits,
-    webhooks,
-)
+from penstock.cli.commands import COMMANDS, Commands, load
 from penstock.cli.options import (
     DatabaseOption,
     NoColorOption,
@@ -44,38 +23,17 @@ from penstock.cli.options import (
     set_options,
     using_options,
 )
-from penstock.cli.output import print_error
 from penstock.errors import EXIT_INTERRUPTED, EXIT_OK, Invalid, PenstockError, from_database
 
 app = typer.Typer(
     name="penstock",
+    cls=Commands,
     help="A multi-tenant job platform on plain PostgreSQL.",
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-run.add_to(app)
-dev.add_to(app)
-init.add_to(app)
-serve.add_to(app)
-simulate.add_to(app)
-start.add_to(jobs.group)
-app.add_typer(jobs.group, name="jobs", rich_help_panel="Operate")
-app.add_typer(bulk.group, name="bulk", rich_help_panel="Operate")
-app.add_typer(waits.group, name="waits", rich_help_panel="Operate")
-app.add_typer(webhooks.group, name="webhooks", rich_help_panel="Operate")
-app.add_typer(dead_letters.group, name="dead-letters", rich_help_panel="Operate")
-app.add_typer(schedules.group, name="schedules", rich_help_panel="Operate")
-app.add_typer(artifacts.group, name="artifacts", rich_help_panel="Operate")
-operate.add_to(app, "Operate")
-app.add_typer(keys.group, name="keys", rich_help_panel="Operate")
-app.add_typer(sessions.group, name="sessions", rich_help_panel="Operate")
-app.add_typer(limits.group, name="limits", rich_help_panel="Providers, usage and costs")
-app.add_typer(usage.group, name="usage", rich_help_panel="Providers, usage and costs")
-app.add_typer(usage.plans_group, name="plans", rich_help_panel="Providers, usage and costs")
-app.add_typer(costs.group, name="costs", rich_help_panel="Providers, usage and costs")
-app.add_typer(costs.prices_group, name="prices", rich_help_panel="Providers, usage and costs")
 
 
 def _version(wanted: bool) -> None:
@@ -96,6 +54,13 @@ def global_options(
 ) -> None:
     """A multi-tenant job platform on plain PostgreSQL."""
     set_options(database, output, no_color, yes)
+
+
+def program() -> Any:
+    """The whole program with every command imported, for tests and documentation."""
+    group: Any = typer.main.get_command(app)
+    group.commands = {name: load(name) for name in COMMANDS}
+    return group
 
 
 def main() -> None:
@@ -127,22 +92,35 @@ def execute(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
     except typer.Abort as error:
         return EXIT_INTERRUPTED if isinstance(error.__cause__, KeyboardInterrupt) else 1
-    except PenstockError as error:
-        print_error(error, is_json=is_json)
-        return error.exit_code
-    except psycopg.Error as error:
-        meaning = from_database(error) or PenstockError(f"PostgreSQL error: {error}")
-        print_error(meaning, is_json=is_json)
-        return meaning.exit_code
     except Exception as error:
-        if not hasattr(error, "format_message"):
+        if hasattr(error, "format_message"):
+            return _refuse_usage(error, is_json)
+        meaning = _meaning(error)
+        if meaning is None:
             raise
-        return _refuse_usage(error, is_json)
+        _print_error(meaning, is_json)
+        return meaning.exit_code
+
+
+def _meaning(error: Exception) -> PenstockError | None:
+    if isinstance(error, PenstockError):
+        return error
+    # Not imported here: a command that needs no database does not load its driver.
+    psycopg: Any = sys.modules.get("psycopg")
+    if psycopg is not None and isinstance(error, psycopg.Error):
+        return from_database(cast("Any", error)) or PenstockError(f"PostgreSQL error: {error}")
+    return None
+
+
+def _print_error(error: PenstockError, is_json: bool) -> None:
+    from penstock.cli.output import print_error
+
+    print_error(error, is_json=is_json)
 
 
 def _refuse_usage(error: Any, is_json: bool) -> int:
     if is_json:
-        print_error(Invalid(error.format_message(), code="usage"), is_json=True)
+        _print_error(Invalid(error.format_message(), code="usage"), is_json=True)
     else:
         error.show()
     return int(error.exit_code)

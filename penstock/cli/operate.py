@@ -19,11 +19,9 @@ workers_group = typer.Typer(help="List workers, the processes that run tasks.", 
 tenants_group = typer.Typer(help="List and create tenants.", no_args_is_help=True)
 
 
-def add_to(app: typer.Typer, panel: str) -> None:
-    """Add these commands to the program."""
-    app.add_typer(workers_group, name="workers", rich_help_panel=panel)
-    app.add_typer(tenants_group, name="tenants", rich_help_panel=panel)
-    command(app, "backlog", rich_help_panel=panel)(backlog)
+def add_to(app: typer.Typer) -> None:
+    """Add this command to the program."""
+    command(app, "backlog", rich_help_panel="Operate")(backlog)
 
 
 @command(workers_group, "ls")

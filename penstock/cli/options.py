@@ -11,18 +11,18 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 from uuid import UUID
 
-import psycopg
 import typer
 from typer.core import TyperGroup
 
-from penstock.cli.job_options import parameters_of, read_options
-from penstock.contract import tenants
 from penstock.errors import Conflict, Invalid, NotFound, NotMigrated
-from penstock.postgres import db, embedded
 from penstock.settings import settings
+
+# Other modules are imported where they are used: `penstock --help` needs neither the database nor its driver.
+if TYPE_CHECKING:
+    from penstock.postgres import db
 
 
 class Output(StrEnum):
@@ -129,13 +129,15 @@ def command(
 
 
 def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    from penstock.cli import job_options
+
     parameters = dict(inspect.signature(function).parameters)
     needs_pool = parameters.pop("pool", None) is not None
     hints = get_type_hints(function, include_extras=True)
     # `**options: Unpack[BulkOptions]` stands for the options of that table.
     unpacked = [name for name, p in parameters.items() if p.kind is p.VAR_KEYWORD]
     table: type | None = get_args(hints[parameters.pop(unpacked[0]).name])[0] if unpacked else None
-    of_table = parameters_of(table) if table else []
+    of_table = job_options.parameters_of(table) if table else []
 
     def run(**values: Any) -> Any:
         shared = {name: values.pop(name) for name in SHARED}
@@ -143,7 +145,7 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             with using_options(**shared):
                 if table:
-                    values |= read_options(table, given)
+                    values |= job_options.read_options(table, given)
                 return asyncio.run(_with_pool(function, values)) if needs_pool else function(**values)
         except BrokenPipeError:
             discard_output()
@@ -166,6 +168,8 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 async def tenant_id_of(pool: db.Pool, text: str) -> UUID:
     """The id of the tenant with this name or id."""
+    from penstock.contract import tenants
+
     found = await tenants.find(pool, name=text)
     if not found:
         raise NotFound(f"tenant {text!r} not found", code="unknown_tenant", hint="See `penstock tenants ls`.")
@@ -180,6 +184,8 @@ def discard_output() -> None:
 
 
 async def _with_pool(function: Callable[..., Any], values: dict[str, Any]) -> Any:
+    from penstock.postgres import db
+
     address = dsn()
     await asyncio.to_thread(_reach, address)
     async with db.pool(address, name="penstock cli", max_size=2) as pool:
@@ -187,6 +193,10 @@ async def _with_pool(function: Callable[..., Any], values: dict[str, Any]) -> An
 
 
 def _reach(address: str) -> None:
+    import psycopg
+
+    from penstock.postgres import db
+
     # The pool would retry for 30 seconds and then not report the cause.
     try:
         db.connect(address, name="penstock cli", wait_seconds=0).close()
@@ -199,6 +209,8 @@ def _reach(address: str) -> None:
 
 def dsn(*, make: bool = False) -> str:
     """The database URL. `make` creates an embedded database if there is none."""
+    from penstock.postgres import embedded
+
     if given := current_options().database or settings().database_url:
         return given
     if not make and not embedded.of(settings().home).folder.exists():

@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli import output
 from penstock.cli.bulk_options import WatchOption
-from penstock.cli.jobs import IdArgument, watch
+from penstock.cli.jobs import IdArgument, group, watch
 from penstock.cli.options import TenantOption, command, dsn, tenant_id_of
 from penstock.cli.parsing import pairs_of
 from penstock.contract import jobs
@@ -37,12 +37,7 @@ ParamsArgument = Annotated[
 ]
 
 
-def add_to(group: typer.Typer) -> None:
-    """Add these commands to `penstock jobs`."""
-    command(group, "start")(start)
-    command(group, "rerun")(rerun)
-
-
+@command(group, "start")
 async def start(
     pool: db.Pool,
     type: Annotated[str, typer.Argument(metavar="TYPE", show_default=False, help="Job type or task kind.")],
@@ -59,6 +54,7 @@ async def start(
     await _start(pool, found, type, values, options, is_watched)
 
 
+@command(group, "rerun")
 async def rerun(
     pool: db.Pool,
     job_id: IdArgument,

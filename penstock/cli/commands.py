@@ -1,0 +1,92 @@
+"""The commands of the program. Each is imported when it runs, so that `penstock --help` is quick."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+import typer.main
+from typer.core import TyperCommand, TyperGroup
+
+_RUN, _OPERATE, _MONEY = "Run", "Operate", "Providers, usage and costs"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a command is, and its line in the overview."""
+
+    panel: str
+    module: str
+    help: str
+    group: str | None = None
+    """The name of the group in the module; without one, `add_to` of the module adds the command."""
+
+
+COMMANDS = {
+    "demo": Entry(
+        _RUN, "run", "Run a sample app on an embedded database: it makes a small book as text, PDF and MP3."
+    ),
+    "worker": Entry(_RUN, "run", "Run the tasks of an app until stopped."),
+    "migrate": Entry(_RUN, "run", "Migrate the database to this version's schema."),
+    "doctor": Entry(_RUN, "run", "Check the database, its settings, the schema, workers and backlog."),
+    "dev": Entry(_RUN, "dev", "Run a database, the API with a development login, and a worker for your app."),
+    "init": Entry(_RUN, "init", "Copy an example app into a new folder, as a starting point."),
+    "serve": Entry(_RUN, "serve", "Serve the HTTP API and the dashboard until stopped."),
+    "simulate": Entry(
+        _RUN,
+        "simulate",
+        "Simulate OpenAI, Anthropic and Google Sheets, with their rate limits, until stopped.",
+    ),
+    "backlog": Entry(
+        _OPERATE, "operate", "Show waiting and running tasks, and live workers, by kind and provider."
+    ),
+    "jobs": Entry(_OPERATE, "start", "List, watch, pause, resume, cancel and retry jobs.", "group"),
+    "bulk": Entry(_OPERATE, "bulk", "Run one job over the rows of a spreadsheet or file.", "group"),
+    "waits": Entry(_OPERATE, "waits", "Show and answer what tasks ask people.", "group"),
+    "webhooks": Entry(_OPERATE, "webhooks", "Show and replay webhooks.", "group"),
+    "dead-letters": Entry(
+        _OPERATE, "dead_letters", "Show, replay or discard tasks that failed permanently.", "group"
+    ),
+    "schedules": Entry(_OPERATE, "schedules", "Manage recurring jobs.", "group"),
+    "artifacts": Entry(_OPERATE, "artifacts", "List and check files that jobs stored.", "group"),
+    "workers": Entry(_OPERATE, "operate", "List workers, the processes that run tasks.", "workers_group"),
+    "tenants": Entry(_OPERATE, "operate", "List and create tenants.", "tenants_group"),
+    "keys": Entry(_OPERATE, "keys", "Manage API keys.", "group"),
+    "sessions": Entry(_OPERATE, "sessions", "Manage dashboard sessions.", "group"),
+    "limits": Entry(_MONEY, "limits", "Manage providers, their rate limits and their state.", "group"),
+    "usage": Entry(_MONEY, "usage", "Show usage and manage quotas.", "group"),
+    "plans": Entry(_MONEY, "usage", "Manage subscription plans.", "plans_group"),
+    "costs": Entry(_MONEY, "costs", "Show and correct costs.", "group"),
+    "prices": Entry(_MONEY, "costs", "Manage provider prices and exchange rates.", "prices_group"),
+}
+
+
+def load(name: str) -> Any:
+    """Import a command of the program."""
+    entry = COMMANDS[name]
+    module = importlib.import_module(f"penstock.cli.{entry.module}")
+    holder = typer.Typer()
+    if entry.group is None:
+        module.add_to(holder)
+    else:
+        holder.add_typer(getattr(module, entry.group), name=name, rich_help_panel=entry.panel)
+    return typer.main.get_group(holder).commands[name]
+
+
+class Commands(TyperGroup):
+    """The program: knows the lines of the overview, and imports a command only to run it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = {
+            name: TyperCommand(name, help=entry.help, rich_help_panel=entry.panel)
+            for name, entry in COMMANDS.items()
+        }
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that runs."""
+        if args and args[0] in COMMANDS:
+            return args[0], load(args[0]), args[1:]
+        return super().resolve_command(ctx, args)
