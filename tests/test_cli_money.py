@@ -151,7 +151,7 @@ def test_closed_provider_is_opened_and_events_are_listed(db: testing.Database, p
     penstock("limits", "set", NAME)
     signal = '{"status": 429, "exhausted": true, "message": "\\u001b[31mno money"}'
     db.execute("select penstock.report_provider(%s, %s)", [NAME, signal])
-    assert "quota exhausted: no money" in penstock("limits").out
+    assert "quota exhausted" in (out := penstock("limits").out) and "no money" not in out
     assert penstock("limits", "open", NAME).err == f"Opened {NAME}.\n"
     events = penstock("limits", "events", NAME, "-n", 2)
     assert [row[2] for row in lines(events)] == ["EVENT", "opened", "exhausted"]

@@ -35,6 +35,7 @@ def provider(db: testing.Database, **values: Any) -> None:
         "requests_per_minute": None,
         "tokens_per_minute": None,
         "concurrency": None,
+        "hosts": ["127.0.0.1"],
     }
     db.execute("select penstock.set_provider(%s, %s)", (NAME, Jsonb({**plain, **values})))
 

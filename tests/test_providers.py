@@ -69,7 +69,7 @@ async def test_events_are_paged_and_include_reopening(db: testing.Database, tena
         first = await providers.events(pool, name=NAME, tenant_id=tenant, limit=2)
         rest = await providers.events(pool, name=NAME, tenant_id=tenant, before=first[-1].id)
         assert await providers.events(pool, name=NAME) == []
-    assert (closed.state, closed.reason, closed.opens_at) == ("exhausted", "quota exhausted: no money", None)
+    assert (closed.state, closed.reason) == ("exhausted", "quota exhausted")
     assert opened.state == "active"
     assert [event.event for event in first + rest] == ["opened", "exhausted", "changed"]
     assert first[1].details["message"] == "no money"
@@ -102,4 +102,4 @@ async def test_a_full_queue_rejects_new_tasks(db: testing.Database, tenant: UUID
         with pytest.raises(Limited) as refused:
             specs = [{"kind": "call", "provider": NAME}] * 2
             await jobs.start(pool, type="t", tasks=specs, tenant_id=tenant)
-    assert (refused.value.code, refused.value.details["depth_limit"]) == ("queue_full", 1)
+    assert (refused.value.code, refused.value.details["waiting"]) == ("queue_full", 0)

@@ -304,7 +304,8 @@ def test_rate_limit_statuses_are_recognized(status: int, headers: dict[str, str]
     for error in errors:
         found = signals.of(error)
         assert (found is not None) is is_refusal
-        assert found is None or found == signals.read(status, headers)
+        own = {} if isinstance(error, Refused) else {"host": "127.0.0.1"}
+        assert found is None or found == signals.read(status, headers) | own
 
 
 def test_body_is_decoded_from_the_response() -> None:
@@ -349,16 +350,32 @@ def test_urllib_body_is_not_read() -> None:
     """The worker asks in its event loop: nothing is read there that may still be on its way."""
     body = b'{"error": {"code": "insufficient_quota", "message": "Pay."}}'
     with http_error(429, {"Retry-After": "2"}, body) as error:
-        assert signals.of(error) == {"status": 429, "retry_after_seconds": 2}
+        limited = {"status": 429, "retry_after_seconds": 2, "host": "127.0.0.1"}
+        assert signals.of(error) == limited
         assert error.read() == body
         error.body = json.loads(body)  # type: ignore[attr-defined]
         found = signals.of(error)
-    assert found == {"status": 429, "retry_after_seconds": 2, "message": "Pay.", "exhausted": True}
+    assert found == {**limited, "message": "Pay.", "exhausted": True}
 
 
 def test_empty_urllib_error_is_read() -> None:
     error = urllib.error.HTTPError("http://127.0.0.1/", 429, "no", None, None)  # type: ignore[arg-type]
-    assert signals.of(error) == {"status": 429}
+    assert signals.of(error) == {"status": 429, "host": "127.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("url", "host"),
+    [
+        ("https://API.example.com:8443/v1?key=secret", "api.example.com"),
+        ("https://api.openai.com@evil.example/", "evil.example"),
+        ("no address", "unknown"),
+        ("http://[::1", "unknown"),
+    ],
+)
+def test_the_host_that_answered_is_read(url: str, host: str) -> None:
+    """S72: an answer counts for a provider only if one of its own hosts gave it."""
+    error = urllib.error.HTTPError(url, 429, "no", None, None)  # type: ignore[arg-type]
+    assert signals.of(error) == {"status": 429, "host": host}
 
 
 # What is worth telling
@@ -483,7 +500,11 @@ async def test_exhausted_account_is_recognized(ask: Any) -> None:
 async def test_overload_is_read_from_status_529() -> None:
     """Anthropic has a status of its own for it; at OpenAI it is an error like others."""
     async with simulator.serve(faults={"529": 1}) as sim:
-        assert await refusal(by_anthropic, sim) == {"status": 529, "message": "Overloaded"}
+        assert await refusal(by_anthropic, sim) == {
+            "status": 529,
+            "message": "Overloaded",
+            "host": "127.0.0.1",
+        }
         assert await refusal(by_openai, sim) is None
         assert await refusal(by_urllib, sim) is None
 

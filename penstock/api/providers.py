@@ -39,6 +39,11 @@ class ProviderRequest(RequestModel):
     backpressure_delay_seconds: StrictFloat | None = None
     depth_limit: Amount | None = None
     features: list[str] = Field(default_factory=list[str])
+    hosts: list[str] | None = Field(
+        None,
+        description="Only answers of these hosts close or slow it. Null: the hosts known for its name.",
+        examples=[["api.openai.com"]],
+    )
 
 
 class ProviderMade(BaseModel):

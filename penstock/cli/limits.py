@@ -96,7 +96,7 @@ def _value(key: str, text: str) -> Any:
     """Parse a value. The database validates it."""
     if text == "none":
         return None
-    if key == "features":
+    if key in ("features", "hosts"):
         return [word for word in text.split(",") if word]
     try:
         return json.loads(text)

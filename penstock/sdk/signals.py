@@ -1,7 +1,8 @@
 """Reads rate-limit signals from providers' responses and converts them to one format.
 
 A signal is `{"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"},
-"tokens": {"limit", "remaining"}}`, the argument of `penstock.report_provider`.
+"tokens": {"limit", "remaining"}}`, the argument of `penstock.report_provider`. The signal of an exception has
+the `host` that answered, if the exception says so: a handler may call other hosts than its provider's.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, cast
 from urllib.error import HTTPError
+from urllib.parse import urlsplit
 
 _LONGEST_SECONDS = 86400.0
 # Go durations: 6m0s, 1.5s, 20ms, 1h2m3s.
@@ -63,15 +65,36 @@ def of(error: BaseException) -> dict[str, Any] | None:
     """
     if isinstance(error, HTTPError):
         # Not getattr, which HTTPError delegates to a file that may be missing.
-        return _limited_signal(error.code, error.headers, vars(error).get("body"))
+        return _from_host(vars(error).get("url"), _limited_signal(error.code, error.headers, vars(error).get("body")))
     response: Any = getattr(error, "response", None)
     status: Any = getattr(response, "status_code", None) or getattr(error, "status_code", None)
     if not isinstance(status, int):
         return None
     body: Any = getattr(error, "body", None)
-    return _limited_signal(
+    signal = _limited_signal(
         status, getattr(response, "headers", None), _decoded(response) if body is None else body
     )
+    return _from_host(_url(response) or _url(error), signal)
+
+
+def _url(source: Any) -> Any:
+    """The address of a response, or of the request that led to it."""
+    try:
+        return getattr(source, "url", None) or getattr(getattr(source, "request", None), "url", None)
+    except Exception:
+        # httpx raises an error if a response has no request.
+        return None
+
+
+def _from_host(url: Any, signal: dict[str, Any] | None) -> dict[str, Any] | None:
+    if signal is None or url is None:
+        return signal
+    try:
+        host = urlsplit(str(url)).hostname
+    except ValueError:
+        host = None
+    # An address without a readable host is nobody's.
+    return {**signal, "host": host or "unknown"}
 
 
 def is_scarce(signal: Mapping[str, Any]) -> bool:

@@ -117,7 +117,8 @@ comment on view penstock.worker_list is
 create or replace view penstock.provider_list with (security_invoker = true) as
 select
   e.id, e.name, e.tenant_id,
-  case when e.status <> 'active' then e.status when s.closed_until = 'infinity' then 'exhausted'
+  case when e.status <> 'active' then e.status when s.closed_until > penstock._now()
+      and s.closed_reason = 'quota exhausted' then 'exhausted'
     when s.closed_until > penstock._now() then 'closed' when s.open_at > penstock._now() then 'full'
       else 'active' end as state,
   case when s.closed_until > penstock._now() then s.closed_reason when s.open_at > penstock._now()

@@ -56,6 +56,8 @@ class ProviderValues(TypedDict, total=False):
     depth_limit: int | None
     """While this many tasks wait, new ones are rejected."""
     features: list[str]
+    hosts: list[str] | None
+    """The hosts whose answers close or slow it. None: those known for its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -334,22 +334,71 @@ class TestFeedback:
         assert 0.3 < waits[0] < 3 and waits[-1] > 2 * waits[0]
         assert max(waits) < 200
 
-    def test_an_exhausted_account_stops_it_until_it_is_opened(self, sql: Contract, clock: Clock) -> None:
+    def test_an_exhausted_account_stops_it_for_a_while(self, sql: Contract, clock: Clock) -> None:
+        """S72: for 15 minutes at a time, or until it is opened; the provider's text is for operators."""
         clock.freeze()
         provider(sql)
         job = sql.start(calls(2))
+        tell(sql, status=402, exhausted=True)
+        clock.advance(minutes=16)
+        assert len(sql.claim(1)) == 1
         tell(sql, status=429, exhausted=True, message="You exceeded your current quota")
-        clock.advance(days=3)
+        tell(sql, status=429)
+        clock.advance(minutes=14)
         assert sql.claim(10) == []
         assert listed(sql)["state"] == "exhausted"
-        task = sql.tasks(job)[0]["id"]
-        assert (
-            explain(sql, task)["text"]
-            == "waiting: test/model: quota exhausted: You exceeded your current quota, 1st in line"
-        )
-        assert sql.value("next_opening") is None
+        task = sql.tasks(job)[1]["id"]
+        assert explain(sql, task)["text"].startswith("waiting: test/model: quota exhausted, about 60 s")
+        assert 55 < sql.value("next_opening") < 61
         sql.value("open_provider", name=NAME)
-        assert len(sql.claim(10)) == 2
+        assert len(sql.claim(10)) == 1
+
+    def test_only_answers_of_its_own_hosts_count(self, sql: Contract) -> None:
+        """B9, S72: a handler that calls a tenant's address closes nothing for others with its answer."""
+        provider(sql, hosts=["api.example.com"])
+        provider(sql, "openai/gpt")
+        sql.start([*calls(4), *calls(4, "openai/gpt")])
+        limited = {"status": 429, "retry_after_seconds": 600}
+        for name, host, is_own in (
+            (NAME, "evil.example", False), (NAME, "api.example.com.evil.example", False),
+            (NAME, "evilapi.example.com", False), (NAME, "", False), (NAME, "eu.API.example.com", True),
+            ("openai/gpt", "127.0.0.1", False), ("openai/gpt", "api.openai.com", True),
+        ):  # fmt: skip
+            for signal in (limited, {"status": 402, "exhausted": True, "message": "pay bob"}):
+                with sql.connection.transaction(force_rollback=True):
+                    [task] = [each for each in sql.claim(8) if each["provider"] == name][:1]
+                    self.limited(sql, task, {**signal, "host": host})
+                    state = listed(sql, name)
+                    assert (state["state"] != "active") is is_own, (name, host)
+                    assert "bob" not in str(state["reason"])
+                    found = sql.task(task)
+                    is_failed = not is_own and signal["status"] == 402
+                    assert found["retry_count"] == is_failed
+                    if not is_own and not is_failed:
+                        assert found["waiting_until"] is not None
+
+    def test_a_signal_without_a_host_is_the_handlers_own_word(self, sql: Contract) -> None:
+        provider(sql, hosts=["api.example.com"])
+        sql.start(calls(1))
+        self.limited(sql, sql.claim_one(), {"status": 429})
+        assert listed(sql)["state"] == "closed"
+
+    def test_a_tenants_own_account_closes_for_this_tenant_only(self, sql: Contract) -> None:
+        """S72"""
+        provider(sql)
+        other = sql.value("create_tenant", name="other")
+        sql.value("set_provider", name=NAME, values=Jsonb({}), tenant_id=sql.tenant)
+        sql.start(calls(1))
+        Contract(sql.connection, other).start(calls(1))
+        tasks = {task["tenant_id"]: task for task in sql.claim(2)}
+        assert sql.tenant is not None
+        self.limited(sql, tasks[sql.tenant], {"status": 402, "exhausted": True})
+        states = sql.execute("select tenant_id, state from penstock.provider_list where name = %s", NAME)
+        assert {row["tenant_id"]: row["state"] for row in states} == {None: "active", sql.tenant: "exhausted"}
+
+    def limited(self, sql: Contract, task: Any, signal: dict[str, Any]) -> None:
+        sql.value("report_limited", task_id=task["id"], worker_id="w1", lease=task["lease"],
+                  signal=Jsonb(signal))  # fmt: skip
 
     def test_a_lower_limit_and_others_use_count(self, sql: Contract, clock: Clock) -> None:
         """Somebody else calls with the same key: the headers say so."""
@@ -492,7 +541,22 @@ class TestBackpressure:
         sql.start(calls(8))
         with sql.refused(429, "queue_full") as refusal:
             sql.start(calls(3))
-        assert refusal.details["depth_limit"] == 10
+        assert refusal.details["waiting"] == 8
+
+    def test_each_tenant_has_a_share_of_the_queue(self, sql: Contract) -> None:
+        """B9, S74: one tenant cannot fill it for all, and the refusal tells nothing of others."""
+        provider(sql, depth_limit=10)
+        ann, bob, eve = (Contract(sql.connection, sql.value("create_tenant", name=n)) for n in ("a", "b", "e"))
+        ann.start(calls(10))
+        bob.start(calls(5))
+        eve.start(calls(3))
+        for own, waiting in ((ann, 10), (bob, 5), (eve, 3)):
+            with sql.refused(429, "queue_full") as refusal:
+                own.start(calls(1))
+            assert refusal.details == {"code": "queue_full", "provider": NAME, "waiting": waiting}
+            assert refusal.message == (
+                f"{waiting} tasks of this tenant wait for {NAME}: 1 more exceed its share of the queue"
+            )
         sql.start(calls(2))
         sql.drain()
         sql.start(calls(10))

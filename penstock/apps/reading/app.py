@@ -17,6 +17,7 @@ import unicodedata
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, Field
 
@@ -216,9 +217,11 @@ async def declare() -> None:
     """Declare the providers, without limits unless they already have some."""
     chosen = settings()
     async with app.connections() as pool:
-        for name in (chosen.model, chosen.voice_model):
+        for name, url in ((chosen.model, chosen.url), (chosen.voice_model, chosen.voice_url)):
             if name:
-                await providers.set(pool, name=name)
+                # The answers of another server under the provider's name count as well.
+                host = urlsplit(url).hostname if url else None
+                await providers.set(pool, name=name, hosts=[host] if host else None)
 
 
 def _plain(title: str) -> str:

@@ -55,7 +55,7 @@ begin
           'field', format('tasks[%s].provider', v_group.first), 'provider', v_group.provider),
         'Add one with penstock.set_price.');
     end if;
-    perform _check_queue_depth(v_endpoint, v_group.n);
+    perform _check_queue_depth(v_endpoint, p_job.tenant_id, v_group.n);
     if _is_under_pressure(v_endpoint, v_now) then
       v_delays := v_delays || jsonb_build_object(v_group.provider, v_endpoint.backpressure_delay_seconds);
     end if;
@@ -67,28 +67,35 @@ comment on function penstock._check_demands(penstock.jobs, penstock.task_spec[])
   'Rejects tasks with an invalid provider or units, or whose queue is full. Returns the delay in seconds '
   'for the tasks of each provider under pressure.';
 
-create or replace function penstock._check_queue_depth(p_endpoint penstock.endpoints, p_more bigint)
+create or replace function penstock._check_queue_depth(
+  p_endpoint penstock.endpoints, p_tenant_id uuid, p_more bigint)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
-  v_depth bigint;
+  v_own bigint;
+  v_tenants bigint;
 begin
   if p_endpoint.depth_limit is null then
     return;
   end if;
-  select count(*) into v_depth from (
-    select from lanes l join ready r on r.lane_id = l.id
+  -- The shares of all tenants together are a few times the limit at most, so more rows tell nothing.
+  select count(*) filter (where x.tenant_id = p_tenant_id), count(distinct x.tenant_id)
+    + (count(*) filter (where x.tenant_id = p_tenant_id) = 0)::integer into v_own, v_tenants
+  from (
+    select r.tenant_id from lanes l join ready r on r.lane_id = l.id
     where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id
-    limit p_endpoint.depth_limit) as x;
-  if v_depth + p_more > p_endpoint.depth_limit then
+    limit 10 * p_endpoint.depth_limit::bigint) as x;
+  -- A tenant that is alone may fill the queue; it leaves a share to each that comes.
+  if v_own + p_more > greatest(least(p_endpoint.depth_limit, 1), p_endpoint.depth_limit / v_tenants) then
     perform _refuse(429, 'queue_full',
-      format('%s tasks wait for %s: %s more exceed its depth_limit of %s',
-        v_depth, p_endpoint.name, p_more, p_endpoint.depth_limit),
-      jsonb_build_object('provider', p_endpoint.name, 'depth_limit', p_endpoint.depth_limit));
+      format('%s tasks of this tenant wait for %s: %s more exceed its share of the queue',
+        v_own, p_endpoint.name, p_more),
+      jsonb_build_object('provider', p_endpoint.name, 'waiting', v_own));
   end if;
 end
 $$;
-comment on function penstock._check_queue_depth(penstock.endpoints, bigint) is
-  'Rejects tasks that would make an endpoint''s queue longer than its depth_limit.';
+comment on function penstock._check_queue_depth(penstock.endpoints, uuid, bigint) is
+  'Rejects tasks that would exceed the tenant''s share of an endpoint''s queue: depth_limit divided by the '
+  'number of tenants that wait, at least 1. Tells nothing of other tenants.';
 
 create or replace function penstock._is_under_pressure(p_endpoint penstock.endpoints, p_now timestamptz)
 returns boolean language plpgsql stable set search_path = penstock, pg_temp as $$

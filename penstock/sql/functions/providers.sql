@@ -19,7 +19,7 @@ returns integer language plpgsql security definer set search_path = penstock, pg
 declare
   c_fields constant text[] := array['status', 'requests_per_minute', 'requests_per_hour', 'tokens_per_minute',
     'tokens_per_hour', 'concurrency', 'default_tokens', 'backpressure_threshold',
-    'backpressure_delay_seconds', 'depth_limit', 'features'];
+    'backpressure_delay_seconds', 'depth_limit', 'features', 'hosts'];
   v_old endpoints;
   v_new endpoints;
 begin
@@ -47,7 +47,7 @@ begin
       tokens_per_hour = v_new.tokens_per_hour, concurrency = v_new.concurrency,
       default_tokens = v_new.default_tokens, backpressure_threshold = v_new.backpressure_threshold,
       backpressure_delay_seconds = v_new.backpressure_delay_seconds, depth_limit = v_new.depth_limit,
-      features = coalesce(v_new.features, '{}'), changed_at = _now()
+      features = coalesce(v_new.features, '{}'), hosts = v_new.hosts, changed_at = _now()
     where id = v_new.id;
   exception when data_exception or integrity_constraint_violation then
     perform _refuse(422, 'invalid_provider', 'invalid provider options: ' || left(sqlerrm, 200));
@@ -68,8 +68,32 @@ $$;
 comment on function penstock.set_provider(text, jsonb, uuid) is
   'Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, '
   'requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, '
-  'backpressure_threshold, backpressure_delay_seconds, depth_limit, features. Null: no limit. Takes effect '
-  'at once.';
+  'backpressure_threshold, backpressure_delay_seconds, depth_limit, features, hosts (whose answers count). '
+  'Null: no limit. Takes effect at once.';
+
+create or replace function penstock._is_own_host(p_endpoint penstock.endpoints, p_host text)
+returns boolean language sql immutable set search_path = penstock, pg_temp as $$
+  select exists (
+    select from unnest(coalesce(p_endpoint.hosts, case p_endpoint.provider
+      when 'openai' then array['api.openai.com']
+      when 'azure' then array['openai.azure.com', 'services.ai.azure.com', 'cognitive.microsoft.com']
+      when 'anthropic' then array['api.anthropic.com']
+      when 'google' then array['googleapis.com']
+      when 'google-sheets' then array['googleapis.com']
+      when 'mistral' then array['api.mistral.ai']
+      when 'cohere' then array['api.cohere.com', 'api.cohere.ai']
+      when 'groq' then array['api.groq.com']
+      when 'elevenlabs' then array['api.elevenlabs.io']
+      when 'deepgram' then array['api.deepgram.com']
+      when 'replicate' then array['api.replicate.com']
+      when 'runway' then array['runwayml.com']
+      when 'simulator' then array['127.0.0.1', 'localhost', '::1']
+      else '{}' end)) as h
+    where lower(p_host) = lower(h) or right(lower(p_host), length(h) + 1) = '.' || lower(h))
+$$;
+comment on function penstock._is_own_host(penstock.endpoints, text) is
+  'Whether an answer of this host is an answer of the provider: the host, or a domain above it, is listed '
+  'in the endpoint''s hosts, or known for the provider''s name.';
 
 create or replace function penstock.open_provider(p_name text, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -403,26 +427,30 @@ $$;
 comment on function penstock.report_provider(text, jsonb, uuid) is
   'Reports what a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": '
   '{"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A 429 closes the endpoint for all workers at '
-  'once and slows it for a while; an exhausted account closes it until open_provider.';
+  'once and slows it for a while; an exhausted account closes it for 15 minutes.';
 
 create or replace function penstock._close_exhausted(
   p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_signal jsonb)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
+  c_exhausted constant text := 'quota exhausted';
+  -- Then one call finds out whether the account has been topped up.
+  c_closed constant interval := interval '15 minutes';
   v_now timestamptz := _now();
 begin
-  update endpoint_states set closed_until = 'infinity', refusals = refusals + 1, refused_at = v_now,
-    closed_reason = 'quota exhausted' || coalesce(': ' || left(p_signal ->> 'message', 500), '')
+  -- All tenants see the reason, so it has no text of the provider: provider_events keeps it for operators.
+  update endpoint_states set closed_until = greatest(closed_until, v_now + c_closed), refusals = refusals + 1,
+    refused_at = v_now, closed_reason = c_exhausted
   where endpoint_id = p_endpoint.id;
   insert into provider_events (at, endpoint_id, tenant_id, event, details)
   select v_now, p_endpoint.id, p_endpoint.tenant_id, 'exhausted', p_signal
-  where p_state.closed_until < 'infinity';
+  where p_state.closed_until <= v_now or p_state.closed_reason is distinct from c_exhausted;
   -- Upkeep reroutes tasks at once.
   perform pg_notify('penstock', 'chores');
 end
 $$;
 comment on function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states, jsonb) is
-  'Closes an endpoint whose account is exhausted until open_provider.';
+  'Closes an endpoint whose account is exhausted for 15 minutes, or until open_provider.';
 
 create or replace function penstock._slow_down(
   p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_signal jsonb, p_status integer,
@@ -446,7 +474,8 @@ begin
   v_delay := least(3600, greatest(0,
     coalesce(p_retry_after, (0.5 + random()) * power(2, least(6, v_slowdowns)))));
   update endpoint_states set closed_until = greatest(closed_until, v_now + make_interval(secs => v_delay)),
-    closed_reason = format('answered %s', p_status), pace = v_pace,
+    closed_reason = case when closed_until > v_now + make_interval(secs => v_delay) then closed_reason
+      else format('answered %s', p_status) end, pace = v_pace,
     paced_at = case when v_pace < p_state.pace or v_is_new then v_now else paced_at end,
     refusals = refusals + 1, refused_at = v_now
   where endpoint_id = p_endpoint.id and closed_until < 'infinity';
@@ -585,10 +614,20 @@ begin
   perform _require_lease(p_task_id, p_worker_id, p_lease);
   select * into v_lease from leases where task_id = p_task_id;
   select provider, tenant_id into v_provider, v_tenant_id from lanes where id = v_lease.lane_id;
-  if v_provider is not null then
+  -- A handler may call other hosts, such as an address that its tenant gave: those speak for themselves only.
+  -- A signal without a host was reported by the handler for its provider.
+  if v_provider is not null and (not p_signal ? 'host'
+      or _is_own_host(_endpoint(v_provider, v_tenant_id), p_signal ->> 'host')) then
     perform report_provider(v_provider, p_signal, v_tenant_id);
+  elsif p_signal -> 'exhausted' = 'true' then
+    perform fail_task(p_task_id, v_lease.worker_id, format('%s answered %s',
+      coalesce(left(p_signal ->> 'host', 200), 'the service'), left(p_signal ->> 'status', 10)), v_lease.lease,
+      p_error_code => 'foreign_refusal');
+    return;
   elsif jsonb_typeof(p_signal -> 'retry_after_seconds') = 'number' then
     v_delay := greatest(0, least(86400, (p_signal ->> 'retry_after_seconds')::double precision));
+  elsif v_provider is not null then
+    v_delay := 5 + 10 * random();
   end if;
   perform 1 from reschedule_tasks(v_lease.worker_id, array[p_task_id], array[v_lease.lease], v_delay,
     'the provider asked to wait');
@@ -596,7 +635,8 @@ end
 $$;
 comment on function penstock.report_limited(bigint, text, bigint, jsonb) is
   'Reports that a provider rejected an attempt''s call (see report_provider for the signal): its endpoint '
-  'closes for all workers, and the task is requeued without using up an attempt.';
+  'closes for all workers, and the task is requeued without using up an attempt. If the signal has a "host" '
+  'that is not the provider''s, only this task waits; an exhausted account there fails the attempt.';
 
 create or replace function penstock._prune_providers(p_limit integer)
 returns void language sql set search_path = penstock, pg_temp as $$

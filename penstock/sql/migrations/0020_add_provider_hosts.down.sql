@@ -1,0 +1,1 @@
+alter table penstock.endpoints drop column hosts;
