@@ -277,6 +277,18 @@ async def _chores(pool: db.Pool) -> Check:
 
 
 async def _schedules(pool: db.Pool) -> Check:
+    failing = await db.rows(
+        pool,
+        "select name, is_enabled, last_error from penstock.schedules where failures > 0"
+        " order by is_enabled, failures desc, name limit 1000",
+        (),
+    )
+    if failing:
+        name, is_enabled, error = failing[0]
+        finding = f"{len(failing)} failing; {name!r} {'' if is_enabled else 'was turned off: '}({error})"
+        return Check(
+            "schedules", "warn", finding, "Correct it and set it again, or remove it: penstock schedules rm NAME"
+        )
     rows = await db.rows(
         pool,
         "select name, extract(epoch from penstock._now() - next_run_at)::float8 from penstock.schedules"

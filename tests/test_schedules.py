@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 
 from penstock import App, Invalid, Worker, testing
@@ -192,6 +194,7 @@ def test_a_failing_schedule_does_not_block_the_others(
     app.schedule(report, "0 * * * *")
     clock.freeze(utc("2026-03-01 01:30"))
     drain(app)
+    db.execute("select penstock.define_job_type('elsewhere')")
     db.execute(
         "select penstock.set_schedule('foreign', '0 * * * *', 'elsewhere', now(), "
         "jsonb_build_object('tenant_id', (select tenant_id from penstock.schedules limit 1)))"
@@ -200,6 +203,125 @@ def test_a_failing_schedule_does_not_block_the_others(
     drain(app)
     assert started(db) == ["02:00:00"]
     assert [row["type"] for row in db.execute("select type from penstock.jobs")] == ["report"]
+
+
+def failing(db: testing.Database) -> list[tuple[str, int, bool]]:
+    rows = db.execute("select name, failures, is_enabled from penstock.schedules order by name")
+    return [(row["name"], row["failures"], row["is_enabled"]) for row in rows]
+
+
+def test_a_schedule_that_fails_backs_off_and_is_turned_off(
+    app: App, db: testing.Database, drain: testing.Drain, clock: testing.Clock
+) -> None:
+    """S73: schedules that cannot fire do not occupy the workers for ever, and people see it."""
+    bodies: list[int] = []
+
+    @app.job
+    def broken() -> None:
+        bodies.append(1)
+        raise RuntimeError("no such\ntable")
+
+    app.schedule(broken, "0 * * * *")
+    clock.freeze(utc("2026-03-01 01:30"))
+    drain(app)
+    clock.advance(minutes=30)
+    for minutes in (1, 2, 4, 8, 16, 32, 60):
+        drain(app)
+        drain(app)
+        clock.advance(minutes=minutes)
+    assert (len(bodies), failing(db)) == (7, [("broken", 7, True)])
+    drain(app)
+    clock.advance(days=1)
+    drain(app)
+    assert (len(bodies), failing(db)) == (8, [("broken", 8, False)])
+    [row] = db.execute("select tenant_id, last_error from penstock.schedules")
+    assert row["last_error"] == "no suchtable"
+    [line] = db.execute("select details from penstock.audit_log where action = 'schedule.disabled'")
+    assert line["details"]["failures"] == 8
+    [found] = db.execute("select penstock.overview() -> 'problems' as problems")
+    assert [each["text"] for each in found["problems"] if each["about"] == "schedule"] == [
+        "Schedule broken was turned off: no suchtable"
+    ]
+    # Setting it again starts over.
+    db.execute(
+        "select penstock.set_schedule('broken', '0 * * * *', 'broken', now(), jsonb_build_object("
+        "'tenant_id', %s::uuid))", [row["tenant_id"]],
+    )  # fmt: skip
+    assert failing(db) == [("broken", 0, True)]
+
+
+def test_a_used_up_quota_does_not_turn_a_schedule_off(
+    app: App, db: testing.Database, drain: testing.Drain, clock: testing.Clock
+) -> None:
+    @app.task
+    async def report() -> None: ...
+
+    app.schedule(report, "0 * * * *")
+    clock.freeze(utc("2026-03-01 01:30"))
+    drain(app)
+    db.execute("select penstock.set_limit(tenant_id, 'jobs', 0) from penstock.schedules")
+    for _ in range(12):
+        clock.advance(hours=1)
+        drain(app)
+    assert failing(db) == [("report", 7, True)]
+    db.execute("select penstock.set_limit(tenant_id, 'jobs', null) from penstock.schedules")
+    clock.advance(hours=1)
+    drain(app)
+    assert failing(db) == [("report", 0, True)] and len(started(db)) == 1
+
+
+def test_a_type_that_no_worker_knows_fails_after_an_hour(
+    app: App, db: testing.Database, drain: testing.Drain, clock: testing.Clock
+) -> None:
+    """A worker of another app may know it, so the first hour counts as nothing."""
+
+    @app.task
+    async def report() -> None: ...
+
+    clock.freeze(utc("2026-03-01 01:30"))
+    drain(app)
+    db.execute("select penstock.define_job_type('gone')")
+    db.execute(
+        "select penstock.set_schedule('gone', '0 * * * *', 'gone', %s, jsonb_build_object("
+        "'tenant_id', penstock.ensure_tenant('default')))", [clock.now()],
+    )  # fmt: skip
+    clock.advance(minutes=59)
+    drain(app)
+    assert failing(db) == [("gone", 0, True)]
+    clock.advance(minutes=2)
+    drain(app)
+    assert failing(db) == [("gone", 1, True)]
+    [row] = db.execute("select last_error from penstock.schedules")
+    assert row["last_error"] == "no worker knows the job type 'gone'"
+
+
+@pytest.mark.parametrize(
+    ("name", "cron", "job_type", "code", "field"),
+    [
+        ("nightly", "0 3 * * *", "mistyped", "unknown_job_type", "job_type"),
+        ("nightly", "0 3 * * *", "sheet", "invalid_schedule", "job_type"),
+        ("nightly", "every day", "report", "invalid_cron", "cron"),
+        ("nightly", "0 3 * *\n*", "report", "invalid_cron", "cron"),
+        ("a\nERROR forged", "0 3 * * *", "report", "invalid_schedule", "name"),
+        ("a\x1b[31m", "0 3 * * *", "report", "invalid_schedule", "name"),
+        ("a\u202eb", "0 3 * * *", "report", "invalid_schedule", "name"),
+        ("", "0 3 * * *", "report", "invalid_schedule", "name"),
+    ],
+)
+def test_schedules_that_cannot_fire_are_refused(
+    db: testing.Database, tenant: Any, name: str, cron: str, job_type: str, code: str, field: str
+) -> None:
+    """S73: whoever sets it, and also past the API, in SQL."""
+    db.execute("select penstock.define_kind('report'), penstock.define_job_type('sheet')")
+    db.execute("select penstock.define_bulk_type('sheet')")
+    statement = (
+        "select penstock.set_schedule(%s, %s, %s, now(), jsonb_build_object('tenant_id', %s::uuid))"
+    )
+    with pytest.raises(psycopg.Error) as refused:
+        db.execute(statement, [name, cron, job_type, tenant])
+    details = json.loads(refused.value.diag.message_detail or "")
+    assert (refused.value.sqlstate, details["code"], details["field"]) == ("PT422", code, field)
+    assert "\n" not in (refused.value.diag.message_primary or "")
 
 
 async def test_an_unreadable_schedule_does_not_block_the_others(

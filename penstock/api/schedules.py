@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import Query, Response
+from fastapi import Query, Request, Response
 from pydantic import BaseModel, Field, StrictBool
 
 from penstock.api.fields import RequestModel
@@ -13,6 +13,7 @@ from penstock.api.jobs import TaskRequest
 from penstock.api.pages import LimitQuery, Page, TenantQuery, UuidCursor, page
 from penstock.api.routes import Conn, router
 from penstock.contract import schedules
+from penstock.sdk.app import App
 from penstock.types import Missed, Schedule
 
 routes = router("schedules")
@@ -51,8 +52,13 @@ async def list_schedules(
 
 
 @routes.put("/schedules")
-async def set_schedule(conn: Conn, name: Name, schedule: ScheduleRequest) -> ScheduleMade:
-    """Create or change the tenant's schedule with this name."""
+async def set_schedule(
+    request: Request, conn: Conn, name: Name, schedule: ScheduleRequest
+) -> ScheduleMade:
+    """Create or change the tenant's schedule with this name. The app, if there is one, checks the params."""
+    app: App | None = request.app.state.app
+    if schedule.tasks is None and schedule.is_enabled and app is not None:
+        app.draw(schedule.job_type, schedule.params)
     return ScheduleMade(id=await schedules.set(conn, name=name, **schedule.model_dump()))
 
 

@@ -22,7 +22,7 @@ from zoneinfo import ZoneInfo
 from cronsim import CronSim, CronSimError
 
 from penstock.contract import filters
-from penstock.errors import Invalid, NotFound, PenstockError, Unavailable
+from penstock.errors import Invalid, Limited, NotFound, PenstockError, Unavailable
 from penstock.postgres import db
 from penstock.types import Missed, Schedule
 
@@ -33,7 +33,7 @@ _MAX_STARTS = 100
 
 _SCHEDULES: LiteralString = """\
 select id, tenant_id, name, cron, timezone, job_type, params, tasks, options, missed, is_enabled, next_run_at,
-  last_run_at, last_job_id
+  last_run_at, last_job_id, failures, last_error
 from penstock.schedules where """
 _DUE: LiteralString = """\
 select cron, timezone, job_type, params, tasks is not null, missed, next_run_at, penstock._now()
@@ -41,6 +41,8 @@ from penstock.schedules where id = %s and is_enabled and next_run_at <= penstock
 _Tasks: TypeAlias = builtins.list[dict[str, Any]] | db.Json | None
 BuildTasks: TypeAlias = Callable[[str, dict[str, Any]], _Tasks | Awaitable[_Tasks]]
 """Returns the tasks of a job type for its params; None if this process does not know the type."""
+_UNKNOWN_AFTER = timedelta(hours=1)
+"""A due schedule whose job type no worker knows counts as failed after this time."""
 
 
 async def set(
@@ -139,10 +141,13 @@ async def fire_due(
     """Start the jobs that are due and return their ids. Any number of workers may do this at once.
 
     For a schedule that stores no tasks, `build_tasks` returns the tasks of its job type for its params. None
-    leaves the schedule to a worker that knows the type. A schedule that fails is logged and stays due.
+    leaves the schedule to a worker that knows the type. A schedule that fails is logged and tried again
+    later, a few times: see `fail_schedule`.
     """
     started: builtins.list[UUID] = []
-    for schedule_id, name in await db.rows(database, "select id, name from penstock.due_schedules()", ()):
+    # As text: a time that Python cannot represent must not block the others.
+    due = await db.rows(database, "select id, name, due_at::text from penstock.due_schedules()", ())
+    for schedule_id, name, due_at in due:
         try:
             started += await _fire(database, schedule_id, build_tasks)
         except Unavailable:
@@ -151,9 +156,25 @@ async def fire_due(
             # An invalid schedule or a job body that fails must not block other schedules.
             expected = isinstance(error, PenstockError)
             logger.error(
-                "schedule %s (%s) was not fired: %s", name, schedule_id, error, exc_info=not expected
+                "schedule %r (%s) was not fired: %s", name, schedule_id, error, exc_info=not expected
             )
+            await _fail(database, schedule_id, name, due_at, error)
     return started
+
+
+async def _fail(
+    database: db.Database, schedule_id: UUID, name: str, due_at: str, error: Exception
+) -> None:
+    is_off = await db.value(
+        database,
+        "fail_schedule",
+        p_schedule_id=schedule_id,
+        p_due_at=due_at,
+        p_error="".join(filter(str.isprintable, str(error)))[:1000] or type(error).__name__,
+        p_is_temporary=isinstance(error, Limited),
+    )
+    if is_off:
+        logger.error("schedule %r (%s) is turned off after too many failures", name, schedule_id)
 
 
 async def _fire(
@@ -170,7 +191,9 @@ async def _fire(
     if inspect.isawaitable(tasks):
         tasks = await tasks
     if tasks is None and not has_tasks:
-        return []
+        if now - due_at < _UNKNOWN_AFTER:
+            return []
+        raise Invalid(f"no worker knows the job type {job_type!r}", code="unknown_job_type")
     return await db.value(
         database,
         "fire_schedule",

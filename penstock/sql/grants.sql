@@ -84,6 +84,7 @@ grant execute on function
   penstock.ensure_sheets_account(text), penstock.bulk_rows_to_write(uuid, integer),
   penstock.mark_rows_written(uuid, bigint[], text[]), penstock.due_schedules(),
   penstock.fire_schedule(uuid, timestamptz, timestamptz, timestamptz[], jsonb),
+  penstock.fail_schedule(uuid, timestamptz, text, boolean),
   penstock.create_tenant(text, double precision), penstock.ensure_tenant(text),
   penstock.set_tenant_weight(uuid, double precision), penstock.set_setting(text, jsonb),
   penstock.set_provider(text, jsonb, uuid), penstock.open_provider(text, uuid),

@@ -17,7 +17,7 @@ from penstock.types.workers import WorkerCounts
 class OverviewProblem:
     """A current problem that stops or slows tasks."""
 
-    about: Literal["maintenance", "worker", "provider", "quota"]
+    about: Literal["maintenance", "worker", "provider", "quota", "schedule"]
     text: str
     subject: str | None = None
     count: int | None = None

@@ -28,3 +28,6 @@ class Schedule:
     next_run_at: datetime
     last_run_at: datetime | None
     last_job_id: UUID | None
+    failures: int = 0
+    """How often starting its job failed since it last succeeded. Too many turn it off."""
+    last_error: str | None = None

@@ -334,6 +334,8 @@ def make(world: World, ann: Person) -> Things:
     for kind in ("work", "doomed", "draw", "sheet.load", "sheet.apply", "sheet.undo", "asking"):
         one("select penstock.define_kind(%s, '{\"raw_tasks\": true}')", kind)
     one("select penstock.define_job_type('sheet')")
+    one("select penstock.define_job_type('report')")
+    one("select penstock.define_job_type('t')")
     one("select penstock.define_bulk_type('sheet')")
     job = start("work")
     failed = start("doomed")

@@ -123,6 +123,10 @@ def poison(db: Any, payloads: Any, tenant: Any) -> list[Any]:
     def some(n: int) -> str:
         return texts[n % len(texts)]
 
+    def name(text: str) -> str:
+        # The database refuses control characters in names.
+        return "".join(each if each.isprintable() else " " for each in text) or "x"
+
     db = db.connect()
 
     def run(query: str, *values: Any) -> list[Any]:
@@ -138,23 +142,23 @@ def poison(db: Any, payloads: Any, tenant: Any) -> list[Any]:
         tasks = [
             {
                 "kind": "x",
-                "key": f"{n + m} {some(n + m)}"[:200],
+                "key": name(f"{n + m} {some(n + m)}"[:200]),
                 "input": {some(n + m): some(n + m)},
-                "phase": f"{m % 3} {some(n)}"[:100],
+                "phase": name(f"{m % 3} {some(n)}"[:100]),
             }
             for m in range(10)
         ]
         options = {"tenant_id": str(tenant), "idempotency_key": str(n)}
         [row] = run(
             "select penstock.start_job(%s, %s, %s, %s) as id",
-            f"{text}"[:200] or "x",
+            name(text[:200]),
             json.dumps({text: [some(n + m) for m in range(10)]}),
             json.dumps(tasks),
             json.dumps(options),
         )
         jobs.append(row["id"])
     for n in range(0, len(texts), 10):
-        worker = some(n)[:200]
+        worker = name(some(n)[:200])
         run(
             "select penstock.report_worker(%s, %s)",
             worker,
@@ -216,11 +220,11 @@ def poison(db: Any, payloads: Any, tenant: Any) -> list[Any]:
             json.dumps({text: some(n + 3)}),
         )
         if n % 5 == 0:
-            run("select penstock.create_key(%s, 'viewer', %s)", text[:200], tenant)
+            run("select penstock.create_key(%s, 'viewer', %s)", name(text[:200]), tenant)
             run(
                 "select penstock.set_schedule(%s, '0 9 * * 1', %s, now() + interval '1 hour', %s)",
-                text[:200],
-                some(n + 1)[:200],
+                name(text[:200]),
+                name(some(n + 1)[:200]),
                 json.dumps({"tenant_id": str(tenant), "tasks": [{"kind": "x"}]}),
             )
             run(

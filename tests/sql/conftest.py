@@ -381,6 +381,7 @@ def prepare(contract: Contract) -> Contract:
     # Many tests write tasks as a user; test_policies tests that kinds do not allow it by default.
     kinds = [{"name": name, "backoff_seconds": 0, "raw_tasks": True} for name in KINDS]
     contract.value("define_kinds", kinds=Jsonb(kinds))
+    contract.value("define_job_type", name="report")
     return contract
 
 

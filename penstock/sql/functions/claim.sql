@@ -147,9 +147,10 @@ create or replace function penstock._check_claim(
   p_worker_id text, p_max_tasks integer, p_lease_seconds integer)
 returns void language plpgsql immutable set search_path = penstock, pg_temp as $$
 begin
-  if coalesce(length(p_worker_id), 0) not between 1 and 200 then
+  if coalesce(length(p_worker_id), 0) not between 1 and 200 or not _is_clean(p_worker_id) then
     perform _refuse(422, 'invalid_worker',
-      format('p_worker_id must have 1 to 200 characters (got %s)', coalesce(length(p_worker_id), 0)),
+      format('p_worker_id must have 1 to 200 characters (got %s), none of them a control character',
+        coalesce(length(p_worker_id), 0)),
       '{"field": "p_worker_id"}');
   end if;
   if coalesce(p_max_tasks, 0) not between 1 and 10000 then

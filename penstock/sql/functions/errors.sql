@@ -134,3 +134,26 @@ end
 $$;
 comment on function penstock._redact_document(jsonb) is
   'Redacts the texts of a JSON document; drops a document that would be no JSON afterwards.';
+-- A line break in a name forges lines of logs; other control characters change what a terminal shows.
+create or replace function penstock._is_clean(p_text text)
+returns boolean language sql immutable set search_path = penstock, pg_temp as $$
+  select p_text !~ '[\u0001-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]'
+$$;
+comment on function penstock._is_clean(text) is
+  'Whether a text has no control characters, line separators or marks that change its direction.';
+
+create or replace function penstock._check_name(p_name text, p_field text, p_code text default 'invalid_name')
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if coalesce(length(p_name), 0) not between 1 and 200 then
+    perform _refuse(422, p_code,
+      format('%s must have 1 to 200 characters (got %s)', p_field, coalesce(length(p_name), 0)),
+      jsonb_build_object('field', p_field));
+  elsif not _is_clean(p_name) then
+    perform _refuse(422, p_code, format('%s must not contain control characters (got %s)', p_field,
+      left(to_json(p_name)::text, 100)), jsonb_build_object('field', p_field));
+  end if;
+end
+$$;
+comment on function penstock._check_name(text, text, text) is
+  'Raises an error unless a name has 1 to 200 characters and no control characters.';

@@ -45,11 +45,7 @@ declare
     'on_failure', 'paused', 'digest', 'budget', 'on_limit', 'stop_after', 'result'];
   v_unknown text;
 begin
-  if coalesce(length(p_type), 0) not between 1 and 200 then
-    perform _refuse(422, 'invalid_type',
-      format('type must have 1 to 200 characters (got %s)', coalesce(length(p_type), 0)),
-        '{"field": "type"}');
-  end if;
+  perform _check_name(p_type, 'type', 'invalid_type');
   if jsonb_typeof(p_params) <> 'object' then
     perform _refuse(422, 'invalid_params',
       format('params must be a JSON object (got %s)', jsonb_typeof(p_params)),
@@ -116,9 +112,10 @@ begin
   end if;
   v_job.priority := v_priority;
   v_job.idempotency_key := p_options ->> 'idempotency_key';
-  if length(v_job.idempotency_key) not between 1 and 255 then
+  if length(v_job.idempotency_key) not between 1 and 255 or not _is_clean(v_job.idempotency_key) then
     perform _refuse(422, 'invalid_key',
-      format('idempotency_key must have 1 to 255 characters (got %s)', length(v_job.idempotency_key)),
+      format('idempotency_key must have 1 to 255 characters (got %s), none of them a control character',
+        length(v_job.idempotency_key)),
       '{"field": "options.idempotency_key"}');
   end if;
   v_job.status := case when v_is_paused then 'paused' else 'queued' end;

@@ -139,11 +139,7 @@ declare
   v_parent api_keys;
 begin
   perform _check_fields(p_options, array['tenant_id', 'expires_at', 'scopes'], 'key');
-  if coalesce(length(p_name), 0) not between 1 and 200 then
-    perform _refuse(422, 'invalid_name',
-      format('name must have 1 to 200 characters (got %s)', coalesce(length(p_name), 0)),
-        '{"field": "name"}');
-  end if;
+  perform _check_name(p_name, 'name');
   if p_role is null or _role_scopes(p_role) is null then
     perform _refuse(422, 'invalid_role',
       format('role must be owner, admin, member, viewer, worker or service (got %L)', left(p_role, 100)),

@@ -218,11 +218,21 @@ begin
         when 'limit' then 'Held back: larger than a provider''s limit'
         else format('Held back by the quota of %s', v_found.waits_for) end);
   end loop;
+  for v_found in
+    select s.name, s.is_enabled, s.failures, s.last_error from schedules s
+    where s.failures > 0 and (p_tenant_id is null or s.tenant_id = p_tenant_id)
+    order by s.is_enabled, s.failures desc, s.name limit 5
+  loop
+    v_problems := v_problems || jsonb_build_object('about', 'schedule', 'subject', v_found.name,
+      'count', v_found.failures, 'text', format('Schedule %s %s: %s', v_found.name,
+        case when v_found.is_enabled then 'fails' else 'was turned off' end, left(v_found.last_error, 200)));
+  end loop;
   return v_problems;
 end
 $$;
 comment on function penstock._current_problems(uuid, jsonb) is
-  'What keeps tasks from running: maintenance mode, missing workers, closed providers, quotas and budgets.';
+  'What keeps tasks from running: maintenance mode, missing workers, closed providers, quotas and budgets, '
+  'schedules that fail.';
 
 create or replace function penstock._recent_failures(p_tenant_id uuid)
 returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$

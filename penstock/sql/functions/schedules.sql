@@ -20,6 +20,13 @@ begin
       jsonb_build_object('field', v_unknown));
   end if;
   v_tenant_id := _caller_tenant((p_options ->> 'tenant_id')::uuid);
+  perform _check_name(p_name, 'name', 'invalid_schedule');
+  perform _check_name(p_job_type, 'job_type', 'invalid_schedule');
+  -- Python parses the expression; this catches what it would not even try.
+  if p_cron !~ '^[0-9A-Za-z*/,#?-]+( +[0-9A-Za-z*/,#?-]+){4,5}$' then
+    perform _refuse(422, 'invalid_cron', format('%s is not a cron expression', left(to_json(p_cron)::text, 100)),
+      '{"field": "cron"}', 'Write minute, hour, day, month and weekday, such as 0 9 * * 1-5.');
+  end if;
   -- The view reads a file for each time zone, so the default skips it.
   if p_options ->> 'timezone' <> 'UTC'
      and not exists (select from pg_timezone_names where name = p_options ->> 'timezone') then
@@ -43,6 +50,9 @@ begin
     if not _is_service() and v_old.tasks is distinct from p_options -> 'tasks' then
       perform _apply_policy(null, v_specs, _starters(v_tenant_id, auth.uid()), true);
     end if;
+  end if;
+  if v_specs is null and coalesce((p_options ->> 'is_enabled')::boolean, true) then
+    perform _check_schedulable(p_job_type);
   end if;
   if not _is_service() and v_old.id is null then
     -- The lock makes concurrent calls count one after the other.
@@ -73,7 +83,8 @@ begin
     -- An unchanged cron keeps its next run, so that declaring a schedule again
     -- never skips one. A schedule that was disabled starts from the new time.
     next_run_at = case when s.is_enabled and (s.cron, s.timezone) = (excluded.cron, excluded.timezone)
-      then s.next_run_at else excluded.next_run_at end
+      then s.next_run_at else excluded.next_run_at end,
+    failures = 0, last_error = null, retry_at = null
   returning id into v_id;
   perform _audit(v_tenant_id, 'schedule.set', null, 'schedule:' || v_id,
     jsonb_build_object('name', p_name, 'cron', p_cron));
@@ -85,6 +96,56 @@ $$;
 comment on function penstock.set_schedule(text, text, text, timestamptz, jsonb) is
   'Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job '
   'type), options, missed (skip, once, all), is_enabled.';
+
+create or replace function penstock._check_schedulable(p_job_type text)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if exists (select from job_types where name = p_job_type and bulk is not null) then
+    perform _refuse(422, 'invalid_schedule',
+      format('%L is a bulk type: a schedule has no rows for it', left(p_job_type, 200)),
+      '{"field": "job_type"}');
+  elsif not exists (select from job_types where name = p_job_type)
+    and not exists (select from kinds where name = p_job_type) then
+    perform _refuse(422, 'unknown_job_type', format('unknown job type %L', left(p_job_type, 200)),
+      '{"field": "job_type"}', 'Check its spelling, start a worker of the app that has it, or give the '
+      'schedule its tasks.');
+  end if;
+end
+$$;
+comment on function penstock._check_schedulable(text) is
+  'Raises an error unless an app has declared this job type or kind, so that a worker can draw its tasks.';
+
+create or replace function penstock.fail_schedule(
+  p_schedule_id uuid, p_due_at timestamptz, p_error text, p_is_temporary boolean default false)
+returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  -- After 1, 2, 4, ... 32 and 60 minutes: about two hours.
+  c_most constant integer := 8;
+  v_now timestamptz := _now();
+  v_schedule schedules;
+begin
+  -- Of several workers that fail at the same time, one counts.
+  update schedules s set
+    failures = case when p_is_temporary then least(s.failures + 1, c_most - 1) else s.failures + 1 end,
+    last_error = left(coalesce(p_error, 'unknown error'), 1000),
+    retry_at = v_now + make_interval(secs => least(3600, 60 * power(2, least(s.failures, 10)))),
+    is_enabled = p_is_temporary or s.failures + 1 < c_most
+  where s.id = p_schedule_id and s.next_run_at = p_due_at and s.is_enabled
+    and (s.retry_at is null or s.retry_at <= v_now)
+  returning * into v_schedule;
+  if not found or v_schedule.is_enabled then
+    return false;
+  end if;
+  perform _audit(v_schedule.tenant_id, 'schedule.disabled', null, 'schedule:' || p_schedule_id,
+    jsonb_build_object('name', v_schedule.name, 'failures', v_schedule.failures,
+      'error', v_schedule.last_error));
+  return true;
+end
+$$;
+comment on function penstock.fail_schedule(uuid, timestamptz, text, boolean) is
+  'Reports that a due schedule could not start its job. It is tried again after 1, 2, 4, … minutes, and '
+  'turned off after 8 failures in a row: then this returns true. A temporary failure, such as a used-up '
+  'quota, never turns it off. set_schedule starts over.';
 
 create or replace function penstock.remove_schedule(p_schedule_id uuid)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -118,6 +179,7 @@ language sql security definer set search_path = penstock, pg_temp set enable_seq
   from (
     select d.*, row_number() over (partition by d.tenant_id order by d.next_run_at) as turn
     from schedules d where d.is_enabled and d.next_run_at <= (select _now())
+      and (d.retry_at is null or d.retry_at <= (select _now()))
   ) as s order by s.turn, s.next_run_at limit 100
 $$;
 comment on function penstock.due_schedules() is
@@ -150,7 +212,8 @@ begin
         'idempotency_key', format('schedule:%s:%s', p_schedule_id, extract(epoch from v_start))),
       v_schedule.starters, false);
   end loop;
-  update schedules set next_run_at = p_next_run_at, last_run_at = _now(),
+  update schedules set next_run_at = p_next_run_at, last_run_at = _now(), failures = 0, last_error = null,
+    retry_at = null,
     last_job_id = coalesce(v_jobs[cardinality(v_jobs)], last_job_id)
   where id = p_schedule_id;
   return v_jobs;

@@ -86,6 +86,9 @@ begin
       when length(t.idempotency_key) not between 1 and 255 then
         array['idempotency_key', 'invalid_key',
           format('idempotency_key must have 1 to 255 characters (got %s)', length(t.idempotency_key))]
+      when not (_is_clean(t.key) and _is_clean(t.idempotency_key) and _is_clean(t.phase)) then
+        array[case when not _is_clean(t.key) then 'key' when not _is_clean(t.phase) then 'phase'
+          else 'idempotency_key' end, 'invalid_key', 'names must not contain control characters']
       when length(t.provider) not between 1 and 200 then
         array['provider', 'invalid_provider',
           format('provider must have 1 to 200 characters (got %s)', length(t.provider))]

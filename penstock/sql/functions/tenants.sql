@@ -128,10 +128,7 @@ returns uuid language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_id uuid;
 begin
-  if coalesce(length(p_name), 0) not between 1 and 200 then
-    perform _refuse(422, 'invalid_name',
-      format('name must have 1 to 200 characters (got %s)', coalesce(length(p_name), 0)));
-  end if;
+  perform _check_name(p_name, 'name');
   if p_weight is null or not (p_weight > 0 and p_weight <= 1000) then
     perform _refuse(422, 'invalid_weight',
       format('weight must be greater than 0 and at most 1000 (got %s)', coalesce(p_weight::text, 'null')));
@@ -237,6 +234,7 @@ declare
   v_tenant_id uuid;
   v_name text := left(coalesce(nullif(split_part(to_jsonb(new) ->> 'email', '@', 1), ''), 'personal'), 200);
 begin
+  v_name := case when _is_clean(v_name) then v_name else 'personal' end;
   insert into tenants (name, is_personal, created_at, plan)
   values (v_name, true, _now(),
     (select p.name from plans p where p.name = (_setting('default_plan')) #>> '{}'))
