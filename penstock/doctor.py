@@ -286,9 +286,8 @@ async def _schedules(pool: db.Pool) -> Check:
     if failing:
         name, is_enabled, error = failing[0]
         finding = f"{len(failing)} failing; {name!r} {'' if is_enabled else 'was turned off: '}({error})"
-        return Check(
-            "schedules", "warn", finding, "Correct it and set it again, or remove it: penstock schedules rm NAME"
-        )
+        action = "Correct it and set it again, or remove it: penstock schedules rm NAME"
+        return Check("schedules", "warn", finding, action)
     rows = await db.rows(
         pool,
         "select name, extract(epoch from penstock._now() - next_run_at)::float8 from penstock.schedules"

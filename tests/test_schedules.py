@@ -314,9 +314,7 @@ def test_schedules_that_cannot_fire_are_refused(
     """S73: whoever sets it, and also past the API, in SQL."""
     db.execute("select penstock.define_kind('report'), penstock.define_job_type('sheet')")
     db.execute("select penstock.define_bulk_type('sheet')")
-    statement = (
-        "select penstock.set_schedule(%s, %s, %s, now(), jsonb_build_object('tenant_id', %s::uuid))"
-    )
+    statement = "select penstock.set_schedule(%s, %s, %s, now(), jsonb_build_object('tenant_id', %s::uuid))"
     with pytest.raises(psycopg.Error) as refused:
         db.execute(statement, [name, cron, job_type, tenant])
     details = json.loads(refused.value.diag.message_detail or "")

@@ -52,9 +52,7 @@ async def list_schedules(
 
 
 @routes.put("/schedules")
-async def set_schedule(
-    request: Request, conn: Conn, name: Name, schedule: ScheduleRequest
-) -> ScheduleMade:
+async def set_schedule(request: Request, conn: Conn, name: Name, schedule: ScheduleRequest) -> ScheduleMade:
     """Create or change the tenant's schedule with this name. The app, if there is one, checks the params."""
     app: App | None = request.app.state.app
     if schedule.tasks is None and schedule.is_enabled and app is not None:

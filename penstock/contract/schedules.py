@@ -162,9 +162,7 @@ async def fire_due(
     return started
 
 
-async def _fail(
-    database: db.Database, schedule_id: UUID, name: str, due_at: str, error: Exception
-) -> None:
+async def _fail(database: db.Database, schedule_id: UUID, name: str, due_at: str, error: Exception) -> None:
     is_off = await db.value(
         database,
         "fail_schedule",

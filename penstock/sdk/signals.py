@@ -65,7 +65,8 @@ def of(error: BaseException) -> dict[str, Any] | None:
     """
     if isinstance(error, HTTPError):
         # Not getattr, which HTTPError delegates to a file that may be missing.
-        return _from_host(vars(error).get("url"), _limited_signal(error.code, error.headers, vars(error).get("body")))
+        own = vars(error)
+        return _from_host(own.get("url"), _limited_signal(error.code, error.headers, own.get("body")))
     response: Any = getattr(error, "response", None)
     status: Any = getattr(response, "status_code", None) or getattr(error, "status_code", None)
     if not isinstance(status, int):

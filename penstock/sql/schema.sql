@@ -557,7 +557,7 @@ table penstock.endpoint_states
   column refusals: integer not null default 0
   column refused_at: timestamp with time zone
   comment on column open_at: When its full rate-limit windows have room again.
-  comment on column closed_until: The provider asked to wait until then; infinity: an operator must open it.
+  comment on column closed_until: The provider asked to wait until then.
   comment on column pace: The fraction of the limits in use since the provider last rejected a call; it recovers over time.
   comment on column requests_limit: The limit that the provider reports, if it is lower than the configured one.
   comment on column told_at: When the provider last reported its limit. The report expires after an hour.
@@ -587,8 +587,10 @@ table penstock.endpoints
   column depth_limit: integer
   column features: text[] not null default '{}'::text[]
   column changed_at: timestamp with time zone not null
+  column hosts: text[]
   comment on column default_tokens: Estimated tokens of a task that does not say how many it needs.
   comment on column depth_limit: Number of waiting tasks at which new tasks are rejected; null: unlimited.
+  comment on column hosts: The hosts of the provider: only their answers close or slow its lanes. Null: those known for its name.
   constraint endpoints_backpressure_delay_seconds_check: CHECK (((backpressure_delay_seconds >= (0)::double precision) AND (backpressure_delay_seconds <= (86400)::double precision)))
   constraint endpoints_backpressure_threshold_check: CHECK (((backpressure_threshold >= (0)::double precision) AND (backpressure_threshold <= (1)::double precision)))
   constraint endpoints_concurrency_check: CHECK (((concurrency >= 0) AND (concurrency <= 1000000)))
@@ -1014,6 +1016,7 @@ table penstock.profiles
   column display_name: text
   column created_at: timestamp with time zone not null default clock_timestamp()
   constraint profiles_display_name_check: CHECK ((length(display_name) <= 200))
+  constraint profiles_display_name_clean: CHECK ((display_name !~ '[\u0001-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]'::text)) NOT VALID
   constraint profiles_pkey: PRIMARY KEY (user_id)
   constraint profiles_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   index profiles_tenant: CREATE INDEX profiles_tenant ON penstock.profiles USING btree (tenant_id)
@@ -1117,9 +1120,16 @@ table penstock.schedules
   column last_job_id: uuid
   column created_at: timestamp with time zone not null
   column starters: text[]
+  column failures: integer not null default 0
+  column last_error: text
+  column retry_at: timestamp with time zone
   comment on column missed: After an outage: skip the missed runs, run once for all of them, or run each of them.
   comment on column starters: Who set the schedule (see kinds.starters), for the checks when it fires. Null: the service.
+  comment on column failures: How often starting its job failed since it last succeeded.
+  comment on column last_error: Why it failed last.
+  comment on column retry_at: A failed run is not tried again before this.
   constraint schedules_cron_check: CHECK (((length(cron) >= 1) AND (length(cron) <= 200)))
+  constraint schedules_failures_check: CHECK ((failures >= 0))
   constraint schedules_job_type_check: CHECK (((length(job_type) >= 1) AND (length(job_type) <= 200)))
   constraint schedules_missed_check: CHECK ((missed = ANY (ARRAY['skip'::text, 'once'::text, 'all'::text])))
   constraint schedules_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
@@ -2053,7 +2063,7 @@ function penstock._check_claim(text, integer, integer)
   returns: void
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ea7e1773bd11ede5737809a4887d187e
+  body: sha256 bcd2ffc882e317510cfdccaa19c1aa81
   comment: Rejects a claim with invalid arguments.
 
 function penstock._check_cycles(integer[], integer[], integer)
@@ -2069,7 +2079,7 @@ function penstock._check_demands(penstock.jobs, penstock.task_spec[])
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a2b5cd799e52f277de89b32836e50b3a
+  body: sha256 a1035216a4f8f447a5eb82cd9e26f3c0
   comment: Rejects tasks with an invalid provider or units, or whose queue is full. Returns the delay in seconds for the tasks of each provider under pressure.
 
 function penstock._check_document(jsonb, text, integer)
@@ -2112,6 +2122,14 @@ function penstock._check_keys(uuid, penstock.task_spec[])
   body: sha256 ec22b649ba913548fc0790383bd2d356
   comment: Raises an error if a key is not unique in the job or a parent does not exist.
 
+function penstock._check_name(text, text, text)
+  arguments: p_name text, p_field text, p_code text DEFAULT 'invalid_name'::text
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6c4133f68d2029a7f7a4477d17715b02
+  comment: Raises an error unless a name has 1 to 200 characters and no control characters.
+
 function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boolean)
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_starters text[], p_is_raw boolean
   returns: void
@@ -2120,13 +2138,13 @@ function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boo
   body: sha256 1d104d85626511deb88000a248421a01
   comment: Raises an error for the first task that its kind does not allow, with its index and field.
 
-function penstock._check_queue_depth(penstock.endpoints, bigint)
-  arguments: p_endpoint penstock.endpoints, p_more bigint
+function penstock._check_queue_depth(penstock.endpoints, uuid, bigint)
+  arguments: p_endpoint penstock.endpoints, p_tenant_id uuid, p_more bigint
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 82ab35c440ce523061f8067d98e16042
-  comment: Rejects tasks that would make an endpoint's queue longer than its depth_limit.
+  body: sha256 635c7111ec2014307e63ac73ce903084
+  comment: Rejects tasks that would exceed the tenant's share of an endpoint's queue: depth_limit divided by the number of tenants that wait, at least 1. Tells nothing of other tenants.
 
 function penstock._check_rows(jsonb)
   arguments: p_rows jsonb
@@ -2136,12 +2154,20 @@ function penstock._check_rows(jsonb)
   body: sha256 42d6ce4e5e4f936bd40d6a6b1d7fe891
   comment: Raises an error for malformed rows, with the index of the first one.
 
+function penstock._check_schedulable(text)
+  arguments: p_job_type text
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b20c0ae1960530d21166a678e0c82fca
+  comment: Raises an error unless an app has declared this job type or kind, so that a worker can draw its tasks.
+
 function penstock._check_tasks(penstock.task_spec[])
   arguments: p_specs penstock.task_spec[]
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 72c802e25df0a4f9aa72c26ba1ae73c2
+  body: sha256 a7664b1db61d0f6bc8e62a3946cc1fa7
   comment: Raises an error for the first invalid task, with its index and field.
 
 function penstock._check_time(timestamp with time zone, text)
@@ -2196,8 +2222,8 @@ function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states,
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 34f758ee2f5aece374b7fce1f14ec7f6
-  comment: Closes an endpoint whose account is exhausted until open_provider.
+  body: sha256 045fbc79d9569116a1695b400bde8ab8
+  comment: Closes an endpoint whose account is exhausted for 15 minutes, or until open_provider.
 
 function penstock._compact()
   returns: void
@@ -2276,8 +2302,8 @@ function penstock._current_problems(uuid, jsonb)
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ebd5f9f89552c66f75ad2dc32138e6ff
-  comment: What keeps tasks from running: maintenance mode, missing workers, closed providers, quotas and budgets.
+  body: sha256 bbe3709cb59caf81760ed2fc99e7e175
+  comment: What keeps tasks from running: maintenance mode, missing workers, closed providers, quotas and budgets, schedules that fail.
 
 function penstock._define_policies(jsonb)
   arguments: p_kinds jsonb
@@ -2587,6 +2613,14 @@ function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], t
   body: sha256 93528d9b07db091abdfef9eecc77d7e8
   comment: Inserts new tasks, counts them in their phases, and returns a ready row for each.
 
+function penstock._is_clean(text)
+  arguments: p_text text
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3bf355da05ec7b6df7262f0c01835724
+  comment: Whether a text has no control characters, line separators or marks that change its direction.
+
 function penstock._is_member(uuid)
   arguments: p_tenant_id uuid
   returns: boolean
@@ -2610,6 +2644,14 @@ function penstock._is_orphaned(text)
   settings: search_path=penstock, pg_temp
   body: sha256 447998d18fbd6914cb70c97990b07f45
   comment: Whether a path belongs to a known tenant and has no record.
+
+function penstock._is_own_host(penstock.endpoints, text)
+  arguments: p_endpoint penstock.endpoints, p_host text
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d256e5cb3bf0eb3a4a34ed3b94452860
+  comment: Whether an answer of this host is an answer of the provider: the host, or a domain above it, is listed in the endpoint's hosts, or known for the provider's name.
 
 function penstock._is_readable(jsonb)
   arguments: p_document jsonb
@@ -3528,7 +3570,7 @@ function penstock._slow_down(penstock.endpoints, penstock.endpoint_states, jsonb
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7687939d4bbe3f7d6ce1245a833eaf2c
+  body: sha256 589a4fec60c5df77cde0345503121710
   comment: Closes an endpoint that rejected a call for as long as it asked for, and lowers its pace.
 
 function penstock._some_waiting_tenants()
@@ -3937,7 +3979,7 @@ function penstock.create_api_key(text, text, jsonb)
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text, scopes text[], expires_at timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6b05ecb57d0e300b443524920836f344
+  body: sha256 263822abb866db8708be9e5af74f37cb
   comment: Creates an API key. The secret is returned once and is not stored. Options: tenant_id, expires_at, scopes (of read, start, work, admin; default: all that the role allows).
   grant to authenticated: execute
   grant to service_role: execute
@@ -3957,7 +3999,7 @@ function penstock.create_tenant(text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bc9f72ee36beb550c2454cbcdfa60f28
+  body: sha256 00d6c5b379bd41eb9af92a544d1e97d2
   comment: Creates a tenant and returns its id.
   grant to service_role: execute
 
@@ -4074,7 +4116,7 @@ function penstock.due_schedules()
   returns: TABLE(id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean, missed text, due_at timestamp with time zone, now_at timestamp with time zone)
   attributes: sql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 235fd7ece87b94c8743c01328447731a
+  body: sha256 99c2c292912e220219ab1842c6e703dd
   comment: Up to 100 schedules that are due, with the database's time.
   grant to service_role: execute
 
@@ -4154,6 +4196,15 @@ function penstock.explain_task(uuid, bigint)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.fail_schedule(uuid, timestamp with time zone, text, boolean)
+  arguments: p_schedule_id uuid, p_due_at timestamp with time zone, p_error text, p_is_temporary boolean DEFAULT false
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9fe342f26318e0cdd6c5a81818eefaf4
+  comment: Reports that a due schedule could not start its job. It is tried again after 1, 2, 4, … minutes, and turned off after 8 failures in a row: then this returns true. A temporary failure, such as a used-up quota, never turns it off. set_schedule starts over.
+  grant to service_role: execute
+
 function penstock.fail_task(bigint, text, text, bigint, double precision, boolean, text, jsonb)
   arguments: p_task_id bigint, p_worker_id text, p_error text, p_lease bigint DEFAULT NULL::bigint, p_retry_after_seconds double precision DEFAULT NULL::double precision, p_permanent boolean DEFAULT false, p_error_code text DEFAULT 'handler_error'::text, p_error_details jsonb DEFAULT NULL::jsonb
   returns: boolean
@@ -4186,7 +4237,7 @@ function penstock.fire_schedule(uuid, timestamp with time zone, timestamp with t
   returns: uuid[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 795b0c2b02ce4195492d8da7592b15d4
+  body: sha256 8ca0afd5eab9466500dfeb7b99103ed3
   comment: Starts the jobs of a due schedule and moves it to its next run. A second call for the same run starts nothing.
   grant to service_role: execute
 
@@ -4356,7 +4407,7 @@ function penstock.lane_states(uuid)
   returns: TABLE(lane_id integer, kind text, provider text, tenant_id uuid, waiting bigint, running bigint, oldest_seconds double precision, workers bigint, state text, reason text, opens_at timestamp with time zone)
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 1dd8ad55cef4b47e09466e87f22ea30f
+  body: sha256 7aed99a934a5d3bb62ee9b17c8302ae0
   comment: Lanes, all of them or those in which a tenant has tasks: waiting and running tasks, the age of the next task, live workers for the kind, and whether the provider accepts work. Counts stop at 100,001.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4476,7 +4527,7 @@ function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d02a6fef8abd2b92f43bac57b55cb217
+  body: sha256 8a0d228dcfae4c505eec22ea13997adf
   comment: Creates a profile and a personal tenant for a new user.
 
 function penstock.open_bulk(text, jsonb, jsonb, jsonb)
@@ -4705,8 +4756,8 @@ function penstock.report_limited(bigint, text, bigint, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 374b91279963a72ae3f1e6011f20b2ec
-  comment: Reports that a provider rejected an attempt's call (see report_provider for the signal): its endpoint closes for all workers, and the task is requeued without using up an attempt.
+  body: sha256 316e78fb8b2a68032c6d19880f5f6e79
+  comment: Reports that a provider rejected an attempt's call (see report_provider for the signal): its endpoint closes for all workers, and the task is requeued without using up an attempt. If the signal has a "host" that is not the provider's, only this task waits; an exhausted account there fails the attempt.
   grant to service_role: execute
 
 function penstock.report_progress(bigint, text, bigint, double precision, text)
@@ -4724,7 +4775,7 @@ function penstock.report_provider(text, jsonb, uuid)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 4c40655145ae1f8037fc36820d24b2f0
-  comment: Reports what a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A 429 closes the endpoint for all workers at once and slows it for a while; an exhausted account closes it until open_provider.
+  comment: Reports what a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A 429 closes the endpoint for all workers at once and slows it for a while; an exhausted account closes it for 15 minutes.
   grant to service_role: execute
 
 function penstock.report_worker(text, jsonb)
@@ -4911,8 +4962,8 @@ function penstock.set_provider(text, jsonb, uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bd0d8e44b3e07f3678dcf2cbc597f0a5
-  comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features. Null: no limit. Takes effect at once.
+  body: sha256 1a5f150831448b11e43dec419f048502
+  comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features, hosts (whose answers count). Null: no limit. Takes effect at once.
   grant to service_role: execute
 
 function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb)
@@ -4920,7 +4971,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 890c86af7cdef51f89f2d0d469b4a822
+  body: sha256 490b8ba243a47cd575a3078971f23bb6
   comment: Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job type), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute

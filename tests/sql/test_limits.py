@@ -546,7 +546,9 @@ class TestBackpressure:
     def test_each_tenant_has_a_share_of_the_queue(self, sql: Contract) -> None:
         """B9, S74: one tenant cannot fill it for all, and the refusal tells nothing of others."""
         provider(sql, depth_limit=10)
-        ann, bob, eve = (Contract(sql.connection, sql.value("create_tenant", name=n)) for n in ("a", "b", "e"))
+        ann, bob, eve = (
+            Contract(sql.connection, sql.value("create_tenant", name=n)) for n in ("a", "b", "e")
+        )
         ann.start(calls(10))
         bob.start(calls(5))
         eve.start(calls(3))

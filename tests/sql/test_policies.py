@@ -153,6 +153,17 @@ class TestDrawnJobs:
         sql.value("set_member", tenant_id=ann.tenant, user_id=bob.id, role="member")
         self.drawn(sql, bob, ann.tenant)
 
+    def test_a_key_needs_the_scope(self, sql: Contract, ann: Person) -> None:
+        define(sql)
+        for scopes, is_allowed in ((["read"], False), (["start"], True)):
+            [key] = sql.rows("create_api_key", name="k", role="member",
+                             options=Jsonb({"tenant_id": str(ann.tenant), "scopes": scopes}))  # fmt: skip
+            if is_allowed:
+                self.drawn(sql, key["id"], ann.tenant)
+            else:
+                with sql.refused(403, "missing_scope"):
+                    self.drawn(sql, key["id"], ann.tenant)
+
     def test_users_cannot_call_it(self, sql: Contract, ann: Person) -> None:
         define(sql)
         with acting(sql, ann), sql.refused("42501"):

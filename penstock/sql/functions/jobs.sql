@@ -248,6 +248,7 @@ create or replace function penstock.start_drawn_job(
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
+  c_roles constant text[] := array['owner', 'admin', 'member'];
   v_tenant_id uuid := _tenant_option(p_options);
   v_user_id uuid := coalesce(p_user_id, case when not _is_service() then auth.uid() end);
   v_starters text[];
@@ -260,8 +261,12 @@ begin
   end if;
   v_tenant_id := _caller_tenant(v_tenant_id);
   v_starters := _starters(v_tenant_id, v_user_id);
-  if not v_starters && array['owner', 'admin', 'member'] then
+  if not v_starters && c_roles then
     perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
+  elsif not _has_scope(v_user_id, _scope_for(c_roles)) then
+    perform _refuse(403, 'missing_scope',
+      format('the API key does not have the scope %s', _scope_for(c_roles)),
+      jsonb_build_object('scope', _scope_for(c_roles)), 'Create a key with this scope.');
   end if;
   if not _has_scope(v_user_id, 'start') then
     perform _refuse(403, 'missing_scope', 'the API key does not have the scope start', '{"scope": "start"}');

@@ -621,8 +621,8 @@ begin
     perform report_provider(v_provider, p_signal, v_tenant_id);
   elsif p_signal -> 'exhausted' = 'true' then
     perform fail_task(p_task_id, v_lease.worker_id, format('%s answered %s',
-      coalesce(left(p_signal ->> 'host', 200), 'the service'), left(p_signal ->> 'status', 10)), v_lease.lease,
-      p_error_code => 'foreign_refusal');
+      coalesce(left(p_signal ->> 'host', 200), 'the service'), left(p_signal ->> 'status', 10)),
+      v_lease.lease, p_error_code => 'foreign_refusal');
     return;
   elsif jsonb_typeof(p_signal -> 'retry_after_seconds') = 'number' then
     v_delay := greatest(0, least(86400, (p_signal ->> 'retry_after_seconds')::double precision));
