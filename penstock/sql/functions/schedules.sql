@@ -25,7 +25,8 @@ begin
   -- Python parses the expression; this catches what it would not even try.
   if p_cron !~ '^[0-9A-Za-z*/,#?-]+( +[0-9A-Za-z*/,#?-]+){4,5}$' then
     perform _refuse(422, 'invalid_cron',
-      format('%s is not a cron expression', left(to_json(p_cron)::text, 100)), '{"field": "cron"}', 'Write minute, hour, day, month and weekday, such as 0 9 * * 1-5.');
+      format('%s is not a cron expression', left(to_json(p_cron)::text, 100)), '{"field": "cron"}',
+      'Write minute, hour, day, month and weekday, such as 0 9 * * 1-5.');
   end if;
   -- The view reads a file for each time zone, so the default skips it.
   if p_options ->> 'timezone' <> 'UTC'
