@@ -2111,7 +2111,7 @@ function penstock._check_job_arguments(text, jsonb, jsonb)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f7128fa6e62edb67b7a1de2953a7ab51
+  body: sha256 a1af0c98969999720484fb00b19e4755
   comment: Raises an error for a malformed type, params or options object of open_job.
 
 function penstock._check_keys(uuid, penstock.task_spec[])
@@ -2707,7 +2707,7 @@ function penstock._job_from_options(jsonb)
   returns: penstock.jobs
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b095c0c90a2b839366b7ccd3132ff62f
+  body: sha256 e6bdf9eb2eed38303bae532a7a6f1e84
   comment: Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not given.
 
 function penstock._keep_canceled(penstock.leases[])
@@ -4971,7 +4971,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 490b8ba243a47cd575a3078971f23bb6
+  body: sha256 52e08ab230b0097a8285a037484575f5
   comment: Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job type), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5018,7 +5018,7 @@ function penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 4b5998a0f2eb04932fe582447f7854d6
+  body: sha256 8efd767d1e5298fd90058a1ff21438d9
   comment: Starts a job whose tasks trusted code drew from a job type, for the user p_user_id (null: for the service). Not granted to users: the server calls it, and so may a security definer function of an app. The role of the user in the tenant is checked, and the user is recorded as the creator.
   grant to service_role: execute
 

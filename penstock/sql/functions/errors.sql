@@ -134,6 +134,7 @@ end
 $$;
 comment on function penstock._redact_document(jsonb) is
   'Redacts the texts of a JSON document; drops a document that would be no JSON afterwards.';
+
 -- A line break in a name forges lines of logs; other control characters change what a terminal shows.
 create or replace function penstock._is_clean(p_text text)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
