@@ -4201,7 +4201,7 @@ function penstock.fail_schedule(uuid, timestamp with time zone, text, boolean)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9fe342f26318e0cdd6c5a81818eefaf4
+  body: sha256 5f3ee09de27c9a1f6262a48796aab49e
   comment: Reports that a due schedule could not start its job. It is tried again after 1, 2, 4, … minutes, and turned off after 8 failures in a row: then this returns true. A temporary failure, such as a used-up quota, never turns it off. set_schedule starts over.
   grant to service_role: execute
 
