@@ -56,7 +56,7 @@ async def set_schedule(request: Request, conn: Conn, name: Name, schedule: Sched
     """Create or change the tenant's schedule with this name. The app, if there is one, checks the params."""
     app: App | None = request.app.state.app
     if schedule.tasks is None and schedule.is_enabled and app is not None:
-        app.draw(schedule.job_type, schedule.params)
+        app.check_params(schedule.job_type, schedule.params)
     return ScheduleMade(id=await schedules.set(conn, name=name, **schedule.model_dump()))
 
 

@@ -296,6 +296,12 @@ class App:
         }
         self._is_declared = False
 
+    def check_params(self, job_type: str, params: dict[str, Any]) -> None:
+        """Raise Invalid if these params do not fit the job type. Runs no body; ignores unknown types."""
+        found = self.job_types.get(job_type) or self.tasks.get(job_type)
+        if found is not None:
+            found.signature.encode(params)
+
     def draw(self, job_type: str, params: dict[str, Any]) -> list[dict[str, Any]] | None:
         """The tasks of a job type, for a schedule that stores none; None if this app lacks the type."""
         found = self.drawn(job_type, params)

@@ -89,3 +89,21 @@ class TestStarting:
             answer = world.client.post("/api/jobs/start", json=body, headers=who.headers)
             assert answer.status_code == status, answer.text
         assert world.db.execute("select from penstock.jobs") == []
+
+
+def test_a_schedule_is_checked_when_it_is_set(world: World, ann: Person) -> None:
+    """S73: a mistyped type and params that do not fit are refused, and so is a name that forges log lines."""
+    good = {"cron": "0 3 * * *", "job_type": "publish", "params": {"topics": ["a"]}}
+    for name, changes, code in (
+        ("n", {"job_type": "publsh"}, "unknown_job_type"),
+        ("n", {"params": {"topics": 3}}, None),
+        ("n", {"params": {"topic": "a"}}, None),
+        ("n", {"cron": "every day"}, "invalid_cron"),
+        ("a\nERROR forged", {}, "invalid_schedule"),
+    ):
+        answer = world.client.put(
+            "/api/schedules", params={"name": name}, json={**good, **changes}, headers=ann.headers
+        )
+        assert answer.status_code == 422, (changes, answer.text)
+        assert code in (None, answer.json()["code"])
+    assert world.client.put("/api/schedules?name=n", json=good, headers=ann.headers).status_code == 200
