@@ -94,6 +94,8 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "api": None,
         "cli": None,
         "tests": "tests/sql/test_jobs.py", "docs": "docs/operate.md"},
+    # So are invitations.
+    "invitations": {"docs": "docs/access.md"},
     # Sessions are part of who may do what.
     "sessions": {"docs": "docs/access.md"},
     # A Google account's quota; sheets are sources of bulk jobs.

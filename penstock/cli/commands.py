@@ -54,6 +54,8 @@ COMMANDS = {
     "workers": Entry(_OPERATE, "operate", "List workers, the processes that run tasks.", "workers_group"),
     "tenants": Entry(_OPERATE, "operate", "List and create tenants.", "tenants_group"),
     "keys": Entry(_OPERATE, "keys", "Manage API keys.", "group"),
+    "members": Entry(_OPERATE, "invitations", "Manage members of tenants, and erase users.", "members_group"),
+    "invitations": Entry(_OPERATE, "invitations", "Manage invitations to tenants.", "group"),
     "sessions": Entry(_OPERATE, "sessions", "Manage dashboard sessions.", "group"),
     "limits": Entry(_MONEY, "limits", "Manage providers, their rate limits and their state.", "group"),
     "usage": Entry(_MONEY, "usage", "Show usage and manage quotas.", "group"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Iterable
-from typing import LiteralString
+from typing import Any, LiteralString
 from uuid import UUID
 
 from penstock.contract import filters
@@ -89,6 +89,11 @@ async def set_weight(database: db.Database, *, tenant_id: UUID, weight: float) -
 async def set_member(database: db.Database, *, tenant_id: UUID, user_id: UUID, role: Role | None) -> None:
     """Give a user a role in a tenant; None removes the user."""
     await db.call(database, "set_member", p_tenant_id=tenant_id, p_user_id=user_id, p_role=role)
+
+
+async def erase_user(database: db.Database, *, user_id: UUID) -> dict[str, Any]:
+    """Erase a user with the personal tenant. Returns the teams that the user left."""
+    return await db.value(database, "erase_user", p_user_id=user_id)
 
 
 async def members(

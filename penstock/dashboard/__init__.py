@@ -23,6 +23,7 @@ from penstock.dashboard import (
     audit,
     bulks,
     dead_letters,
+    invitations,
     jobs,
     live,
     overview,
@@ -89,11 +90,13 @@ def _create() -> FastAPI:
         tenants,
         schedules,
         audit,
+        invitations,
         sessions,
         settings_page,
         live,
     ):
         dashboard.include_router(page.router)
+    dashboard.include_router(invitations.admin_router)
     dashboard.add_exception_handler(HTTPException, _not_found)
     return dashboard
 

@@ -69,6 +69,11 @@ def is_secure(request: Request) -> bool:
     return request.url.scheme == "https"
 
 
+def base_url(request: Request) -> str:
+    """Return the address of this server as browsers reach it, without a path."""
+    return f"{request.url.scheme}://{request.headers.get('host', '')}"
+
+
 def set_host_cookie(request: Request, response: Response, name: str, value: str, *, seconds: int) -> None:
     """Set a cookie that scripts cannot read and that the browser sends to this host only."""
     response.set_cookie(

@@ -133,7 +133,10 @@ class Viewer:
 
     def may_manage(self, tenant_id: UUID | None) -> bool:
         """Whether the viewer may change members and API keys."""
-        return self.is_operator or self.roles.get(tenant_id or UUID(int=0)) in ("owner", "admin")
+        has_scope = self.caller.scopes is None or "admin" in self.caller.scopes
+        return has_scope and (
+            self.is_operator or self.roles.get(tenant_id or UUID(int=0)) in ("owner", "admin")
+        )
 
     def choose_tenant(self, requested: UUID | None) -> UUID | None:
         """Return the tenant a page is about: the requested one, else a member's first, else all (None)."""
@@ -302,6 +305,7 @@ def _shared_context(request: Request) -> dict[str, Any]:
         "theme": theme if theme in ("light", "dark") else None,
         "developer": getattr(state, "developer", None),
         "environment": state.settings.environment,
+        "base_url": forms.base_url(request),
         "is_read_only": state.settings.read_only,
         "currency": getattr(state, "currency", ""),
         "flash": unquote(request.cookies.get(FLASH_COOKIE, ""))[:200],

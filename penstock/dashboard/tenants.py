@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock.contract import tenants, usage
+from penstock.contract import invitations, tenants, usage
 from penstock.dashboard import actors, forms
 from penstock.dashboard.pages import PER_PAGE, AdminPage, Conn, CurrentViewer, redirect, render
 from penstock.errors import Invalid, NotFound
@@ -58,6 +58,9 @@ async def show_tenant(
         raise NotFound("tenant not found", code="unknown_tenant")
     members = await tenants.members(conn, tenant_id=tenant_id, after=after, limit=PER_PAGE + 1)
     shown = members[:PER_PAGE]
+    found_invitations = []
+    if viewer.may_manage(tenant_id):
+        found_invitations = await invitations.list(conn, tenant_id=tenant_id)
     return render(
         request,
         "tenant.html",
@@ -71,6 +74,7 @@ async def show_tenant(
         next=shown[-1].user_id if len(members) > PER_PAGE else None,
         after=after,
         may_manage=viewer.may_manage(tenant_id),
+        invitations=[each for each in found_invitations if each.status == "pending"],
         live=None,
     )
 

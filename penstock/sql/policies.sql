@@ -24,6 +24,7 @@ create policy service_reads on penstock.endpoints for select to service_role usi
 create policy service_reads on penstock.error_stacks for select to service_role using (true);
 create policy service_reads on penstock.exchange_rates for select to service_role using (true);
 create policy service_reads on penstock.holds for select to service_role using (true);
+create policy service_reads on penstock.invitations for select to service_role using (true);
 create policy service_reads on penstock.job_types for select to service_role using (true);
 create policy service_reads on penstock.jobs for select to service_role using (true);
 create policy service_reads on penstock.kinds for select to service_role using (true);
@@ -50,6 +51,7 @@ create policy service_reads on penstock.spent for select to service_role using (
 create policy service_reads on penstock.steps for select to service_role using (true);
 create policy service_reads on penstock.task_sums for select to service_role using (true);
 create policy service_reads on penstock.tasks for select to service_role using (true);
+create policy service_reads on penstock.tenant_blocks for select to service_role using (true);
 create policy service_reads on penstock.tenant_limits for select to service_role using (true);
 create policy service_reads on penstock.tenants for select to service_role using (true);
 create policy service_reads on penstock.upkeep_runs for select to service_role using (true);

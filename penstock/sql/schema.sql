@@ -673,6 +673,37 @@ table penstock.holds
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.invitations
+  comment: Invitations by link. A user becomes a member by accepting one.
+  row security: enabled
+  column id: uuid not null
+  column tenant_id: uuid not null
+  column role: text not null
+  column email: text
+  column digest: bytea not null
+  column created_by: text not null
+  column inviter_id: uuid
+  column created_at: timestamp with time zone not null
+  column expires_at: timestamp with time zone not null
+  column status: text not null default 'pending'::text
+  column answered_by: uuid
+  column answered_at: timestamp with time zone
+  comment on column email: If set, only a user with this verified e-mail address may accept.
+  comment on column digest: SHA-256 of the token in the link, which is random.
+  comment on column inviter_id: The user or key that created it; must still have the role to do so when it is accepted. Null: the service.
+  constraint invitations_digest_check: CHECK ((length(digest) = 32))
+  constraint invitations_digest_key: UNIQUE (digest)
+  constraint invitations_email_check: CHECK ((length(email) <= 320))
+  constraint invitations_pkey: PRIMARY KEY (id)
+  constraint invitations_role_check: CHECK ((role = ANY (ARRAY['owner'::text, 'admin'::text, 'member'::text, 'viewer'::text])))
+  constraint invitations_status_check: CHECK ((status = ANY (ARRAY['pending'::text, 'accepted'::text, 'declined'::text, 'revoked'::text])))
+  constraint invitations_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index invitations_answered: CREATE INDEX invitations_answered ON penstock.invitations USING btree (answered_by)
+  index invitations_inviter: CREATE INDEX invitations_inviter ON penstock.invitations USING btree (inviter_id)
+  index invitations_tenant: CREATE INDEX invitations_tenant ON penstock.invitations USING btree (tenant_id, id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.job_types
   comment: Declared job types: their phases with weights, in order, and whether a failed task stops the job.
   row security: enabled
@@ -1270,6 +1301,18 @@ table penstock.tasks
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
+  grant to service_role: select
+
+table penstock.tenant_blocks
+  comment: Tenants that a user blocked: they cannot make the user a member.
+  row security: enabled
+  column user_id: uuid not null
+  column tenant_id: uuid not null
+  column created_at: timestamp with time zone not null
+  constraint tenant_blocks_pkey: PRIMARY KEY (user_id, tenant_id)
+  constraint tenant_blocks_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index tenant_blocks_tenant: CREATE INDEX tenant_blocks_tenant ON penstock.tenant_blocks USING btree (tenant_id)
+  policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
 table penstock.tenant_limits
@@ -2424,6 +2467,14 @@ function penstock._enter_endpoint(integer, integer[], timestamp with time zone, 
   body: sha256 1eb961c305b86041c7942c23c4e0bb2e
   comment: Locks an endpoint's state so that one claim at a time counts in its windows, and returns what it has free. The verdict is open, full, closed, busy (locked by another claim) or later (counting would have to wait).
 
+function penstock._erase_tenant(uuid)
+  arguments: p_tenant_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b3abb50b537977d619c21e47381c5d70
+  comment: Removes what a tenant stored. Ledger and audit log keep amounts, actions and ids.
+
 function penstock._estimated_cost(text, uuid, jsonb)
   arguments: p_provider text, p_tenant_id uuid, p_units jsonb
   returns: numeric
@@ -2730,7 +2781,7 @@ function penstock._keep_ledger()
   returns: trigger
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3b5db4e95fea122c176971dc473cb058
+  body: sha256 8d47b0a829ff15c12e6536916965a71c
   comment: Rejects updates and deletes of ledger entries.
 
 function penstock._key_role(penstock.api_keys)
@@ -3001,6 +3052,14 @@ function penstock._on_access_change()
   settings: search_path=penstock, pg_temp
   body: sha256 1436f4c4bb137163b23e641bd3735b96
   comment: Records that somebody may have lost access, for processes that serve open streams.
+
+function penstock._open_invitation(text)
+  arguments: p_secret text
+  returns: penstock.invitations
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 05a0e2b961c27da7cb6634b1a8de240a
+  comment: Locks the tenant and the pending invitation with this secret, if the caller may answer it.
 
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_requests bigint, p_tokens bigint, p_now timestamp with time zone
@@ -3347,6 +3406,14 @@ function penstock._replay(bigint[])
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 103cfc0b2f68ab40dff280a5047c6e35
   comment: Queues dead-lettered tasks again with a fresh number of attempts, reopens their jobs, and returns the number of tasks.
+
+function penstock._require_consent(uuid, uuid)
+  arguments: p_tenant_id uuid, p_user_id uuid
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d4e85f6f429d3d5bc03fef11d0986f21
+  comment: Raises an error unless the caller may make the user a member without asking: the service may, except for a user who blocked the tenant.
 
 function penstock._require_exclusive(uuid)
   arguments: p_job_id uuid
@@ -3771,6 +3838,16 @@ function penstock._without_known_tasks(uuid, penstock.task_spec[])
   body: sha256 ff49e9d943771b1e36c22ba1d806a063
   comment: Removes tasks whose idempotency key the job already has, or that repeat a key of this list.
 
+function penstock.accept_invitation(text)
+  arguments: p_secret text
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 628f70771546a921a7a82319d7d11635
+  comment: Makes the calling user a member, with the role of the invitation. Returns the tenant.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double precision)
   arguments: p_provider_name text, p_api_endpoint text, p_estimated_tokens bigint DEFAULT 1000, p_key text DEFAULT NULL::text, p_tenant_id uuid DEFAULT NULL::uuid, p_ttl_seconds double precision DEFAULT 60
   returns: boolean
@@ -3984,6 +4061,16 @@ function penstock.create_api_key(text, text, jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.create_invitation(text, uuid, jsonb)
+  arguments: p_role text, p_tenant_id uuid DEFAULT NULL::uuid, p_options jsonb DEFAULT '{}'::jsonb
+  returns: TABLE(id uuid, tenant_id uuid, secret text, expires_at timestamp with time zone)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 177ecb6f68349ae04fcae62c2cb168b9
+  comment: Creates an invitation to a tenant. The secret for its link is returned once and is not stored. Options: email (only this user may accept), days (until it expires; default 7).
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.create_key(text, text, uuid, timestamp with time zone)
   arguments: p_name text, p_role text, p_tenant_id uuid DEFAULT NULL::uuid, p_expires_at timestamp with time zone DEFAULT NULL::timestamp with time zone
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text)
@@ -4001,6 +4088,16 @@ function penstock.create_tenant(text, double precision)
   settings: search_path=penstock, pg_temp
   body: sha256 00d6c5b379bd41eb9af92a544d1e97d2
   comment: Creates a tenant and returns its id.
+  grant to service_role: execute
+
+function penstock.decline_invitation(text)
+  arguments: p_secret text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7ff730705e6c9973a0482af44f85ae8d
+  comment: Declines an invitation: nobody can use it any more.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.define_bulk_type(text, jsonb)
@@ -4176,6 +4273,15 @@ function penstock.ensure_tenant(text)
   comment: The oldest tenant with this name; creates it if there is none.
   grant to service_role: execute
 
+function penstock.erase_user(uuid)
+  arguments: p_user_id uuid
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 38483d6569de26edb4f0f458d17352cc
+  comment: Erases a user: memberships, API keys, sessions, invitations, the profile, and the personal tenant with its jobs, rows and files. Ledger and audit log keep ids only. Upkeep removes job rows and files within minutes. Returns the teams that the user left, and those that have no owner now.
+  grant to service_role: execute
+
 function penstock.explain_job(uuid)
   arguments: p_job_id uuid
   returns: jsonb
@@ -4287,6 +4393,16 @@ function penstock.get_bulk_rows(bigint, text, bigint, uuid, bigint[])
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 7b994c21e75307e53744d21c80cf3ce9
   comment: Rows of a bulk job by number, for a running task of the same tenant.
+  grant to service_role: execute
+
+function penstock.get_invitation(text)
+  arguments: p_secret text
+  returns: TABLE(tenant_id uuid, tenant text, role text, expires_at timestamp with time zone)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 114770acee8549853a145f7b2c5d5dcd
+  comment: The tenant and role of a pending invitation; no row if it does not exist, has expired or was used.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.get_job(uuid)
@@ -4412,6 +4528,16 @@ function penstock.lane_states(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.leave_tenant(uuid, boolean)
+  arguments: p_tenant_id uuid, p_block boolean DEFAULT false
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 960473ef15c349befa504a2f1a9ecfd4
+  comment: Ends the caller's membership; with p_block the tenant cannot make the caller a member again, except by an invitation that the caller accepts.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.list_api_keys(uuid)
   arguments: p_tenant_id uuid DEFAULT NULL::uuid
   returns: TABLE(id uuid, tenant_id uuid, name text, prefix text, role text, created_by text, created_at timestamp with time zone, expires_at timestamp with time zone, last_used_at timestamp with time zone, revoked_at timestamp with time zone, scopes text[], parent_id uuid, owner_id uuid)
@@ -4429,6 +4555,16 @@ function penstock.list_ended_sessions(uuid[])
   settings: search_path=penstock, pg_temp
   body: sha256 b52082a5be440b324bbbd1356ac950c6
   comment: Those of the sessions that have ended.
+  grant to service_role: execute
+
+function penstock.list_invitations(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: TABLE(id uuid, tenant_id uuid, role text, email text, created_by text, created_at timestamp with time zone, expires_at timestamp with time zone, status text, answered_by uuid, answered_at timestamp with time zone)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bfae695d061936954d61b51c0c20dcc8
+  comment: Lists the invitations of a tenant, newest first.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.list_keys(uuid)
@@ -4522,6 +4658,13 @@ function penstock.next_webhook(text[])
   body: sha256 8fc6db95b5d7eea64766d8b97c6f9c1e
   comment: Locks the next webhook of these sources that is to be tried again. All null: there is none.
   grant to service_role: execute
+
+function penstock.on_deleted_user()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7f78f63ea68a5d7781467e9a580a9533
+  comment: Erases a user whom the authentication service deleted.
 
 function penstock.on_new_user()
   returns: trigger
@@ -4882,6 +5025,16 @@ function penstock.return_unknown_tasks(text, bigint[])
   comment: Requeues the tasks leased to a worker, except those with these leases, without costing an attempt. For a worker that never received the response to a claim.
   grant to service_role: execute
 
+function penstock.revoke_invitation(uuid)
+  arguments: p_invitation_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 61c6527ebeb3c45233de78d77c4820d4
+  comment: Revokes a pending invitation.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.revoke_key(uuid)
   arguments: p_key_id uuid
   returns: void
@@ -4925,8 +5078,8 @@ function penstock.set_member(uuid, uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9fb345047a2ae387d2ae57e9cfe98385
-  comment: Gives a user a role in a tenant; null removes the user.
+  body: sha256 2845db3b8d3221ec96a6ad1fb4545d40
+  comment: Changes a member's role; null removes the member. Only the service can add a user: others invite.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -5159,6 +5312,9 @@ function penstock.weigh_action(text, text[])
   comment: Previews an action: the number of tasks, and what they may cost (retry, replay) or have cost so far (cancel, pause, resume). Examines the first 1,000 subjects only.
   grant to authenticated: execute
   grant to service_role: execute
+
+trigger penstock_on_deleted_user on auth.users
+  definition: CREATE TRIGGER penstock_on_deleted_user AFTER DELETE ON auth.users FOR EACH ROW EXECUTE FUNCTION penstock.on_deleted_user()
 
 trigger penstock_on_new_user on auth.users
   definition: CREATE TRIGGER penstock_on_new_user AFTER INSERT ON auth.users FOR EACH ROW EXECUTE FUNCTION penstock.on_new_user()

@@ -31,6 +31,7 @@ from penstock.types.database_settings import Setting
 from penstock.types.dead_letters import DeadLetter, LetterVerb
 from penstock.types.explanations import Explanation, JobExplanation, Wait
 from penstock.types.forecasts import Forecast, ForecastBudget, ForecastCost, ForecastFinish, ForecastQuota
+from penstock.types.invitations import Invitation, Invited, NewInvitation
 from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb, Phase, Progress, failure
 from penstock.types.keys import ApiKey, KeyRole, NewKey, Scope
 from penstock.types.kinds import KindPolicy, Starter, declared_policy
@@ -77,6 +78,8 @@ __all__ = [
     "ForecastFinish",
     "ForecastQuota",
     "GraphTask",
+    "Invitation",
+    "Invited",
     "Job",
     "JobChange",
     "JobCost",
@@ -97,6 +100,7 @@ __all__ = [
     "Meter",
     "MeterUsage",
     "Missed",
+    "NewInvitation",
     "NewKey",
     "OnFailure",
     "OnLimit",

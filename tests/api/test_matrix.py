@@ -41,6 +41,7 @@ class Things:
     schedule_id: uuid.UUID
     user_id: uuid.UUID
     key_id: uuid.UUID
+    invitation_id: uuid.UUID
     provider: str
     artifact_id: uuid.UUID
     upload_id: uuid.UUID
@@ -142,6 +143,14 @@ ROWS: dict[str, Row] = {
     "GET /api/tenants/{tenant_id}/members": Row("viewer", 200),
     "PUT /api/tenants/{tenant_id}/members/{user_id}": Row("admin", 403, body={"role": "viewer"}),
     "DELETE /api/tenants/{tenant_id}/members/{user_id}": Row("admin", 403),
+    "POST /api/tenants/{tenant_id}/invitations": Row("admin", 403, body={"role": "viewer"}),
+    "GET /api/tenants/{tenant_id}/invitations": Row("admin", 403),
+    "DELETE /api/invitations/{invitation_id}": Row("admin", 404),
+    "POST /api/invitations/look-up": Row("viewer", 404, body={"secret": "psi_none"}, good=(404,)),
+    # Keys and the service cannot answer an invitation: tests/sql/test_invitations.py has users who do.
+    "POST /api/invitations/accept": Row("viewer", 404, body={"secret": "psi_none"}, good=(403,)),
+    "POST /api/invitations/decline": Row("viewer", 404, body={"secret": "psi_none"}, good=(403,)),
+    "POST /api/tenants/{tenant_id}/leave": Row("viewer", 403, body={}, good=(403,)),
     "POST /api/keys": Row("admin", 403, body={"name": CANARY, "role": "viewer", "tenant_id": "{tenant_id}"}),
     "GET /api/keys": Row("admin", 403, OF_TENANT),
     "DELETE /api/keys/{key_id}": Row("admin", 404),
@@ -214,6 +223,13 @@ FUNCTIONS: dict[str, Call] = {
     "my_tenant": Call("viewer", None),
     "refuse": Call("viewer", "PT409", {"p_status": 409, "p_code": "busy", "p_message": "busy"}, good="PT409"),
     "require_member": Call("member", "PT403", {"p_tenant_id": "{tenant_id}"}),
+    "accept_invitation": Call("viewer", "PT404", {"p_secret": "psi_none"}, good="PT403"),
+    "create_invitation": Call("admin", "PT403", {"p_role": "viewer", "p_tenant_id": "{tenant_id}"}),
+    "decline_invitation": Call("viewer", "PT404", {"p_secret": "psi_none"}, good="PT403"),
+    "get_invitation": Call("viewer", None, {"p_secret": "psi_none"}),
+    "leave_tenant": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}, good="PT403"),
+    "list_invitations": Call("admin", "PT403", {"p_tenant_id": "{tenant_id}"}),
+    "revoke_invitation": Call("admin", "PT404", {"p_invitation_id": "{invitation_id}"}),
     "check_session": Call("viewer", "PT401", good="PT401"),
     "end_other_sessions": Call("viewer", None),
     "end_session": Call("viewer", "PT404", {"p_session_id": "{tenant_id}"}, good="PT404"),
@@ -410,6 +426,7 @@ def make(world: World, ann: Person) -> Things:
         ),
         user_id=one("select id from penstock.create_key(%s, 'member', %s)", CANARY, ann.tenant),
         key_id=one("select id from penstock.create_key(%s, 'member', %s)", CANARY, ann.tenant),
+        invitation_id=one("select id from penstock.create_invitation('viewer', %s)", ann.tenant),
         provider=name,
         artifact_id=artifact["id"],
         upload_id=upload["id"],

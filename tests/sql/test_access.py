@@ -762,11 +762,11 @@ class TestMembers:
     def test_who_was_not_asked_loses_nothing_and_can_leave(
         self, sql: Contract, me: Contract, world: World
     ) -> None:
-        """R0.9/own-rows: an admin makes anybody a member. What the new member does without naming a tenant stays where it was."""
+        """R0.9/own-rows: the service makes anybody a member. What the new member does without naming a tenant stays where it was."""
         bob = world.bob.tenant
         for role in ("owner", "admin", "member", "viewer"):
+            sql.value("set_member", tenant_id=bob, user_id=world.ann.id, role=role)
             with acting(sql, world.bob):
-                me.value("set_member", tenant_id=bob, user_id=world.ann.id, role=role)
                 assert (
                     sql.one("select count(*) from penstock.jobs where tenant_id = %s", world.ann.tenant) == 0
                 )
@@ -816,6 +816,7 @@ class TestMembers:
             me.value("set_member", tenant_id=world.bob.tenant, user_id=user, role=role)
 
         sql.value("set_member", tenant_id=world.bob.tenant, user_id=world.ann.id, role="admin")
+        sql.value("set_member", tenant_id=world.bob.tenant, user_id=other, role="member")
         with acting(sql, world.ann):
             for role in ("viewer", "member", "admin", None):
                 change(other, role)
@@ -917,7 +918,7 @@ class TestAudit:
                 "member.set",
                 None,
                 lambda: me.value(
-                    "set_member", tenant_id=world.ann.tenant, user_id=world.bob.id, role="viewer"
+                    "set_member", tenant_id=world.ann.tenant, user_id=world.ann.id, role="owner"
                 ),
             ),
         ]
@@ -1173,7 +1174,7 @@ class TestShadows:
         assert api.retry(jobs["failed"]) == 1
         for function in ("replay_dead_letters", "discard_dead_letters"):
             assert api.value(function, filter=Jsonb({"all": True, "tenant_id": str(ann.tenant)})) == 0
-        api.value("set_member", tenant_id=ann.tenant, user_id=world.bob.id, role="viewer")
+        api.value("set_member", tenant_id=ann.tenant, user_id=ann.id, role="owner")
         made = schedule(api, clock, timezone="Europe/Berlin", tasks=[{"kind": "work"}])
         assert api.value("remove_schedule", schedule_id=made)
         assert (

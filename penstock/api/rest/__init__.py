@@ -67,7 +67,9 @@ WORKER_FUNCTIONS: dict[str, str | None] = {
 }
 
 # Functions for users that need the scope admin instead of start.
-ADMIN_FUNCTIONS = frozenset({"create_api_key", "create_key", "revoke_key", "set_member"})
+ADMIN_FUNCTIONS = frozenset(
+    {"create_api_key", "create_invitation", "create_key", "revoke_invitation", "revoke_key", "set_member"}
+)
 
 router = APIRouter(prefix="/rest/v1", include_in_schema=False)
 log = structlog.get_logger(__name__)

@@ -194,6 +194,22 @@ $$;
 comment on function penstock._require_member_role(uuid, uuid, text) is
   'Raises an error unless the caller may give this user this role; null: remove the user.';
 
+create or replace function penstock._require_consent(p_tenant_id uuid, p_user_id uuid)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if not _is_service() then
+    perform _refuse(403, 'consent_required', 'a user becomes a member by accepting an invitation', '{}',
+      'Create an invitation and send its link to the user.');
+  end if;
+  if exists (select from tenant_blocks where user_id = p_user_id and tenant_id = p_tenant_id) then
+    perform _refuse(409, 'blocked', 'the user has blocked this tenant', '{}', 'Send the user an invitation.');
+  end if;
+end
+$$;
+comment on function penstock._require_consent(uuid, uuid) is
+  'Raises an error unless the caller may make the user a member without asking: the service may, except '
+  'for a user who blocked the tenant.';
+
 create or replace function penstock.set_member(p_tenant_id uuid, p_user_id uuid, p_role text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
@@ -209,6 +225,10 @@ begin
   end if;
   -- The first check keeps strangers from locking a tenant. The roles may have changed while the call waited.
   perform _require_member_role(p_tenant_id, p_user_id, p_role);
+  if p_role is not null and not exists (
+      select from members where tenant_id = p_tenant_id and user_id = p_user_id) then
+    perform _require_consent(p_tenant_id, p_user_id);
+  end if;
   perform _end_member_keys(p_tenant_id, p_user_id, p_role);
   if p_role is null then
     delete from members where tenant_id = p_tenant_id and user_id = p_user_id;
@@ -226,7 +246,7 @@ begin
 end
 $$;
 comment on function penstock.set_member(uuid, uuid, text) is
-  'Gives a user a role in a tenant; null removes the user.';
+  'Changes a member''s role; null removes the member. Only the service can add a user: others invite.';
 
 create or replace function penstock.on_new_user()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -248,6 +268,100 @@ begin
 end
 $$;
 comment on function penstock.on_new_user() is 'Creates a profile and a personal tenant for a new user.';
+
+create or replace function penstock._erase_tenant(p_tenant_id uuid)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_long_ago timestamptz := _now() - make_interval(days => (_setting('retention_days'))::integer + 1);
+  v_job_id uuid;
+begin
+  perform _end_keys(array(
+    select k.id from api_keys k where k.tenant_id = p_tenant_id and k.revoked_at is null));
+  update api_keys set name = 'erased' where tenant_id = p_tenant_id;
+  delete from invitations where tenant_id = p_tenant_id;
+  delete from members where tenant_id = p_tenant_id;
+  delete from profiles where tenant_id = p_tenant_id;
+  delete from schedules where tenant_id = p_tenant_id;
+  for v_job_id in
+    select id from jobs where tenant_id = p_tenant_id and finished_at is null order by id for no key update
+  loop
+    perform _stop_job(v_job_id, p_tenant_id, 'canceled', 'the user was erased');
+  end loop;
+  -- prune deletes these jobs with all their rows next, and waits for attempts that are still running.
+  update jobs set finished_at = v_long_ago, status_reason = null where tenant_id = p_tenant_id;
+  update artifacts set subject = null, kept_until = null, name = 'erased' where id = any (array(
+    select id from artifacts where tenant_id = p_tenant_id order by id for update));
+  perform _delete_artifacts(array(
+    select a from artifacts a where a.tenant_id = p_tenant_id and a.status <> 'deleted' order by a.id));
+  update usage_events set details = '{}' where tenant_id = p_tenant_id and details <> '{}';
+  perform set_config('penstock.erasing', 'on', true);
+  update cost_entries set reason = null, key = null where tenant_id = p_tenant_id
+    and (reason is not null or key is not null);
+  perform set_config('penstock.erasing', '', true);
+  update audit_log set details = '{}' where tenant_id = p_tenant_id and details <> '{}';
+  update tenants set name = 'erased' where id = p_tenant_id;
+end
+$$;
+comment on function penstock._erase_tenant(uuid) is
+  'Removes what a tenant stored. Ledger and audit log keep amounts, actions and ids.';
+
+create or replace function penstock.erase_user(p_user_id uuid)
+returns jsonb language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_email text;
+  v_tenant_id uuid;
+  v_teams uuid[];
+begin
+  if exists (select from api_keys where id = p_user_id) then
+    perform _refuse(422, 'invalid_user', 'this is the id of an API key: revoke the key');
+  end if;
+  perform from tenants where id in (select tenant_id from members where user_id = p_user_id
+    union select tenant_id from profiles where user_id = p_user_id) order by id for update;
+  select p.email, t.id into v_email, v_tenant_id from profiles p
+    left join tenants t on t.id = p.tenant_id and t.is_personal where p.user_id = p_user_id;
+  v_teams := array(select m.tenant_id from members m where m.user_id = p_user_id
+    and m.tenant_id is distinct from v_tenant_id order by 1);
+  perform _end_keys(array(select k.id from api_keys k where k.owner_id = p_user_id and k.revoked_at is null));
+  update api_keys set name = 'erased' where owner_id = p_user_id;
+  delete from sessions where subject = p_user_id
+    or key_id in (select k.id from api_keys k where k.owner_id = p_user_id);
+  delete from invitations where inviter_id = p_user_id and status = 'pending';
+  update invitations set email = null where answered_by = p_user_id or lower(email) = lower(v_email);
+  delete from tenant_blocks where user_id = p_user_id;
+  delete from requests where actor = 'user:' || p_user_id;
+  delete from actions where user_id = p_user_id;
+  if v_tenant_id is not null then
+    perform _erase_tenant(v_tenant_id);
+  end if;
+  delete from members where user_id = p_user_id;
+  delete from profiles where user_id = p_user_id;
+  update audit_log set details = '{}' where details <> '{}'
+    and (actor = 'user:' || p_user_id or subject = 'user:' || p_user_id);
+  delete from auth.users where id = p_user_id;
+  perform _audit(null, 'user.erased', null, 'user:' || p_user_id);
+  return jsonb_build_object('user_id', p_user_id, 'tenant_id', v_tenant_id, 'teams', v_teams,
+    'without_owner', array(select t from unnest(v_teams) as t where not exists (
+      select from members m where m.tenant_id = t and m.role = 'owner')));
+end
+$$;
+comment on function penstock.erase_user(uuid) is
+  'Erases a user: memberships, API keys, sessions, invitations, the profile, and the personal tenant with '
+  'its jobs, rows and files. Ledger and audit log keep ids only. Upkeep removes job rows and files '
+  'within minutes. Returns the teams that the user left, and those that have no owner now.';
+
+create or replace function penstock.on_deleted_user()
+returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  if exists (select from profiles where user_id = old.id) then
+    perform erase_user(old.id);
+  end if;
+  return null;
+end
+$$;
+comment on function penstock.on_deleted_user() is 'Erases a user whom the authentication service deleted.';
+
+create or replace trigger penstock_on_deleted_user after delete on auth.users
+  for each row execute function penstock.on_deleted_user();
 
 create or replace trigger penstock_on_new_user after insert on auth.users
   for each row execute function penstock.on_new_user();

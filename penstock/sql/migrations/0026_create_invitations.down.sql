@@ -1,0 +1,1 @@
+drop table penstock.tenant_blocks, penstock.invitations cascade;
