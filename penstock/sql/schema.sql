@@ -3053,6 +3053,13 @@ function penstock._on_access_change()
   body: sha256 1436f4c4bb137163b23e641bd3735b96
   comment: Records that somebody may have lost access, for processes that serve open streams.
 
+function penstock._on_deleted_user()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7f78f63ea68a5d7781467e9a580a9533
+  comment: Erases a user whom the authentication service deleted.
+
 function penstock._open_invitation(text)
   arguments: p_secret text
   returns: penstock.invitations
@@ -4659,13 +4666,6 @@ function penstock.next_webhook(text[])
   comment: Locks the next webhook of these sources that is to be tried again. All null: there is none.
   grant to service_role: execute
 
-function penstock.on_deleted_user()
-  returns: trigger
-  attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 7f78f63ea68a5d7781467e9a580a9533
-  comment: Erases a user whom the authentication service deleted.
-
 function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
@@ -5314,7 +5314,7 @@ function penstock.weigh_action(text, text[])
   grant to service_role: execute
 
 trigger penstock_on_deleted_user on auth.users
-  definition: CREATE TRIGGER penstock_on_deleted_user AFTER DELETE ON auth.users FOR EACH ROW EXECUTE FUNCTION penstock.on_deleted_user()
+  definition: CREATE TRIGGER penstock_on_deleted_user AFTER DELETE ON auth.users FOR EACH ROW EXECUTE FUNCTION penstock._on_deleted_user()
 
 trigger penstock_on_new_user on auth.users
   definition: CREATE TRIGGER penstock_on_new_user AFTER INSERT ON auth.users FOR EACH ROW EXECUTE FUNCTION penstock.on_new_user()

@@ -349,7 +349,7 @@ comment on function penstock.erase_user(uuid) is
   'its jobs, rows and files. Ledger and audit log keep ids only. Upkeep removes job rows and files '
   'within minutes. Returns the teams that the user left, and those that have no owner now.';
 
-create or replace function penstock.on_deleted_user()
+create or replace function penstock._on_deleted_user()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   if exists (select from profiles where user_id = old.id) then
@@ -358,10 +358,10 @@ begin
   return null;
 end
 $$;
-comment on function penstock.on_deleted_user() is 'Erases a user whom the authentication service deleted.';
+comment on function penstock._on_deleted_user() is 'Erases a user whom the authentication service deleted.';
 
 create or replace trigger penstock_on_deleted_user after delete on auth.users
-  for each row execute function penstock.on_deleted_user();
+  for each row execute function penstock._on_deleted_user();
 
 create or replace trigger penstock_on_new_user after insert on auth.users
   for each row execute function penstock.on_new_user();
