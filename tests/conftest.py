@@ -17,15 +17,15 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import structlog
 
-from penstock import testing
+from penstock import App, Worker, testing
 from penstock.errors import PenstockError
 from penstock.postgres import db
 from penstock.sources.delimited import Delimited
@@ -183,6 +183,19 @@ class Eventually:
 @pytest.fixture
 def eventually() -> Eventually:
     return Eventually()
+
+
+@asynccontextmanager
+async def running(app: App, **options: Any) -> AsyncIterator[Worker]:
+    """A worker in this loop, stopped at the end."""
+    worker = Worker(app, **{"grace_seconds": 5, **options})
+    task = asyncio.create_task(worker.run())
+    async with app:
+        try:
+            yield worker
+        finally:
+            worker.stop()
+            await task
 
 
 @pytest.fixture

@@ -818,6 +818,7 @@ def test_the_command_line_lists_checks_and_sweeps_artifacts(place: Place) -> Non
     def penstock(*words: str) -> tuple[int, Any]:
         command = [sys.executable, "-m", "penstock", "artifacts", *words, "-o", "json"]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.stdout, done.stderr
         return done.returncode, json.loads(done.stdout)
 
     async def save() -> dict[str, Any]:

@@ -6,16 +6,15 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from penstock import App, Context, Worker, testing
+from penstock import App, Context, testing
 from penstock.contract import tasks
 from penstock.postgres import db as database
 from penstock.worker.execute import MAX_LOSSES
+from tests.conftest import running
 
 TERMINATE = """select count(pg_terminate_backend(pid, 5000)) as n from pg_stat_activity
 where datname = current_database() and pid <> pg_backend_pid() and application_name like 'penstock%'"""
@@ -24,18 +23,6 @@ where datname = current_database() and pid <> pg_backend_pid() and application_n
 @pytest.fixture
 def app(db: testing.Database, drain: testing.Drain) -> App:
     return drain.use(App(database_url=db.dsn))
-
-
-@asynccontextmanager
-async def running(app: App, **options: Any) -> AsyncIterator[Worker]:
-    worker = Worker(app, **{"grace_seconds": 5, **options})
-    task = asyncio.create_task(worker.run())
-    async with app:
-        try:
-            yield worker
-        finally:
-            worker.stop()
-            await task
 
 
 def count(db: testing.Database, table: str) -> int:

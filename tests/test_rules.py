@@ -22,6 +22,9 @@ MOST_LINES_OF_FILE, MOST_LINES_OF_FUNCTION = 500, 60
 # Longer than the rule allows, and still to be split: path → most lines. A line leaves when its file is short enough.
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
+# The same for SQL. Tables of statements (bench, faults) and tests are no program to read from top to bottom.
+LONG_SQL_FILES: dict[str, int] = {}
+LONG_SQL_FUNCTIONS: dict[str, int] = {}
 
 
 def modules() -> Iterator[tuple[str, str]]:
@@ -73,6 +76,32 @@ def test_functions_are_short() -> None:
     }
     assert long == set()
     assert {name for name in LONG_FUNCTIONS if counts.get(name, 0) <= MOST_LINES_OF_FUNCTION} == set()
+
+
+def sql_functions(text: str) -> Iterator[tuple[str, int]]:
+    """Each function of a file, and its lines without comment and grants."""
+    for found in re.finditer(
+        r"^create or replace (?:function|procedure) (?:penstock\.)?(\w+)\(.*?\$\$;\n", text, re.S | re.M
+    ):
+        yield found[1], found[0].count("\n")
+
+
+def sql_files() -> Iterator[tuple[str, str]]:
+    for path in sorted((ROOT / "penstock/sql/functions").glob("*.sql")):
+        yield path.stem, path.read_text()
+
+
+def test_sql_files_are_short() -> None:
+    counts = {name: text.count("\n") for name, text in sql_files()}
+    assert {n: c for n, c in counts.items() if c > LONG_SQL_FILES.get(n, MOST_LINES_OF_FILE)} == {}
+    assert {n for n in LONG_SQL_FILES if counts.get(n, 0) <= MOST_LINES_OF_FILE} == set(), "not long any more"
+
+
+def test_sql_functions_are_short() -> None:
+    counts = {name: lines for _, text in sql_files() for name, lines in sql_functions(text)}
+    assert len(counts) > 200
+    assert {n: c for n, c in counts.items() if c > LONG_SQL_FUNCTIONS.get(n, MOST_LINES_OF_FUNCTION)} == {}
+    assert {n for n in LONG_SQL_FUNCTIONS if counts.get(n, 0) <= MOST_LINES_OF_FUNCTION} == set()
 
 
 def test_public_names_have_docstrings() -> None:
