@@ -33,6 +33,11 @@ from penstock.sources.source import Source
 
 pytest_plugins = ["pytester"]
 
+# A shell that starts the tests in the background ignores Ctrl-C, and programs inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def pytest_report_header() -> str:
     found = ", ".join(str(major) for major in (15, 18) if _is_here(major))
