@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import psycopg
 
-from penstock.contract import workers
+from penstock.contract import audit, workers
 from penstock.errors import PenstockError, Unavailable
 from penstock.formatting import counted
 from penstock.postgres import db, migrate
@@ -317,10 +317,34 @@ _SERVER: dict[str, CheckFunction] = {
     "transactions": _transactions,
     "vacuum": _vacuum,
 }
+_AUDIT_LINES = 200_000
+"""Lines of the audit log that are compared with their seals, the newest first."""
+
+
+async def _audit(pool: db.Pool) -> Check:
+    head = await audit.head(pool)
+    problems = await audit.check(pool, lines=_AUDIT_LINES)
+    if problems:
+        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        action = "Someone with the rights of the database's owner changed it: compare it with a backup."
+        return Check("audit log", "fail", f"{problems[0]}{more}", action)
+    finding = (
+        f"{min(head.lines, _AUDIT_LINES):,} of {head.lines:,} sealed lines are unchanged, "
+        f"{head.unsealed:,} are not sealed yet; head {head.head or 'none'}"
+    )
+    if (head.unsealed_seconds or 0) > _UNSEALED_SECONDS:
+        action = "Start a worker or `penstock serve`, and end transactions that have been open for long."
+        return Check("audit log", "warn", finding, action)
+    return Check("audit log", "ok", finding)
+
+
+_UNSEALED_SECONDS = 6 * 3600
+
 _PENSTOCK: dict[str, CheckFunction] = {
     "maintenance": _maintenance,
     "workers": _workers,
     "backlog": _backlog,
     "chores": _chores,
     "schedules": _schedules,
+    "audit log": _audit,
 }

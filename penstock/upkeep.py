@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from penstock.contract import artifacts, schedules
+from penstock.contract import artifacts, audit, schedules
 from penstock.postgres import db
 from penstock.settings import Listen
 from penstock.storage.objects import Storage
@@ -118,7 +118,7 @@ class Upkeep:
 
 
 class Tidy:
-    """Removes jobs that ended long ago, and files that are deleted or abandoned, in batches."""
+    """Removes jobs that ended long ago and files that are deleted or abandoned, and seals the audit log."""
 
     PAUSE = 60.0
     PAUSE_IF_MORE = 1.0
@@ -135,11 +135,11 @@ class Tidy:
             pause = self.PAUSE_IF_MORE if await self.once() else self.PAUSE
 
     async def once(self) -> bool:
-        """Remove a batch of each. Returns whether there may be more."""
+        """Do a batch of each. Returns whether there may be more."""
         is_more = False
-        for remove in (self._prune, self._sweep):
+        for act in (self._prune, self._sweep, self._seal):
             try:
-                is_more |= await remove()
+                is_more |= await act()
             except Exception as error:
                 log.warning("tidy.failed", error=str(error))
         return is_more
@@ -149,6 +149,13 @@ class Tidy:
         if count:
             log.info("tidy.pruned", rows=count)
         return count >= self.BATCH
+
+    async def _seal(self) -> bool:
+        if (sealed := await audit.seal(self._pool)) is None:
+            return False
+        # The log is kept elsewhere: who rewrites the chain in the database cannot rewrite this line.
+        log.info("audit.sealed", lines=sealed.lines, head=sealed.head)
+        return True
 
     async def _sweep(self) -> bool:
         if not await artifacts.is_any_due(self._pool):

@@ -42,6 +42,13 @@ PARTS = {
 ELSEWHERE: dict[str, dict[str, str | None]] = {
     # Verbs on many jobs at once exist for the dashboard only.
     "actions": {"api": None, "cli": None, "docs": "docs/dashboard.md"},
+    # Operators see the log on its page, and its seals in `penstock doctor`.
+    "audit": {
+        "api": None,
+        "cli": "penstock/doctor.py",
+        "tests": "tests/sql/test_audit_seals.py",
+        "docs": "docs/security.md",
+    },
     # A job's page shows its files.
     "artifacts": {"dashboard": "penstock/dashboard/jobs.py"},
     # The command is `penstock bulk`.

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from penstock.contract import filters
 from penstock.postgres import db
-from penstock.types import AuditLine
+from penstock.types import AuditHead, AuditLine, AuditSeal
 
 FIELDS: Mapping[str, filters.Field] = {
     "action": filters.words("action"),
@@ -22,6 +22,26 @@ FIELDS: Mapping[str, filters.Field] = {
 
 _LINES: LiteralString = """\
 select id, at, tenant_id, actor, action, job_id, subject, details from penstock.audit_log where """
+
+
+async def seal(database: db.Database) -> AuditSeal | None:
+    """Seal the next lines, which proves later that none of them was changed. None: nothing to seal yet."""
+    rows = await db.call(database, "seal_audit_log")
+    return AuditSeal(**rows[0]) if rows else None
+
+
+async def head(database: db.Database) -> AuditHead:
+    """The newest seal, and how many lines are sealed and not sealed."""
+    [row] = await db.call(database, "audit_head")
+    return AuditHead(**row)
+
+
+async def check(
+    database: db.Database, *, lines: int | None = None, head: str | None = None
+) -> builtins.list[str]:
+    """What is wrong with the log: lines that are not as they were sealed, newest first."""
+    rows = await db.call(database, "check_audit_log", p_lines=lines, p_head=head)
+    return [f"seal {row['seal']}: {row['problem']}" if row["seal"] else row["problem"] for row in rows]
 
 
 async def list(

@@ -109,6 +109,7 @@ grant execute on function
   penstock.list_strangers(uuid[], uuid[]), penstock.drain_rates(),
   penstock.begin_artifact(bigint, text, bigint, text, text, bigint),
   penstock.finish_artifact(uuid, text, bigint, bigint, text), penstock.drop_artifact(uuid, text, bigint),
+  penstock.seal_audit_log(integer), penstock.check_audit_log(bigint, text), penstock.audit_head(),
   penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]), penstock.orphaned_artifacts(text[]),
   penstock.do_actions(integer), penstock.keep_artifact(uuid, text, timestamptz),
   penstock.unkeep_artifact(uuid), penstock.record_audit(text, text, jsonb, uuid, uuid),

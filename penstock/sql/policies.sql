@@ -10,6 +10,8 @@ create policy service_reads on penstock.api_keys for select to service_role usin
 create policy service_reads on penstock.artifacts for select to service_role using (true);
 create policy service_reads on penstock.attempts for select to service_role using (true);
 create policy service_reads on penstock.audit_log for select to service_role using (true);
+create policy service_reads on penstock.audit_marks for select to service_role using (true);
+create policy service_reads on penstock.audit_seals for select to service_role using (true);
 create policy service_reads on penstock.bulk_changes for select to service_role using (true);
 create policy service_reads on penstock.bulk_rows for select to service_role using (true);
 create policy service_reads on penstock.bulks for select to service_role using (true);

@@ -329,6 +329,33 @@ table penstock.audit_log
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.audit_marks
+  comment: Up to which line the next seal may reach: once all transactions before next_xid have ended, no line up to last_id can appear any more.
+  row security: enabled
+  column id: boolean not null default true
+  column last_id: bigint not null
+  column next_xid: xid8 not null
+  constraint audit_marks_id_check: CHECK (id)
+  constraint audit_marks_pkey: PRIMARY KEY (id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.audit_seals
+  comment: Seals of the audit log: each covers the lines after the one before up to last_id, and hashes them together with the hash before. A changed, deleted, inserted or reordered line breaks the chain. See check_audit_log.
+  row security: enabled
+  column number: bigint not null
+  column last_id: bigint not null
+  column lines: bigint not null
+  column digest: bytea not null
+  column hash: bytea not null
+  column sealed_at: timestamp with time zone not null
+  column pruned_at: timestamp with time zone
+  comment on column pruned_at: When retention removed the lines. The last such seal is where the chain begins.
+  constraint audit_seals_lines_check: CHECK ((lines >= 0))
+  constraint audit_seals_pkey: PRIMARY KEY (number)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.bulk_changes
   comment: Changes applied for a row, one per value, and whether they were undone.
   row security: enabled
@@ -1969,8 +1996,24 @@ function penstock._audit(uuid, text, uuid, text, jsonb)
   returns: void
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 361bb202946753b8f83745b1ac990232
+  body: sha256 80d88e5646c41074dc3d82897ad124ff
   comment: Adds a line to the audit log.
+
+function penstock._audit_digest(bigint, bigint)
+  arguments: p_after bigint, p_last bigint, OUT lines bigint, OUT digest bytea
+  returns: record
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8e611241ea17f0902565b90cd38d9603
+  comment: The number and the digest of the lines of the audit log after one id, up to another.
+
+function penstock._audit_hash(bytea, penstock.audit_seals)
+  arguments: p_before bytea, p_seal penstock.audit_seals
+  returns: bytea
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 420891bb1e1002aab830a90b4d7cbf3e
+  comment: The hash of a seal, which contains the hash of the seal before.
 
 function penstock._audit_job()
   returns: trigger
@@ -2020,6 +2063,13 @@ function penstock._book_cost(penstock.cost_entries)
   settings: search_path=penstock, pg_temp
   body: sha256 cf104f1fede0a81ddfa61c1359c20bfa
   comment: Books a cost on the accounts of its tenant and job, and deducts it from the hold of its attempt.
+
+function penstock._broken_seals()
+  returns: TABLE(seal bigint, problem text)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b3dd9291c610c7aff0d88aa179d640b5
+  comment: Seals that do not form a chain, with the problem of each.
 
 function penstock._bucket(double precision)
   arguments: p_seconds double precision
@@ -2975,6 +3025,14 @@ function penstock._many_outputs(uuid, bigint)
   body: sha256 2a5e860265549f22673d818952cc51ac
   comment: The outputs of a task with many parents, as far as they fit into one document.
 
+function penstock._mark_audit_log(bigint)
+  arguments: p_sealed bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 809b13e90a76cbb67bad650123cc5c5c
+  comment: Notes the newest line, and the transactions that have to end before it can be sealed.
+
 function penstock._matching_letters(jsonb)
   arguments: p_filter jsonb
   returns: bigint[]
@@ -3263,6 +3321,13 @@ function penstock._promote(integer)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 cceeb2cba804eb0754a2f669c31f5aa4
   comment: Queues parked tasks whose time has come.
+
+function penstock._prune_audit_log()
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 778feef7ef4938c646dcfc4c5e64a0fe
+  comment: Removes the lines of the oldest seal once they are older than audit_retention_days. The seal stays, and the chain begins with it.
 
 function penstock._prune_history(timestamp with time zone, integer)
   arguments: p_cutoff timestamp with time zone, p_limit integer
@@ -3912,6 +3977,14 @@ function penstock.answer_wait(uuid, text, jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.audit_head()
+  returns: TABLE(head text, sealed_at timestamp with time zone, lines bigint, unsealed bigint, unsealed_seconds double precision)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 467d08bab91d83ff991b9163c7dfb845
+  comment: The head of the chain as number:hash, the number of sealed lines, and the number of lines (at most 100,000) that are not sealed yet. Keep the head outside of the database.
+  grant to service_role: execute
+
 function penstock.backlog()
   returns: TABLE(kind text, provider text, waiting bigint, running bigint, oldest_seconds double precision)
   attributes: sql, stable, security definer, parallel unsafe
@@ -3974,6 +4047,15 @@ function penstock.check_accounts()
   settings: search_path=penstock, pg_temp
   body: sha256 b314de007ea4c8f47bb9cb13d0f105f1
   comment: Every account that is not the sum of its usage, costs and holds. No row: all are right.
+  grant to service_role: execute
+
+function penstock.check_audit_log(bigint, text)
+  arguments: p_lines bigint DEFAULT NULL::bigint, p_head text DEFAULT NULL::text
+  returns: TABLE(seal bigint, problem text)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3a729c0290f650dced7609c13aaf8730
+  comment: Compares the audit log with its seals, newest first and at most p_lines lines, and the chain with a head that was kept elsewhere. Returns a row for each problem; no row: all is as it was sealed.
   grant to service_role: execute
 
 function penstock.check_key()
@@ -5045,6 +5127,15 @@ function penstock.revoke_key(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.seal_audit_log(integer)
+  arguments: p_limit integer DEFAULT 10000
+  returns: TABLE(number bigint, lines bigint, head text)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ad4e9a70753f6c35aa34631cee237a0c
+  comment: Seals the next lines of the audit log, at most p_limit, and returns the new head. No row: nothing to seal yet. Workers call it about once a minute.
+  grant to service_role: execute
+
 function penstock.set_budget(uuid, numeric)
   arguments: p_job_id uuid, p_amount numeric
   returns: void
@@ -5134,7 +5225,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ef90b0d1dba3826982130355176da1f1
+  body: sha256 47bab643c0084b47923ff10e9ccba2a7
   comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from penstock.types.actions import Action, Weight
 from penstock.types.amounts import Amount, exact
 from penstock.types.artifacts import OUTPUT, Artifact, KeptArtifact, LinkedArtifact, referred
-from penstock.types.audit import AuditLine
+from penstock.types.audit import AuditHead, AuditLine, AuditSeal
 from penstock.types.bulks import (
     Bulk,
     BulkResult,
@@ -57,7 +57,9 @@ __all__ = [
     "ApiKey",
     "Artifact",
     "Attempt",
+    "AuditHead",
     "AuditLine",
+    "AuditSeal",
     "Bulk",
     "BulkOptions",
     "BulkResult",

@@ -20,3 +20,25 @@ class AuditLine:
     job_id: UUID | None
     subject: str | None
     details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditSeal:
+    """A new seal of the audit log. Keep `head` (number:hash) outside of the database."""
+
+    number: int
+    lines: int
+    head: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditHead:
+    """The newest seal of the audit log, and the lines before and after it."""
+
+    head: str | None
+    sealed_at: datetime | None
+    lines: int
+    unsealed: int
+    """At most 100,000 are counted."""
+    unsealed_seconds: float | None
+    """The age of the oldest of them."""

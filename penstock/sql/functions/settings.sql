@@ -35,6 +35,7 @@ declare
   v_max bigint := case p_name when 'lease_seconds' then 86400
     when 'retention_days' then 36500 when 'max_key_days' then 36500
     when 'session_hours' then 8760 when 'session_idle_minutes' then 525600
+    when 'audit_retention_days' then 36500
     else 2000000000 end;
 begin
   select value into v_old from settings where name = p_name for update;

@@ -21,8 +21,10 @@ comment on function penstock._actor() is 'The caller''s name in the audit log.';
 create or replace function penstock._audit(
   p_tenant_id uuid, p_action text, p_job_id uuid, p_subject text, p_details jsonb default '{}')
 returns void language sql set search_path = penstock, pg_temp as $$
+  -- The transaction gets its id before the line gets its own: seal_audit_log depends on it.
   insert into audit_log (at, tenant_id, actor, action, job_id, subject, details)
-  values (_now(), p_tenant_id, _actor(), p_action, p_job_id, p_subject, p_details)
+  select _now(), p_tenant_id, _actor(), p_action, p_job_id, p_subject, p_details
+  where pg_current_xact_id() is not null
 $$;
 comment on function penstock._audit(uuid, text, uuid, text, jsonb) is 'Adds a line to the audit log.';
 

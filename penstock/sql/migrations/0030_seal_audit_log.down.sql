@@ -1,0 +1,1 @@
+drop table penstock.audit_seals, penstock.audit_marks;
