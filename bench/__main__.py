@@ -19,7 +19,7 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import api, bulks, dashboard, engine, flow, measure, ours, pressure, scale, server, sheets
+from bench import api, bulks, dashboard, engine, flow, measure, ours, pressure, scale, server, sheets, startup
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
@@ -45,6 +45,7 @@ PARTS = (
     "sheets",
     "scale",
     "dashboard",
+    "startup",
 )
 QUICK = PARTS[: PARTS.index("held") + 1]
 """The queue compared with its peers and with PostgreSQL; takes a few minutes."""
@@ -142,6 +143,7 @@ def main() -> None:
         show("budget", lambda: bulks.budgets(new(), size(100, 10)))
         show("sheets", lambda: sheets.pipeline(new(), size(10_000, 300)))
         show("scale", lambda: scale.measure(new, arguments.quick))
+        show("startup", lambda: startup.startup(size(9, 3)))
     save(figures, arguments.json, parts)
 
 

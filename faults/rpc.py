@@ -16,6 +16,7 @@ from uuid import uuid4
 import httpx
 
 from faults import check, history
+from faults.figures import RPC_FIGURES, figures_of
 from faults.history import History
 from penstock.postgres import db, migrate
 
@@ -163,7 +164,7 @@ class Scene:
             check.load(connection, [*history.read(self.logs), *disturbances])
             found = check.check(connection)
             found.wrong |= check.check(connection, checks=check.RPC_CHECKS).wrong
-            found.figures = check.figures(connection, check.RPC_FIGURES)
+            found.figures = figures_of(connection, RPC_FIGURES)
         return found
 
 

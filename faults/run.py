@@ -23,6 +23,7 @@ import psycopg
 import penstock
 from faults import app as work
 from faults import check, history, points, processes, rpc
+from faults.figures import figures_of
 from faults.history import History
 from faults.idle import IdleWorker
 from faults.plan import DEFAULT_LEASE, Plan, Result, promises
@@ -554,7 +555,7 @@ class Run:
             connection.execute("set work_mem = '256MB'")
             check.load(connection, history.read(self.logs))
             found = check.check(connection)
-            found.figures = check.figures(connection)
+            found.figures = figures_of(connection)
             found.figures["deadlocks in PostgreSQL's log"] = self.postgres.log().count("deadlock detected")
             look(connection)
         if self.rpc:

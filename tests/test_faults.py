@@ -18,6 +18,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from faults import check as checker
 from faults import rpc
+from faults.figures import figures_of
 from faults.proxy import Proxy
 from faults.server import Postgres, place
 from penstock import App, Context, Reschedule, Unavailable, Worker, api, testing
@@ -506,7 +507,7 @@ def test_times_after_kills_and_stops_are_measured_apart(faulted: testing.Databas
             {"event": "began", "at": 0.5, "pid": 22, "task": 3, "lease": 1},
             {"event": "began", "at": 30, "pid": 99, "task": 3, "lease": 2},
         ])  # fmt: skip
-        figures = checker.figures(connection)
+        figures = figures_of(connection)
     assert figures["killed → begun again, most (s)"] == 11.5
     assert figures["stopped → begun again, most (s)"] == 8.5
     assert figures["stopped → begun again with PostgreSQL restarted in between, most (s)"] == 29
