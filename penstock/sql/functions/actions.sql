@@ -115,12 +115,34 @@ $$;
 comment on function penstock._run_action_batch(uuid, integer) is
   'Runs the next batch of an action and returns the number of subjects in it.';
 
+create or replace function penstock._check_open_subjects(p_user_id uuid, p_more integer)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  c_max constant integer := 500000;
+  v_open bigint;
+begin
+  if p_user_id is null then
+    return;
+  end if;
+  select coalesce(sum(total - done - refused), 0) into v_open from actions
+    where user_id = p_user_id and finished_at is null;
+  if v_open + p_more > c_max then
+    perform _refuse(429, 'share_used_up',
+      format('unfinished actions may have %s subjects in total (got %s more than %s)', c_max, p_more, v_open),
+      jsonb_build_object('limit', c_max, 'retry_after_seconds', 60), 'Wait until earlier actions have ended.');
+  end if;
+end
+$$;
+comment on function penstock._check_open_subjects(uuid, integer) is
+  'Raises an error if a user has too many subjects in unfinished actions; null is the service.';
+
 create or replace function penstock.start_action(p_verb text, p_subjects text[], p_reason text default null)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_id uuid;
   v_user_id uuid := case when not _is_service() then auth.uid() end;
   v_total integer := coalesce(cardinality(p_subjects), 0);
+  v_allowed text[];
 begin
   if p_verb is null or p_verb not in ('pause', 'resume', 'cancel', 'retry', 'replay', 'discard') then
     perform _refuse(422, 'invalid_verb',
@@ -142,15 +164,19 @@ begin
     perform _refuse(422, 'invalid_selection', 'subjects must be ids: ' || left(sqlerrm, 200),
       '{"field": "subjects"}');
   end;
-  insert into actions (actor, user_id, verb, reason, total, created_at)
-  values (_actor(), v_user_id, p_verb, left(p_reason, 1000),
-    (select count(distinct s) from unnest(p_subjects) as s), _now()) returning id into v_id;
-  insert into action_items (action_id, subject) select distinct v_id, s from unnest(p_subjects) as s;
+  perform _check_open_subjects(v_user_id, v_total);
+  -- Only what exists and the caller may change is queued: invented ids would keep the workers busy.
+  v_allowed := _permitted_subjects(p_verb, p_subjects, v_user_id);
+  insert into actions (actor, user_id, verb, reason, total, refused, refusal, created_at)
+  select _actor(), v_user_id, p_verb, left(p_reason, 1000), t.n, t.n - cardinality(v_allowed),
+    case when t.n > cardinality(v_allowed) then 'no longer exists' end, _now()
+  from (select count(distinct lower(s)) as n from unnest(p_subjects) as s) as t returning id into v_id;
+  insert into action_items (action_id, subject) select v_id, s from unnest(v_allowed) as s;
   if v_total > 1 then
     perform _audit(
       (select case when count(distinct j.tenant_id) = 1 then min(j.tenant_id::text)::uuid end from jobs j
         where p_verb not in ('replay', 'discard')
-          and j.id = any (_permitted_subjects(p_verb, p_subjects[1:1000], v_user_id)::uuid[])),
+          and j.id = any (v_allowed[1:1000]::uuid[])),
       'action.started', null, 'action:' || v_id, jsonb_build_object('verb', p_verb, 'total', v_total));
   end if;
   perform _run_action_batch(v_id, 100);
@@ -169,7 +195,11 @@ declare
   v_id uuid;
   v_count integer;
 begin
-  for v_id in select id from actions where finished_at is null order by created_at limit 20 loop
+  -- Users take turns: the one of whose open actions the fewest subjects have been done comes first.
+  for v_id in select a.id from (
+      select id, created_at, sum(done + refused) over (partition by user_id) as served
+      from actions where finished_at is null) as a
+    order by a.served, a.created_at limit 20 loop
     v_count := _run_action_batch(v_id, p_bite);
     -- One batch per transaction, because it keeps the locks of everything it changed.
     exit when v_count > 0;
@@ -178,7 +208,7 @@ begin
 end
 $$;
 comment on function penstock.do_actions(integer) is
-  'Runs the next batch of an unfinished action and returns the number of subjects in it.';
+  'Runs the next batch of an unfinished action and returns the number of subjects in it. Users take turns.';
 
 create or replace function penstock.weigh_action(p_verb text, p_subjects text[])
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp
