@@ -2223,6 +2223,14 @@ function penstock._check_name(text, text, text)
   body: sha256 6c4133f68d2029a7f7a4477d17715b02
   comment: Raises an error unless a name has 1 to 200 characters and no control characters.
 
+function penstock._check_open_subjects(uuid, integer)
+  arguments: p_user_id uuid, p_more integer
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 eccebe3ec977dd006403fed2fa7b8012
+  comment: Raises an error if a user has too many subjects in unfinished actions; null is the service.
+
 function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boolean)
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_starters text[], p_is_raw boolean
   returns: void
@@ -4259,8 +4267,8 @@ function penstock.do_actions(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 90d3499668b84178e530fd587975acc2
-  comment: Runs the next batch of an unfinished action and returns the number of subjects in it.
+  body: sha256 339cd9ba85ba5827034ad12fbf566aa4
+  comment: Runs the next batch of an unfinished action and returns the number of subjects in it. Users take turns.
   grant to service_role: execute
 
 function penstock.drain_rates()
@@ -5252,7 +5260,7 @@ function penstock.start_action(text, text[], text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 301c091412a123e3f2533793da535df9
+  body: sha256 8e2d7bf5f288527c36e8d2e39d4380f9
   comment: Starts an action on many jobs (pause, resume, cancel, retry) or dead letters (replay, discard), given by id, and returns the action's id. The first 100 are done at once, the rest by workers; the action's row shows its progress.
   grant to authenticated: execute
   grant to service_role: execute
