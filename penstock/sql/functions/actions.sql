@@ -129,7 +129,8 @@ begin
   if v_open + p_more > c_max then
     perform _refuse(429, 'share_used_up',
       format('unfinished actions may have %s subjects in total (got %s more than %s)', c_max, p_more, v_open),
-      jsonb_build_object('limit', c_max, 'retry_after_seconds', 60), 'Wait until earlier actions have ended.');
+      jsonb_build_object('limit', c_max, 'retry_after_seconds', 60),
+      'Wait until earlier actions have ended.');
   end if;
 end
 $$;
