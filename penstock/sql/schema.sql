@@ -2228,7 +2228,7 @@ function penstock._check_open_subjects(uuid, integer)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 eccebe3ec977dd006403fed2fa7b8012
+  body: sha256 bf602a49d8a902b7ee1c338377d70fbc
   comment: Raises an error if a user has too many subjects in unfinished actions; null is the service.
 
 function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boolean)
