@@ -764,12 +764,36 @@ def test_load_finds_an_app_by_its_path(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.syspath_prepend(tmp_path)
     assert isinstance(load("mysite:app"), App) and load("mysite") is load("mysite:app")
     for path, message in (
-        ("mysite:other", "is not an App"),
-        ("mysite:missing", "cannot be loaded"),
-        ("nowhere:app", "cannot be loaded: No module named 'nowhere'"),
+        ("mysite:other", "is of type int, not an App"),
+        ("mysite:missing", "mysite:missing does not exist\nThe module has mysite:app."),
+        ("nowhere:app", "there is no module 'nowhere'"),
     ):
         with pytest.raises(Invalid, match=message):
             load(path)
+
+
+@pytest.mark.parametrize(
+    ("program", "message", "line"),
+    [
+        ("import nothing_of_that_name\n", "ModuleNotFoundError: No module named 'nothing_of_that_name'", 1),
+        ("x = 1\ndef broken(:\n", "SyntaxError: invalid syntax", 2),
+        ("\n\nimport json\njson.loads('{')\n", "JSONDecodeError: Expecting property name", 4),
+        ("from penstock import App\napp = App()\napp.schedule(1, 'x')\n", "", 3),
+    ],
+)
+def test_load_names_the_line_of_the_users_file(
+    program: str, message: str, line: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"broken_{abs(hash(program))}"
+    (tmp_path / f"{name}.py").write_text(program)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(Invalid) as failure:
+        load(f"{name}:app")
+    assert f"{name}:app cannot be loaded: {message}" in failure.value.message
+    assert f"({name}.py, line {line})" in failure.value.message
+    assert (failure.value.code, failure.value.exit_code) == ("cannot_load", 2)
+    assert (failure.value.hint or "").strip() == program.splitlines()[line - 1].strip()
 
 
 def test_importing_an_app_connects_to_nothing() -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -155,11 +156,116 @@ def test_dev_serves_a_program_and_a_browser(
     assert running.ended() == 0
     assert "Stopped the API and the worker." in running.text
     assert "Traceback" not in running.text
-    [kept] = db.execute("select revoked_at is not null as is_over from penstock.api_keys")
-    assert kept["is_over"], "the key is revoked on exit"
-    said, _, log = running.text.partition("worker.started")
+    said, _, log = running.text.partition("  Worker  ")
     for secret in (key, link.partition("=")[2]):
         assert secret in said and secret not in log
+
+
+TASKS = """\
+from penstock import App
+app = App()
+
+@app.task(max_attempts=1)
+def double(n: int) -> int:
+    if n < 0:
+        raise ValueError(f"{n} is negative")
+    return 2 * n
+"""
+
+
+@pytest.mark.slow
+def test_dev_prints_tasks_reloads_and_keeps_its_credentials(
+    db: testing.Database, dev: Callable[..., Running], eventually: Eventually, tmp_path: Path
+) -> None:
+    """A line for each task, tracebacks of user code, new code without a restart, the same key and link."""
+    (tmp_path / "some_app.py").write_text(TASKS)
+    running = dev("some_app:app")
+    url = running.word(r"export PENSTOCK_URL=(\S+) PENSTOCK_KEY=", eventually)
+    key, link = (running.word(pattern, eventually) for pattern in (r"PENSTOCK_KEY=(psk_\w+)", r"(token=\S+)"))
+    bearer = {"Authorization": f"Bearer {key}"}
+
+    def start(n: int) -> str:
+        body = {"type": "double", "params": {"n": n}}
+        answer = httpx.post(f"{url}/api/jobs/start", json=body, headers=bearer, timeout=60)
+        return answer.json()["id"]
+
+    start(1)
+    running.word(r"(✓ double \d+  [\d.]+ s)", eventually)
+    job_id = start(-1)
+    running.word(r"(✗ double \d+  [\d.]+ s  failed permanently: ValueError: -1 is negative)", eventually)
+    trace = running.word(r"(Traceback \(most recent call last\):\n.*\n.*raise ValueError)", eventually)
+    assert 'some_app.py", line 7, in double' in trace and "penstock/worker" not in running.text
+    running.word(rf"({url}/dashboard/jobs/{job_id}/tasks/\d+)", eventually)
+
+    (tmp_path / "some_app.py").write_text(TASKS.replace("n < 0", "n < 0:)"))
+    running.word(r"(SyntaxError: .*some_app.py, line 6)", eventually)
+    running.word(r"(The worker waits for the next change)", eventually)
+    (tmp_path / "some_app.py").write_text(TASKS.replace("is negative", "is below zero"))
+    start(-2)
+    running.word(r"(-2 is below zero)", eventually)
+
+    os.killpg(running.process.pid, signal.SIGINT)
+    assert running.ended() == 0
+    assert (tmp_path / "home/dev.json").stat().st_mode & 0o777 == 0o600
+    again = dev("some_app:app", "--no-reload")
+    assert again.word(r"PENSTOCK_KEY=(psk_\w+)", eventually) == key
+    assert again.word(r"(token=\S+)", eventually) == link
+
+
+@pytest.mark.slow
+def test_keys_of_the_terminal_rerun_the_last_job_and_quit(
+    db: testing.Database, tmp_path: Path, eventually: Eventually
+) -> None:
+    (tmp_path / "some_app.py").write_text(TASKS)
+    environment = {**os.environ, "PENSTOCK_HOME": str(tmp_path / "home"), "PENSTOCK_ALLOW_UNSAFE": "1"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the child does nothing but exec
+        pid, terminal = os.forkpty()
+    if pid == 0:
+        os.chdir(tmp_path)
+        command = [
+            sys.executable,
+            "-m",
+            "penstock",
+            "dev",
+            "some_app:app",
+            "--port",
+            "0",
+            "--database",
+            db.dsn,
+        ]
+        os.execve(sys.executable, command, environment)  # noqa: S606 our own program
+    said: list[bytes] = []
+
+    def read() -> None:
+        with suppress(OSError):  # the terminal is closed
+            while data := os.read(terminal, 65536):
+                said.append(data)
+
+    reading = threading.Thread(target=read)
+    reading.start()
+
+    def is_said(text: str) -> bool:
+        return text in b"".join(said).decode(errors="replace")
+
+    try:
+        eventually(lambda: is_said("q quits"), "the list of keys")
+        eventually(lambda: db.execute("select id from penstock.workers"), "the worker")
+        db.execute(
+            'select penstock.start_job(\'double\', \'{}\', \'[{"kind": "double", "input": {"n": 4}}]\','
+            " jsonb_build_object('tenant_id', (select id from penstock.tenants where name = 'default')))"
+        )
+        os.write(terminal, b"r")
+        eventually(lambda: is_said("Started double"), "the second job")
+        assert len(db.execute("select id from penstock.jobs")) == 2
+        os.write(terminal, b"q")
+        eventually(lambda: is_said("Stopped the API and the worker."), "the end")
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        reading.join(10)
+        os.close(terminal)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from penstock.cli.parsing import pairs_of
 from penstock.contract import jobs
 from penstock.errors import Invalid
 from penstock.postgres import db
-from penstock.types import JobOptions
+from penstock.types import Job, JobOptions
 
 if TYPE_CHECKING:
     from penstock.sdk.app import App
@@ -51,7 +51,7 @@ async def start(
     found = _load(app)
     values = _signature(found, type).parse(pairs_of(params or []))
     options["tenant_id"] = await tenant_id_of(pool, tenant) if tenant else await found.tenant_id(pool)
-    await _start(pool, found, type, values, options, is_watched)
+    await _show(pool, await _start(pool, found, type, values, options), is_watched)
 
 
 @command(group, "rerun")
@@ -66,29 +66,30 @@ async def rerun(
     found = _load(app)
     job = await jobs.get(pool, job_id=job_id)
     changes = _signature(found, job.type).parse(pairs_of(params or []))
-    values = {**await params_of(pool, found, job_id), **changes}
+    await _show(pool, await start_again(pool, found, job, changes), is_watched)
+
+
+async def start_again(pool: db.Pool, app: App, job: Job, changes: dict[str, Any]) -> UUID:
+    """Start a job with the type, tenant, priority and params of another one, some of them changed."""
+    values = job.params
+    if job.type not in app.job_types:
+        # A job of one task has its arguments in the task's input.
+        [task] = await jobs.tasks(pool, job_id=job.id, limit=1)
+        values = task.input
     options: JobOptions = {"tenant_id": job.tenant_id, "priority": job.priority}
-    await _start(pool, found, job.type, values, options, is_watched)
+    return await _start(pool, app, job.type, {**values, **changes}, options)
 
 
-async def params_of(pool: db.Pool, app: App, job_id: UUID) -> dict[str, Any]:
-    """The arguments that a job was started with."""
-    job = await jobs.get(pool, job_id=job_id)
-    if job.type in app.job_types:
-        return job.params
-    # A job of one task has its arguments in the task's input.
-    [task] = await jobs.tasks(pool, job_id=job_id, limit=1)
-    return task.input
-
-
-async def _start(
-    pool: db.Pool, app: App, type: str, values: dict[str, Any], options: JobOptions, is_watched: bool
-) -> None:
+async def _start(pool: db.Pool, app: App, type: str, values: dict[str, Any], options: JobOptions) -> UUID:
     await app.declare(pool)
-    job_type = app.job_types.get(type) or app.tasks[type]
-    drawn = job_type.draw(values)
+    drawn = app.drawn(type, values)
+    if drawn is None:
+        raise app.unknown_type(type)
     options["result"] = drawn.result_option
-    job_id = await jobs.start(pool, type=type, params=drawn.params, tasks=drawn.tasks, **options)
+    return await jobs.start(pool, type=type, params=drawn.params, tasks=drawn.tasks, **options)
+
+
+async def _show(pool: db.Pool, job_id: UUID, is_watched: bool) -> None:
     if not is_watched:
         output.document({"id": str(job_id)}, lambda: print(job_id))
         return

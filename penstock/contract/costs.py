@@ -64,6 +64,9 @@ join penstock.accounts a on a.job_id = j.id and a.meter = 'cost' where a.used > 
 order by a.used desc, j.id limit %s"""
 _OF_JOBS: LiteralString = """\
 select job_id, sum(used) from penstock.accounts where job_id = any (%s) and meter = 'cost' group by job_id"""
+_OF_TASKS: LiteralString = """\
+select task_id, sum(base_amount) from penstock.cost_entries where job_id = any (%s) and task_id = any (%s)
+group by task_id"""
 _PRICES: LiteralString = """\
 select id, provider, tenant_id, meter, variant, cost_type, amount, currency, valid_from, valid_until,
   is_current
@@ -161,6 +164,13 @@ async def of_job(database: db.Database, *, job_id: UUID) -> JobCost:
 async def of_jobs(database: db.Database, *, job_ids: Iterable[UUID]) -> dict[UUID, Decimal]:
     """The costs of these jobs so far; jobs without costs are left out."""
     return dict(await db.rows(database, _OF_JOBS, (list(job_ids),)))  # pyright: ignore[reportArgumentType]
+
+
+async def of_tasks(
+    database: db.Database, *, job_ids: Iterable[UUID], task_ids: Iterable[int]
+) -> dict[int, Decimal]:
+    """The costs of these tasks so far; tasks without costs are left out."""
+    return dict(await db.rows(database, _OF_TASKS, (list(job_ids), list(task_ids))))  # pyright: ignore[reportArgumentType]
 
 
 async def record(

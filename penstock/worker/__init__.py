@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.process import BaseProcess
@@ -36,6 +37,7 @@ from penstock.worker.beat import Beat
 from penstock.worker.execute import CALL_CONNECTIONS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
+from penstock.worker.outcome import AttemptEnd
 from penstock.worker.task_buffer import TaskBuffer
 from penstock.worker.wake import Wake
 
@@ -78,6 +80,8 @@ class Worker:
         self.buffer = buffer
         self.is_clean = True
         """False after `run` if a handler's thread still runs: a thread cannot be stopped."""
+        self.on_attempt: Callable[[AttemptEnd], None] | None = None
+        """Called when a handler ends, unless its attempt was stopped."""
         self._stopping = asyncio.Event()
         self._task_buffer: TaskBuffer | None = None
         if dsn is not None:
@@ -111,6 +115,7 @@ class Worker:
             upkeep.max_pause = lambda: 5.0 if wake.is_listening or buffer.leased else 15.0
             finish = Finish(buffer)
             execute = Execute(buffer, finish, dsn, calls)
+            execute.on_attempt = self.on_attempt
             fetch = Fetch(buffer, wake, finish, upkeep, stop_when_idle=self.is_draining)
             beat = Beat(dsn, buffer, self._description())
             wake.on_cancel = beat.beat_now

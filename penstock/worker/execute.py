@@ -73,6 +73,7 @@ class Execute(Hooks):
         self._is_thread_left = False
         self._losses: dict[int, int] = {}
         self._waiting_for_database: set[Context] = set()
+        self.on_attempt: Callable[[outcome.AttemptEnd], None] | None = None
 
     def start(self) -> list[asyncio.Task[None]]:
         return [asyncio.create_task(self._slot(), name=f"slot {n}") for n in range(self._buffer.concurrency)]
@@ -138,6 +139,7 @@ class Execute(Hooks):
     async def _run(self, leased: LeasedTask, me: asyncio.Task[None]) -> None:
         task = self._buffer.app.tasks[leased.claim.kind]
         leased.context = context = Context(leased.claim, self._buffer.worker_id, self)
+        started = time.monotonic()
         try:
             output = await self._attempt(task, leased, context)
             if self._is_large(output):
@@ -151,11 +153,18 @@ class Execute(Hooks):
                 raise  # the slot was canceled, not the handler
             else:
                 self._report_error(leased, context, error)
+                self._tell(leased, started, error)
         else:
             if leased.stop_reason is not None:
                 self._stopped(leased, me)
-            elif output is not _COMPLETED:
+                return
+            if output is not _COMPLETED:
                 self._finish.done(leased, output)
+            self._tell(leased, started, None)
+
+    def _tell(self, leased: LeasedTask, started: float, error: BaseException | None) -> None:
+        if self.on_attempt is not None:
+            self.on_attempt(outcome.AttemptEnd(leased.claim, time.monotonic() - started, error))
 
     def _report_error(self, leased: LeasedTask, context: Context, error: BaseException) -> None:
         if (waiting := _waiting(error)) is not None:

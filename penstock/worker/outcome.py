@@ -6,6 +6,7 @@ import asyncio
 import traceback
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pydantic
@@ -40,6 +41,15 @@ class HandlerFailed(Exception):
     def __init__(self, error: dict[str, Any]) -> None:
         super().__init__(error.get("message"))
         self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptEnd:
+    """How an attempt ended: its claim, its duration, and the exception of its handler if it raised one."""
+
+    claim: tasks.Claim
+    seconds: float
+    error: BaseException | None
 
 
 @asynccontextmanager
