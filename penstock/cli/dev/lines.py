@@ -128,7 +128,8 @@ def _verdict(end: AttemptEnd) -> tuple[str, str, str]:
 def traceback_of(error: BaseException) -> str:
     """The traceback from the first line of the user's own code on."""
     if isinstance(error, HandlerFailed):
-        return str((error.error.get("details") or {}).get("stack") or "")
+        details: dict[str, str] = error.error.get("details") or {}
+        return details.get("stack", "")
     trace = error.__traceback__
     while trace is not None and _is_ours(Path(trace.tb_frame.f_code.co_filename)):
         trace = trace.tb_next

@@ -8,12 +8,12 @@ import os
 import signal
 import socket
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from penstock.cli import output
 from penstock.cli.dev import watch
@@ -74,7 +74,7 @@ class Supervisor:
     async def _supervise(self) -> int:
         """Restart on changes until a stop (0) or a failure (1)."""
         while True:
-            waits: dict[asyncio.Task[object], Name | None] = {
+            waits: dict[asyncio.Task[Any], Name] = {
                 asyncio.create_task(child.ended.wait()): name for name, child in self._running.items()
             }
             stopping = asyncio.create_task(self._stopping.wait())
@@ -91,7 +91,7 @@ class Supervisor:
             assert changing is not None
             await self._reload(changing.result())
 
-    def _report_failure(self, ended: list[Name | None]) -> None:
+    def _report_failure(self, ended: Sequence[str]) -> None:
         if "API" in ended:
             what = f"The API stopped unexpectedly ({self._running['API'].exit_cause})"
         else:
