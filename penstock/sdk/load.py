@@ -8,11 +8,10 @@ import sys
 import traceback
 from pathlib import Path
 
-import penstock
 from penstock.errors import Invalid, PenstockError
 from penstock.sdk.app import App
 
-_PACKAGE = Path(penstock.__file__).parent
+_PACKAGE = Path(__file__).parents[1]
 _PYTHON = Path(os.__file__).parent
 
 
