@@ -745,7 +745,7 @@ def test_dev_runs_until_sigterm(
         process = spawn("dev", *arguments, "--port", 0)
         assert process.stderr is not None
         lines: list[str] = []
-        while not lines or not ("worker.started" in lines[-1] or "name your app" in lines[-1]):
+        while not lines or "  Worker  " not in lines[-1]:
             lines.append(process.stderr.readline())
             assert lines[-1], "".join(lines)
         process.send_signal(signal.SIGTERM)

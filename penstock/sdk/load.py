@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from penstock.errors import Invalid, PenstockError
+from penstock.extras import EXTRAS
 from penstock.sdk.app import App
 
 _PACKAGE = Path(__file__).parents[1]
@@ -29,6 +30,8 @@ def load(path: str) -> App:
                 code="cannot_load",
                 hint="Name the app as module:attribute, such as mysite.jobs:app.",
             ) from error
+        if str(error.name).partition(".")[0] in EXTRAS:
+            raise  # the command says which extra to install
         raise _failure(path, error) from error
     except Exception as error:
         raise _failure(path, error) from error
