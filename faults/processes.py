@@ -82,7 +82,7 @@ def api(folder: Path, settings: dict[str, Any], port: int) -> None:
     """The API that `penstock serve` runs."""
     _begin(folder, "api")
     work.app.use(settings["database_url"])
-    server.run(Settings(**settings), host="127.0.0.1", port=port, app=work.app)
+    server.run(Settings(**settings), server.listen("127.0.0.1", port), app=work.app)
 
 
 def migrator(folder: Path, dsn: str) -> None:

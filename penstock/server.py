@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Generator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,9 @@ from fastapi.responses import RedirectResponse
 from psycopg.conninfo import make_conninfo
 
 from penstock import api, dashboard
+from penstock.api.callers import check_login
 from penstock.api.development import Development
-from penstock.errors import Conflict, Invalid, PenstockError
+from penstock.errors import Conflict, Invalid, PenstockError, Unavailable
 from penstock.postgres import db
 from penstock.sdk.app import App
 from penstock.settings import Settings, is_loopback
@@ -63,9 +64,8 @@ UVICORN_OPTIONS: dict[str, Any] = {
 }
 
 
-def run(settings: Settings, *, host: str, port: int, app: App | None = None, root_path: str = "") -> None:
+def run(settings: Settings, listening: socket.socket, *, app: App | None = None, root_path: str = "") -> None:
     """Serve until SIGTERM or Ctrl-C; requests that are being processed are completed."""
-    check_address(settings, host)
     # Each client's connection is an open file, and the usual soft limit is 1024.
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
@@ -75,9 +75,38 @@ def run(settings: Settings, *, host: str, port: int, app: App | None = None, roo
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 50)
-    uvicorn.run(
-        made, host=host, port=port, root_path=root_path, timeout_graceful_shutdown=20, **UVICORN_OPTIONS
-    )
+    config = uvicorn.Config(made, root_path=root_path, timeout_graceful_shutdown=20, **UVICORN_OPTIONS)
+    server = uvicorn.Server(config)
+    server.run([listening])
+    if not server.started:
+        raise PenstockError("The API did not start.", code="no_api", hint="Its log above says why.")
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket on this address, before anything else is opened."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        raise Conflict(
+            f"cannot listen on {host}:{port}: {error.strerror}",
+            code="address_in_use",
+            hint="Another program may use this port: choose another --port, or 0 for any free one.",
+        ) from error
+
+
+def check_user_login(settings: Settings) -> None:
+    """Reject a login for users' requests that has more rights than a user."""
+
+    async def check() -> None:
+        # While the database is away, the server waits for it and checks then.
+        with suppress(Unavailable):
+            async with db.pool(
+                settings.api_url or "", name="penstock serve", max_size=1, wait_seconds=5
+            ) as pool:
+                await check_login(pool)
+
+    asyncio.run(check())
 
 
 def application(
@@ -134,15 +163,7 @@ def bind(host: str, port: int) -> socket.socket:
     )
     if not is_loopback(host):
         raise refusal
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        listening = socket.create_server((host, port), family=family)
-    except OSError as error:
-        raise Conflict(
-            f"cannot listen on {host}:{port}: {error.strerror}",
-            code="address_in_use",
-            hint="Another program may use this port: choose another --port, or 0 for any free one.",
-        ) from error
+    listening = listen(host, port)
     # A resolver may map a name such as localhost to an address that is not loopback.
     if not is_loopback(listening.getsockname()[0]):
         listening.close()

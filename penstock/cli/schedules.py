@@ -55,6 +55,7 @@ async def ls(
         Column("TIME ZONE", lambda schedule: schedule.timezone, is_spare=True, style="dim"),
         Column("MISSED", lambda schedule: schedule.missed, is_spare=True, style="dim"),
         Column("NEXT", lambda schedule: output.age(schedule.next_run_at) if schedule.is_enabled else "off"),
+        Column("ERROR", lambda schedule: schedule.last_error or "", is_wide=True, style="red"),
         Column("ERROR", lambda schedule: schedule.last_error or "", is_spare=True, style="red"),
         Column("LAST JOB", lambda schedule: str(schedule.last_job_id or ""), is_wide=True, style="dim"),
     ]

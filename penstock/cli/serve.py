@@ -50,16 +50,20 @@ def serve(
 
     found = replace(settings(), database_url=current_options().database or settings().database_url)
     server.check_address(found, host)
-    is_embedded = found.database_url is None
-    if is_embedded:
-        address = embedded.dsn(found.home)
-        migrate.migrate(address)
-        found = replace(found, database_url=address)
-    log_to_stderr(logging.INFO)
-    ready = server.with_logins(found, is_embedded=is_embedded)
-    output.note(f"Dashboard  http://{host}:{port}{root_path}/dashboard/")
-    output.note(f"API        http://{host}:{port}{root_path}/api (OpenAPI: /api/openapi.json)")
-    if read_only:
-        ready = replace(ready, read_only=True)
-    server.run(ready, host=host, port=port, app=load(path) if path else None, root_path=root_path)
+    app = load(path) if path else None
+    with server.listen(host, port) as listening:
+        is_embedded = found.database_url is None
+        if is_embedded:
+            address = embedded.dsn(found.home)
+            migrate.migrate(address)
+            found = replace(found, database_url=address)
+        log_to_stderr(logging.INFO)
+        ready = replace(
+            server.with_logins(found, is_embedded=is_embedded), read_only=read_only or found.read_only
+        )
+        server.check_user_login(ready)
+        url = f"http://{host}:{listening.getsockname()[1]}{root_path}"
+        output.note(f"Dashboard  {url}/dashboard/")
+        output.note(f"API        {url}/api (OpenAPI: /api/openapi.json)")
+        server.run(ready, listening, app=app, root_path=root_path)
     return 0

@@ -68,6 +68,33 @@ def test_external_database_requires_an_api_login(db: testing.Database) -> None:
     assert refusal.value.code == "no_api_login"
 
 
+def test_serve_reports_a_busy_port_a_broken_app_and_an_unsafe_login_in_one_line(
+    db: testing.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken_serve_app.py").write_text("from penstock import App\napp = Ap()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PENSTOCK_API_URL", server.ensure_login(db.dsn))
+    settings.settings.cache_clear()
+    try:
+        with server.listen("127.0.0.1", 0) as taken:
+            port = taken.getsockname()[1]
+            assert execute(["serve", "--port", str(port), "--database", db.dsn]) == 6
+            error = capsys.readouterr().err
+            assert error.startswith(f"Error: cannot listen on 127.0.0.1:{port}: Address already in use")
+        assert execute(["serve", "broken_serve_app:app", "--port", "0", "--database", db.dsn]) == 2
+        error = capsys.readouterr().err
+        assert "NameError: name 'Ap' is not defined (broken_serve_app.py, line 2)" in error
+        assert "Traceback" not in error
+        monkeypatch.setenv("PENSTOCK_API_URL", db.dsn)
+        settings.settings.cache_clear()
+        assert execute(["serve", "--port", "0", "--database", db.dsn, "-o", "json"]) == 1
+        error = capsys.readouterr().err
+        assert '"code": "unsafe_login"' in error and "Traceback" not in error
+    finally:
+        settings.settings.cache_clear()
+
+
 @pytest.mark.slow
 def test_serve_runs_until_sigterm(db: testing.Database, tmp_path: Path, eventually: Eventually) -> None:
     """The whole command: starts, answers with a key from the command line, and ends at SIGTERM."""
