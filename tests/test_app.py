@@ -56,16 +56,6 @@ def only_task(db: testing.Database, job: penstock.Started[Any]) -> dict[str, Any
     return row
 
 
-def test_a_task_with_a_category_is_declared_with_a_warning() -> None:
-    app = App()
-    with pytest.warns(DeprecationWarning, match="category has no effect") as caught:
-
-        @app.task(category="general")
-        def work() -> None: ...
-
-    assert caught[0].filename == __file__ and "category" not in work.settings
-
-
 def test_the_package_exports_only_the_public_names() -> None:
     """The public names are a promise to users: a change of this list breaks their code."""
     assert penstock.__all__ == [

@@ -12,7 +12,7 @@ from penstock.types import OnFailure
 async def define(database: db.Database, *, kinds: Iterable[Mapping[str, Any]]) -> None:
     """Create or change task kinds.
 
-    Each has a `name` and may have `max_attempts`, `backoff_seconds`, `backoff_cap_seconds`,
+    Each has a `name` and may have `category`, `max_attempts`, `backoff_seconds`, `backoff_cap_seconds`,
     `retry_seconds` and `timeout_seconds`.
     """
     await db.call(database, "define_kinds", p_kinds=db.Json([dict(kind) for kind in kinds]))

@@ -25,7 +25,6 @@ import asyncio
 import inspect
 import logging
 import threading
-import warnings
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
@@ -142,7 +141,7 @@ class App:
         backoff: float | str = 2,
         backoff_cap: float | str = 300,
         retry_for: float | str | None = None,
-        category: str | None = None,
+        category: str = "general",
         cpu_bound: bool = False,
         transactional: bool = False,
         **policy: Unpack[KindPolicy],
@@ -170,19 +169,18 @@ class App:
         backoff: float | str = 2,
         backoff_cap: float | str = 300,
         retry_for: float | str | None = None,
-        category: str | None = None,
+        category: str = "general",
         cpu_bound: bool = False,
         transactional: bool = False,
         **policy: Unpack[KindPolicy],
     ) -> Task[Any, Any]:
         kind = kind or function.__name__
-        if category is not None:
-            warnings.warn(f"{kind}: category has no effect: remove it", DeprecationWarning, stacklevel=2)
         if kind in self.tasks:
             raise Invalid(f"a task of kind {kind!r} already exists: give one of them another `kind`")
         is_async = inspect.iscoroutinefunction(function)
         declared = {
             "name": kind,
+            "category": category,
             "max_attempts": max_attempts,
             "backoff_seconds": seconds(backoff),
             "backoff_cap_seconds": seconds(backoff_cap),

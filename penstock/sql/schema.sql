@@ -4229,8 +4229,8 @@ function penstock.define_kinds(jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 daed3ee98bfacd757e9682d2dad2a1cc
-  comment: Creates or changes kinds: [{"name", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}], and their policy: "providers", "units", "units_per_kb", "max_timeout_seconds", "attempts_limit", "min_priority", "starters", "raw_tasks". A field of the policy that is missing stays as it is; null removes it.
+  body: sha256 0f4a2d74599a4b78b96ba1c472f9c836
+  comment: Creates or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}], and their policy: "providers", "units", "units_per_kb", "max_timeout_seconds", "attempts_limit", "min_priority", "starters", "raw_tasks". A field of the policy that is missing stays as it is; null removes it.
   grant to service_role: execute
 
 function penstock.define_setting(text, jsonb, text)

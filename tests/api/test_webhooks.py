@@ -102,7 +102,7 @@ def test_each_scheme_identifies_its_events(site: Site) -> None:
 
 
 def test_same_delivery_many_times_at_once_is_applied_once(site: Site) -> None:
-    """R4.3/deliveries"""
+    """R4.3/deliveries, R2.5/once"""
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: site.send({"id": "evt_1", "type": "paid"}), range(20)))
     assert {answer.status_code for answer in answers} == {200}
@@ -112,6 +112,7 @@ def test_same_delivery_many_times_at_once_is_applied_once(site: Site) -> None:
 
 
 def test_failed_handler_leaves_only_its_error_and_is_tried_again(site: Site) -> None:
+    """R2.5/crash: the writes of the failed try are rolled back, and the next delivery is applied."""
     site.problems.append(ValueError("no such invoice"))
     assert site.send({"id": "evt_1", "type": "paid"}).status_code == 500
     [row] = site.rows()
@@ -149,7 +150,7 @@ async def test_replayed_event_is_processed_again(db: testing.Database) -> None:
 
 
 def test_bad_deliveries_are_rejected_and_not_stored(site: Site) -> None:
-    """R4.3/signature, S36"""
+    """R4.3/signature, R2.5/signature, S36"""
     body = json.dumps({"id": "evt_1", "type": "paid"}).encode()
     good = stripe(body)["Stripe-Signature"]
     bad: list[tuple[bytes, list[tuple[str, str]]]] = [

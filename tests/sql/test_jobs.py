@@ -921,12 +921,13 @@ class TestDefinitions:
         with sql.refused(422, "invalid_kind"):
             sql.value("define_kinds", kinds=Jsonb([{"name": "x"}, {"name": "x"}]))
 
-    def test_the_category_that_older_workers_send_is_ignored(self, sql: Contract) -> None:
-        for category in ("a", "b"):
-            sql.value("define_kinds", kinds=Jsonb([{"name": "x", "category": category}]))
-            assert sql.execute("select category from penstock.kinds where name = 'x'") == [
-                {"category": "general"}
-            ]
+    def test_a_kind_has_a_category(self, sql: Contract) -> None:
+        """R3.1/kinds: `general`, unless another is declared."""
+        sql.value("define_kinds", kinds=Jsonb([{"name": "x", "category": "reports"}, {"name": "y"}]))
+        found = sql.execute(
+            "select name, category from penstock.kinds where name in ('x', 'y') order by name"
+        )
+        assert [row["category"] for row in found] == ["reports", "general"]
 
     def test_saying_the_same_again_writes_nothing(self, sql: Contract) -> None:
         kinds = Jsonb([{"name": "x", "max_attempts": 5}, {"name": "y"}])

@@ -274,6 +274,7 @@ class TestWithoutNumber:
 
 class TestHeartbeat:
     def test_extends_the_lease(self, sql: Contract, clock: Clock) -> None:
+        """R3.1/heartbeat: a task whose worker sends heartbeats is never reclaimed."""
         sql.start()
         task = sql.claim_one()
         for _ in range(5):

@@ -13,26 +13,26 @@ begin
   end if;
   select k into v_unknown from jsonb_array_elements(p_kinds) as e
   cross join jsonb_object_keys(case jsonb_typeof(e) when 'object' then e else '{}' end) as k
-  -- Workers before 0.2 send a category, which nothing reads.
   where k <> all (c_fields) limit 1;
   if found then
     perform _refuse(422, 'invalid_kind', format('unknown kind field %L', left(v_unknown, 100)),
       jsonb_build_object('field', left(v_unknown, 100)));
   end if;
-  insert into kinds as k (name, max_attempts, backoff_seconds, backoff_cap_seconds, retry_seconds,
+  insert into kinds as k (name, category, max_attempts, backoff_seconds, backoff_cap_seconds, retry_seconds,
     timeout_seconds)
-  select x.name, coalesce(x.max_attempts, 3), coalesce(x.backoff_seconds, 2),
-    coalesce(x.backoff_cap_seconds, 300), x.retry_seconds, x.timeout_seconds
-  from jsonb_to_recordset(p_kinds) as x(name text, max_attempts smallint, backoff_seconds real,
-    backoff_cap_seconds real, retry_seconds real, timeout_seconds real)
+  select x.name, coalesce(x.category, 'general'), coalesce(x.max_attempts, 3),
+    coalesce(x.backoff_seconds, 2), coalesce(x.backoff_cap_seconds, 300), x.retry_seconds, x.timeout_seconds
+  from jsonb_to_recordset(p_kinds) as x(name text, category text, max_attempts smallint,
+    backoff_seconds real, backoff_cap_seconds real, retry_seconds real, timeout_seconds real)
   order by x.name
-  on conflict (name) do update set max_attempts = excluded.max_attempts,
+  on conflict (name) do update set category = excluded.category, max_attempts = excluded.max_attempts,
     backoff_seconds = excluded.backoff_seconds, backoff_cap_seconds = excluded.backoff_cap_seconds,
     retry_seconds = excluded.retry_seconds, timeout_seconds = excluded.timeout_seconds
   -- Every worker calls this at startup, so unchanged kinds are not written again.
-  where (k.max_attempts, k.backoff_seconds, k.backoff_cap_seconds, k.retry_seconds, k.timeout_seconds)
-    is distinct from (excluded.max_attempts, excluded.backoff_seconds, excluded.backoff_cap_seconds,
-      excluded.retry_seconds, excluded.timeout_seconds);
+  where (k.category, k.max_attempts, k.backoff_seconds, k.backoff_cap_seconds, k.retry_seconds,
+      k.timeout_seconds)
+    is distinct from (excluded.category, excluded.max_attempts, excluded.backoff_seconds,
+      excluded.backoff_cap_seconds, excluded.retry_seconds, excluded.timeout_seconds);
   perform _define_policies(p_kinds);
   insert into lanes (kind)
   select name from kinds where name in (select e ->> 'name' from jsonb_array_elements(p_kinds) as e)
@@ -45,7 +45,7 @@ exception when data_exception or integrity_constraint_violation or cardinality_v
 end
 $$;
 comment on function penstock.define_kinds(jsonb) is
-  'Creates or changes kinds: [{"name", "max_attempts", "backoff_seconds", '
+  'Creates or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", '
   '"backoff_cap_seconds", "retry_seconds", "timeout_seconds"}], and their policy: "providers", "units", '
   '"units_per_kb", "max_timeout_seconds", "attempts_limit", "min_priority", "starters", "raw_tasks". A '
   'field of the policy that is missing stays as it is; null removes it.';
