@@ -60,6 +60,7 @@ def test_the_package_exports_only_the_public_names() -> None:
     """The public names are a promise to users: a change of this list breaks their code."""
     assert penstock.__all__ == [
         *(
+            "Answer",
             "App",
             "AsyncClient",
             "BulkRow",
@@ -85,6 +86,7 @@ def test_the_package_exports_only_the_public_names() -> None:
             "TimedOut",
             "Unavailable",
         ),
+        "WaitTimedOut",
         "Worker",
     ]
     assert all(hasattr(penstock, name) for name in penstock.__all__)

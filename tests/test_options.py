@@ -37,7 +37,7 @@ def test_requests_have_the_options_of_the_table() -> None:
     for model, table in [(JobRequest, JobOptions), (BulkRequest, BulkOptions), (UploadQuery, BulkOptions)]:
         wanted = {name for name, (_, option) in table_of(table).items() if option.http}
         assert wanted <= set(model.model_fields), model
-    assert JobRequest(type="t", priority=3).arguments(_app_with("t"))["priority"] == 3  # type: ignore[call-arg]
+    assert JobRequest(type="t", priority=3).model_dump()["priority"] == 3  # type: ignore[call-arg]
 
 
 def _app_with(name: str) -> App:
