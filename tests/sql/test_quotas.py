@@ -273,6 +273,46 @@ class TestLimits:
             sql.start(1)
         assert (refusal.details["meter"], refusal.details["used"]) == ("jobs", 2)
 
+    @pytest.mark.parametrize(("meter", "amount"), [("jobs", 3), ("rows", 5), ("input_bytes", 400)])
+    def test_the_free_plan_limits_what_is_stored(self, sql: Contract, meter: str, amount: int) -> None:
+        """B9, S76: jobs, rows and input count, however they are added."""
+        sql.value("set_plan", name="free", values=Jsonb({"limits": {meter: amount}}))
+        sql.value("set_tenant_plan", tenant_id=sql.tenant, plan="free")
+        sql.value("define_kind", name="sheet.load")
+        sql.value("define_job_type", name="sheet")
+        sql.value("define_bulk_type", name="sheet")
+        tenant = Jsonb({"tenant_id": str(sql.tenant)})
+        first = sql.start([{"kind": "work", "input": {"text": "x" * 100}}])
+        [bulk] = sql.rows("open_bulk", type="sheet", source=Jsonb({}), options=tenant)
+        rows = [{"number": n, "data": {"text": "x" * 20}} for n in range(3)]
+
+        def spend() -> None:
+            for _ in range(10):
+                sql.add(first, [{"kind": "work", "input": {"text": "x" * 50}}])
+                sql.value("add_bulk_rows", job_id=bulk["job_id"], rows=Jsonb(rows))
+                sql.rows("open_job", type="report", params=Jsonb({"text": "x" * 50}), options=tenant)
+
+        with sql.refused(429, "quota_exceeded") as refusal:
+            spend()
+        assert refusal.details["meter"] == meter and refusal.details["limit"] == amount
+        found = sql.value("get_usage_status", tenant_id=sql.tenant)["usage"][meter]
+        assert 0 < found["used"] <= amount
+        assert sql.execute("select * from penstock.check_accounts()") == []
+
+    def test_a_mistyped_plan_refuses(self, sql: Contract) -> None:
+        """S76: never unlimited by accident."""
+        for wrong in ("fre", ""):
+            with sql.refused(422, "invalid_setting"):
+                sql.value("set_setting", name="default_plan", value=Jsonb(wrong))
+        sql.execute("update penstock.settings set value = '\"fre\"' where name = 'default_plan'")
+        with sql.refused(422, "unknown_plan"):
+            sql.execute("insert into auth.users (id, email) values (gen_random_uuid(), 'a@b.c')")
+        sql.value("set_setting", name="default_plan", value=Jsonb("unlimited"))
+        sql.execute("insert into auth.users (id, email) values (gen_random_uuid(), 'a@b.c')")
+        sql.value("set_tenant_plan", tenant_id=sql.tenant, plan="free")
+        sql.value("set_tenant_plan", tenant_id=sql.tenant, plan="unlimited")
+        assert self.resolved(sql) == {}
+
     def test_new_users_have_the_default_plan(self, sql: Contract) -> None:
         user = uuid.uuid4()
         sql.execute("insert into auth.users (id, email) values (%s, 'a@b.c')", user)
@@ -554,3 +594,22 @@ def test_the_last_unit_goes_to_one(sessions: Sessions) -> None:
         assert len(won) == 1
         first.value("commit_hold", hold_id=won[0])
     assert usage(first, "pages", tenant) == (25, 0)
+
+
+def test_two_starts_count_without_a_deadlock(sessions: Sessions) -> None:
+    """A bulk job that is opened and then gets its rows, beside a start: their accounts have one order."""
+    one, two = sessions.open(), sessions.open()
+    one.value("define_kind", name="sheet.load")
+    one.value("define_job_type", name="sheet")
+    one.value("define_bulk_type", name="sheet")
+    one.value("set_tenant_plan", tenant_id=one.tenant, plan="free")
+    rows = Jsonb([{"number": 1, "data": {}}])
+    with one.connection.transaction():
+        [bulk] = one.rows("open_bulk", type="sheet", source=Jsonb({}),
+                          options=Jsonb({"tenant_id": str(one.tenant)}))  # fmt: skip
+        call = Call(lambda: two.start(3))
+        sessions.wait_until_blocked(two, call)
+        one.value("add_bulk_rows", job_id=bulk["job_id"], rows=rows)
+    call.result()
+    used = one.value("get_usage_status", tenant_id=one.tenant)["usage"]
+    assert (used["jobs"]["used"], used["rows"]["used"]) == (2, 4)

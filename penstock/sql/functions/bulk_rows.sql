@@ -250,7 +250,7 @@ begin
       jsonb_build_object('job_id', p_job_id));
   end if;
   select o.job_id into v_undo_id
-    from open_job(v_job.type || '.undo', jsonb_build_object('job_id', p_job_id) || v_filter,
+    from _open_job(v_job.type || '.undo', jsonb_build_object('job_id', p_job_id) || v_filter,
     jsonb_build_object('tenant_id', v_job.tenant_id, 'priority', v_job.priority)) as o;
   for v_tasks in
     select jsonb_agg(jsonb_build_object('kind', v_job.type || '.undo', 'phase', 'undo',
@@ -262,6 +262,7 @@ begin
   end loop;
   perform _audit(v_job.tenant_id, 'bulk.undo', p_job_id, 'job:' || v_undo_id, v_filter
     || jsonb_build_object('rows', cardinality(v_rows)));
+  perform _count_start(v_undo_id, 1, '[]', '{}');
   return v_undo_id;
 end
 $$;

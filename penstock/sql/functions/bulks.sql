@@ -98,7 +98,7 @@ begin
       '{"field": "options"}');
   end;
   select o.job_id, o.is_new into v_job_id, v_is_new
-    from open_job(p_type, p_params, v_options - c_bulk_options || jsonb_build_object('digest',
+    from _open_job(p_type, p_params, v_options - c_bulk_options || jsonb_build_object('digest',
     encode(sha256(convert_to(jsonb_build_array(v_source, v_options -> 'digest', v_preview, v_skip_done,
       v_key)::text, 'utf8')), 'hex'))) as o;
   if v_is_new then
@@ -118,6 +118,7 @@ begin
       -- Workers have the Google account: they read the rows and write the results back.
       perform _add_tasks(v_job_id, jsonb_build_array(jsonb_build_object('kind', p_type || '.read')));
     end if;
+    perform _count_start(v_job_id, 1, '[]', p_params);
   end if;
   return query select v_job_id, v_is_new;
 end
@@ -300,6 +301,7 @@ begin
     perform _audit(v_bulk.tenant_id, 'bulk.rows', p_job_id, 'job:' || p_job_id,
       (select jsonb_build_object('rows', b.total) from bulks b where b.job_id = p_job_id));
   end if;
+  perform _count_start(p_job_id, 0, p_rows, '{}');
   return jsonb_build_object('added', v_added, 'refused', v_added_bad + v_changed_bad,
     'known', jsonb_array_length(p_rows) - v_added - v_changed, 'moved', v_moved);
 end

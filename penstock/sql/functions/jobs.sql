@@ -146,10 +146,8 @@ comment on function penstock._job_from_options(jsonb) is
   'Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not '
   'given.';
 
-create or replace function penstock.open_job(p_type text, p_params jsonb default '{}',
-  p_options jsonb default '{}')
-returns table (job_id uuid, is_new boolean)
-language plpgsql security definer set search_path = penstock, pg_temp as $$
+create or replace function penstock._open_job(p_type text, p_params jsonb, p_options jsonb)
+returns table (job_id uuid, is_new boolean) language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_params jsonb := coalesce(p_params, '{}');
   v_options jsonb := coalesce(p_options, '{}');
@@ -188,7 +186,6 @@ begin
   end if;
 
   v_job := v_existing;
-  perform _count_job(v_job);
   insert into phases (job_id, position, tenant_id, name, weight)
   select v_job.id, e.n, v_job.tenant_id, e.phase ->> 'name', (e.phase ->> 'weight')::real
   from jsonb_array_elements(v_type.phases) with ordinality as e(phase, n);
@@ -197,6 +194,24 @@ begin
     || v_job.id,
           jsonb_build_object('type', p_type));
   return query select v_job.id, true;
+end
+$$;
+comment on function penstock._open_job(text, jsonb, jsonb) is
+  'Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job '
+  'with _count_start when it has done everything else.';
+
+create or replace function penstock.open_job(p_type text, p_params jsonb default '{}',
+  p_options jsonb default '{}')
+returns table (job_id uuid, is_new boolean)
+language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_opened record;
+begin
+  select o.job_id, o.is_new into v_opened from _open_job(p_type, p_params, p_options) as o;
+  if v_opened.is_new then
+    perform _count_start(v_opened.job_id, 1, '[]', p_params);
+  end if;
+  return query select v_opened.job_id, v_opened.is_new;
 end
 $$;
 comment on function penstock.open_job(text, jsonb, jsonb) is
@@ -221,9 +236,10 @@ begin
     v_options := v_options || jsonb_build_object('digest',
       encode(sha256(convert_to(p_tasks::text, 'utf8')), 'hex') || coalesce(v_options ->> 'digest', ''));
   end if;
-  select o.job_id, o.is_new into v_job_id, v_is_new from open_job(p_type, p_params, v_options) as o;
+  select o.job_id, o.is_new into v_job_id, v_is_new from _open_job(p_type, p_params, v_options) as o;
   if v_is_new then
     perform _add_tasks_of(v_job_id, p_tasks, p_starters, p_is_raw);
+    perform _count_start(v_job_id, 1, p_tasks, p_params);
   end if;
   return v_job_id;
 end
@@ -298,8 +314,15 @@ create or replace function penstock.add_tasks(
     p_lease bigint default null)
 returns bigint[] language plpgsql security definer set search_path = penstock, pg_temp
   set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_ids bigint[];
 begin
-  return _append_tasks(p_job_id, p_tasks, p_task_id, p_worker_id, p_lease, null, not _is_service());
+  v_ids := _append_tasks(p_job_id, p_tasks, p_task_id, p_worker_id, p_lease, null, not _is_service());
+  if p_task_id is null then
+    -- Not for a handler, whose transaction goes on: accounts are locked last.
+    perform _count_start(p_job_id, 0, p_tasks, '{}');
+  end if;
+  return v_ids;
 end
 $$;
 comment on function penstock.add_tasks(uuid, jsonb, bigint, text, bigint) is

@@ -16,13 +16,16 @@ insert into penstock.meters (name, period, comment) values
   ('images', 'month', 'images created'),
   ('thumbnails', 'total', 'thumbnails created'),
   ('jobs', 'month', 'jobs started'),
+  ('rows', 'month', 'tasks and bulk rows added'),
+  ('input_bytes', 'month', 'bytes of params, inputs and rows stored'),
   ('cost', 'month', 'money, in the base currency')
 on conflict (name) do nothing;
 
 insert into penstock.plans (name, title, comment, limits, price, weight, position)
 select * from (values
   ('free', 'Free', 'To get started',
-    '{"files": 10, "pages": 100, "tokens": 50000, "bytes": 104857600}'::jsonb, 0, 1, 1),
+    '{"files": 10, "pages": 100, "tokens": 50000, "bytes": 104857600, "jobs": 10000, "rows": 100000,
+      "input_bytes": 104857600}'::jsonb, 0, 1, 1),
   ('basic', 'Basic', 'For regular use',
     '{"files": 100, "pages": 1000, "tokens": 500000, "bytes": 1048576000}', 9.99, 2, 2),
   ('premium', 'Premium', 'For heavy use',
@@ -154,8 +157,10 @@ comment on function penstock.set_plan(text, jsonb) is
 create or replace function penstock.set_tenant_plan(p_tenant_id uuid, p_plan text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
+  p_plan := nullif(p_plan, 'unlimited');
   if p_plan is not null and not exists (select from plans where name = p_plan and is_active) then
-    perform _refuse(404, 'unknown_plan', format('there is no active plan %L', left(p_plan, 100)));
+    perform _refuse(404, 'unknown_plan', format('there is no active plan %L', left(p_plan, 100)), '{}',
+      'The word unlimited stands for no plan and no limits.');
   end if;
   update tenants set plan = p_plan, weight = coalesce((select weight from plans where name = p_plan), weight)
     where id = p_tenant_id;
@@ -168,7 +173,7 @@ begin
 end
 $$;
 comment on function penstock.set_tenant_plan(uuid, text) is
-  'Puts a tenant on a plan (null: no plan and no limits) and gives it the plan''s weight. Usage of the '
+  'Puts a tenant on a plan (unlimited or null: no limits) and gives it the plan''s weight. Usage of the '
   'period stays.';
 
 create or replace function penstock.set_limit(p_tenant_id uuid, p_meter text, p_amount numeric,

@@ -22,7 +22,7 @@ insert into penstock.settings (name, value, comment) values
   ('session_idle_minutes', '60', 'A dashboard session ends after this time without a request.'),
   ('session_hours', '24', 'A dashboard session ends this long after its sign-in.'),
   ('max_key_days', '0', 'Longest life of a new API key in days; 0: no limit.'),
-  ('default_plan', '"free"', 'Plan of a user''s personal tenant; an empty string: no plan.')
+  ('default_plan', '"free"', 'Plan of a user''s personal tenant; unlimited: no limits.')
 on conflict (name) do nothing;
 
 create or replace function penstock.set_setting(p_name text, p_value jsonb)
@@ -46,6 +46,11 @@ begin
     perform _refuse(422, 'invalid_setting',
       format('%s must be a %s (got %s)', p_name, jsonb_typeof(v_old),
         coalesce(left(p_value::text, 100), 'null')));
+  end if;
+  if p_name = 'default_plan' and p_value <> '"unlimited"'
+     and not exists (select from plans where name = p_value #>> '{}' and is_active) then
+    perform _refuse(422, 'invalid_setting',
+      format('default_plan must be the name of a plan, or unlimited (got %s)', left(p_value::text, 100)));
   end if;
   -- An unusable value would make every later call fail.
   if position('.' in p_name) > 0 then

@@ -254,13 +254,17 @@ create or replace function penstock.on_new_user()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_tenant_id uuid;
+  v_plan text := (_setting('default_plan')) #>> '{}';
   v_name text := left(coalesce(nullif(split_part(to_jsonb(new) ->> 'email', '@', 1), ''), 'personal'), 200);
 begin
   v_name := case when _is_clean(v_name) then v_name else 'personal' end;
+  -- A missing plan must not look like one without limits.
+  if v_plan is distinct from 'unlimited' and not exists (select from plans p where p.name = v_plan) then
+    perform _refuse(422, 'unknown_plan', format('the setting default_plan names no plan (got %L)', v_plan),
+      '{}', 'Set it to the name of a plan, or to unlimited.');
+  end if;
   insert into tenants (name, is_personal, created_at, plan)
-  values (v_name, true, _now(),
-    (select p.name from plans p where p.name = (_setting('default_plan')) #>> '{}'))
-  returning id into v_tenant_id;
+  values (v_name, true, _now(), nullif(v_plan, 'unlimited')) returning id into v_tenant_id;
   insert into profiles (user_id, tenant_id, email, created_at)
   values (new.id, v_tenant_id, to_jsonb(new) ->> 'email', _now());
   insert into members (tenant_id, user_id, role, created_at) values (v_tenant_id, new.id, 'owner', _now());
