@@ -2373,14 +2373,6 @@ function penstock._count_foreign_calls(penstock.endpoints, bigint, bigint)
   body: sha256 02bae69333ad284662fb3ad00c318470
   comment: Counts calls that others made with the same account: less is left, as the provider says, than was counted here.
 
-function penstock._count_job(penstock.jobs)
-  arguments: p_job penstock.jobs
-  returns: void
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 23eeb2f0dda85dd1e6ee183d2bbd648c
-  comment: Counts a new job where jobs are limited, and rejects it over the limit.
-
 function penstock._count_ready(uuid, integer)
   arguments: p_tenant_id uuid, p_lane_id integer
   returns: bigint
@@ -2388,6 +2380,14 @@ function penstock._count_ready(uuid, integer)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 04809454641e6adac26f3a9644f8031b
   comment: The number of ready tasks in a lane, of a tenant or of all tenants; at most 100,001.
+
+function penstock._count_start(uuid, integer, jsonb, jsonb)
+  arguments: p_job_id uuid, p_jobs integer, p_rows jsonb, p_params jsonb
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 40120650df6a911329cc7f7d5e9b0d49
+  comment: Counts new jobs, their rows (tasks, or rows of a bulk job) and the bytes of their input where these are limited, and rejects them over the limit.
 
 function penstock._current_pace(double precision, timestamp with time zone, timestamp with time zone)
   arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
@@ -3134,6 +3134,14 @@ function penstock._open_invitation(text)
   body: sha256 05a0e2b961c27da7cb6634b1a8de240a
   comment: Locks the tenant and the pending invitation with this secret, if the caller may answer it.
 
+function penstock._open_job(text, jsonb, jsonb)
+  arguments: p_type text, p_params jsonb, p_options jsonb
+  returns: TABLE(job_id uuid, is_new boolean)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a1f06eebcc86b7c9fc92545700d977c4
+  comment: Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job with _count_start when it has done everything else.
+
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_requests bigint, p_tokens bigint, p_now timestamp with time zone
   returns: timestamp with time zone
@@ -3732,7 +3740,7 @@ function penstock._start_job(text, jsonb, jsonb, jsonb, text[], boolean)
   returns: uuid
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a079746eb2b3ca68992df19ef3a076c2
+  body: sha256 90e4b0cdc05026d3a2cb4c9463476575
   comment: Creates a job with its tasks. p_starters and p_is_raw: see _apply_policy.
 
 function penstock._starters(uuid, uuid)
@@ -3951,7 +3959,7 @@ function penstock.add_bulk_rows(uuid, jsonb, boolean)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 69de2ef27b64ca7561c7c041993486ca
+  body: sha256 d7357b82061e17d5c18777655fffbd46
   comment: Adds rows [{"number", "data", "problem"}] to a bulk job. A row number that exists is skipped, unless its row had a problem; a row with a key that exists gets a problem. With p_load a worker starts to load them. Returns the numbers of rows added, refused (with a problem), known, and known under another key (moved).
   grant to authenticated: execute
   grant to service_role: execute
@@ -3961,7 +3969,7 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 3dc96c38295b987478f1dd3b8657ca0d
+  body: sha256 c3f6068f16e9c080d70cf5d937e96292
   comment: Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose idempotency key the job already has are skipped. A running task that adds tasks to its own job passes its id, worker and lease.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4760,7 +4768,7 @@ function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8a0d228dcfae4c505eec22ea13997adf
+  body: sha256 d932d27666ba4f815d2bb6a51781ac85
   comment: Creates a profile and a personal tenant for a new user.
 
 function penstock.open_bulk(text, jsonb, jsonb, jsonb)
@@ -4768,7 +4776,7 @@ function penstock.open_bulk(text, jsonb, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0b7498d0e089811ab061b2084bdd155f
+  body: sha256 75ad00a93d1fa4afe7615c6222098a3b
   comment: Creates a bulk job without rows, or finds the job with the same idempotency key. add_bulk_rows adds the rows, or a worker if the source is a Google Sheet. p_source describes where the rows come from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4778,7 +4786,7 @@ function penstock.open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3f6f40b91b7b30cb69ab90a0da491a02
+  body: sha256 e2f4b9bf23c7388cafdbe77d6fa98cb2
   comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": key} stands for the output of a task; default: the output of the last task).
   grant to authenticated: execute
   grant to service_role: execute
@@ -5233,7 +5241,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 47bab643c0084b47923ff10e9ccba2a7
+  body: sha256 ab11d8cca628d93c7234965ce2f765cc
   comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 
@@ -5242,8 +5250,8 @@ function penstock.set_tenant_plan(uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 85c581897c32e2b62ca5d6e177a1fd1d
-  comment: Puts a tenant on a plan (null: no plan and no limits) and gives it the plan's weight. Usage of the period stays.
+  body: sha256 1f0d79cfd27e0d660e8c7bf7275b1bff
+  comment: Puts a tenant on a plan (unlimited or null: no limits) and gives it the plan's weight. Usage of the period stays.
   grant to service_role: execute
 
 function penstock.set_tenant_weight(uuid, double precision)
@@ -5336,7 +5344,7 @@ function penstock.undo_bulk(uuid, jsonb)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4448bc25c5173688b9d41a8de598916c
+  body: sha256 bec790f3f2355f2a501363732c949c67
   comment: Starts a job that undoes the applied changes of all rows, or of {"rows": [numbers], "names": [values]}, and returns its id. Changes that are applied later stay.
   grant to authenticated: execute
   grant to service_role: execute
