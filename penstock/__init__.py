@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.sdk.app import App
     from penstock.sdk.bulk_rows import BulkRow, Change, RowError
     from penstock.sdk.context import Context, Fail, Reschedule, Retry, WaitTimedOut
+    from penstock.sdk.functions import FunctionRequest, FunctionResponse
     from penstock.sdk.job_types import Started
     from penstock.types import Answer, Job
     from penstock.worker import Worker
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 # Modules are imported on first use, so that the command line does not load a worker to print a help text.
 _MODULES = {
     "penstock.sdk.app": ("App",),
+    "penstock.sdk.functions": ("FunctionRequest", "FunctionResponse"),
     "penstock.sdk.job_types": ("Started",),
     "penstock.sdk.bulk_rows": ("BulkRow", "Change", "RowError"),
     "penstock.client": ("AsyncClient", "Client"),
@@ -62,6 +64,8 @@ __all__ = [
     "Context",
     "Fail",
     "Forbidden",
+    "FunctionRequest",
+    "FunctionResponse",
     "Invalid",
     "Job",
     "JobFailed",

@@ -20,6 +20,7 @@ from penstock.api import (
     dead_letters,
     development,
     events,
+    functions,
     invitations,
     jobs,
     money,
@@ -72,6 +73,7 @@ _ROUTES = (
     artifacts.router,
     events.router,
     rest.router,
+    functions.router,
 )
 
 
@@ -189,6 +191,7 @@ def _describe(made: FastAPI) -> None:
                 "bearer": {"type": "http", "scheme": "bearer", "description": "A user's JWT or an API key."},
                 "apikey": {"type": "apiKey", "in": "header", "name": "apikey"},
             }
+            functions.describe(made, document)
             document["security"] = [{"bearer": []}, {"apikey": []}]
             made.openapi_schema = document
         return made.openapi_schema

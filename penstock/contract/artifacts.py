@@ -11,7 +11,7 @@ import asyncio
 import builtins
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from datetime import datetime
 from functools import partial
@@ -20,7 +20,7 @@ from typing import Any, LiteralString, NamedTuple, Protocol, TypeAlias, cast
 from uuid import UUID
 
 from penstock.contract import filters
-from penstock.errors import Conflict, LeaseLost, NotFound
+from penstock.errors import Conflict, LeaseLost, NotFound, PenstockError, Unavailable
 from penstock.postgres import db
 from penstock.storage import containers, content
 from penstock.storage.objects import HOUR, Storage, Stored
@@ -57,8 +57,16 @@ select exists (select from penstock.artifacts where status <> 'stored'
   or exists (select from penstock.artifacts where job_id is null and status = 'stored' and subject is not null
     and kept_until < penstock._now() and stored_at < penstock._now() - make_interval(
       days => (select value from penstock.settings where name = 'retention_days')::integer))"""
+_ABANDONED: LiteralString = """\
+select id, incoming from penstock.artifacts where status = 'pending' and incoming is not null
+  and starts_with(idempotency_key, %s) and begun_at < penstock._now() - make_interval(secs => %s)
+order by begun_at limit 100"""
 Acting = Callable[[], AbstractAsyncContextManager[db.Connection]]
 """Opens a connection for one short call, so that none is in use while bytes are copied."""
+
+
+Finish = Callable[[db.Connection, Artifact], Awaitable[None]]
+"""The app's own writes when an upload is stored, on the connection of that transaction."""
 
 
 class Upload(NamedTuple):
@@ -143,9 +151,16 @@ async def _check_container(storage: Storage, path: str, content_type: str, size:
     await containers.check(content_type, size, read)
 
 
-async def _finish(acting: Acting, holder: dict[str, Any], stored: Stored) -> None:
+async def _finish(
+    acting: Acting, holder: dict[str, Any], stored: Stored, finish: Finish | None = None
+) -> None:
     async with acting() as conn:
-        await db.call(conn, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
+        if finish is None:
+            await db.call(conn, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
+            return
+        async with db.transaction(conn):
+            await db.call(conn, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
+            await finish(conn, await get(conn, artifact_id=holder["p_artifact_id"]))
 
 
 @asynccontextmanager
@@ -153,8 +168,9 @@ async def _dropped_on_error(acting: Acting, holder: dict[str, Any]) -> AsyncGene
     """Drop the pending record if writing the file fails."""
     try:
         yield
-    except LeaseLost:
-        # The worker that has the lease now writes to the same path.
+    except (LeaseLost, Unavailable):
+        # Another worker has the lease and writes to the same path; or the database is away: a retry, or
+        # adopt_uploads, finishes what is pending.
         raise
     except Exception:
         # If this fails too, the sweep removes the record later.
@@ -286,11 +302,14 @@ async def take_upload(database: db.Database, *, artifact_id: UUID) -> db.Row:
     return row
 
 
-async def finish_upload(service: Acting, storage: Storage, *, artifact_id: UUID, taken: db.Row) -> None:
+async def finish_upload(
+    service: Acting, storage: Storage, *, artifact_id: UUID, taken: db.Row, finish: Finish | None = None
+) -> None:
     """Check an uploaded file and copy it to its final path. Only the service may mark a file as stored.
 
     The client can write to the upload path for as long as its URL is valid. So the checked bytes are copied
-    to a path that the client cannot write to.
+    to a path that the client cannot write to. `finish` makes the app's own writes in the transaction that
+    marks the file as stored: either both are committed, or neither.
     """
     try:
         uploaded = await storage.get(taken["incoming"])
@@ -305,9 +324,37 @@ async def finish_upload(service: Acting, storage: Storage, *, artifact_id: UUID,
         headers = content.headers(kind, taken["name"])
         stored = await storage.put(taken["path"], data, limit=taken["bytes"], headers=headers)
         await _check_container(storage, taken["path"], kind, stored.bytes)
-        await _finish(service, holder, stored)
+        await _finish(service, holder, stored, finish)
     # After a crash here the uploaded file has no record, so the sweep removes it.
     await storage.delete([taken["incoming"]])
+
+
+async def adopt_uploads(
+    pool: db.Pool, storage: Storage, finish: Finish, *, key_prefix: str, older_than: float = 60
+) -> int:
+    """Finish uploads whose client sent the bytes and died before it could say so. Returns their number.
+
+    Takes uploads whose idempotency key begins with `key_prefix`, so that an app finds its own. Call it every
+    minute or so: an hour after it began, a pending upload is removed.
+    """
+    count = 0
+    for artifact_id, incoming in await db.rows(pool, _ABANDONED, (key_prefix, older_than)):
+        try:
+            await storage.head(incoming)
+        except NotFound:
+            continue
+        try:
+            taken = await take_upload(pool, artifact_id=artifact_id)
+            await finish_upload(
+                partial(db.connection, pool), storage, artifact_id=artifact_id, taken=taken, finish=finish
+            )
+        except Unavailable:
+            raise
+        except PenstockError:
+            # Another process adopted it, or the file is invalid and is dropped: the others still count.
+            continue
+        count += 1
+    return count
 
 
 # Reading

@@ -126,7 +126,7 @@ def served(
     try:
         eventually(lambda: server.started or not thread.is_alive(), "the server starts")
         port = server.servers[0].sockets[0].getsockname()[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
             site = Site(made, f"http://127.0.0.1:{port}", db, http)
             yield site
             site.close()
