@@ -19,7 +19,21 @@ from itertools import count
 from pathlib import Path
 from typing import cast
 
-from bench import api, bulks, dashboard, engine, flow, measure, ours, pressure, scale, server, sheets, startup
+from bench import (
+    api,
+    bulks,
+    dashboard,
+    engine,
+    flow,
+    measure,
+    neighbour,
+    ours,
+    pressure,
+    scale,
+    server,
+    sheets,
+    startup,
+)
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
 
@@ -46,6 +60,7 @@ PARTS = (
     "scale",
     "dashboard",
     "startup",
+    "neighbour",
 )
 QUICK = PARTS[: PARTS.index("held") + 1]
 """The queue compared with its peers and with PostgreSQL; takes a few minutes."""
@@ -144,6 +159,7 @@ def main() -> None:
         show("sheets", lambda: sheets.pipeline(new(), size(10_000, 300)))
         show("scale", lambda: scale.measure(new, arguments.quick))
         show("startup", lambda: startup.startup(size(9, 3)))
+        show("neighbour", lambda: neighbour.measure(new(), size(20_000, 2000), size(15, 5)))
     save(figures, arguments.json, parts)
 
 

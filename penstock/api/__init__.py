@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import resource
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -109,7 +108,6 @@ def create(
     made.state.rate = made.state.rates.callers
     made.state.rest_catalogues = {}
     made.state.isolated = Isolated(app, most)
-    made.state.files = asyncio.Semaphore(most.files)
     problems.add_to(made)
     if chosen.allowed_origins:
         # Credentials stay disallowed: a browser then sends no cookies with cross-origin requests.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from dataclasses import replace
+from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from decimal import Decimal
 from tempfile import SpooledTemporaryFile
@@ -13,18 +12,18 @@ from uuid import UUID
 
 from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
 
 from penstock import sources
 from penstock.api.fields import NUMERIC, MoneyText, RequestModel
 from penstock.api.jobs import JobResponse, JobStarted
-from penstock.api.limits import Limits, arriving, read_json
+from penstock.api.limits import Limits, read_json
 from penstock.api.options import with_options
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, UuidCursor, filter_query, page
-from penstock.api.routes import Conn, ExportRoute, Route, StartRoute, router, tag_of
+from penstock.api.routes import Conn, ExportRoute, StartRoute, router, tag_of
+from penstock.api.uploads import FileRoute, examine
 from penstock.contract import bulks, jobs
-from penstock.errors import Invalid, NotFound, TooLarge
+from penstock.errors import Invalid, NotFound
 from penstock.postgres import db
 from penstock.sdk.app import App
 from penstock.types import (
@@ -34,6 +33,7 @@ from penstock.types import (
     Cause,
     Forecast,
     RowCounts,
+    RowProblem,
     RowsAdded,
     RowState,
     SourceCheck,
@@ -174,34 +174,6 @@ class BulkResponse(BaseModel):
 # Files
 
 
-class FileRoute(Route):
-    """A route whose body is a file. Uses no database connection while the file arrives or waits.
-
-    Files are untrusted, so they are parsed in threads and never on the event loop.
-    """
-
-    is_key_passed_on = True
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = APIRoute.get_route_handler(self)
-
-        async def answer(request: Request) -> Response:
-            # Checking a file uses no transaction, in which a revoked key would be noticed.
-            await request.app.state.callers.confirm(await self._caller(request))
-            limits: Limits = request.app.state.limits
-            with SpooledTemporaryFile(max_size=1 << 20) as file:
-                async for chunk in arriving(request):
-                    if file.tell() + len(chunk) > limits.file_bytes:
-                        text = f"the file is larger than {limits.file_bytes} bytes"
-                        raise TooLarge(text, details={"limit": limits.file_bytes})
-                    file.write(chunk)
-                request.state.file = file
-                async with request.app.state.files:
-                    return await handle(request)
-
-        return answer
-
-
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -227,7 +199,7 @@ def _params(text: str | None, limits: Limits) -> dict[str, Any]:
     return cast("dict[str, Any]", params)
 
 
-def _type(request: Request, name: str) -> Any:
+def _check_type(request: Request, name: str) -> None:
     app: App | None = request.app.state.app
     if app is None or name not in app.bulks:
         raise NotFound(
@@ -235,7 +207,6 @@ def _type(request: Request, name: str) -> Any:
             code="unknown_bulk_type",
             hint="Start it with: penstock serve MODULE:APP",
         )
-    return app.bulks[name]
 
 
 def _acting(request: Request) -> Any:
@@ -290,19 +261,19 @@ async def upload_bulk(
 @file_routes.post("/bulks/check", openapi_extra=_BODY)
 async def check_bulk(request: Request, query: Annotated[CheckQuery, Query()]) -> SourceCheck:
     """Check a file: list line, column and reason of the first 1000 problems. Requires the app."""
-    type = _type(request, query.type)
-    with await _opened(request, query) as source:
-        found: SourceCheck = await asyncio.to_thread(type.check, source)
-    return replace(found, problems=found.problems[:_MAX_PROBLEMS])
+    _check_type(request, query.type)
+    table = query.model_dump(include=set(TableQuery.model_fields))
+    found = await examine(request, "check", query.type, table, most=_MAX_PROBLEMS)
+    return SourceCheck(found["rows"], found["good"], [RowProblem(**each) for each in found["problems"]])
 
 
 @file_routes.post("/bulks/forecast", openapi_extra=_BODY)
 async def forecast_bulk(request: Request, query: Annotated[ForecastQuery, Query()]) -> Forecast:
     """Forecast cost, usage and duration of a job for a file without starting it. Requires the app."""
-    type = _type(request, query.type)
+    _check_type(request, query.type)
     params = _params(query.params, request.app.state.limits)
-    with await _opened(request, query) as source:
-        tasks, times = await asyncio.to_thread(type.sample, source, params)
+    table = query.model_dump(include=set(TableQuery.model_fields))
+    tasks, times = await examine(request, "sample", query.type, table, params=params)
     options: dict[str, Any] = {"budget": query.budget, "tenant_id": query.tenant_id}
     async with _acting(request) as conn:
         return await jobs.forecast(conn, type=query.type, tasks=tasks, times=times, **options)

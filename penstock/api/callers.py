@@ -49,8 +49,9 @@ select set_config('role', %s, true), set_config('request.jwt.claims', %s, true),
   set_config('idle_in_transaction_session_timeout', '60s', true)"""
 _HOME: LiteralString = "select tenant_id from penstock.profiles where user_id = %s"
 _CANCELED = "57014"
+_COSTLY = ("share_used_up", "body_too_slow", "check_too_slow", "too_many_tasks")
 REFUSAL_COST = 20
-"""Requests that a refused share or a canceled statement counts as."""
+"""Requests that a refused share, a canceled statement or a body above its limit counts as."""
 _BECOME_KEY: LiteralString = _BECOME + "; select penstock.check_key()"
 _BECOME_SESSION: LiteralString = _BECOME + "; select penstock.check_session()"
 
@@ -303,7 +304,7 @@ class Callers:
             yield
         except PenstockError as error:
             is_canceled = getattr(error.__cause__, "sqlstate", None) == _CANCELED
-            if is_canceled or error.code == "share_used_up":
+            if is_canceled or error.code in _COSTLY:
                 self.charge(caller, REFUSAL_COST)
             raise
 

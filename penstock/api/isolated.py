@@ -53,6 +53,8 @@ class Isolated:
         self._free: list[_Child] = []
         self._all: set[_Child] = set()
         self.bodies = Shares("job bodies", limits.bodies)
+        self.uploads = Shares("uploads", limits.uploads)
+        self.files = Shares("files read at once", limits.files)
 
     async def draw(self, type: str, params: dict[str, Any], *, tenant: str, caller: str) -> DrawnTasks | None:
         """Run the body of a job type. None if the app lacks the type."""

@@ -20,6 +20,8 @@ _CONNECTIONS = Share(slots=10, per_tenant=3, per_caller=2, waiting=100, seconds=
 _OTHER_FILES = 200
 """Files and sockets that a process needs apart from its clients' connections."""
 _BODIES = Share(slots=2, per_tenant=1, per_caller=1, waiting=20, seconds=30)
+_UPLOADS = Share(slots=40, per_tenant=4, per_caller=3, waiting=0, seconds=0)
+_FILES = Share(slots=4, per_tenant=2, per_caller=1, waiting=10, seconds=120)
 _EXPORTS = Share(slots=3, per_tenant=1, per_caller=1, waiting=4, seconds=60)
 
 
@@ -34,8 +36,14 @@ class Limits:
     """JSON values in one request. Parsing more would block other requests."""
     file_bytes: int = 256 << 20
     """Size of an uploaded bulk file."""
-    files: int = 4
+    file_seconds: float = 600
+    """Time for a bulk file to arrive."""
+    uploads: Share = _UPLOADS
+    """Bulk files that arrive at once."""
+    files: Share = _FILES
     """Files parsed at once. Fewer than there are threads, so that other requests get one."""
+    check_seconds: float = 60
+    """CPU time to check a file or to forecast its job."""
     statement_seconds: float = 10
     read_seconds: float = 3
     """Time for one statement of a user's read."""

@@ -123,11 +123,11 @@ def test_files_are_parsed_in_threads(
 ) -> None:
     """A file is somebody else's, and others wait for the loop. Only some are read at a time."""
     ann = world.join("ann")
-    free: list[int] = []
+    held: list[int] = []
     opened = sources.open
 
     def open_noted(*arguments: Any, **options: Any) -> Any:
-        free.append(world.app.state.files._value)
+        held.append(world.app.state.isolated.files.held(f"tenant:{ann.tenant}"))
         return opened(*arguments, **options)
 
     monkeypatch.setattr(sources, "open", open_noted)
@@ -143,7 +143,7 @@ def test_files_are_parsed_in_threads(
     post("forecast?type=ideas&format=csv")
     job = post("upload?type=ideas&format=csv")["id"]
     post(f"{job}/upload?format=csv")
-    assert free == [Limits().files - 1] * 4 and world.app.state.files._value == Limits().files
+    assert held == [1] * 4 and world.app.state.isolated.files.held(f"tenant:{ann.tenant}") == 0
 
 
 def test_rows_as_json(world: World, app: App, drain: testing.Drain) -> None:

@@ -1,0 +1,182 @@
+"""A noisy neighbour: one tenant uses what tenants share at full speed while another tenant works.
+
+Shows the victim's p95 alone and beside each attack, and the ratio, which should stay below 3. An attack runs
+in a process of its own: `python -m bench.neighbour ATTACK PORT KEY TENANT`.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from pydantic import BaseModel
+
+from bench.api import serving
+from bench.engine import database
+from bench.measure import REPOSITORY, Figure, percentile
+from penstock import App, server
+
+GOAL = 3.0
+app = App()
+
+
+@app.task
+def noop(n: int) -> int:
+    return n
+
+
+@app.job
+def many(count: int) -> None:
+    for n in range(count):
+        noop.step(n)
+
+
+class Line(BaseModel):
+    title: str
+    number: int
+
+
+@app.bulk(row=Line, key=["title"])
+def lines(row: Line) -> None:
+    noop.step(row.number)
+
+
+# The attacks: each function is called in a loop by every thread.
+
+PATTERNS = "&".join(f"type=ilike.*{n}%25{n}*" for n in range(99))
+TABLE = "title,number\n" + "".join(f"row {n},{n}\n" for n in range(50_000))
+INVENTED = [str(uuid.UUID(int=n)) for n in range(1, 20_000)]
+
+
+def _stream(client: httpx.Client, tenant: str) -> None:
+    with client.stream("GET", f"/api/events?tenant_id={tenant}") as response:
+        for _ in response.iter_lines():
+            pass
+
+
+ATTACKS: dict[str, Callable[[httpx.Client, str], Any]] = {
+    "filters": lambda client, tenant: client.get(f"/rest/v1/job_list?{PATTERNS}"),
+    "exports": lambda client, tenant: client.get("/dashboard/jobs.csv"),
+    "requests": lambda client, tenant: client.get("/api/jobs?limit=200"),
+    "bodies": lambda client, tenant: client.post(
+        "/api/jobs/start", json={"type": "many", "params": {"count": 400_000}}
+    ),
+    "actions": lambda client, tenant: client.post(
+        "/rest/v1/rpc/start_action", json={"p_verb": "cancel", "p_subjects": INVENTED}
+    ),
+    "streams": _stream,
+    "table checks": lambda client, tenant: client.post("/api/bulks/check?type=lines", content=TABLE),
+}
+THREADS = 20
+
+
+def attack(name: str, port: int, key: str, tenant: str) -> None:
+    """Repeat an attack at full speed until this process is killed."""
+
+    def run() -> None:
+        with httpx.Client(**_connection(port, key)) as client:
+            while True:
+                try:
+                    ATTACKS[name](client, tenant)
+                except httpx.HTTPError:
+                    # Refused connections are part of the attack.
+                    time.sleep(0.01)
+
+    for _ in range(THREADS):
+        threading.Thread(target=run, daemon=True).start()
+    while True:
+        time.sleep(60)
+
+
+def _connection(port: int, key: str) -> dict[str, Any]:
+    return {
+        "base_url": f"http://127.0.0.1:{port}",
+        "headers": {"Authorization": f"Bearer {key}"},
+        "timeout": 120,
+    }
+
+
+@contextmanager
+def attacking(name: str, port: int, key: str, tenant: str) -> Iterator[None]:
+    command = [sys.executable, "-m", "bench.neighbour", name, str(port), key, tenant]
+    process = subprocess.Popen(command, cwd=REPOSITORY)
+    try:
+        # Until its threads run.
+        time.sleep(2)
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _victim(port: int, key: str, seconds: float) -> list[float]:
+    """Milliseconds of reads and of starts of small jobs, with short pauses."""
+    found: list[float] = []
+    pauses = random.Random(1)
+    end = time.monotonic() + seconds
+    with httpx.Client(**_connection(port, key)) as client:
+        while time.monotonic() < end:
+            begin = time.monotonic()
+            if len(found) % 5:
+                response = client.get("/api/jobs?limit=20")
+            else:
+                response = client.post("/api/jobs/start", json={"type": "many", "params": {"count": 1}})
+            found.append((time.monotonic() - begin) * 1000)
+            response.raise_for_status()
+            time.sleep(pauses.uniform(0.005, 0.02))
+    return found
+
+
+def measure(dsn: str, jobs: int, seconds: float) -> list[Figure]:
+    """The victim's p95 alone and beside each attack."""
+    figures: list[Figure] = []
+    with (
+        database(dsn) as connection,
+        serving(
+            "penstock",
+            "serve",
+            "bench.neighbour:app",
+            "--port",
+            "PORT",
+            DATABASE_URL=dsn,
+            PENSTOCK_API_URL=server.ensure_login(dsn),
+        ) as port,
+    ):
+        rows = connection.execute(
+            """select t.id::text, k.secret
+            from (select penstock.create_tenant('t' || n) as id from generate_series(1, 2) as n) as t,
+              lateral penstock.create_key('bench', 'member', t.id) as k"""
+        ).fetchall()
+        (attacker, attacker_key), (_, victim_key) = rows
+        connection.execute(
+            "select count(penstock.start_job('report', '{}', %s::jsonb, %s::jsonb)) "
+            "from generate_series(1, %s)",
+            ('[{"kind": "noop"}]', f'{{"tenant_id": "{attacker}", "paused": true}}', jobs),
+        )
+        connection.execute("vacuum analyze")
+        # The first body starts a process.
+        _victim(port, victim_key, 2)
+        for name in ATTACKS:
+            alone = percentile(_victim(port, victim_key, seconds), 0.95)
+            with attacking(name, port, attacker_key, attacker):
+                beside = percentile(_victim(port, victim_key, seconds), 0.95)
+            # What the attack left behind is not the next one's.
+            time.sleep(4)
+            figures += [
+                Figure("p95_alone", name, alone, "ms"),
+                Figure("p95_beside", name, beside, "ms"),
+                Figure("neighbour_ratio", name, beside / alone, f"× (goal {GOAL:g})"),
+            ]
+    return figures
+
+
+if __name__ == "__main__":
+    attack(sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4])
