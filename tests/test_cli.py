@@ -512,7 +512,10 @@ def test_dead_letters_of_canceled_job_cannot_be_replayed(
 # Schedules
 
 
-def test_schedule_is_created_changed_and_removed(penstock: Run, tenant: UUID, tmp_path: Path) -> None:
+def test_schedule_is_created_changed_and_removed(
+    db: testing.Database, penstock: Run, tenant: UUID, tmp_path: Path
+) -> None:
+    db.execute("select penstock.define_job_type('report')")
     arguments = ("schedules", "set", "nightly", "--cron", "0 3 * * *", "--type", "report", "--tenant", "test")
     made = penstock(*arguments, "--timezone", "Europe/Berlin", "--missed", "all")
     assert UUID(made.out.strip())
@@ -553,7 +556,8 @@ def test_invalid_schedule_is_rejected(
     assert (answer.code, answer.problem["code"]) == (2, code)
 
 
-def test_ambiguous_schedule_name_needs_tenant(penstock: Run, tenant: UUID) -> None:
+def test_ambiguous_schedule_name_needs_tenant(db: testing.Database, penstock: Run, tenant: UUID) -> None:
+    db.execute("select penstock.define_job_type('report')")
     penstock("tenants", "create", "second")
     for owner in ("test", "second"):
         arguments = ("--cron", "0 3 * * *", "--type", "report", "--tenant", owner)

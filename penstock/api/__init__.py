@@ -26,6 +26,7 @@ from penstock.api import (
     observe,
     problems,
     providers,
+    reference,
     rest,
     schedules,
     tenants,
@@ -123,6 +124,7 @@ def create(
     observe.add_to(made)
     for routes in _ROUTES:
         made.include_router(routes)
+    reference.add_to(made)
     _describe(made)
     return made
 

@@ -119,6 +119,15 @@ class TestJobs:
         assert world.client.get("/api/jobs", headers=ann.headers).json()["items"] == []
 
 
+def test_reference_and_schema_are_where_people_look(world: World) -> None:
+    for path in ("/docs", "/redoc"):
+        page = world.client.get(path)
+        assert page.status_code == 200 and "/api/jobs/{job_id}" in page.text
+        assert "<script" not in page.text and "://" not in page.text, "it needs no other host"
+    schema = world.client.get("/openapi.json")
+    assert schema.status_code == 200 and schema.json()["openapi"].startswith("3.")
+
+
 class TestIsolation:
     def test_requests_of_many_at_once_do_not_mix(self, world: World, ann: Person) -> None:
         """S19: connections are shared, what was set on them for one caller is not."""
