@@ -177,6 +177,9 @@ HIDDEN = {
     "/rest/v1/{name}",
     "/rest/v1/{path}",
     "/api/openapi.json",
+    "/docs",
+    "/redoc",
+    "/openapi.json",
 }
 
 
