@@ -73,7 +73,7 @@ class Limits:
 
     @classmethod
     def fitting(cls, files: int) -> Limits:
-        """The limits of a process that can open so many files and sockets.
+        """The limits of a process that can open this many files and sockets.
 
         Streams get three quarters of those that other requests, files and connections leave; a tenant gets a
         quarter of them.

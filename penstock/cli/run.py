@@ -44,7 +44,7 @@ def add_to(app: typer.Typer) -> None:
 def demo() -> int:
     """Run a sample app on an embedded database: it makes a small book as text, PDF and MP3.
 
-    Ignores DATABASE_URL, so that it cannot write to a real database. Use --database to set_options one.
+    Ignores DATABASE_URL, so that it cannot write to a real database. Use --database to choose one.
     """
     began = time.monotonic()
     try:

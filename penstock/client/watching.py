@@ -91,7 +91,7 @@ async def _signals(
 ) -> AsyncGenerator[Event | None]:
     """Yield an event for each change; None when the caller should poll, because events may have been missed.
 
-    Never ends by itself: the caller stops it. Reopens a broken stream after the last received event. Polls
+    Runs until the caller stops it. Reopens a broken stream after the last received event. Polls
     where streams stay silent, as behind a proxy that buffers them.
     """
     last_id: str | None = None

@@ -156,7 +156,7 @@ class App(Functions):
         commit. The delay before a retry starts at `backoff` and doubles up to `backoff_cap`. No retry starts
         later than `retry_for` after the first attempt.
 
-        The rest is the policy of the kind, which the database enforces whoever adds a task: `KindPolicy`.
+        The rest is the policy of the kind, which the database enforces for every new task: `KindPolicy`.
         """
         return partial(self._add_task, **options) if function is None else self._add_task(function)
 

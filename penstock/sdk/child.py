@@ -47,7 +47,7 @@ def _next(requests: IO[bytes]) -> bytes:
 
 
 def _limit_cpu(seconds: float) -> None:
-    """The kernel ends this process after so many more seconds of CPU time."""
+    """Let the kernel end this process after this many more seconds of CPU time."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = math.ceil(used.ru_utime + used.ru_stime + seconds)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
