@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import psycopg
 
-from penstock.contract import audit, workers
+from penstock.contract import alerts, audit, workers
 from penstock.errors import PenstockError, Unavailable
 from penstock.formatting import counted
 from penstock.postgres import db, migrate
@@ -340,6 +340,22 @@ async def _audit(pool: db.Pool) -> Check:
 
 _UNSEALED_SECONDS = 6 * 3600
 
+
+async def _alerts(pool: db.Pool) -> Check:
+    found = await alerts.list(pool, days=2)
+    if not found:
+        return Check("alerts", "ok", "none since yesterday")
+    finding = "; ".join(
+        f"{alert.kind.replace('_', ' ')}: {alert.subject}"
+        + (f" ({alert.count} times)" if alert.count > 1 else "")
+        for alert in found[:5]
+    ) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    # A new key is normal; it is listed so that an operator notices one that nobody expects.
+    if all(alert.kind == "key_created" for alert in found):
+        return Check("alerts", "ok", finding)
+    return Check("alerts", "warn", finding, "See the overview of the dashboard, or penstock.list_alerts().")
+
+
 _PENSTOCK: dict[str, CheckFunction] = {
     "maintenance": _maintenance,
     "workers": _workers,
@@ -347,4 +363,5 @@ _PENSTOCK: dict[str, CheckFunction] = {
     "chores": _chores,
     "schedules": _schedules,
     "audit log": _audit,
+    "alerts": _alerts,
 }

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from penstock.contract import artifacts, audit, schedules
+from penstock.contract import alerts, artifacts, audit, schedules
 from penstock.postgres import db
 from penstock.settings import Listen
 from penstock.storage.objects import Storage
@@ -137,7 +137,7 @@ class Tidy:
     async def once(self) -> bool:
         """Do a batch of each. Returns whether there may be more."""
         is_more = False
-        for act in (self._prune, self._sweep, self._seal):
+        for act in (self._prune, self._sweep, self._seal, self._tell):
             try:
                 is_more |= await act()
             except Exception as error:
@@ -156,6 +156,11 @@ class Tidy:
         # The log is kept elsewhere: who rewrites the chain in the database cannot rewrite this line.
         log.info("audit.sealed", lines=sealed.lines, head=sealed.head)
         return True
+
+    async def _tell(self) -> bool:
+        for alert in await alerts.take(self._pool):
+            log.warning("alert", **alert)
+        return False
 
     async def _sweep(self) -> bool:
         if not await artifacts.is_any_due(self._pool):

@@ -42,6 +42,12 @@ PARTS = {
 ELSEWHERE: dict[str, dict[str, str | None]] = {
     # Verbs on many jobs at once exist for the dashboard only.
     "actions": {"api": None, "cli": None, "docs": "docs/dashboard.md"},
+    # Operators see them in `penstock doctor` and on the overview.
+    "alerts": {
+        "cli": "penstock/doctor.py",
+        "dashboard": "penstock/dashboard/overview.py",
+        "docs": "docs/operate.md",
+    },
     # Operators see the log on its page, and its seals in `penstock doctor`.
     "audit": {
         "api": None,

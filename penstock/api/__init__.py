@@ -33,6 +33,7 @@ from penstock.api import (
     waits,
     webhooks,
 )
+from penstock.api.alerts import Storms
 from penstock.api.callers import Callers, Pools, check_login
 from penstock.api.development import Development
 from penstock.api.isolated import Isolated
@@ -106,6 +107,7 @@ def create(
     made.state.app = app
     made.state.limits = most
     made.state.rates = Rates(most)
+    made.state.storms = Storms()
     made.state.rate = made.state.rates.callers
     made.state.rest_catalogues = {}
     made.state.isolated = Isolated(app, most)

@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.api import problems
 from penstock.api.callers import Callers
 from penstock.api.routes import PROBLEMS, identify
-from penstock.contract import workers
+from penstock.contract import alerts, workers
 from penstock.errors import Forbidden, Unauthenticated, Unavailable
 
 logger = structlog.get_logger(__name__)
@@ -165,6 +165,7 @@ async def show_metrics(request: Request) -> Response:
     async with callers.acting(caller, read_only=True) as conn:
         lanes = await workers.backlog(conn)
         rates = await workers.drain_rates(conn)
+        told = await alerts.list(conn, days=2, limit=1000)
     registry = CollectorRegistry()
     names = ["kind", "provider"]
     backlog = Gauge("penstock_lane_waiting", "Waiting tasks.", names, registry=registry)
@@ -177,6 +178,11 @@ async def show_metrics(request: Request) -> Response:
         running.labels(*labels).set(lane.running)
         oldest.labels(*labels).set(lane.oldest_seconds or 0)
         drain.labels(*labels).set(rates.get((lane.kind, lane.provider), 0))
+    told_of = Gauge(
+        "penstock_alerts", "Alerts to the operator since yesterday (UTC).", ["kind"], registry=registry
+    )
+    for alert in told:
+        told_of.labels(alert.kind).inc(alert.count)
     metrics: Metrics = request.app.state.metrics
     text: Any = generate_latest(registry) + generate_latest(metrics.registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)

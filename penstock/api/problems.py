@@ -60,7 +60,20 @@ async def _penstock_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, PenstockError)
     if error.status >= 500:
         logger.error("request failed", code=error.code, exc_info=error)
+    _count_storm(request, error)
     return answer(error, getattr(request.state, "request_id", None))
+
+
+def _count_storm(request: Request, error: PenstockError) -> None:
+    """Count failed logins and exceeded quotas, of which many are an alert."""
+    storms = getattr(request.app.state, "storms", None)
+    if storms is None:
+        return
+    if isinstance(error, Unauthenticated):
+        storms.note(request, "failed_logins", f"address:{request.client.host if request.client else ''}")
+    elif error.code == "quota_exceeded":
+        tenant = getattr(getattr(request.state, "caller", None), "tenant", None)
+        storms.note(request, "quota_refusals", f"tenant:{tenant}" if tenant else "service", tenant)
 
 
 async def _validation_failed(request: Request, error: Exception) -> Response:

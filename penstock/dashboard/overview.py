@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from penstock.contract import overview, providers, tenants
+from penstock.contract import alerts, overview, providers, tenants
 from penstock.dashboard import formatting
 from penstock.dashboard.pages import Conn, CurrentViewer, Page, TenantQuery, render
 from penstock.dashboard.providers import limits_in_use
@@ -31,6 +31,7 @@ async def show_overview(
         health=_health(found),
         rates=await overview.rates(conn, tenant_id=tenant_id),
         nearly_full=_nearly_full(await providers.list(conn)) if viewer.is_operator and not tenant_id else [],
+        alerts=await alerts.list(conn, limit=20) if viewer.is_operator and not tenant_id else [],
         tenant_id=tenant_id,
         tenant_name=(await tenants.names(conn, ids=[tenant_id])).get(tenant_id) if tenant_id else None,
         live={"tenant": tenant_id},

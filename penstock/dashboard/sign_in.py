@@ -43,6 +43,9 @@ async def sign_in(request: Request) -> Response:
         if caller.role == "anon" or caller.is_worker:
             raise Unauthenticated("worker keys and anonymous tokens cannot sign in")
     except Unauthenticated as error:
+        storms = getattr(request.app.state, "storms", None)
+        if storms is not None:
+            storms.note(request, "failed_logins", f"address:{request.client.host if request.client else ''}")
         return render(request, "sign_in.html", 401, next=target, problem=error.message)
     response = redirect(request, target)
     await begin_session(request, response, caller)

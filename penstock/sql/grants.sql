@@ -109,6 +109,8 @@ grant execute on function
   penstock.list_strangers(uuid[], uuid[]), penstock.drain_rates(),
   penstock.begin_artifact(bigint, text, bigint, text, text, bigint),
   penstock.finish_artifact(uuid, text, bigint, bigint, text), penstock.drop_artifact(uuid, text, bigint),
+  penstock.raise_alert(text, text, bigint, uuid, jsonb), penstock.take_alerts(),
+  penstock.list_alerts(integer, integer),
   penstock.seal_audit_log(integer), penstock.check_audit_log(bigint, text), penstock.audit_head(),
   penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]), penstock.orphaned_artifacts(text[]),
   penstock.do_actions(integer), penstock.keep_artifact(uuid, text, timestamptz),

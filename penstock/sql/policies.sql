@@ -36,6 +36,7 @@ create policy service_reads on penstock.members for select to service_role using
 create policy service_reads on penstock.meters for select to service_role using (true);
 create policy service_reads on penstock.migrations for select to service_role using (true);
 create policy service_reads on penstock.mixed for select to service_role using (true);
+create policy service_reads on penstock.operator_alerts for select to service_role using (true);
 create policy service_reads on penstock.parked for select to service_role using (true);
 create policy service_reads on penstock.phases for select to service_role using (true);
 create policy service_reads on penstock.plans for select to service_role using (true);

@@ -959,6 +959,27 @@ table penstock.mixed
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.operator_alerts
+  comment: Alerts to the operator: closed providers, new keys, storms of refusals and of failed logins. Kept for 30 days.
+  row security: enabled
+  column kind: text not null
+  column subject: text not null
+  column day: date not null
+  column tenant_id: uuid
+  column count: bigint not null
+  column logged: bigint not null default 0
+  column first_at: timestamp with time zone not null
+  column last_at: timestamp with time zone not null
+  column details: jsonb not null default '{}'::jsonb
+  comment on column logged: How many of them take_alerts has returned, for the log.
+  constraint operator_alerts_count_check: CHECK ((count > 0))
+  constraint operator_alerts_kind_check: CHECK ((kind = ANY (ARRAY['provider_closed'::text, 'key_created'::text, 'quota_refusals'::text, 'failed_logins'::text])))
+  constraint operator_alerts_pkey: PRIMARY KEY (kind, subject, day)
+  constraint operator_alerts_subject_check: CHECK (((length(subject) >= 1) AND (length(subject) <= 400)))
+  index operator_alerts_day: CREATE INDEX operator_alerts_day ON penstock.operator_alerts USING btree (day, last_at)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.parked
   comment: Tasks that may not be claimed yet: they wait for parents (pending), for a time (until), for capacity or confirmation (waits_for), or for their job to resume (until infinity).
   row security: enabled
@@ -1935,6 +1956,14 @@ function penstock._admit(penstock.endpoints, penstock.capacity, penstock.window_
   body: sha256 1d2b8d4d68c91b32f75c7ee4fd8d9f7e
   comment: Counts the tasks that fit in the windows of their endpoint, parks those that never fit, and closes the endpoint until the next one fits.
 
+function penstock._alert(text, text, uuid, jsonb, bigint)
+  arguments: p_kind text, p_subject text, p_tenant_id uuid, p_details jsonb DEFAULT '{}'::jsonb, p_count bigint DEFAULT 1
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 58660517be644b4a63409c0033019517
+  comment: Adds an alert to the operator, or counts it on the same one of today.
+
 function penstock._answer(uuid, text, jsonb, text)
   arguments: p_wait_id uuid, p_option text, p_payload jsonb, p_actor text
   returns: boolean
@@ -2323,7 +2352,7 @@ function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states,
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 045fbc79d9569116a1695b400bde8ab8
+  body: sha256 ad72b89d7cb0956ebfd2fc626b03b3c9
   comment: Closes an endpoint whose account is exhausted for 15 minutes, or until open_provider.
 
 function penstock._compact()
@@ -4161,7 +4190,7 @@ function penstock.create_api_key(text, text, jsonb)
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text, scopes text[], expires_at timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 263822abb866db8708be9e5af74f37cb
+  body: sha256 c495934669641bb323a111f7ec7d7e0d
   comment: Creates an API key. The secret is returned once and is not stored. Options: tenant_id, expires_at, scopes (of read, start, work, admin; default: all that the role allows).
   grant to authenticated: execute
   grant to service_role: execute
@@ -4643,6 +4672,15 @@ function penstock.leave_tenant(uuid, boolean)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.list_alerts(integer, integer)
+  arguments: p_days integer DEFAULT 7, p_limit integer DEFAULT 50
+  returns: TABLE(kind text, subject text, tenant_id uuid, count bigint, first_at timestamp with time zone, last_at timestamp with time zone, details jsonb)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 07cfdc081e31aa25c3ca185c988cb6c6
+  comment: The alerts of the last days, newest first: one line per kind, subject and day.
+  grant to service_role: execute
+
 function penstock.list_api_keys(uuid)
   arguments: p_tenant_id uuid DEFAULT NULL::uuid
   returns: TABLE(id uuid, tenant_id uuid, name text, prefix text, role text, created_by text, created_at timestamp with time zone, expires_at timestamp with time zone, last_used_at timestamp with time zone, revoked_at timestamp with time zone, scopes text[], parent_id uuid, owner_id uuid)
@@ -4871,6 +4909,15 @@ function penstock.pulse()
   settings: search_path=penstock, pg_temp
   body: sha256 47a6f3618f3f9ea14cb57986cec889d5
   comment: Whether any task runs, and the number of the last lease: if it has changed, a task was claimed in the meantime.
+  grant to service_role: execute
+
+function penstock.raise_alert(text, text, bigint, uuid, jsonb)
+  arguments: p_kind text, p_subject text, p_count bigint, p_tenant_id uuid DEFAULT NULL::uuid, p_details jsonb DEFAULT '{}'::jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d5fad2410888d7e62aba82aa036b0caf
+  comment: Reports a storm of refusals or failed logins that a server has counted.
   grant to service_role: execute
 
 function penstock.read_bulk_again(uuid)
@@ -5299,6 +5346,14 @@ function penstock.store_step(bigint, text, bigint, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 2ddfbbe24717cecaf1b48314832d16a2
   comment: Stores the result of a step of a running task and returns it. The first result of a name counts.
+  grant to service_role: execute
+
+function penstock.take_alerts()
+  returns: TABLE(kind text, subject text, tenant_id uuid, count bigint, details jsonb)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ef3fb330202ee95173a4e70f527f09d5
+  comment: Alerts that no process has logged yet, with their number since the last call. Each is returned once.
   grant to service_role: execute
 
 function penstock.take_bulk_rows(bigint, text, bigint, integer)

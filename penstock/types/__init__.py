@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.types.actions import Action, Weight
+from penstock.types.alerts import Alert
 from penstock.types.amounts import Amount, exact
 from penstock.types.artifacts import OUTPUT, Artifact, KeptArtifact, LinkedArtifact, referred
 from penstock.types.audit import AuditHead, AuditLine, AuditSeal
@@ -52,6 +53,7 @@ __all__ = [
     "ENDED",
     "OUTPUT",
     "Action",
+    "Alert",
     "Amount",
     "Answer",
     "ApiKey",

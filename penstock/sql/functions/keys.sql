@@ -169,6 +169,9 @@ begin
   perform _add_key_member(v_key.id, v_key.tenant_id, p_role, p_name);
   perform _audit(v_key.tenant_id, 'key.created', null, 'key:' || v_key.id,
     jsonb_build_object('name', p_name, 'role', p_role, 'scopes', v_key.scopes));
+  -- A tenant's keys are one alert a day, however many it creates.
+  perform _alert('key_created', coalesce('tenant:' || v_key.tenant_id, 'key:' || v_key.id), v_key.tenant_id,
+    jsonb_build_object('name', p_name, 'role', p_role, 'by', _actor()));
   return query select v_key.id, v_key.tenant_id, left(v_secret, 12), v_secret, v_key.scopes, v_key.expires_at;
 exception when data_exception then
   perform _refuse(422, 'invalid_options', 'tenant_id must be a UUID and expires_at a time', '{}');

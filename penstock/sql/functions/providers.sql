@@ -445,6 +445,12 @@ begin
   insert into provider_events (at, endpoint_id, tenant_id, event, details)
   select v_now, p_endpoint.id, p_endpoint.tenant_id, 'exhausted', p_signal
   where p_state.closed_until <= v_now or p_state.closed_reason is distinct from c_exhausted;
+  if found then
+    -- Without the provider's text, which may quote a request.
+    perform _alert('provider_closed', 'provider:' || p_endpoint.name
+      || coalesce(' of tenant:' || p_endpoint.tenant_id, ''), p_endpoint.tenant_id,
+      jsonb_build_object('reason', c_exhausted, 'status', p_signal -> 'status'));
+  end if;
   -- Upkeep reroutes tasks at once.
   perform pg_notify('penstock', 'chores');
 end
