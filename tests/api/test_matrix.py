@@ -104,8 +104,8 @@ ROWS: dict[str, Row] = {
     "POST /api/bulks/start": Row("member", 403, body=BULK),
     "POST /api/bulks/upload": Row("member", 403, "?type=sheet&tenant_id={tenant_id}&format=csv", content=SHEET),
     # Without an app there is no such type for anybody: tests/api/test_bulks.py has one.
-    "POST /api/bulks/check": Row("viewer", 404, "?type=sheet&format=csv", content=SHEET, good=(404,)),
-    "POST /api/bulks/forecast": Row("viewer", 404, "?type=sheet&format=csv", content=SHEET, good=(404,)),
+    "POST /api/bulks/check": Row("member", 404, "?type=sheet&format=csv", content=SHEET, good=(404,)),
+    "POST /api/bulks/forecast": Row("member", 404, "?type=sheet&format=csv", content=SHEET, good=(404,)),
     "GET /api/bulks": Row("viewer", 200, OF_TENANT),
     "GET /api/bulks/{job_id}": Row("viewer", 404, about=OF_BULK),
     "GET /api/bulks/{job_id}/rows": Row("viewer", 404, about=OF_BULK),
