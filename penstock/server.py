@@ -125,7 +125,7 @@ def application(
 
 def check_address(settings: Settings, host: str) -> None:
     """Reject an address that other machines can reach if no token issuer is configured."""
-    if settings.jwt_secret or settings.jwks_url or is_loopback(host):
+    if settings.jwt_secret or settings.jwks_url or settings.oidc_issuer or is_loopback(host):
         return
     raise Invalid(
         f"other machines can reach {host}, but no token issuer is configured",

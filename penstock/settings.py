@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from penstock.errors import Invalid
 
@@ -76,6 +76,30 @@ class Settings:
     """`PENSTOCK_MAX_URL_SECONDS`: the longest lifetime of a signed URL, from 60 to 604800 (a week, the
     default). Anyone who has the URL can read the file."""
 
+    public_url: str | None = None
+    """`PENSTOCK_PUBLIC_URL`: the address under which browsers reach the server, such as
+    `https://jobs.example.org`, without a path. Links and cookies follow from it."""
+
+    allowed_hosts: tuple[str, ...] = ()
+    """`PENSTOCK_ALLOWED_HOSTS`: host names that requests may name, separated by commas. Default: that of
+    `PENSTOCK_PUBLIC_URL`; without it any."""
+
+    oidc_issuer: str | None = None
+    """`PENSTOCK_OIDC_ISSUER`: the OpenID Connect issuer that users of the dashboard sign in with."""
+
+    oidc_client_id: str | None = None
+    """`PENSTOCK_OIDC_CLIENT_ID`: the dashboard's client id at the issuer."""
+
+    oidc_client_secret: str | None = field(default=None, repr=False)
+    """`PENSTOCK_OIDC_CLIENT_SECRET`: the secret of that client. Default: a public client, with PKCE only."""
+
+    oidc_name: str = "single sign-on"
+    """`PENSTOCK_OIDC_NAME`: the name of the issuer on the sign-in page."""
+
+    oidc_operators: tuple[str, ...] = ()
+    """`PENSTOCK_OIDC_OPERATORS`: subjects or verified e-mail addresses that sign in as operators, separated
+    by commas. Default: none."""
+
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
@@ -111,9 +135,51 @@ def read(environment: Mapping[str, str]) -> Settings:
         storage=environment.get("PENSTOCK_STORAGE") or None,
         storage_secret=_secret("PENSTOCK_STORAGE_SECRET", environment),
         max_url_seconds=_seconds("PENSTOCK_MAX_URL_SECONDS", environment, 604_800),
+        public_url=(public_url := _public_url(environment.get("PENSTOCK_PUBLIC_URL"))),
+        allowed_hosts=_hosts(environment.get("PENSTOCK_ALLOWED_HOSTS"), public_url),
+        **_oidc(environment, public_url),
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )
+
+
+def _public_url(text: str | None) -> str | None:
+    if not text:
+        return None
+    url = text.rstrip("/")
+    if not re.fullmatch(r"https?://[A-Za-z0-9.-]+(:\d+)?|https?://\[[0-9a-f:]+\](:\d+)?", url):
+        raise Invalid(
+            f"PENSTOCK_PUBLIC_URL must be a URL without a path (got {text!r})",
+            hint="Such as https://jobs.example.org.",
+        )
+    return url
+
+
+def _hosts(text: str | None, public_url: str | None) -> tuple[str, ...]:
+    """The host names that requests may name, without ports, in lower case."""
+    given = [each.strip().lower() for each in (text or "").split(",") if each.strip()]
+    if not given and public_url:
+        authority = public_url.partition("://")[2]
+        given = [authority.partition("]")[0] + "]" if authority[0] == "[" else authority.partition(":")[0]]
+    return tuple(each.lower() for each in given)
+
+
+def _oidc(environment: Mapping[str, str], public_url: str | None) -> dict[str, Any]:
+    issuer = environment.get("PENSTOCK_OIDC_ISSUER") or None
+    if issuer is None:
+        return {}
+    if not re.match(r"https://|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", issuer):
+        raise Invalid(f"PENSTOCK_OIDC_ISSUER must be an https URL (got {issuer!r})")
+    if not environment.get("PENSTOCK_OIDC_CLIENT_ID") or not public_url:
+        raise Invalid("PENSTOCK_OIDC_ISSUER requires PENSTOCK_OIDC_CLIENT_ID and PENSTOCK_PUBLIC_URL")
+    operators = environment.get("PENSTOCK_OIDC_OPERATORS", "").split(",")
+    return {
+        "oidc_issuer": issuer,
+        "oidc_client_id": environment["PENSTOCK_OIDC_CLIENT_ID"],
+        "oidc_client_secret": environment.get("PENSTOCK_OIDC_CLIENT_SECRET") or None,
+        "oidc_name": environment.get("PENSTOCK_OIDC_NAME") or "single sign-on",
+        "oidc_operators": tuple(each.strip() for each in operators if each.strip()),
+    }
 
 
 def _flag(name: str, environment: Mapping[str, str]) -> bool:

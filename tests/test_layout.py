@@ -107,6 +107,15 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "api": None,
         "cli": None,
         "tests": "tests/sql/test_jobs.py", "docs": "docs/operate.md"},
+    # Identities exist to sign in to the dashboard.
+    "identities": {
+        "python": "penstock/api/callers.py",
+        "api": "penstock/api/oidc.py",
+        "cli": None,
+        "dashboard": "penstock/dashboard/sign_in.py",
+        "tests": "tests/dashboard/test_oidc.py",
+        "docs": "docs/access.md",
+    },
     # So are invitations.
     "invitations": {"docs": "docs/access.md"},
     # Sessions are part of who may do what.

@@ -36,6 +36,7 @@ from penstock.api import (
 from penstock.api.alerts import Storms
 from penstock.api.callers import Callers, Pools, check_login
 from penstock.api.development import Development
+from penstock.api.hosts import Hosts
 from penstock.api.isolated import Isolated
 from penstock.api.limits import Limits, Rates
 from penstock.api.routes import PROBLEM_SCHEMA
@@ -123,6 +124,7 @@ def create(
             max_age=600,
         )
     made.state.sessions = development.add_to(made, developer) if developer else None
+    made.add_middleware(Hosts, settings=chosen)
     observe.add_to(made)
     for routes in _ROUTES:
         made.include_router(routes)

@@ -202,6 +202,14 @@ class Callers:
             expires_at=datetime.fromtimestamp(expires, UTC) if expires else None,
         )
 
+    async def of_identity(self, issuer: str, subject: str, email: str | None, *, is_operator: bool) -> Caller:
+        """The caller with this verified identity; creates the user at the first sign-in."""
+        user_id = await db.value(
+            self._pools.service, "sign_in_identity", p_issuer=issuer, p_subject=subject, p_email=email
+        )
+        role: DatabaseRole = "service_role" if is_operator else "authenticated"
+        return Caller(role, {"role": role, "sub": str(user_id)})
+
     async def close_session(self, token: str) -> None:
         """End a dashboard session."""
         await db.call(self._pools.service, "close_session", p_digest=_digest(token))

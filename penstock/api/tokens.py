@@ -147,7 +147,7 @@ class Keys:
         self._tried_at = time.monotonic()
         try:
             text = await asyncio.to_thread(_download, self._url)
-            self._keys = dict(_usable(json.loads(text)))
+            self._keys = dict(usable_keys(json.loads(text)))
         except (OSError, ValueError, RecursionError):
             return
         self._fetched_at = time.monotonic()
@@ -155,11 +155,11 @@ class Keys:
 
 def _download(url: str) -> bytes:
     # The settings check the URL's scheme.
-    with urllib.request.build_opener(_NoRedirects).open(url, timeout=5) as response:
+    with urllib.request.build_opener(NoRedirects).open(url, timeout=5) as response:
         return response.read(_MOST_BYTES)
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class NoRedirects(urllib.request.HTTPRedirectHandler):
     """Accept keys from the configured URL only."""
 
     def redirect_request(
@@ -168,7 +168,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def _usable(document: Any) -> Iterator[tuple[str, jwt.PyJWK]]:
+def usable_keys(document: Any, default_kid: str | None = None) -> Iterator[tuple[str, jwt.PyJWK]]:
     """The signature keys of a JWKS. Skips symmetric keys, which cannot be secret in a public document."""
     if not isinstance(document, dict):
         raise ValueError("not a key set")
@@ -184,10 +184,10 @@ def _usable(document: Any) -> Iterator[tuple[str, jwt.PyJWK]]:
         is_long = isinstance(material, RSAPublicKey) and material.key_size >= 2048
         if (
             (is_curve or is_long)
-            and entry.get("kid")
+            and entry.get("kid", default_kid) is not None
             and entry.get("alg", key.algorithm_name) == key.algorithm_name
         ):
-            yield str(entry["kid"]), key
+            yield str(entry.get("kid", default_kid)), key
 
 
 def _check_keys(token: str) -> None:

@@ -66,12 +66,13 @@ def host_cookie(request: Request, name: str) -> str:
 
 def is_secure(request: Request) -> bool:
     """Whether the browser reaches the dashboard over TLS."""
-    return request.url.scheme == "https"
+    return base_url(request).startswith("https://")
 
 
 def base_url(request: Request) -> str:
     """Return the address of this server as browsers reach it, without a path."""
-    return f"{request.url.scheme}://{request.headers.get('host', '')}"
+    public_url: str | None = request.app.state.settings.public_url
+    return public_url or f"{request.url.scheme}://{request.headers.get('host', '')}"
 
 
 def set_host_cookie(request: Request, response: Response, name: str, value: str, *, seconds: int) -> None:

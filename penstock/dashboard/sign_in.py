@@ -6,18 +6,23 @@ token in a cookie that scripts cannot read, never the key. Each request checks t
 
 from __future__ import annotations
 
+import base64
+import json
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
 
 from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Rate
+from penstock.api.oidc import Login, Oidc
 from penstock.dashboard import forms, pages
-from penstock.dashboard.pages import PublicPage, redirect, render
-from penstock.errors import Unauthenticated
+from penstock.dashboard.pages import PublicPage, redirect, render, url
+from penstock.errors import NotFound, Unauthenticated
 
 router = APIRouter(route_class=PublicPage)
 
+OIDC_COOKIE = "penstock_oidc"
 COOKIE_SECONDS = 366 * 86400
 """Longer than any session: the server ends sessions, not the cookie."""
 
@@ -27,7 +32,7 @@ NextQuery = Annotated[str, Query(max_length=4000)]
 @router.get("/sign-in")
 async def show_sign_in(request: Request, next: NextQuery = "/") -> Response:
     """Show the sign-in form."""
-    return render(request, "sign_in.html", next=forms.local(next), problem=None)
+    return _page(request, forms.local(next))
 
 
 @router.post("/sign-in")
@@ -35,21 +40,98 @@ async def sign_in(request: Request) -> Response:
     """Open a session if the credential is valid."""
     form: forms.Form = request.state.form
     callers: Callers = request.app.state.callers
-    rate: Rate = request.app.state.rate
-    rate.take(f"nobody:{request.client.host if request.client else ''}")
+    _count(request)
     target = forms.local(form.get("next"))
     try:
         caller = await callers.bearing(form.get("credential"))
         if caller.role == "anon" or caller.is_worker:
             raise Unauthenticated("worker keys and anonymous tokens cannot sign in")
     except Unauthenticated as error:
+<<<<<<< HEAD
         storms = getattr(request.app.state, "storms", None)
         if storms is not None:
             storms.note(request, "failed_logins", f"address:{request.client.host if request.client else ''}")
         return render(request, "sign_in.html", 401, next=target, problem=error.message)
+=======
+        return _page(request, target, error.message)
+>>>>>>> 1f055c1 (Sign in with OpenID Connect; check the Host header; send HSTS)
     response = redirect(request, target)
     await begin_session(request, response, caller)
     return response
+
+
+def _count(request: Request) -> None:
+    """Count an attempt to sign in against the client's address."""
+    rate: Rate = request.app.state.rate
+    rate.take(f"nobody:{request.client.host if request.client else ''}")
+
+
+def _page(request: Request, target: str, problem: str | None = None) -> Response:
+    oidc = _oidc(request)
+    code = 401 if problem else 200
+    return render(
+        request, "sign_in.html", code, next=target, problem=problem, issuer=oidc.name if oidc else None
+    )
+
+
+def _oidc(request: Request) -> Oidc | None:
+    """Return the sign-in with the configured issuer, if there is one."""
+    state = request.app.state
+    if not hasattr(state, "oidc"):
+        state.oidc = Oidc(state.settings) if state.settings.oidc_issuer else None
+    return state.oidc
+
+
+def _callback(request: Request) -> str:
+    return forms.base_url(request) + url(request, "/sign-in/callback")
+
+
+@router.get("/sign-in/oidc")
+async def begin_oidc(request: Request, next: NextQuery = "/") -> Response:
+    """Send the browser to the issuer. A cookie binds the sign-in to this browser."""
+    oidc = _oidc(request)
+    if oidc is None:
+        raise NotFound("page not found")
+    _count(request)
+    address, login = await oidc.begin(_callback(request))
+    response = RedirectResponse(address, 303)
+    value = json.dumps([login.state, login.nonce, login.verifier, forms.local(next)])
+    encoded = base64.urlsafe_b64encode(value.encode()).decode()
+    forms.set_host_cookie(request, response, OIDC_COOKIE, encoded, seconds=600)
+    return response
+
+
+@router.get("/sign-in/callback")
+async def finish_oidc(request: Request) -> Response:
+    """Take the issuer's answer and open a session."""
+    oidc = _oidc(request)
+    if oidc is None:
+        raise NotFound("page not found")
+    _count(request)
+    callers: Callers = request.app.state.callers
+    target = "/"
+    try:
+        login, target = _begun(request)
+        identity = await oidc.finish(login, _callback(request), dict(request.query_params))
+        caller = await callers.of_identity(
+            identity.issuer, identity.subject, identity.email, is_operator=oidc.is_operator(identity)
+        )
+        response: Response = redirect(request, target)
+        await begin_session(request, response, caller)
+    except Unauthenticated as error:
+        response = _page(request, target, error.message)
+    forms.delete_host_cookie(request, response, OIDC_COOKIE)
+    return response
+
+
+def _begun(request: Request) -> tuple[Login, str]:
+    """Return the sign-in that this browser began, and the page to open after it."""
+    try:
+        encoded = request.cookies[forms.host_cookie(request, OIDC_COOKIE)]
+        state, nonce, verifier, target = map(str, json.loads(base64.urlsafe_b64decode(encoded)))
+    except (KeyError, ValueError, TypeError, RecursionError):
+        raise Unauthenticated("the sign-in was begun in another browser or has expired") from None
+    return Login(state, nonce, verifier), forms.local(target)
 
 
 async def begin_session(request: Request, response: Response, caller: Caller) -> None:

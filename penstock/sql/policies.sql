@@ -26,6 +26,7 @@ create policy service_reads on penstock.endpoints for select to service_role usi
 create policy service_reads on penstock.error_stacks for select to service_role using (true);
 create policy service_reads on penstock.exchange_rates for select to service_role using (true);
 create policy service_reads on penstock.holds for select to service_role using (true);
+create policy service_reads on penstock.identities for select to service_role using (true);
 create policy service_reads on penstock.invitations for select to service_role using (true);
 create policy service_reads on penstock.job_types for select to service_role using (true);
 create policy service_reads on penstock.jobs for select to service_role using (true);

@@ -700,6 +700,20 @@ table penstock.holds
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.identities
+  comment: The user of each subject of an OpenID Connect issuer.
+  row security: enabled
+  column issuer: text not null
+  column subject: text not null
+  column user_id: uuid not null
+  column created_at: timestamp with time zone not null
+  constraint identities_issuer_check: CHECK (((length(issuer) >= 1) AND (length(issuer) <= 500)))
+  constraint identities_pkey: PRIMARY KEY (issuer, subject)
+  constraint identities_subject_check: CHECK (((length(subject) >= 1) AND (length(subject) <= 255)))
+  index identities_user: CREATE INDEX identities_user ON penstock.identities USING btree (user_id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.invitations
   comment: Invitations by link. A user becomes a member by accepting one.
   row security: enabled
@@ -2347,6 +2361,14 @@ function penstock._claimed_task(penstock.leases)
   body: sha256 e72511f2e96366a12c9af54e6f71284a
   comment: What a worker gets of a task it has claimed: the input with the outputs of its parents, the attempt, its limits.
 
+function penstock._clear_audit_details(uuid, uuid)
+  arguments: p_tenant_id uuid, p_user_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 18e1d3d33c75c4f030936557f2cd8570
+  comment: Clears the details of the audit lines of an erased tenant or user, and seals these lines again.
+
 function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states, jsonb)
   arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_signal jsonb
   returns: void
@@ -2417,6 +2439,14 @@ function penstock._count_start(uuid, integer, jsonb, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 40120650df6a911329cc7f7d5e9b0d49
   comment: Counts new jobs, their rows (tasks, or rows of a bulk job) and the bytes of their input where these are limited, and rejects them over the limit.
+
+function penstock._create_user(uuid, text)
+  arguments: p_user_id uuid, p_email text
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 15b7b2921793efc332f26caba3ae3155
+  comment: Creates a profile and a personal tenant for a user.
 
 function penstock._current_pace(double precision, timestamp with time zone, timestamp with time zone)
   arguments: p_pace double precision, p_paced_at timestamp with time zone, p_now timestamp with time zone
@@ -2559,7 +2589,7 @@ function penstock._erase_tenant(uuid)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b3abb50b537977d619c21e47381c5d70
+  body: sha256 a98376f4a1f3fea72f14e443f600138d
   comment: Removes what a tenant stored. Ledger and audit log keep amounts, actions and ids.
 
 function penstock._estimated_cost(text, uuid, jsonb)
@@ -4412,7 +4442,7 @@ function penstock.erase_user(uuid)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 38483d6569de26edb4f0f458d17352cc
+  body: sha256 e27b4773ad7760e9ebf6c3f126ba5330
   comment: Erases a user: memberships, API keys, sessions, invitations, the profile, and the personal tenant with its jobs, rows and files. Ledger and audit log keep ids only. Upkeep removes job rows and files within minutes. Returns the teams that the user left, and those that have no owner now.
   grant to service_role: execute
 
@@ -4806,7 +4836,7 @@ function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d932d27666ba4f815d2bb6a51781ac85
+  body: sha256 19330189f34e54fdb480901b0b3601a9
   comment: Creates a profile and a personal tenant for a new user.
 
 function penstock.open_bulk(text, jsonb, jsonb, jsonb)
@@ -5310,6 +5340,15 @@ function penstock.set_tenant_weight(uuid, double precision)
   comment: Changes a tenant's share of every lane, for tasks queued from now on.
   grant to service_role: execute
 
+function penstock.sign_in_identity(text, text, text)
+  arguments: p_issuer text, p_subject text, p_email text DEFAULT NULL::text
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 49c57b8af28ca149108933a643df12ad
+  comment: The user of an issuer's subject, created with a profile and a personal tenant at the first sign-in. p_email is the verified address, if there is one. Only code that has verified the identity may call this.
+  grant to service_role: execute
+
 function penstock.start_action(text, text[], text)
   arguments: p_verb text, p_subjects text[], p_reason text DEFAULT NULL::text
   returns: uuid
@@ -5325,7 +5364,7 @@ function penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 8efd767d1e5298fd90058a1ff21438d9
+  body: sha256 1b646cc68dccbb18bed53b708d7abcc7
   comment: Starts a job whose tasks trusted code drew from a job type, for the user p_user_id (null: for the service). Not granted to users: the server calls it, and so may a security definer function of an app. The role of the user in the tenant is checked, and the user is recorded as the creator.
   grant to service_role: execute
 

@@ -35,7 +35,11 @@ def role_of(sql: Contract, tenant: uuid.UUID, person: Person) -> str | None:
 
 class TestConsent:
     def test_users_cannot_add_members_directly(self, sql: Contract) -> None:
+<<<<<<< HEAD
         """S84: only the service may, for an application that has asked for consent."""
+=======
+        """S80: only the service may, for an application that has asked for consent."""
+>>>>>>> 1f055c1 (Sign in with OpenID Connect; check the Host header; send HSTS)
         ann, bob = join(sql, "ann"), join(sql, "bob")
         with acting(sql, ann), sql.refused(403, "consent_required"):
             sql.value("set_member", tenant_id=ann.tenant, user_id=bob.id, role="viewer")
@@ -214,6 +218,22 @@ class TestErase:
             None,
             "deleted",
         )
+
+    def test_sealed_lines_are_sealed_again(self, sql: Contract) -> None:
+        ann = join(sql, "ann")
+        with acting(sql, ann):
+            sql.rows("create_key", name=CANARY, role="viewer")
+        sql.execute(
+            "insert into penstock.audit_seals (number, last_id, lines, digest, hash, sealed_at) "
+            "select n, l.last_id, d.lines, d.digest, '', now() "
+            "from (select max(id) as last_id, 1 as n from penstock.audit_log) as l, "
+            "lateral penstock._audit_digest(-9223372036854775808, l.last_id) as d"
+        )
+        sql.execute("update penstock.audit_seals s set hash = penstock._audit_hash(null, s)")
+        assert sql.execute("select * from penstock._broken_seals()") == []
+        sql.value("erase_user", user_id=ann.id)
+        assert sql.execute("select * from penstock._broken_seals()") == []
+        assert sql.one("select count(*) from penstock.audit_log where action = 'audit.resealed'") >= 1
 
     def test_deleting_the_auth_user_erases(self, sql: Contract) -> None:
         ann, bob = join(sql, "ann"), join(sql, "bob")

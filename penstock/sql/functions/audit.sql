@@ -203,3 +203,39 @@ $$;
 comment on function penstock.audit_head() is
   'The head of the chain as number:hash, the number of sealed lines, and the number of lines (at most '
   '100,000) that are not sealed yet. Keep the head outside of the database.';
+
+create or replace function penstock._clear_audit_details(p_tenant_id uuid, p_user_id uuid)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_ids bigint[];
+  v_seal audit_seals;
+  v_before audit_seals;
+  v_old text;
+begin
+  perform pg_advisory_xact_lock(hashtextextended('penstock.audit', 0));
+  with cleared as (
+    update audit_log set details = '{}' where details <> '{}' and (tenant_id = p_tenant_id
+      or actor = 'user:' || p_user_id or subject = 'user:' || p_user_id)
+    returning id
+  )
+  select array_agg(id order by id) into v_ids from cleared;
+  -- The lines are sealed again, and the log says so: a head that was kept elsewhere can be explained.
+  for v_seal in
+    select * from audit_seals where pruned_at is null and last_id >= v_ids[1] order by number
+  loop
+    v_before := null;
+    select * into v_before from audit_seals where number = v_seal.number - 1;
+    v_old := coalesce(v_old, v_seal.number || ':' || encode(v_seal.hash, 'hex'));
+    select d.digest into v_seal.digest
+    from _audit_digest(coalesce(v_before.last_id, -9223372036854775808), v_seal.last_id) as d;
+    update audit_seals set digest = v_seal.digest, hash = _audit_hash(v_before.hash, v_seal)
+    where number = v_seal.number;
+  end loop;
+  if v_old is not null then
+    perform _audit(null, 'audit.resealed', null, coalesce('tenant:' || p_tenant_id, 'user:' || p_user_id),
+      jsonb_build_object('first', v_old));
+  end if;
+end
+$$;
+comment on function penstock._clear_audit_details(uuid, uuid) is
+  'Clears the details of the audit lines of an erased tenant or user, and seals these lines again.';

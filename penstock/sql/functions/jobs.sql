@@ -284,9 +284,6 @@ begin
       format('the API key does not have the scope %s', _scope_for(c_roles)),
       jsonb_build_object('scope', _scope_for(c_roles)), 'Create a key with this scope.');
   end if;
-  if not _has_scope(v_user_id, 'start') then
-    perform _refuse(403, 'missing_scope', 'the API key does not have the scope start', '{"scope": "start"}');
-  end if;
   perform set_config('penstock.actor', 'user:' || v_user_id, true);
   return _start_job(p_type, p_params, p_tasks, p_options || jsonb_build_object('tenant_id', v_tenant_id),
     v_starters, false);

@@ -250,12 +250,12 @@ $$;
 comment on function penstock.set_member(uuid, uuid, text) is
   'Changes a member''s role; null removes the member. Only the service can add a user: others invite.';
 
-create or replace function penstock.on_new_user()
-returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
+create or replace function penstock._create_user(p_user_id uuid, p_email text)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_tenant_id uuid;
   v_plan text := (_setting('default_plan')) #>> '{}';
-  v_name text := left(coalesce(nullif(split_part(to_jsonb(new) ->> 'email', '@', 1), ''), 'personal'), 200);
+  v_name text := left(coalesce(nullif(split_part(p_email, '@', 1), ''), 'personal'), 200);
 begin
   v_name := case when _is_clean(v_name) then v_name else 'personal' end;
   -- A missing plan must not look like one without limits.
@@ -266,10 +266,19 @@ begin
   insert into tenants (name, is_personal, created_at, plan)
   values (v_name, true, _now(), nullif(v_plan, 'unlimited')) returning id into v_tenant_id;
   insert into profiles (user_id, tenant_id, email, created_at)
-  values (new.id, v_tenant_id, to_jsonb(new) ->> 'email', _now());
-  insert into members (tenant_id, user_id, role, created_at) values (v_tenant_id, new.id, 'owner', _now());
+  values (p_user_id, v_tenant_id, p_email, _now());
+  insert into members (tenant_id, user_id, role, created_at) values (v_tenant_id, p_user_id, 'owner', _now());
   insert into audit_log (at, tenant_id, actor, action, subject)
-  values (_now(), v_tenant_id, 'user:' || new.id, 'user.created', 'user:' || new.id);
+  values (_now(), v_tenant_id, 'user:' || p_user_id, 'user.created', 'user:' || p_user_id);
+end
+$$;
+comment on function penstock._create_user(uuid, text) is
+  'Creates a profile and a personal tenant for a user.';
+
+create or replace function penstock.on_new_user()
+returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  perform _create_user(new.id, to_jsonb(new) ->> 'email');
   return new;
 end
 $$;
@@ -304,7 +313,7 @@ begin
   update cost_entries set reason = null, key = null where tenant_id = p_tenant_id
     and (reason is not null or key is not null);
   perform set_config('penstock.erasing', '', true);
-  update audit_log set details = '{}' where tenant_id = p_tenant_id and details <> '{}';
+  perform _clear_audit_details(p_tenant_id, null);
   update tenants set name = 'erased' where id = p_tenant_id;
 end
 $$;
@@ -334,6 +343,7 @@ begin
   delete from invitations where inviter_id = p_user_id and status = 'pending';
   update invitations set email = null where answered_by = p_user_id or lower(email) = lower(v_email);
   delete from tenant_blocks where user_id = p_user_id;
+  delete from identities where user_id = p_user_id;
   delete from requests where actor = 'user:' || p_user_id;
   delete from actions where user_id = p_user_id;
   if v_tenant_id is not null then
@@ -341,8 +351,7 @@ begin
   end if;
   delete from members where user_id = p_user_id;
   delete from profiles where user_id = p_user_id;
-  update audit_log set details = '{}' where details <> '{}'
-    and (actor = 'user:' || p_user_id or subject = 'user:' || p_user_id);
+  perform _clear_audit_details(null, p_user_id);
   delete from auth.users where id = p_user_id;
   perform _audit(null, 'user.erased', null, 'user:' || p_user_id);
   return jsonb_build_object('user_id', p_user_id, 'tenant_id', v_tenant_id, 'teams', v_teams,
