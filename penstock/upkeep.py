@@ -2,6 +2,7 @@
 
 Upkeep  requeues tasks whose lease expired or that are due, continues large actions, fires schedules
 Tidy    removes old jobs, and files that are deleted or abandoned
+Sender  (penstock.delivery) delivers notifications
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from contextlib import asynccontextmanager
 import structlog
 
 from penstock.contract import alerts, artifacts, audit, schedules
+from penstock.delivery import Sender
 from penstock.postgres import db
-from penstock.settings import Listen
+from penstock.settings import Settings
 from penstock.storage.objects import Storage
 
 log = structlog.get_logger("penstock.upkeep")
@@ -25,14 +27,16 @@ Draw = schedules.BuildTasks
 
 @asynccontextmanager
 async def standby(
-    pool: db.Pool, dsn: str, draw: Draw, storage: Callable[[], Storage | None], mode: Listen
+    pool: db.Pool, settings: Settings, draw: Draw, storage: Callable[[], Storage | None]
 ) -> AsyncGenerator[None]:
     """Do what is due while no worker does; of many servers, one does it."""
     upkeep, tidy = Upkeep(pool, draw, function="upkeep_if_idle"), Tidy(pool, storage)
+    sender = Sender(pool, settings)
     loops = [
         asyncio.create_task(upkeep.run(first_pause=upkeep.MAX_PAUSE)),
-        asyncio.create_task(upkeep.listen(dsn, mode)),
+        asyncio.create_task(_listen(settings, {"chores": upkeep.due, "notifications": sender.due})),
         asyncio.create_task(tidy.run()),
+        asyncio.create_task(sender.run()),
     ]
     try:
         yield
@@ -40,6 +44,22 @@ async def standby(
         for loop in loops:
             loop.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def _listen(settings: Settings, events: dict[str, asyncio.Event]) -> None:
+    """Set the event that a notification names. Behind a pooler this ends, and polling is enough."""
+    while settings.listen != "off" and settings.database_url:
+        is_refused = settings.listen == "auto"
+        try:
+            async for payload in db.listen(settings.database_url, "penstock", is_pooled_refused=is_refused):
+                # At first, and after a broken connection, notifications may have been missed.
+                for event in events.values() if payload == "" else filter(None, [events.get(payload)]):
+                    event.set()
+        except db.Pooled:
+            return
+        except Exception as error:
+            log.warning("upkeep.listen_failed", error=str(error))
+        await asyncio.sleep(random.uniform(0.5, 2))
 
 
 class Upkeep:
@@ -101,20 +121,6 @@ class Upkeep:
             return
         finally:
             self.due.clear()
-
-    async def listen(self, dsn: str, mode: Listen) -> None:
-        """Set `due` on each notification about upkeep. Behind a pooler this ends, and polling is enough."""
-        while mode != "off":
-            try:
-                async for payload in db.listen(dsn, "penstock", is_pooled_refused=mode == "auto"):
-                    # At first, and after a broken connection, notifications may have been missed.
-                    if payload in ("", "chores"):
-                        self.due.set()
-            except db.Pooled:
-                return
-            except Exception as error:
-                log.warning("upkeep.listen_failed", error=str(error))
-            await asyncio.sleep(random.uniform(0.5, 2))
 
 
 class Tidy:

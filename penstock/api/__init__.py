@@ -23,6 +23,7 @@ from penstock.api import (
     invitations,
     jobs,
     money,
+    notifications,
     observe,
     problems,
     providers,
@@ -63,6 +64,8 @@ _ROUTES = (
     bulks.routes,
     dead_letters.routes,
     schedules.routes,
+    notifications.secret_routes,
+    notifications.routes,
     money.routes,
     providers.routes,
     invitations.secret_routes,
@@ -171,7 +174,7 @@ async def _running(
         storage = partial(storages.of, settings)
         try:
             async with (
-                standby(service, settings.database_url, draw, storage, settings.listen),
+                standby(service, settings, draw, storage),
                 webhooks.retrying(service, app),
             ):
                 yield

@@ -50,6 +50,7 @@ COMMANDS = {
         _OPERATE, "dead_letters", "Show, replay or discard tasks that failed permanently.", "group"
     ),
     "schedules": Entry(_OPERATE, "schedules", "Manage recurring jobs.", "group"),
+    "notifications": Entry(_OPERATE, "notifications", "Manage notifications by e-mail and webhook.", "group"),
     "artifacts": Entry(_OPERATE, "artifacts", "List and check files that jobs stored.", "group"),
     "workers": Entry(_OPERATE, "operate", "List workers, the processes that run tasks.", "workers_group"),
     "tenants": Entry(_OPERATE, "operate", "List and create tenants.", "tenants_group"),

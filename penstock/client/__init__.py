@@ -11,6 +11,7 @@ from penstock.client.core import Core
 from penstock.client.dead_letters import DeadLetters
 from penstock.client.jobs import Jobs, StartedJob
 from penstock.client.money import Costs, Usage
+from penstock.client.notifications import Notifications
 from penstock.client.operations import Providers, Workers
 from penstock.client.schedules import Schedules
 from penstock.client.tenants import Keys, Members, Tenants
@@ -59,6 +60,7 @@ class _Resources(Resource[IO]):
         self.dead_letters = DeadLetters(core)
         self.waits = Waits(core)
         self.schedules = Schedules(core)
+        self.notifications = Notifications(core)
         self.usage = Usage(core)
         self.costs = Costs(core)
         self.providers = Providers(core)

@@ -85,6 +85,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
             ("/waits", "Questions", False),
             ("/dead-letters", "Dead letters", False),
             ("/schedules", "Schedules", False),
+            ("/notifications", "Notifications", False),
         ),
     ),
     (

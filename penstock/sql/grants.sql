@@ -20,7 +20,8 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.cost_entries, penstock.cost_sums, penstock.usage_days, penstock.cost_days, penstock.job_costs,
   penstock.price_list, penstock.rate_comparison, penstock.artifacts, penstock.bulks, penstock.bulk_rows,
   penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions, penstock.waits,
-  penstock.wait_list, penstock.error_stacks to authenticated;
+  penstock.wait_list, penstock.error_stacks, penstock.failures, penstock.streaks,
+  penstock.notification_targets, penstock.notifications to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
@@ -54,7 +55,9 @@ grant execute on function
   penstock.start_action(text, text[], text), penstock.weigh_action(text, text[]), penstock.clock(),
   penstock.refuse(integer, text, text, jsonb, text), penstock.is_service(), penstock.my_tenant(),
   penstock.is_member(uuid, text[]), penstock.require_member(uuid, text[]),
-  penstock.require_tenant(uuid)
+  penstock.require_tenant(uuid),
+  penstock.set_notification_target(text, text, text[], jsonb), penstock.remove_notification_target(uuid),
+  penstock.rotate_notification_secret(uuid), penstock.send_test_notification(uuid)
 to authenticated, service_role;
 
 -- The service: workers and operators.
@@ -116,5 +119,8 @@ grant execute on function
   penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]), penstock.orphaned_artifacts(text[]),
   penstock.do_actions(integer), penstock.keep_artifact(uuid, text, timestamptz),
   penstock.unkeep_artifact(uuid), penstock.record_audit(text, text, jsonb, uuid, uuid),
-  penstock.define_setting(text, jsonb, text), penstock.get_setting(text)
+  penstock.define_setting(text, jsonb, text), penstock.get_setting(text),
+  penstock.notify(uuid, text, text, jsonb),
+  penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb),
+  penstock.take_notifications(integer), penstock.end_notification(uuid, integer, text, text)
 to service_role;

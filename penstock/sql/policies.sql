@@ -25,6 +25,7 @@ create policy service_reads on penstock.endpoint_states for select to service_ro
 create policy service_reads on penstock.endpoints for select to service_role using (true);
 create policy service_reads on penstock.error_stacks for select to service_role using (true);
 create policy service_reads on penstock.exchange_rates for select to service_role using (true);
+create policy service_reads on penstock.failures for select to service_role using (true);
 create policy service_reads on penstock.holds for select to service_role using (true);
 create policy service_reads on penstock.identities for select to service_role using (true);
 create policy service_reads on penstock.invitations for select to service_role using (true);
@@ -37,7 +38,13 @@ create policy service_reads on penstock.members for select to service_role using
 create policy service_reads on penstock.meters for select to service_role using (true);
 create policy service_reads on penstock.migrations for select to service_role using (true);
 create policy service_reads on penstock.mixed for select to service_role using (true);
+<<<<<<< HEAD
 create policy service_reads on penstock.operator_alerts for select to service_role using (true);
+=======
+create policy service_reads on penstock.notification_secrets for select to service_role using (true);
+create policy service_reads on penstock.notification_targets for select to service_role using (true);
+create policy service_reads on penstock.notifications for select to service_role using (true);
+>>>>>>> ca5791b (Notify by e-mail and signed webhook: ends of jobs, and one alert per streak of failures)
 create policy service_reads on penstock.parked for select to service_role using (true);
 create policy service_reads on penstock.phases for select to service_role using (true);
 create policy service_reads on penstock.plans for select to service_role using (true);
@@ -53,6 +60,7 @@ create policy service_reads on penstock.settings for select to service_role usin
 create policy service_reads on penstock.shares for select to service_role using (true);
 create policy service_reads on penstock.spent for select to service_role using (true);
 create policy service_reads on penstock.steps for select to service_role using (true);
+create policy service_reads on penstock.streaks for select to service_role using (true);
 create policy service_reads on penstock.task_sums for select to service_role using (true);
 create policy service_reads on penstock.tasks for select to service_role using (true);
 create policy service_reads on penstock.tenant_blocks for select to service_role using (true);
@@ -79,12 +87,16 @@ create policy members_read on penstock.bulks for select to authenticated using (
 create policy members_read on penstock.cost_entries for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.cost_sums for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.dead_letters for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.failures for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.holds for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.jobs for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.members for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.notification_targets for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.notifications for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.phases for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.results for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.schedules for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.streaks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.tasks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.tenant_limits for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.tenants for select to authenticated using (id in (select penstock.my_tenants()));

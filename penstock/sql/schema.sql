@@ -669,6 +669,32 @@ table penstock.exchange_rates
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.failures
+  comment: Failures that record_outcome was told of. Append-only.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column at: timestamp with time zone not null
+  column tenant_id: uuid not null
+  column scope: text not null
+  column subject: text
+  column code: text not null
+  column message: text not null
+  column job_id: uuid
+  column task_id: bigint
+  column details: jsonb not null default '{}'::jsonb
+  comment on column scope: What the outcomes belong to, such as event:42. Failures in a row are counted per scope.
+  constraint failures_code_check: CHECK (((length(code) >= 1) AND (length(code) <= 100)))
+  constraint failures_message_check: CHECK (((length(message) >= 1) AND (length(message) <= 2000)))
+  constraint failures_pkey: PRIMARY KEY (id)
+  constraint failures_scope_check: CHECK (((length(scope) >= 1) AND (length(scope) <= 200)))
+  constraint failures_subject_check: CHECK ((length(subject) <= 200))
+  constraint failures_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index failures_scope: CREATE INDEX failures_scope ON penstock.failures USING btree (tenant_id, scope, id DESC)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.holds
   comment: Amounts reserved for an attempt or a caller until they are committed or released.
   row security: enabled
@@ -1314,6 +1340,23 @@ table penstock.steps
   constraint steps_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
   constraint steps_pkey: PRIMARY KEY (job_id, task_id, name)
   policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.streaks
+  comment: Failures in a row, per scope; a success deletes the row.
+  row security: enabled
+  options: fillfactor=70
+  column tenant_id: uuid not null
+  column scope: text not null
+  column failures: integer not null
+  column began_at: timestamp with time zone not null
+  column last_at: timestamp with time zone not null
+  column alerted_at: timestamp with time zone
+  constraint streaks_pkey: PRIMARY KEY (tenant_id, scope)
+  constraint streaks_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
   grant to service_role: select
 
 table penstock.task_sums
@@ -2062,8 +2105,8 @@ function penstock._audit_job()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b040705e0114d885d397187d5623bf69
-  comment: Writes an audit line for every status change of a job.
+  body: sha256 887831113cc20dacd75d1419b3d709d9
+  comment: Writes an audit line for every status change of a job, and notifies subscribers of its end.
 
 function penstock._base_rate(text, timestamp with time zone)
   arguments: p_currency text, p_at timestamp with time zone
@@ -2274,6 +2317,14 @@ function penstock._check_open_subjects(uuid, integer)
   body: sha256 bf602a49d8a902b7ee1c338377d70fbc
   comment: Raises an error if a user has too many subjects in unfinished actions; null is the service.
 
+function penstock._check_outcome(uuid, text, boolean, text, text, jsonb)
+  arguments: p_tenant_id uuid, p_scope text, p_is_success boolean, p_code text, p_message text, p_options jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 eb434c5dc63ad7694843950e27946e73
+  comment: Raises an error for an outcome that record_outcome cannot record.
+
 function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boolean)
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_starters text[], p_is_raw boolean
   returns: void
@@ -2305,6 +2356,14 @@ function penstock._check_schedulable(text)
   settings: search_path=penstock, pg_temp
   body: sha256 b20c0ae1960530d21166a678e0c82fca
   comment: Raises an error unless an app has declared this job type or kind, so that a worker can draw its tasks.
+
+function penstock._check_target(text, text, text[])
+  arguments: p_channel text, p_address text, p_events text[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4342817d0c9911054a8eb0f25295486d
+  comment: Raises an error for a channel, address or event that cannot be.
 
 function penstock._check_tasks(penstock.task_spec[])
   arguments: p_specs penstock.task_spec[]
@@ -3148,6 +3207,13 @@ function penstock._new_key_scopes(text, jsonb, penstock.api_keys)
   body: sha256 70d0955006857aa34900dad5f270b08b
   comment: The scopes of a new key. Raises an error for scopes that its role or its parent key does not have.
 
+function penstock._new_secret()
+  returns: text
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a980fba21563a9c606e6c95c5109fa11
+  comment: A new secret that signs webhooks.
+
 function penstock._not_begun()
   returns: text
   attributes: sql, immutable, security invoker, parallel unsafe
@@ -3162,6 +3228,29 @@ function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 1feb88a9b5ff0337401da30a2e0f00ab
   comment: Records usage outside a task and returns the bookings for the tenant's accounts.
+
+function penstock._notification_events()
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 29a117201e482fad15c2c21a311b5cd1
+  comment: The events that a target can subscribe to.
+
+function penstock._notify(uuid, text, text, text, jsonb, text)
+  arguments: p_tenant_id uuid, p_event text, p_subject text, p_body text, p_details jsonb, p_key text
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ca30768505edb6f98adfd71565ed2090
+  comment: Queues a message for each target that wants the event; an alert that none wants goes to the e-mail addresses of owners and admins.
+
+function penstock._notify_job(penstock.jobs)
+  arguments: p_job penstock.jobs
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e638d302dccc3ae8e119bf6feb69dbbb
+  comment: Queues a message about the end of a job for each target that wants it.
 
 function penstock._now()
   returns: timestamp with time zone
@@ -3224,6 +3313,14 @@ function penstock._output_value(jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 a9fed12deebe0ea210155cdeee482340
   comment: An output without the flag for cleaned text.
+
+function penstock._own_target(uuid)
+  arguments: p_target_id uuid
+  returns: penstock.notification_targets
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 43fc17c683fda839a86aa0b2478dc8e5
+  comment: Locks and returns a notification target that the caller may change.
 
 function penstock._own_tenant()
   returns: uuid
@@ -3409,8 +3506,16 @@ function penstock._prune_history(timestamp with time zone, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ecaf76b9c2b120bca3b0dcdc23377b1f
-  comment: Deletes old holds, provider events, actions and keys of usage reports.
+  body: sha256 64d3d5ab2574b08f779cd5f853e992cc
+  comment: Deletes old holds, provider events, actions, notifications and keys of usage reports.
+
+function penstock._prune_notifications(timestamp with time zone, integer)
+  arguments: p_cutoff timestamp with time zone, p_limit integer
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7b31e2b89c2c32888a43312f6b24708a
+  comment: Deletes old notifications, failures and streaks.
 
 function penstock._prune_providers(integer)
   arguments: p_limit integer
@@ -4381,6 +4486,15 @@ function penstock.due_schedules()
   comment: Up to 100 schedules that are due, with the database's time.
   grant to service_role: execute
 
+function penstock.end_notification(uuid, integer, text, text)
+  arguments: p_id uuid, p_attempt integer, p_outcome text, p_error text DEFAULT NULL::text
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3d68cd0961833dcd7652f288ef71340e
+  comment: Reports how sending went: sent, retry (waits 1 minute to 6 hours, gives up after 24 hours), failed, or gone (also disables the target).
+  grant to service_role: execute
+
 function penstock.end_other_sessions()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
@@ -4832,6 +4946,15 @@ function penstock.next_webhook(text[])
   comment: Locks the next webhook of these sources that is to be tried again. All null: there is none.
   grant to service_role: execute
 
+function penstock.notify(uuid, text, text, jsonb)
+  arguments: p_tenant_id uuid, p_subject text, p_body text, p_options jsonb DEFAULT '{}'::jsonb
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 16db76e0c5de66884a6f576b81fd4444
+  comment: Queues a message for each target of the tenant that wants alerts, and returns their number. Options: key (the same key queues once per target), details.
+  grant to service_role: execute
+
 function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
@@ -5003,6 +5126,15 @@ function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, j
   comment: Adds an entry to the cost ledger, for an attempt (p_task_id, p_worker_id, p_lease) or a tenant, and returns its id. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (the same key counts once), corrects (the id of the entry that it corrects; the amount may be negative), reason.
   grant to service_role: execute
 
+function penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb)
+  arguments: p_tenant_id uuid, p_scope text, p_is_success boolean, p_subject text DEFAULT NULL::text, p_code text DEFAULT NULL::text, p_message text DEFAULT NULL::text, p_options jsonb DEFAULT '{}'::jsonb
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 23d0e90f907cb7b3e821544792b2a52a
+  comment: Records that something in a scope succeeded or failed. After alert_failures failures in a row within alert_within_hours the tenant gets one alert; a success ends the streak. Options: job_id, task_id, details. Returns the number of failures in a row and whether this call alerted.
+  grant to service_role: execute
+
 function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   arguments: p_units jsonb, p_task_id bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text, p_lease bigint DEFAULT NULL::bigint, p_tenant_id uuid DEFAULT NULL::uuid, p_action text DEFAULT NULL::text, p_options jsonb DEFAULT '{}'::jsonb
   returns: void
@@ -5038,6 +5170,16 @@ function penstock.release_hold(uuid, uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 ba2e8c85ba6b68f96db88b5083f871b7
   comment: Frees what a hold reserved. A second release changes nothing and returns false.
+  grant to service_role: execute
+
+function penstock.remove_notification_target(uuid)
+  arguments: p_target_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b4cb657bc875a9592484ea91fc76b2e6
+  comment: Removes a target. Its queued notifications are not sent.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.remove_schedule(uuid)
@@ -5220,6 +5362,16 @@ function penstock.revoke_key(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.rotate_notification_secret(uuid)
+  arguments: p_target_id uuid
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d0cb8de0f954a81938ec2986db7dc2fb
+  comment: Gives a webhook a new secret and returns it once. For a day the old one signs as well.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.seal_audit_log(integer)
   arguments: p_limit integer DEFAULT 10000
   returns: TABLE(number bigint, lines bigint, head text)
@@ -5227,6 +5379,16 @@ function penstock.seal_audit_log(integer)
   settings: search_path=penstock, pg_temp
   body: sha256 ad4e9a70753f6c35aa34631cee237a0c
   comment: Seals the next lines of the audit log, at most p_limit, and returns the new head. No row: nothing to seal yet. Workers call it about once a minute.
+  grant to service_role: execute
+
+function penstock.send_test_notification(uuid)
+  arguments: p_target_id uuid
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b31c5c99e74a354eec86067e8dd7b5e8
+  comment: Queues a test message for a target and returns its id.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.set_budget(uuid, numeric)
@@ -5274,6 +5436,16 @@ function penstock.set_meter(text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 d59447bb3938c4227437152d6fce61aa
   comment: Creates or changes a meter: period (day, month, total), mode (observe, enforce), comment.
+  grant to service_role: execute
+
+function penstock.set_notification_target(text, text, text[], jsonb)
+  arguments: p_channel text, p_address text, p_events text[] DEFAULT ARRAY['alert'::text], p_options jsonb DEFAULT '{}'::jsonb
+  returns: TABLE(id uuid, secret text)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e7a30e033af796b1fd4414f93f4e4b91
+  comment: Creates or changes a target of notifications. Events: alert, job.completed, job.failed, bulk.completed. Options: tenant_id, is_enabled. The secret that signs a new webhook is returned once.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.set_plan(text, jsonb)
@@ -5402,6 +5574,15 @@ function penstock.take_bulk_rows(bigint, text, bigint, integer)
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 650198e295e9aa248d157a4b85f17631
   comment: The next rows of a bulk job that are not loaded yet, for the task that loads them. Locks the bulk until the transaction ends.
+  grant to service_role: execute
+
+function penstock.take_notifications(integer)
+  arguments: p_limit integer DEFAULT 20
+  returns: TABLE(id uuid, tenant_id uuid, target_id uuid, channel text, address text, event text, subject text, body text, details jsonb, attempt smallint, created_at timestamp with time zone, secrets text[])
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 df74617345afaa2547a2f23a07e8bec9
+  comment: Hands due notifications to a sender for 60 seconds, tenants in turn. A sender that dies loses them to the next one, so a message may be sent twice, but is never lost.
   grant to service_role: execute
 
 function penstock.take_upload(uuid)

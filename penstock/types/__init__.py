@@ -37,6 +37,16 @@ from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb
 from penstock.types.keys import ApiKey, KeyRole, NewKey, Scope
 from penstock.types.kinds import KindPolicy, Starter, declared_policy
 from penstock.types.lanes import Lane, LaneState
+from penstock.types.notifications import (
+    Channel,
+    Failure,
+    NewNotificationTarget,
+    Notification,
+    NotificationEvent,
+    NotificationTarget,
+    Streak,
+    TakenNotification,
+)
 from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, TaskOptions, given
 from penstock.types.overview import Overview, OverviewProblem
 from penstock.types.providers import Provider, ProviderEvent, ProviderValues
@@ -68,6 +78,7 @@ __all__ = [
     "BulkSummary",
     "By",
     "Cause",
+    "Channel",
     "ComparedPrice",
     "CostDay",
     "CostEntry",
@@ -76,6 +87,7 @@ __all__ = [
     "ExchangeRate",
     "ExpensiveJob",
     "Explanation",
+    "Failure",
     "Forecast",
     "ForecastBudget",
     "ForecastCost",
@@ -106,6 +118,10 @@ __all__ = [
     "Missed",
     "NewInvitation",
     "NewKey",
+    "NewNotificationTarget",
+    "Notification",
+    "NotificationEvent",
+    "NotificationTarget",
     "OnFailure",
     "OnLimit",
     "Overview",
@@ -130,6 +146,8 @@ __all__ = [
     "Setting",
     "SourceCheck",
     "Starter",
+    "Streak",
+    "TakenNotification",
     "Task",
     "TaskOptions",
     "TaskRate",

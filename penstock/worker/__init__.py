@@ -6,7 +6,7 @@ execute  runs the handler of one task, in the event loop, a thread or a process
 finish   reports outcomes in batches
 beat     extends the leases, from its own thread
 
-Each worker also runs the two loops of `penstock.upkeep`.
+Each worker also runs the two loops of `penstock.upkeep` and delivers notifications (`penstock.delivery`).
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from uuid import uuid4
 import structlog
 
 import penstock
+from penstock.delivery import Sender
 from penstock.errors import Invalid, NotMigrated, Unavailable
 from penstock.postgres import db, migrate
 from penstock.sdk.app import App
@@ -110,6 +111,8 @@ class Worker:
             upkeep = Upkeep(pool, self.app.draw)
             tidy = Tidy(pool, lambda: self.app.storage if self.app.artifacts is None else None)
             wake = Wake(dsn, buffer, upkeep.due, settings().listen)
+            sender = Sender(pool, settings())
+            wake.on_notification = sender.due.set
             upkeep.on_work = wake.work.set
             # A worker that gets no notifications and has no tasks polls less often.
             upkeep.max_pause = lambda: 5.0 if wake.is_listening or buffer.leased else 15.0
@@ -125,7 +128,7 @@ class Worker:
             buffer.on_lease_uncertain = beat.beat_now
             buffer.on_provider_slot_freed = wake.work.set
             beat.start()
-            loops = [_endless(loop) for loop in (wake, upkeep, tidy, finish, beat)] + execute.start()
+            loops = [_endless(loop) for loop in (wake, upkeep, tidy, sender, finish, beat)] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
             try:
@@ -208,7 +211,7 @@ class Worker:
         }
 
 
-def _endless(loop: Wake | Upkeep | Tidy | Finish | Beat) -> asyncio.Task[None]:
+def _endless(loop: Wake | Upkeep | Tidy | Sender | Finish | Beat) -> asyncio.Task[None]:
     return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
 
 

@@ -36,6 +36,8 @@ class Wake:
         self.work = asyncio.Event()
         self._upkeep_due = upkeep_due
         self.on_cancel: Callable[[], None] = lambda: None
+        self.on_notification: Callable[[], None] = lambda: None
+        """Called when there may be notifications to deliver."""
         self.is_listening = False
         self._dsn, self._buffer, self._mode = dsn, buffer, mode
         self._pause = 0.0
@@ -124,6 +126,8 @@ class Wake:
             self._upkeep_due.set()
         elif event == "cancel":
             self.on_cancel()
+        elif event == "notifications":
+            self.on_notification()
 
     def _wake_fetch(self) -> None:
         self._pending, self._is_notified = None, True

@@ -39,6 +39,7 @@ class Things:
     task_id: int
     letter_id: int
     schedule_id: uuid.UUID
+    target_id: uuid.UUID
     user_id: uuid.UUID
     key_id: uuid.UUID
     invitation_id: uuid.UUID
@@ -74,6 +75,7 @@ OF_TENANT = "?tenant_id={tenant_id}"
 TASKS = [{"kind": "work", "input": {"note": CANARY}}]
 START = {"type": "report", "tasks": TASKS, "tenant_id": "{tenant_id}"}
 SCHEDULE = {"cron": "0 3 * * *", "job_type": "report", "tasks": TASKS, "tenant_id": "{tenant_id}"}
+TARGET = {"channel": "webhook", "address": "https://example.com/new", "tenant_id": "{tenant_id}"}
 UPLOAD = {"name": "a.pdf", "content_type": "application/pdf", "bytes": 10, "tenant_id": "{tenant_id}"}
 BULK = {"type": "sheet", "rows": [{"note": CANARY}], "tenant_id": "{tenant_id}"}
 OF_BULK = {"job_id": "bulk_id"}
@@ -125,6 +127,12 @@ ROWS: dict[str, Row] = {
     "GET /api/schedules": Row("viewer", 200, OF_TENANT),
     "PUT /api/schedules": Row("member", 403, "?name=nightly", body=SCHEDULE),
     "DELETE /api/schedules/{schedule_id}": Row("member", 404),
+    "GET /api/notifications": Row("viewer", 200, OF_TENANT),
+    "GET /api/notification-targets": Row("viewer", 200, OF_TENANT),
+    "PUT /api/notification-targets": Row("admin", 403, body=TARGET),
+    "DELETE /api/notification-targets/{target_id}": Row("admin", 404),
+    "POST /api/notification-targets/{target_id}/test": Row("admin", 404),
+    "POST /api/notification-targets/{target_id}/rotate": Row("admin", 404),
     "GET /api/usage": Row("viewer", 403, OF_TENANT),
     "GET /api/usage/days": Row("viewer", 200, OF_TENANT),
     "GET /api/usage/limits": Row("viewer", 403, OF_TENANT),
@@ -261,6 +269,10 @@ FUNCTIONS: dict[str, Call] = {
     "open_job": Call("member", "PT403", {"p_type": "t", **CHOSEN}),
     "overview": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "pause_job": Call("member", "PT404", OF_JOB),
+    "remove_notification_target": Call("admin", "PT404", {"p_target_id": "{target_id}"}),
+    "rotate_notification_secret": Call("admin", "PT404", {"p_target_id": "{target_id}"}),
+    "send_test_notification": Call("admin", "PT404", {"p_target_id": "{target_id}"}),
+    "set_notification_target": Call("admin", "PT403", {"p_channel": "email", "p_address": "a@b.example", **CHOSEN}),
     "remove_schedule": Call("member", "PT404", {"p_schedule_id": "{schedule_id}"}),
     "replay_dead_letters": Call("viewer", None, FILTER),
     "resolve_limits": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
@@ -425,6 +437,11 @@ def make(world: World, ann: Person) -> Things:
         schedule_id=one(
             "select penstock.set_schedule(%s, '0 3 * * *', 'report', penstock._now(), %s)",
             f"{CANARY} {uuid.uuid4()}",
+            Jsonb({"tenant_id": str(ann.tenant)}),
+        ),
+        target_id=one(
+            "select id from penstock.set_notification_target('webhook', %s, array['alert', 'job.failed'], %s)",
+            f"https://example.com/{uuid.uuid4()}",
             Jsonb({"tenant_id": str(ann.tenant)}),
         ),
         user_id=one("select id from penstock.create_key(%s, 'member', %s)", CANARY, ann.tenant),

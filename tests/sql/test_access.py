@@ -112,6 +112,7 @@ class Person:
     name: str
     jobs: dict[str, uuid.UUID] = field(default_factory=dict[str, uuid.UUID])
     schedule: uuid.UUID | None = None
+    target: uuid.UUID | None = None
 
 
 @dataclass
@@ -163,10 +164,26 @@ def populate(sql: Contract, clock: Clock, person: Person) -> None:
     own.do_chores()
     jobs["queued"] = own.start(graph(a="", b="a"), params={"note": secret})
     person.schedule = schedule(own, clock, f"{secret} schedule", tenant_id=str(person.tenant))
+    alert(own, person, secret)
     bulk(own, person, secret)
     spend(own, person, secret)
     with acting(own, person):
         own.value("start_action", verb="cancel", subjects=[str(jobs["completed"])], reason=secret)
+
+
+def alert(own: Contract, person: Person, secret: str) -> None:
+    """A target, a failure, its streak, and a message."""
+    (made,) = own.rows(
+        "set_notification_target",
+        channel="webhook",
+        address=f"https://example.com/{person.name}",
+        options=Jsonb({"tenant_id": str(person.tenant)}),
+    )
+    person.target = made["id"]
+    own.value(
+        "record_outcome", tenant_id=person.tenant, scope="s", is_success=False, code="c", message=secret
+    )
+    own.value("notify", tenant_id=person.tenant, subject=secret, body=secret)
 
 
 def bulk(own: Contract, person: Person, secret: str) -> None:
@@ -596,6 +613,9 @@ class TestRows:
             "add_tasks with a lease": lambda job: me.add(job, 1, task_id=1, worker_id="w1", lease=1),
             "add_tasks that are not well formed": lambda job: me.add(job, [{"kind": "nothing"}]),
             "remove_schedule": lambda schedule: me.value("remove_schedule", schedule_id=schedule),
+            "remove_target": lambda target: me.value("remove_notification_target", target_id=target),
+            "rotate_secret": lambda target: me.value("rotate_notification_secret", target_id=target),
+            "send_test": lambda target: me.value("send_test_notification", target_id=target),
             "set_budget": lambda job: me.value("set_budget", job_id=job, amount=1),
             "explain_task": lambda job: me.value("explain_task", job_id=job, task_id=1),
             "forecast": lambda job: me.value("forecast", job_id=job),
@@ -606,7 +626,8 @@ class TestRows:
                 missing = answer(sql, lambda verb=verb: verb(uuid.uuid4()))
                 assert missing[0] == "PT404", name
                 assert world.bob.schedule is not None
-                for other in (*world.bob.jobs.values(), world.bob.schedule):
+                assert world.bob.target is not None
+                for other in (*world.bob.jobs.values(), world.bob.schedule, world.bob.target):
                     assert answer(sql, lambda verb=verb, other=other: verb(other)) == missing, name
         assert sql.snapshot() == before
 

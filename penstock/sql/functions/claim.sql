@@ -32,22 +32,24 @@
 --    3. sessions, invitations
 --    4. members, profiles
 --    5. schedules
---    6. leases            the leases of a batch by position in the table
---    7. waits, wait_links, steps   of the task of the lease
---    8. bulks
---    9. bulk_changes
---   10. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
---   11. parked            by task id
---   12. phases            by job and position
---   13. jobs              by id
---   14. dead_letters, results   to delete them
---   15. chores
---   16. artifacts         by id
---   17. endpoints
---   18. endpoint_states   a claim waits for one only while it has locked nothing else
---   19. spent, calls      after the state of their endpoint
---   20. holds
---   21. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
+--    6. streaks           record_outcome may be part of a transactional handler
+--    7. leases            the leases of a batch by position in the table
+--    8. waits, wait_links, steps   of the task of the lease
+--    9. bulks
+--   10. bulk_changes
+--   11. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
+--   12. parked            by task id
+--   13. phases            by job and position
+--   14. jobs              by id
+--   15. notification_targets, notifications   the end of a job queues messages
+--   16. dead_letters, results   to delete them
+--   17. chores
+--   18. artifacts         by id
+--   19. endpoints
+--   20. endpoint_states   a claim waits for one only while it has locked nothing else
+--   21. spent, calls      after the state of their endpoint
+--   22. holds
+--   23. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
 --   never waited for: lanes, shares, mixed
 --   inserted into at any point: dead_letters, results

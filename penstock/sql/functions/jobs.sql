@@ -30,10 +30,15 @@ returns trigger language plpgsql security definer set search_path = penstock, pg
 begin
   perform _audit(new.tenant_id, 'job.' || new.status, new.id, 'job:' || new.id,
     jsonb_strip_nulls(jsonb_build_object('from', old.status, 'reason', new.status_reason)));
+  if new.status in ('completed', 'failed')
+    and exists (select from notification_targets t where t.tenant_id = new.tenant_id) then
+    perform _notify_job(new);
+  end if;
   return null;
 end
 $$;
-comment on function penstock._audit_job() is 'Writes an audit line for every status change of a job.';
+comment on function penstock._audit_job() is
+  'Writes an audit line for every status change of a job, and notifies subscribers of its end.';
 
 create or replace trigger jobs_audit after update of status on penstock.jobs
   for each row when (old.status is distinct from new.status) execute function penstock._audit_job();
@@ -791,6 +796,7 @@ returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
   perform _prune_providers(p_limit);
   perform _empty_webhooks(p_limit);
+  perform _prune_notifications(p_cutoff, p_limit);
   delete from holds where ctid = any (array(
     select ctid from holds where settled_at < p_cutoff order by settled_at limit p_limit
       for update skip locked));
@@ -807,7 +813,7 @@ begin
 end
 $$;
 comment on function penstock._prune_history(timestamptz, integer) is
-  'Deletes old holds, provider events, actions and keys of usage reports.';
+  'Deletes old holds, provider events, actions, notifications and keys of usage reports.';
 
 create or replace function penstock._lock_for_pruning(
   p_job penstock.jobs, out has_ready_tasks boolean, out is_in_use boolean)

@@ -1,0 +1,17 @@
+"""How the delivery of a message went."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`retry` is tried again later, `failed` is not, `gone` also disables the target."""
+
+    result: Literal["sent", "retry", "failed", "gone"]
+    error: str | None = None
+
+
+SENT = Outcome("sent")
