@@ -76,7 +76,6 @@ class Settings:
     """`PENSTOCK_MAX_URL_SECONDS`: the longest lifetime of a signed URL, from 60 to 604800 (a week, the
     default). Anyone who has the URL can read the file."""
 
-<<<<<<< HEAD
     public_url: str | None = None
     """`PENSTOCK_PUBLIC_URL`: the address under which browsers reach the server, such as
     `https://jobs.example.org`, without a path. Links and cookies follow from it."""
@@ -100,7 +99,7 @@ class Settings:
     oidc_operators: tuple[str, ...] = ()
     """`PENSTOCK_OIDC_OPERATORS`: subjects or verified e-mail addresses that sign in as operators, separated
     by commas. Default: none."""
-=======
+
     smtp_url: str | None = field(default=None, repr=False)
     """`PENSTOCK_SMTP_URL`: the mail server for notifications, `smtp://user:password@host:587?tls=starttls`
     (or `tls=tls`, `tls=none`)."""
@@ -111,7 +110,6 @@ class Settings:
     allow_private_webhooks: bool = False
     """`PENSTOCK_ALLOW_PRIVATE_WEBHOOKS`: `1` or `true` lets webhooks of tenants reach addresses of your own
     network. For tests and for installations whose tenants you trust."""
->>>>>>> ca5791b (Notify by e-mail and signed webhook: ends of jobs, and one alert per streak of failures)
 
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
@@ -148,15 +146,12 @@ def read(environment: Mapping[str, str]) -> Settings:
         storage=environment.get("PENSTOCK_STORAGE") or None,
         storage_secret=_secret("PENSTOCK_STORAGE_SECRET", environment),
         max_url_seconds=_seconds("PENSTOCK_MAX_URL_SECONDS", environment, 604_800),
-<<<<<<< HEAD
         public_url=(public_url := _public_url(environment.get("PENSTOCK_PUBLIC_URL"))),
         allowed_hosts=_hosts(environment.get("PENSTOCK_ALLOWED_HOSTS"), public_url),
         **_oidc(environment, public_url),
-=======
         smtp_url=_smtp_url(environment.get("PENSTOCK_SMTP_URL"), environment.get("PENSTOCK_MAIL_FROM")),
         mail_from=environment.get("PENSTOCK_MAIL_FROM") or None,
         allow_private_webhooks=_flag("PENSTOCK_ALLOW_PRIVATE_WEBHOOKS", environment),
->>>>>>> ca5791b (Notify by e-mail and signed webhook: ends of jobs, and one alert per streak of failures)
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )

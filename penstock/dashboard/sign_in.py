@@ -47,14 +47,10 @@ async def sign_in(request: Request) -> Response:
         if caller.role == "anon" or caller.is_worker:
             raise Unauthenticated("worker keys and anonymous tokens cannot sign in")
     except Unauthenticated as error:
-<<<<<<< HEAD
         storms = getattr(request.app.state, "storms", None)
         if storms is not None:
             storms.note(request, "failed_logins", f"address:{request.client.host if request.client else ''}")
-        return render(request, "sign_in.html", 401, next=target, problem=error.message)
-=======
         return _page(request, target, error.message)
->>>>>>> 1f055c1 (Sign in with OpenID Connect; check the Host header; send HSTS)
     response = redirect(request, target)
     await begin_session(request, response, caller)
     return response

@@ -38,13 +38,10 @@ create policy service_reads on penstock.members for select to service_role using
 create policy service_reads on penstock.meters for select to service_role using (true);
 create policy service_reads on penstock.migrations for select to service_role using (true);
 create policy service_reads on penstock.mixed for select to service_role using (true);
-<<<<<<< HEAD
 create policy service_reads on penstock.operator_alerts for select to service_role using (true);
-=======
 create policy service_reads on penstock.notification_secrets for select to service_role using (true);
 create policy service_reads on penstock.notification_targets for select to service_role using (true);
 create policy service_reads on penstock.notifications for select to service_role using (true);
->>>>>>> ca5791b (Notify by e-mail and signed webhook: ends of jobs, and one alert per streak of failures)
 create policy service_reads on penstock.parked for select to service_role using (true);
 create policy service_reads on penstock.phases for select to service_role using (true);
 create policy service_reads on penstock.plans for select to service_role using (true);

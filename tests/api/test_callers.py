@@ -668,11 +668,7 @@ class TestKeys:
         assert world.client.get("/api/me", headers=viewer.headers).status_code == 401
 
     def test_key_cannot_be_added_to_another_tenant(self, world: World) -> None:
-<<<<<<< HEAD
         """S84: users cannot, and even if the service does so, the key works where it belongs."""
-=======
-        """S80: users cannot, and even if the service does so, the key works where it belongs."""
->>>>>>> 1f055c1 (Sign in with OpenID Connect; check the Host header; send HSTS)
         world.kind("work")
         ann, bob = world.join("ann"), world.join("bob")
         key = world.member("member", ann.tenant)

@@ -23,7 +23,7 @@ def client() -> TestClient:
 
 @pytest.mark.parametrize("host", ["evil.example", "jobs.example.org.evil.example", "", "127.0.0.1", "x:443"])
 def test_other_hosts_are_rejected(client: TestClient, host: str) -> None:
-    """S82: DNS rebinding, and links to another host."""
+    """S86: DNS rebinding, and links to another host."""
     answer = client.get("/api/openapi.json", headers={"Host": host})
     assert answer.status_code == 403 and answer.json()["code"] == "unknown_host"
 

@@ -83,7 +83,7 @@ def sign_in(client: Any, sub: str, next: str = "/jobs") -> Any:
 
 
 def test_user_signs_in_and_gets_a_personal_tenant(site: Any) -> None:
-    """S81: the same subject is the same user the next time."""
+    """S85: the same subject is the same user the next time."""
     assert "Sign in with Example SSO" in site.get("/dashboard/sign-in").text
     for _ in range(2):
         client = browser(site)
@@ -99,7 +99,7 @@ def test_user_signs_in_and_gets_a_personal_tenant(site: Any) -> None:
 
 
 def test_operator_needs_a_verified_address(site: Any) -> None:
-    """S81: who only claims to have the operator's address is a user like others."""
+    """S85: who only claims to have the operator's address is a user like others."""
     boss, eve = browser(site), browser(site)
     assert sign_in(boss, "boss-1").status_code == sign_in(eve, "eve-1").status_code == 303
     assert boss.get("/dashboard/workers").status_code == 200
@@ -121,7 +121,7 @@ def test_request_to_the_issuer_has_pkce_state_and_nonce(site: Any, issuer: str) 
 
 
 def test_answer_is_bound_to_the_browser(site: Any) -> None:
-    """S81: an attacker cannot sign a victim in with the attacker's answer (login CSRF)."""
+    """S85: an attacker cannot sign a victim in with the attacker's answer (login CSRF)."""
     attacker, victim, other = browser(site), browser(site), browser(site)
     begun = attacker.get("/dashboard/sign-in/oidc")
     callback = ask_issuer(begun.headers["location"], "ann-1")
@@ -152,7 +152,7 @@ def test_return_path_is_local(site: Any, next: str) -> None:
 
 
 class TestAnswers:
-    """S81: what the issuer's answer must be. Signed by a key of the test, as another server might."""
+    """S85: what the issuer's answer must be. Signed by a key of the test, as another server might."""
 
     KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
