@@ -102,7 +102,7 @@ class Oidc:
             "code_verifier": login.verifier,
             "client_id": self._client_id,
         }
-        headers = {}
+        headers: dict[str, str] = {}
         if self._client_secret:
             pair = f"{quote(self._client_id, safe='')}:{quote(self._client_secret, safe='')}"
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"

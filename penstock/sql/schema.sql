@@ -999,6 +999,80 @@ table penstock.mixed
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.notification_secrets
+  comment: Secrets that sign webhooks. Only the service reads them. After a rotation both secrets sign for a day.
+  row security: enabled
+  column target_id: uuid not null
+  column tenant_id: uuid not null
+  column secret: text not null
+  column previous: text
+  column previous_until: timestamp with time zone
+  constraint notification_secrets_pkey: PRIMARY KEY (target_id)
+  constraint notification_secrets_target_id_fkey: FOREIGN KEY (target_id) REFERENCES penstock.notification_targets(id) ON DELETE CASCADE
+  constraint notification_secrets_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index notification_secrets_tenant: CREATE INDEX notification_secrets_tenant ON penstock.notification_secrets USING btree (tenant_id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.notification_targets
+  comment: Addresses that a tenant's notifications go to, with the events each wants.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column tenant_id: uuid not null
+  column channel: text not null
+  column address: text not null
+  column events: text[] not null
+  column is_enabled: boolean not null default true
+  column disabled_reason: text
+  column created_by: text not null
+  column created_at: timestamp with time zone not null
+  constraint notification_targets_address_check: CHECK (((length(address) >= 3) AND (length(address) <= 2000)))
+  constraint notification_targets_channel_check: CHECK ((channel = ANY (ARRAY['email'::text, 'webhook'::text])))
+  constraint notification_targets_events_check: CHECK (((cardinality(events) >= 1) AND (cardinality(events) <= 20)))
+  constraint notification_targets_pkey: PRIMARY KEY (id)
+  constraint notification_targets_tenant_id_channel_address_key: UNIQUE (tenant_id, channel, address)
+  constraint notification_targets_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
+table penstock.notifications
+  comment: Messages to targets: queued in the transaction that causes them, delivered at least once.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column tenant_id: uuid not null
+  column target_id: uuid
+  column channel: text not null
+  column address: text not null
+  column event: text not null
+  column key: text
+  column subject: text not null
+  column body: text not null
+  column details: jsonb not null default '{}'::jsonb
+  column status: text not null default 'queued'::text
+  column attempts: smallint not null default 0
+  column next_try_at: timestamp with time zone not null
+  column last_error: text
+  column created_at: timestamp with time zone not null
+  column sent_at: timestamp with time zone
+  comment on column next_try_at: When a sender may take it; while it is being sent, when the sender counts as dead.
+  constraint notifications_body_check: CHECK ((length(body) <= 10000))
+  constraint notifications_pkey: PRIMARY KEY (id)
+  constraint notifications_status_check: CHECK ((status = ANY (ARRAY['queued'::text, 'sending'::text, 'sent'::text, 'failed'::text])))
+  constraint notifications_subject_check: CHECK ((length(subject) <= 500))
+  constraint notifications_target_id_fkey: FOREIGN KEY (target_id) REFERENCES penstock.notification_targets(id) ON DELETE SET NULL
+  constraint notifications_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index notifications_created: CREATE INDEX notifications_created ON penstock.notifications USING btree (created_at)
+  index notifications_due: CREATE INDEX notifications_due ON penstock.notifications USING btree (tenant_id, next_try_at) WHERE (status = ANY (ARRAY['queued'::text, 'sending'::text]))
+  index notifications_key: CREATE UNIQUE INDEX notifications_key ON penstock.notifications USING btree (tenant_id, channel, address, key) WHERE (key IS NOT NULL)
+  index notifications_list: CREATE INDEX notifications_list ON penstock.notifications USING btree (tenant_id, id)
+  index notifications_target: CREATE INDEX notifications_target ON penstock.notifications USING btree (target_id) WHERE (target_id IS NOT NULL)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.operator_alerts
   comment: Alerts to the operator: closed providers, new keys, storms of refusals and of failed logins. Kept for 30 days.
   row security: enabled

@@ -212,7 +212,7 @@ class TestAnswers:
     async def test_other_keys_algorithms_states_and_issuers_are_refused(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        none = jwt.encode(self.claims(), None, "none", {"kid": "k"})
+        none = jwt.encode(self.claims(), None, "none", {"kid": "k"})  # pyright: ignore[reportArgumentType]
         hmac = jwt.encode(self.claims(), "a secret of more than thirty-two bytes", "HS256", {"kid": "k"})
         for token in (self.token(self.OTHER), none, hmac, "nonsense", ""):
             with pytest.raises(Unauthenticated):
