@@ -58,8 +58,9 @@ INVARIANTS = {
           and not exists (select from penstock.chores c where c.job_id = j.id)""",
     "a waiting task has a wait that is open": """
         select p.job_id, p.task_id, p.wait_id, w.outcome from penstock.parked p
-        left join penstock.waits w on w.id = p.wait_id
-        where p.wait_id is not null and (w.id is null or w.outcome is not null)""",
+        left join penstock.waits w on w.id = p.wait_id left join penstock.operations o on o.id = p.wait_id
+        where p.wait_id is not null and (w.id is null or w.outcome is not null)
+          and (o.id is null or o.status not in ('pending', 'processing', 'canceled', 'timeout'))""",
     "a failed task has a letter, and a letter a failed task": """
         select r.job_id, r.task_id, d.id from (select * from penstock.results where outcome = 'failed') as r
         full join penstock.dead_letters d on d.job_id = r.job_id and d.task_id = r.task_id

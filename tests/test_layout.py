@@ -55,6 +55,8 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "tests": "tests/sql/test_audit_seals.py",
         "docs": "docs/security.md",
     },
+    # Operations are part of tasks: `jobs why` and the task's page explain them. No page or command of their own yet.
+    "operations": {"api": None, "cli": None, "dashboard": None},
     # A job's page shows its files.
     "artifacts": {"dashboard": "penstock/dashboard/jobs.py"},
     # The command is `penstock bulk`.

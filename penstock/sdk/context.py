@@ -15,7 +15,7 @@ import structlog
 from penstock.contract import artifacts, tasks
 from penstock.errors import Invalid
 from penstock.formatting import seconds
-from penstock.sdk import signals, steps
+from penstock.sdk import operations, signals, steps
 from penstock.settings import settings
 from penstock.types import Answer
 
@@ -266,6 +266,29 @@ class Context:
             stored[name] = self._hooks.block(self._hooks.store_step(self, name, output))
         return steps.load(function, stored[name])
 
+    def operation(
+        self,
+        object: str,
+        *,
+        submit: operations.Submit,
+        check: operations.Check,
+        find: operations.Find | None = None,
+        cancel: operations.Cancel | None = None,
+        timeout: float | str = "5m",
+        checks: Sequence[float | str] = ("30s", "1m", "2m"),
+    ) -> Coroutine[Any, Any, Any]:
+        """Hand work to a provider that answers later, wait without a worker, and return its result.
+
+        `submit` starts it and returns the provider's id; the operation's id goes along as the tag. `check`
+        asks the provider: Settled, or None while it runs. `find` looks for the tag after a crash. `cancel`
+        is called for an operation that timed out. A webhook only makes the handler ask earlier.
+        """
+        self._hooks.require_async()
+        self._require_plain()
+        points = [seconds(each) for each in checks]
+        calls = operations.Calls(object, seconds(timeout), points, submit, check, find, cancel)
+        return operations.run(self, self._hooks.operations(), calls)
+
     async def _step(self, name: str, function: Callable[..., Any], call: Callable[[], Awaitable[R] | R]) -> R:
         stored = await self._load_steps()
         if name not in stored:
@@ -374,6 +397,10 @@ class Hooks:
         at = datetime.now(UTC).isoformat()
         return {"id": str(UUID(int=0)), "outcome": "answered", "option": option, "payload": {},
                 "ended_by": "test", "ended_at": at, "token": "test"}  # fmt: skip
+
+    def operations(self) -> Any:
+        """The calls of operations."""
+        raise Invalid("operations need a worker: test the functions that you pass to `operation`")
 
     async def load_steps(self, ctx: Context) -> dict[str, Any]:
         """The stored steps of the task."""

@@ -20,7 +20,7 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.cost_entries, penstock.cost_sums, penstock.usage_days, penstock.cost_days, penstock.job_costs,
   penstock.price_list, penstock.rate_comparison, penstock.artifacts, penstock.bulks, penstock.bulk_rows,
   penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions, penstock.waits,
-  penstock.wait_list, penstock.error_stacks, penstock.failures, penstock.streaks,
+  penstock.operations,   penstock.wait_list, penstock.error_stacks, penstock.failures, penstock.streaks,
   penstock.notification_targets, penstock.notifications to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
@@ -78,6 +78,11 @@ grant execute on function
   penstock.store_step(bigint, text, bigint, text, jsonb), penstock.get_steps(uuid, bigint),
   penstock.take_webhook(text, text, text, jsonb), penstock.end_webhook(text, text, text, uuid, text),
   penstock.next_webhook(text[]), penstock.replay_webhook(text, text),
+  penstock.begin_operation(bigint, text, bigint, text, double precision),
+  penstock.submit_operation(uuid, text, bigint, text), penstock.check_operation(uuid, text, bigint),
+  penstock.settle_operation(uuid, text, bigint, text, jsonb),
+  penstock.park_operation(uuid, text, bigint, double precision), penstock.tell_operation(text, uuid, text),
+  penstock._operation_document(penstock.operations),
   penstock.get_wait_link(text), penstock.answer_link(text, text, jsonb),
   penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(), penstock.pulse(),
   penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid),

@@ -42,6 +42,7 @@ create policy service_reads on penstock.operator_alerts for select to service_ro
 create policy service_reads on penstock.notification_secrets for select to service_role using (true);
 create policy service_reads on penstock.notification_targets for select to service_role using (true);
 create policy service_reads on penstock.notifications for select to service_role using (true);
+create policy service_reads on penstock.operations for select to service_role using (true);
 create policy service_reads on penstock.parked for select to service_role using (true);
 create policy service_reads on penstock.phases for select to service_role using (true);
 create policy service_reads on penstock.plans for select to service_role using (true);
@@ -90,6 +91,7 @@ create policy members_read on penstock.jobs for select to authenticated using (t
 create policy members_read on penstock.members for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.notification_targets for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.notifications for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.operations for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.phases for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.results for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.schedules for select to authenticated using (tenant_id in (select penstock.my_tenants()));

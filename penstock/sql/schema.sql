@@ -2635,7 +2635,7 @@ function penstock._delete_waits(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3e353d2e4239d87b42cfda3d67db1b89
+  body: sha256 52ae09f892093c01269813a049261054
   comment: Deletes up to p_limit steps and waits of a job that is pruned, and returns their number.
 
 function penstock._detach_kept_artifacts(uuid, integer)
@@ -2692,6 +2692,13 @@ function penstock._end_member_keys(uuid, uuid, text)
   settings: search_path=penstock, pg_temp
   body: sha256 8b0573d7b0018d576e1113ef55f2c6f2
   comment: Revokes the keys that a member created and that may do more than the new role (null: all).
+
+function penstock._end_operations()
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d718e8f00c4a99c21e9c81242182928a
+  comment: Ends operations of canceled jobs and those that nobody settles, and frees their reservations and places.
 
 function penstock._endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
@@ -2761,7 +2768,7 @@ function penstock._explain_parked(penstock.jobs, penstock.parked)
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7c206677bcada0a344515b85aa1dc551
+  body: sha256 6277a8542eee85084adfb21ee11b698b
   comment: What a parked task waits for, about how long, and its place among the tasks that wait for the same.
 
 function penstock._explain_ready(penstock.tasks)
@@ -2777,7 +2784,7 @@ function penstock._explain_wait(uuid)
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5325862c423dde3e2b30cc301e5d7c42
+  body: sha256 393371067e74651812a52bb8952ea803
   comment: What a waiting task waits for.
 
 function penstock._fill_result(uuid, jsonb)
@@ -2856,8 +2863,16 @@ function penstock._free_concurrency(penstock.endpoints, timestamp with time zone
   returns: bigint
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 e3bd655d2012f5ea2400e40eccd0f4e8
+  body: sha256 0f755e4497edc99391ee5a833a635e3e
   comment: How many more concurrent calls an endpoint allows (null: no limit).
+
+function penstock._free_operation(penstock.operations, text)
+  arguments: p_operation penstock.operations, p_status text
+  returns: penstock.booking[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7547ce8d5ec54db890660e7b87219b37
+  comment: Ends the reservation of an operation and returns the bookings.
 
 function penstock._generation(penstock.leases)
   arguments: p_lease penstock.leases
@@ -2873,6 +2888,13 @@ function penstock._guard_job()
   settings: search_path=penstock, pg_temp
   body: sha256 c6cdb7c756ec988d125b0e14988fc937
   comment: Rejects a status change that the job state machine does not allow.
+
+function penstock._guard_operation()
+  returns: trigger
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 655be675d3fc4f26581259e5fdbea28c
+  comment: Rejects a status change that the state machine of operations does not allow.
 
 function penstock._has_base64_file(jsonb)
   arguments: p_document jsonb
@@ -3080,6 +3102,14 @@ function penstock._lease_to_waiting(penstock.leases, timestamp with time zone, t
   settings: search_path=penstock, pg_temp
   body: sha256 f0115e9d307da7d34a80f24ee27e2c2e
   comment: A leased task as a row of parked that waits for something.
+
+function penstock._leased_operation(uuid, text, bigint)
+  arguments: p_operation_id uuid, p_worker_id text, p_lease bigint, OUT operation penstock.operations, OUT lease penstock.leases
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5cbaa2a0354a5c8971878e046adb2854
+  comment: Locks an operation whose task the worker has leased.
 
 function penstock._least_units(penstock.kinds, jsonb, jsonb)
   arguments: p_kind penstock.kinds, p_units jsonb, p_input jsonb
@@ -3371,6 +3401,15 @@ function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with t
   settings: search_path=penstock, pg_temp
   body: sha256 33652b9622ab382e6b91fb67c65038d7
   comment: When a call of this size fits into the windows.
+
+function penstock._operation_document(penstock.operations)
+  arguments: p_operation penstock.operations
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4844ab164c5690909a5526ade6049c76
+  comment: What a handler gets of an operation.
+  grant to service_role: execute
 
 function penstock._ordinal(bigint)
   arguments: p_number bigint
@@ -4256,6 +4295,15 @@ function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
   comment: Creates the record of a file that a running task will write, reserves p_bytes of the quota, and returns the path. The same name again, also in a retry, overwrites the same file.
   grant to service_role: execute
 
+function penstock.begin_operation(bigint, text, bigint, text, double precision)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_object text, p_timeout_seconds double precision
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e2190d9f51b6aa8870b9a3fd852c37c3
+  comment: The newest operation of a running task, or a new one. Commit it before you call the provider. After a failed operation a new one begins only in a later attempt.
+  grant to service_role: execute
+
 function penstock.begin_request(text, bytea)
   arguments: p_key text, p_digest bytea
   returns: jsonb
@@ -4319,6 +4367,15 @@ function penstock.check_key()
   body: sha256 d73ef753977c2a158cc6704f2d43c4b2
   comment: Raises an error unless the caller's id is that of a valid API key. The API calls it at the start of each transaction of a request that authenticated with a key.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.check_operation(uuid, text, bigint)
+  arguments: p_operation_id uuid, p_worker_id text, p_lease bigint
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f740627fa48e8254aff8300a41df1089
+  comment: Notes, before the provider is asked, that it is asked now: a webhook after this wakes the task again.
   grant to service_role: execute
 
 function penstock.check_session()
@@ -5102,6 +5159,15 @@ function penstock.overview(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.park_operation(uuid, text, bigint, double precision)
+  arguments: p_operation_id uuid, p_worker_id text, p_lease bigint, p_seconds double precision
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 43567d5dabc381f4988ea942fc7a4e27
+  comment: Ends the lease of a task that waits for its operation, at most p_seconds: the task is parked, or queued if a webhook has come since the provider was asked. Its reservation and its place move to the operation.
+  grant to service_role: execute
+
 function penstock.park_task(bigint, text, bigint, uuid)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_wait_id uuid
   returns: text
@@ -5688,6 +5754,15 @@ function penstock.task_rates(uuid, integer)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.tell_operation(text, uuid, text)
+  arguments: p_provider text, p_operation_id uuid DEFAULT NULL::uuid, p_external_id text DEFAULT NULL::text
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bd1256bdaa10e2f20c104bea722200ff
+  comment: A hint that an operation has changed, from a webhook: wakes its task, whose handler asks the provider. Returns applied, late (it had timed out), stale or unmatched.
+  grant to service_role: execute
+
 function penstock.undo_bulk(uuid, jsonb)
   arguments: p_job_id uuid, p_filter jsonb DEFAULT '{}'::jsonb
   returns: uuid
@@ -5720,7 +5795,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 a3eb5b5dd0624d02df1a2c32d28cc085
+  body: sha256 f828595a530d7fbfbba88f3015ffaa39
   comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, does a bite of a large pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 

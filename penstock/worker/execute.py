@@ -21,8 +21,10 @@ from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
 from penstock.sdk import signals
 from penstock.sdk.context import Context, Fail, Hooks, Reschedule, Waiting
+from penstock.sdk.operations import Waits
 from penstock.sdk.signature import decode
 from penstock.worker import outcome
+from penstock.worker.operations import Operations
 from penstock.worker.processes import Processes
 
 if TYPE_CHECKING:
@@ -168,7 +170,7 @@ class Execute(Hooks):
 
     def _report_error(self, leased: LeasedTask, context: Context, error: BaseException) -> None:
         if (waiting := _waiting(error)) is not None:
-            self._finish.waits(leased, waiting.wait_id)
+            self._finish.waits(leased, waiting.wait_id, getattr(waiting, "seconds", None))
         elif isinstance(error, Reschedule):
             self._finish.returned(leased, error.delay, error.reason)
         elif self._is_database_lost(error, context):
@@ -435,6 +437,9 @@ class Execute(Hooks):
         )  # fmt: skip
         return await self._retry_while_unavailable(ctx, call)
 
+    def operations(self) -> Operations:
+        return Operations(self._calls, self._retry_while_unavailable)
+
     async def load_steps(self, ctx: Context) -> dict[str, Any]:
         call = partial(waits.steps, self._calls, job_id=ctx.job_id, task_id=ctx.task_id)
         return await self._retry_while_unavailable(ctx, call)
@@ -464,14 +469,14 @@ def _report_key(ctx: Context) -> str:
     return f"{ctx.task_id}:{ctx.lease}:{uuid4().hex}"
 
 
-def _waiting(error: BaseException) -> Waiting | None:
+def _waiting(error: BaseException) -> Waiting | Waits | None:
     """The reason to park the task, also if several parts of the handler wait at once."""
     if isinstance(error, BaseExceptionGroup):
         others = cast("BaseExceptionGroup[BaseException]", error)
-        waiting, rest = others.split(Waiting)
+        waiting, rest = others.split((Waiting, Waits))
         first = waiting.exceptions[0] if waiting is not None and rest is None else None
         return None if first is None else _waiting(first)
-    return error if isinstance(error, Waiting) else None
+    return error if isinstance(error, Waiting | Waits) else None
 
 
 def _signal(error: BaseException) -> dict[str, Any] | None:

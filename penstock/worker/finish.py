@@ -13,7 +13,7 @@ from uuid import UUID
 
 import structlog
 
-from penstock.contract import tasks, waits
+from penstock.contract import operations, tasks, waits
 from penstock.contract.tasks import Done, Failed, Rejection
 from penstock.errors import Unavailable
 from penstock.postgres import db
@@ -40,7 +40,7 @@ class Finish:
         self._failed: list[Failed] = []
         self._limited: list[tuple[int, int, dict[str, Any]]] = []
         self._returned: dict[tuple[float, str], list[tuple[int, int]]] = {}
-        self._waiting: list[tuple[int, int, UUID]] = []
+        self._waiting: list[tuple[int, int, UUID, float | None]] = []
         self._progress: dict[int, Context] = {}
         self._progress_is_due = False
         self._progress_is_timed = False
@@ -67,9 +67,9 @@ class Finish:
         group.append((leased.claim.id, leased.claim.lease))
         self._has_reports.set()
 
-    def waits(self, leased: LeasedTask, wait_id: UUID) -> None:
-        """Park a task whose handler waits."""
-        self._waiting.append((leased.claim.id, leased.claim.lease, wait_id))
+    def waits(self, leased: LeasedTask, wait_id: UUID, seconds: float | None = None) -> None:
+        """Park a task whose handler waits; with seconds, for its operation."""
+        self._waiting.append((leased.claim.id, leased.claim.lease, wait_id, seconds))
         self._has_reports.set()
 
     def hand_back(self, unstarted: list[LeasedTask]) -> None:
@@ -190,15 +190,17 @@ class Finish:
         self._buffer.remove(task_id, lease)
 
     async def _send_waiting(self) -> None:
-        task_id, lease, wait_id = self._waiting[0]
+        task_id, lease, wait_id, seconds = self._waiting[0]
+        pool, worker_id = self._buffer.pool, self._buffer.worker_id
         try:
-            result = await waits.park(
-                self._buffer.pool,
-                task_id=task_id,
-                worker_id=self._buffer.worker_id,
-                lease=lease,
-                wait_id=wait_id,
-            )
+            if seconds is None:
+                result = await waits.park(
+                    pool, task_id=task_id, worker_id=worker_id, lease=lease, wait_id=wait_id
+                )
+            else:
+                result = await operations.park(
+                    pool, operation_id=wait_id, worker_id=worker_id, lease=lease, seconds=seconds
+                )
             if result not in ("parked", "queued"):
                 log.warning("worker.lease_refused", task_id=task_id, lease=lease, code=result)
         except Unavailable:

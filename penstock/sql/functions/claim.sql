@@ -34,7 +34,7 @@
 --    5. schedules
 --    6. streaks           record_outcome may be part of a transactional handler
 --    7. leases            the leases of a batch by position in the table
---    8. waits, wait_links, steps   of the task of the lease
+--    8. waits, wait_links, steps, operations   of the task of the lease
 --    9. bulks
 --   10. bulk_changes
 --   11. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent

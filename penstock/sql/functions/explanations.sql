@@ -37,7 +37,10 @@ begin
     reason := 'the job is paused' || coalesce(': ' || p_job.status_reason, '');
   elsif p_parked.wait_id is not null then
     select e.waits_for, e.reason into waits_for, reason from _explain_wait(p_parked.wait_id) as e;
-    seconds := v_seconds_left;
+    -- An operation is checked now and then; it times out at its deadline.
+    seconds := coalesce((
+      select greatest(0, extract(epoch from o.deadline_at - _now())) from operations o
+      where o.id = p_parked.wait_id), v_seconds_left);
   elsif p_parked.waits_for = 'confirm' then
     waits_for := 'confirm';
     reason := format('confirmation: `penstock bulk confirm %s`', p_job.id);

@@ -161,7 +161,9 @@ begin
        cross join lateral (
          select count(*) as n from leases y where y.lane_id = l.id and y.is_gated offset 0) as x
        where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id)
-    - (select count(*) from calls c where c.endpoint_id = p_endpoint.id and c.expires_at > p_now));
+    - (select count(*) from calls c where c.endpoint_id = p_endpoint.id and c.expires_at > p_now)
+    - (select count(*) from operations o where o.endpoint_id = p_endpoint.id and o.has_place
+       and o.status in ('pending', 'processing')));
 end
 $$;
 comment on function penstock._free_concurrency(penstock.endpoints, timestamptz) is

@@ -261,6 +261,7 @@ begin
   end if;
   promoted := _promote(5000);
   perform _refuse_waiting();
+  perform _end_operations();
   perform _expire_holds();
   perform _forget_told_limits();
   v_woken := _wake_missed();

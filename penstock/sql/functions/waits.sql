@@ -393,6 +393,15 @@ declare
   v_wait waits;
 begin
   select * into v_wait from waits where id = p_wait_id;
+  if not found then
+    waits_for := 'operation';
+    reason := (
+      select format('%s, %s', o.provider, case when o.submitted_at is null then 'not submitted'
+        else format('submitted %s ago',
+          replace(_duration_text(extract(epoch from _now() - o.submitted_at)), 'about ', '')) end)
+      from operations o where o.id = p_wait_id);
+    return;
+  end if;
   waits_for := v_wait.kind;
   if v_wait.kind = 'sleep' then
     reason := format('sleeping (%s)', v_wait.name);
@@ -415,6 +424,10 @@ begin
   v_left := v_left - v_count;
   delete from wait_links
   where ctid = any (array(select ctid from wait_links where job_id = p_job_id limit v_left));
+  get diagnostics v_count = row_count;
+  v_left := v_left - v_count;
+  delete from operations
+  where ctid = any (array(select ctid from operations where job_id = p_job_id limit v_left));
   get diagnostics v_count = row_count;
   v_left := v_left - v_count;
   delete from waits where ctid = any (array(select ctid from waits where job_id = p_job_id limit v_left));

@@ -1,0 +1,312 @@
+"""Operations: intent before the call, one live per object, reservations that move, webhooks as hints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.types.json import Jsonb
+
+from penstock.postgres import db
+from penstock.testing import Clock
+from tests.sql.conftest import Call, Contract, Sessions
+
+pytestmark = pytest.mark.every_postgres
+
+MINUTES = 300.0
+
+
+def begin(sql: Contract, task: db.Row, object: str = "slide:1", seconds: float = MINUTES) -> dict[str, Any]:
+    return sql.value(
+        "begin_operation", task_id=task["id"], worker_id="w1", lease=task["lease"], object=object,
+        timeout_seconds=seconds,
+    )  # fmt: skip
+
+
+def by(task: db.Row, operation: dict[str, Any]) -> dict[str, Any]:
+    return {"operation_id": operation["id"], "worker_id": "w1", "lease": task["lease"]}
+
+
+def submit(sql: Contract, task: db.Row, operation: dict[str, Any], external: str = "cc_1") -> None:
+    sql.value("submit_operation", **by(task, operation), external_id=external)
+
+
+def park(sql: Contract, task: db.Row, operation: dict[str, Any], seconds: float = 30) -> str:
+    return sql.value("park_operation", **by(task, operation), seconds=seconds)
+
+
+def settle(sql: Contract, task: db.Row, operation: dict[str, Any], outcome: str, **values: Any) -> str:
+    return sql.value("settle_operation", **by(task, operation), outcome=outcome, values=Jsonb(values))
+
+
+def tell(sql: Contract, operation: dict[str, Any]) -> str:
+    return sql.value("tell_operation", provider="cc/jobs", operation_id=operation["id"])
+
+
+def setup(sql: Contract, quota: int = 5, concurrency: int = 100) -> None:
+    sql.provider("cc/jobs", concurrency=concurrency)
+    sql.value("set_meter", name="pages", values=Jsonb({})) if not sql.one(
+        "select 1 from penstock.meters where name = 'pages'"
+    ) else None
+    sql.value("set_limit", tenant_id=sql.tenant, meter="pages", amount=quota)
+
+
+def start(sql: Contract, count: int = 1, **options: Any) -> Any:
+    return sql.start(
+        [{"kind": "work", "provider": "cc/jobs", "units": {"pages": 1}} for _ in range(count)], **options
+    )
+
+
+def account(sql: Contract) -> tuple[int, int]:
+    [row] = sql.execute("select used, held from penstock.accounts where meter = 'pages' and job_id is null")
+    assert sql.execute("select * from penstock.check_accounts()") == []
+    return int(row["used"]), int(row["held"])
+
+
+def in_flight(sql: Contract) -> tuple[db.Row, dict[str, Any]]:
+    """A task that waits for its submitted operation."""
+    setup(sql)
+    start(sql)
+    task = sql.claim_one()
+    operation = begin(sql, task)
+    submit(sql, task, operation)
+    assert park(sql, task, operation) == "parked"
+    return task, operation
+
+
+class TestWaiting:
+    def test_hold_and_place_move_to_the_operation(self, sql: Contract) -> None:
+        """R0.2/waiting: in flight nothing is free, and the second run takes nothing again."""
+        task, operation = in_flight(sql)
+        assert sql.task(task)["status"] == "waiting" and account(sql) == (0, 1)
+        tell(sql, operation)
+        again = sql.claim_one()
+        assert again["id"] == task["id"] and account(sql) == (0, 1)
+        assert settle(sql, again, operation, "completed", result={"url": "x"}) == "completed"
+        assert account(sql) == (1, 0)
+        sql.complete(again)
+        assert account(sql) == (1, 0)
+        sql.check()
+
+    def test_quota_is_never_exceeded_in_flight(self, sql: Contract) -> None:
+        """Twenty conversions in flight at a quota of five: five are submitted."""
+        setup(sql, quota=5)
+        start(sql, 20)
+        submitted = 0
+        while tasks := sql.claim(3):
+            for task in tasks:
+                operation = begin(sql, task, f"slide:{task['id']}")
+                submit(sql, task, operation, f"cc_{task['id']}")
+                park(sql, task, operation)
+                submitted += 1
+        assert submitted == 5 and account(sql) == (0, 5)
+
+    def test_concurrency_counts_jobs_at_the_provider(self, sql: Contract) -> None:
+        setup(sql, concurrency=2)
+        start(sql, 5)
+        tasks = sql.claim(5)
+        assert len(tasks) == 2
+        operations = [begin(sql, task, f"slide:{task['id']}") for task in tasks]
+        for task, operation in zip(tasks, operations, strict=True):
+            submit(sql, task, operation, f"cc_{task['id']}")
+            park(sql, task, operation)
+        assert sql.claim(5) == []
+        tell(sql, operations[0])
+        again = sql.claim_one()
+        settle(sql, again, operations[0], "completed")
+        assert len(sql.claim(5)) == 1
+
+    def test_explanation_names_the_provider(self, sql: Contract, clock: Clock) -> None:
+        task, _ = in_flight(sql)
+        clock.advance(seconds=10)
+        found = sql.value("explain_task", job_id=task["job_id"], task_id=task["id"])
+        assert found["text"] == "waiting: cc/jobs, submitted 10 s ago, times out in about 5 min"
+
+    def test_lost_webhook_is_found_by_the_next_check(self, sql: Contract, clock: Clock) -> None:
+        """R4.3/polling"""
+        task, _ = in_flight(sql)
+        clock.advance(seconds=30)
+        sql.upkeep()
+        assert sql.claim_one()["id"] == task["id"]
+
+    def test_canceled_job_frees_hold_and_place(self, sql: Contract) -> None:
+        task, _ = in_flight(sql)
+        sql.cancel(task["job_id"])
+        sql.do_chores()
+        sql.upkeep()
+        assert sql.one("select status from penstock.operations") == "canceled"
+        assert account(sql) == (0, 0) and sql.where(task) == []
+
+    def test_paused_job_keeps_the_hint_for_the_resume(self, sql: Contract) -> None:
+        task, operation = in_flight(sql)
+        sql.pause(task["job_id"])
+        sql.do_chores()
+        assert tell(sql, operation) == "applied"
+        assert sql.claim(1) == []
+        sql.resume(task["job_id"])
+        assert sql.claim_one()["id"] == task["id"]
+
+
+class TestOne:
+    def test_two_tasks_have_one_live_operation_per_object(self, sql: Contract) -> None:
+        """R4.3/one-live"""
+        setup(sql)
+        start(sql, 2)
+        one, two = sql.claim(2)
+        operation = begin(sql, one)
+        with sql.refused(409, "operation_live"):
+            begin(sql, two)
+        submit(sql, one, operation)
+        settle(sql, one, operation, "failed")
+        assert begin(sql, two)["is_new"] is True
+
+    def test_begin_again_finds_the_same(self, sql: Contract) -> None:
+        setup(sql)
+        start(sql)
+        task = sql.claim_one()
+        first = begin(sql, task)
+        again = begin(sql, task)
+        assert (first["is_new"], again["is_new"], again["id"]) == (True, False, first["id"])
+        submit(sql, task, first)
+        submit(sql, task, first)
+        with sql.refused(409, "operation_submitted"):
+            submit(sql, task, first, "cc_2")
+
+    @pytest.mark.parametrize("outcome", ["failed", "timeout"])
+    def test_failed_operation_costs_an_attempt_before_the_next(self, sql: Contract, outcome: str) -> None:
+        """R4.3/timeout: a task cannot begin paid operations again and again within one attempt."""
+        task, operation = in_flight(sql)
+        tell(sql, operation)
+        task = sql.claim_one()
+        settle(sql, task, operation, outcome)
+        assert begin(sql, task)["is_new"] is False
+        assert account(sql) == (0, 0)
+        sql.fail(task)
+        task = sql.claim_one()
+        assert task["provider"] == "cc/jobs" and account(sql) == (0, 1), "it is admitted again"
+        assert begin(sql, task)["is_new"] is True
+
+    def test_operation_of_a_lost_lease_is_rejected(self, sql: Contract) -> None:
+        """R1.2/fence"""
+        task, operation = in_flight(sql)
+        with sql.refused(410, "lease_lost"):
+            settle(sql, task, operation, "completed")
+        with sql.refused(410, "lease_lost"):
+            submit(sql, task, operation, "cc_2")
+
+    def test_invalid_arguments_are_rejected(self, sql: Contract) -> None:
+        setup(sql)
+        start(sql)
+        task = sql.claim_one()
+        for object, seconds in (("", 5.0), ("x", 0.0), ("x", 1e9)):
+            with sql.refused(422, "invalid_operation"):
+                begin(sql, task, object, seconds)
+        with sql.refused(422, "invalid_operation", field="p_outcome"):
+            settle(sql, task, begin(sql, task), "done")
+
+
+class TestLate:
+    def test_late_success_is_charged_once(self, sql: Contract) -> None:
+        """R4.3/late-success: a success after our timeout counts; the expired reservation is charged."""
+        task, operation = in_flight(sql)
+        tell(sql, operation)
+        task = sql.claim_one()
+        settle(sql, task, operation, "timeout")
+        sql.fail(task)
+        assert tell(sql, operation) == "late"
+        task = sql.claim_one()
+        assert settle(sql, task, operation, "completed", result=1) == "completed"
+        assert settle(sql, task, operation, "completed", result=2) == "completed"
+        assert sql.one("select is_late from penstock.operations") is True
+        assert sql.one("select result from penstock.operations") == 1
+        assert account(sql)[0] == 1
+
+    def test_state_never_goes_back(self, sql: Contract) -> None:
+        task, operation = in_flight(sql)
+        tell(sql, operation)
+        task = sql.claim_one()
+        settle(sql, task, operation, "completed", result=1)
+        assert settle(sql, task, operation, "failed") == "completed"
+        assert tell(sql, operation) == "stale"
+        change = "update penstock.operations set status = 'pending', completed_at = null"
+        with sql.refused(409, "illegal_transition"):
+            sql.execute(change)
+
+    def test_unknown_operation_is_unmatched(self, sql: Contract) -> None:
+        assert sql.value("tell_operation", provider="cc/jobs", external_id="nobody") == "unmatched"
+
+    def test_nobody_settles_for_an_hour(self, sql: Contract, clock: Clock) -> None:
+        in_flight(sql)
+        clock.advance(seconds=MINUTES + 3601)
+        sql.upkeep()
+        assert sql.one("select status from penstock.operations") == "timeout"
+        assert account(sql) == (0, 0)
+
+
+class TestRaces:
+    def running(self, sessions: Sessions, clock: Clock) -> tuple[Contract, Contract, db.Row, dict[str, Any]]:
+        clock.freeze()
+        one, two = sessions.open(), sessions.open()
+        setup(one)
+        start(one)
+        task = one.claim_one()
+        return one, two, task, begin(one, task)
+
+    def test_webhook_before_the_id_is_noted(self, sessions: Sessions, clock: Clock) -> None:
+        """R4.3/deliveries: the simulator sends it before it answers the call. Found by tag; not parked."""
+        one, _, task, operation = self.running(sessions, clock)
+        assert tell(one, operation) == "applied"
+        submit(one, task, operation)
+        assert park(one, task, operation) == "queued"
+        task = one.claim_one()
+        one.value("check_operation", **by(task, operation))
+        assert park(one, task, operation) == "parked", "it was asked after the hint"
+
+    def test_webhook_between_check_and_parking(self, sessions: Sessions, clock: Clock) -> None:
+        one, two, task, operation = self.running(sessions, clock)
+        submit(one, task, operation)
+        one.value("check_operation", **by(task, operation))
+        with one.connection.transaction():
+            tell(one, operation)
+            call = Call(lambda: park(two, task, operation))
+            sessions.wait_until_blocked(two, call)
+        assert call.result() == "queued"
+        assert one.claim_one()["id"] == task["id"]
+        one.check()
+
+    def test_webhook_while_the_task_is_being_parked(self, sessions: Sessions, clock: Clock) -> None:
+        one, two, task, operation = self.running(sessions, clock)
+        submit(one, task, operation)
+        with one.connection.transaction():
+            assert park(one, task, operation) == "parked"
+            call = Call(lambda: tell(two, operation))
+            sessions.wait_until_blocked(two, call)
+        assert call.result() == "applied"
+        assert one.claim_one()["id"] == task["id"]
+        one.check()
+
+    def test_same_webhook_twice_at_once_queues_the_task_once(self, sessions: Sessions, clock: Clock) -> None:
+        one, two, task, operation = self.running(sessions, clock)
+        submit(one, task, operation)
+        park(one, task, operation)
+        with one.connection.transaction():
+            tell(one, operation)
+            call = Call(lambda: tell(two, operation))
+            sessions.wait_until_blocked(two, call)
+        call.result()
+        assert len(one.claim(5)) == 1
+        one.check()
+
+    def test_two_tasks_begin_on_one_object_at_once(self, sessions: Sessions, clock: Clock) -> None:
+        one, two, _, _ = self.running(sessions, clock)
+        start(one)
+        task = one.claim_one()
+        start(one)
+        other = one.claim_one()
+        with one.connection.transaction():
+            begin(one, task, "slide:2")
+            call = Call(lambda: begin(two, other, "slide:2"))
+            sessions.wait_until_blocked(two, call)
+        with pytest.raises(psycopg.Error, match="has a live operation"):
+            call.result()
