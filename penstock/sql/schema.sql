@@ -1073,6 +1073,58 @@ table penstock.notifications
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.operations
+  comment: Work at an outside system: one live operation per object, many over time.
+  row security: enabled
+  column id: uuid not null default penstock._uuid7()
+  column tenant_id: uuid not null
+  column job_id: uuid not null
+  column task_id: bigint not null
+  column number: smallint not null
+  column provider: text not null
+  column endpoint_id: integer
+  column object: text not null
+  column external_id: text
+  column status: text not null default 'pending'::text
+  column result: jsonb
+  column error_code: text
+  column error_message: text
+  column hold_id: uuid
+  column has_place: boolean not null default false
+  column gated_lane_id: integer not null
+  column attempts: integer not null
+  column is_late: boolean not null default false
+  column is_told: boolean not null default false
+  column started_at: timestamp with time zone not null
+  column submitted_at: timestamp with time zone
+  column deadline_at: timestamp with time zone not null
+  column checked_at: timestamp with time zone
+  column webhook_received_at: timestamp with time zone
+  column completed_at: timestamp with time zone
+  comment on column id: Also the tag that the provider gets and gives back.
+  comment on column hold_id: The reservation, which moved from the lease to the operation.
+  comment on column has_place: Whether it, and not a lease, counts against the concurrency of its endpoint.
+  comment on column attempts: Failed attempts of the task when it began: the next operation needs one more.
+  comment on column is_told: Whether a webhook has come since the provider was last asked.
+  constraint operations_check: CHECK (((completed_at IS NOT NULL) = (status = ANY (ARRAY['completed'::text, 'failed'::text, 'timeout'::text, 'canceled'::text]))))
+  constraint operations_external_id_check: CHECK (((length(external_id) >= 1) AND (length(external_id) <= 255)))
+  constraint operations_job_id_task_id_number_key: UNIQUE (job_id, task_id, number)
+  constraint operations_object_check: CHECK (((length(object) >= 1) AND (length(object) <= 255)))
+  constraint operations_pkey: PRIMARY KEY (id)
+  constraint operations_status_check: CHECK ((status = ANY (ARRAY['pending'::text, 'processing'::text, 'completed'::text, 'failed'::text, 'timeout'::text, 'canceled'::text])))
+  index operations_deadline: CREATE INDEX operations_deadline ON penstock.operations USING btree (deadline_at) WHERE (status = ANY (ARRAY['pending'::text, 'processing'::text]))
+  index operations_external: CREATE UNIQUE INDEX operations_external ON penstock.operations USING btree (tenant_id, provider, external_id) WHERE (external_id IS NOT NULL)
+  index operations_live: CREATE UNIQUE INDEX operations_live ON penstock.operations USING btree (tenant_id, object) WHERE (status = ANY (ARRAY['pending'::text, 'processing'::text]))
+  index operations_object: CREATE INDEX operations_object ON penstock.operations USING btree (tenant_id, object, id)
+  index operations_places: CREATE INDEX operations_places ON penstock.operations USING btree (endpoint_id) WHERE (has_place AND (status = ANY (ARRAY['pending'::text, 'processing'::text])))
+  index operations_timeouts: CREATE INDEX operations_timeouts ON penstock.operations USING btree (completed_at) WHERE (status = 'timeout'::text)
+  index operations_told: CREATE INDEX operations_told ON penstock.operations USING btree (provider, external_id) WHERE (external_id IS NOT NULL)
+  trigger operations_transitions: CREATE TRIGGER operations_transitions BEFORE UPDATE OF status ON penstock.operations FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND (old.status <> ALL (ARRAY['pending'::text, 'processing'::text])) AND (NOT ((old.status = 'timeout'::text) AND (new.status = 'completed'::text) AND new.is_late)))) EXECUTE FUNCTION penstock._guard_operation()
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.operator_alerts
   comment: Alerts to the operator: closed providers, new keys, storms of refusals and of failed logins. Kept for 30 days.
   row security: enabled
@@ -5652,6 +5704,15 @@ function penstock.set_tenant_weight(uuid, double precision)
   comment: Changes a tenant's share of every lane, for tasks queued from now on.
   grant to service_role: execute
 
+function penstock.settle_operation(uuid, text, bigint, text, jsonb)
+  arguments: p_operation_id uuid, p_worker_id text, p_lease bigint, p_outcome text, p_values jsonb DEFAULT '{}'::jsonb
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b6ad467660ee568f5814dc53b9252d3b
+  comment: Ends an operation: completed charges its units at the provider, failed and canceled free its reservation, timeout lets it expire. A success after a timeout counts and is late. Returns the status that counts. Values: result, units, code, message.
+  grant to service_role: execute
+
 function penstock.sign_in_identity(text, text, text)
   arguments: p_issuer text, p_subject text, p_email text DEFAULT NULL::text
   returns: uuid
@@ -5697,6 +5758,15 @@ function penstock.store_step(bigint, text, bigint, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 2ddfbbe24717cecaf1b48314832d16a2
   comment: Stores the result of a step of a running task and returns it. The first result of a name counts.
+  grant to service_role: execute
+
+function penstock.submit_operation(uuid, text, bigint, text)
+  arguments: p_operation_id uuid, p_worker_id text, p_lease bigint, p_external_id text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cb51ff85e90d8190e75c089d47aff692
+  comment: Notes the id that the provider gave an operation. Repeating it is no error.
   grant to service_role: execute
 
 function penstock.take_alerts()
