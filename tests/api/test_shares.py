@@ -25,7 +25,7 @@ class TestShares:
     """S64"""
 
     async def test_a_tenant_at_its_share_leaves_slots_for_others(self, eventually: Eventually) -> None:
-        shares = Shares("slots", Share(slots=3, per_tenant=2, per_caller=2, waiting=10, seconds=60))
+        shares = Shares("slots", Share(slots=3, per_tenant=2, per_caller=3, waiting=10, seconds=60))
         end = asyncio.Event()
 
         async def hold(tenant: str) -> None:
