@@ -2781,7 +2781,7 @@ function penstock._erase_tenant(uuid)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a98376f4a1f3fea72f14e443f600138d
+  body: sha256 d3586b195850901fd30151d1017ac94f
   comment: Removes what a tenant stored. Ledger and audit log keep amounts, actions and ids.
 
 function penstock._estimated_cost(text, uuid, jsonb)
@@ -4739,7 +4739,7 @@ function penstock.erase_user(uuid)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e27b4773ad7760e9ebf6c3f126ba5330
+  body: sha256 2f0b362ec738a3517564e37421f5e5bc
   comment: Erases a user: memberships, API keys, sessions, invitations, the profile, and the personal tenant with its jobs, rows and files. Ledger and audit log keep ids only. Upkeep removes job rows and files within minutes. Returns the teams that the user left, and those that have no owner now.
   grant to service_role: execute
 

@@ -297,6 +297,13 @@ begin
   delete from members where tenant_id = p_tenant_id;
   delete from profiles where tenant_id = p_tenant_id;
   delete from schedules where tenant_id = p_tenant_id;
+  delete from notification_targets where tenant_id = p_tenant_id;
+  delete from notifications where tenant_id = p_tenant_id;
+  delete from failures where tenant_id = p_tenant_id;
+  delete from streaks where tenant_id = p_tenant_id;
+  delete from operations where tenant_id = p_tenant_id;
+  delete from webhooks where tenant_id = p_tenant_id;
+  update operator_alerts set details = '{}' where tenant_id = p_tenant_id;
   for v_job_id in
     select id from jobs where tenant_id = p_tenant_id and finished_at is null order by id for no key update
   loop
@@ -346,6 +353,7 @@ begin
   delete from identities where user_id = p_user_id;
   delete from requests where actor = 'user:' || p_user_id;
   delete from actions where user_id = p_user_id;
+  update operator_alerts set details = '{}' where details ->> 'by' = 'user:' || p_user_id;
   if v_tenant_id is not null then
     perform _erase_tenant(v_tenant_id);
   end if;
