@@ -70,6 +70,8 @@ def test_the_package_exports_only_the_public_names() -> None:
             "Context",
             "Fail",
             "Forbidden",
+            "FunctionRequest",
+            "FunctionResponse",
             "Invalid",
             "Job",
             "JobFailed",

@@ -304,7 +304,9 @@ def test_missing_object_exits_with_5(penstock: Run) -> None:
 def test_control_characters_from_the_database_are_not_printed(
     db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
 ) -> None:
-    job_id = start_job("\x1b[31mred\x1b]0;title\x07[bold]\nnext\u202e")
+    job_id = start_job("report")
+    # Names with control characters are rejected, but a database may have some from before.
+    db.execute("update penstock.jobs set type = %s", ["\x1b[31mred\x1b]0;title\x07[bold]\nnext\u202e"])
     fail_all(db, "line\r\n\x1b[2Jgone [link=x]y[/link]")
     out = (
         penstock("jobs", "ls").out + penstock("jobs", "show", job_id).out + penstock("dead-letters", "ls").out
@@ -737,7 +739,7 @@ def test_worker_drains_its_kinds(
 def test_unloadable_app_is_rejected(penstock: Run, path: str) -> None:
     answer = penstock("worker", path, "-o", "json")
     assert (answer.code, answer.out) == (2, "")
-    assert path in answer.problem["detail"]
+    assert path.partition(":")[0] in answer.problem["detail"]
 
 
 @pytest.mark.slow

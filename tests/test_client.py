@@ -829,7 +829,7 @@ def test_wait_shows_progress_on_a_terminal(
     served.db.execute('select penstock.set_provider(%s, \'{"status": "maintenance"}\')', [name])
     served.db.execute("select penstock.set_price(%s, 'requests', 0.25)", [name])
     served.kind("work")
-    tasks = [{"kind": "work", "phase": "\x1b[2Jdraw"}, {"kind": "work", "phase": "bind", "provider": name}]
+    tasks = [{"kind": "work", "phase": "draw"}, {"kind": "work", "phase": "bind", "provider": name}]
     job = ask.jobs.start("report", tasks=tasks, budget=2)
     with ThreadPoolExecutor(1) as others:
         waited = others.submit(job.wait, 60, progress=True)

@@ -93,7 +93,7 @@ def test_a_guides_python_runs(
         for function in [value for key, value in vars(guide).items() if key.startswith("test_")]:
             function(drain, clock)
         drain(app)
-        assert len(parts) == {"sdk": 10, "worker": 1}[name]
+        assert len(parts) == {"sdk": 11, "worker": 1}[name]
         assert db.execute("select distinct error_code from penstock.attempts") in (
             [],
             [{"error_code": "provider_busy"}],

@@ -5105,7 +5105,7 @@ function penstock.my_tenant()
 function penstock.my_tenants()
   returns: SETOF uuid
   attributes: sql, stable, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 b627e7d74bbb03ebdcb0abc5ae445507
   comment: The tenants whose rows the calling user may read. Every row-level policy uses it.
   grant to authenticated: execute

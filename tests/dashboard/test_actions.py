@@ -172,7 +172,7 @@ def test_workers_settings_keys_tenants_members_and_schedules_can_be_changed(site
     assert db.execute(
         "select 1 from penstock.tenants where id = %s and weight = 2.5 and plan = 'basic'", [sample.acme]
     )
-    owner.post(
+    operator.post(
         f"/tenants/{sample.acme}/members",
         {"user_id": "0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b", "role": "viewer"},
     )

@@ -165,6 +165,7 @@ def populate(sql: Contract, clock: Clock, person: Person) -> None:
     own.cancel(jobs["canceled"], secret)
     own.do_chores()
     jobs["queued"] = own.start(graph(a="", b="a"), params={"note": secret})
+    own.value("define_job_type", name="report")
     person.schedule = schedule(own, clock, f"{secret} schedule", tenant_id=str(person.tenant))
     alert(own, person, secret)
     bulk(own, person, secret)
@@ -708,7 +709,8 @@ class TestRows:
         self, sql: Contract, me: Contract, clock: Clock, world: World
     ) -> None:
         with acting(sql, world.ann):
-            me.value("set_schedule", name="x", cron="not a cron", job_type="x", next_run_at="2000-01-01")
+            me.value("set_schedule", name="x", cron="0 3 * * *", job_type="report", next_run_at="2000-01-01")
+        sql.execute("update penstock.schedules set cron = 'not a cron' where name = 'x'")
         sql.execute("""
             insert into penstock.schedules (tenant_id, name, cron, job_type, next_run_at, created_at)
             select tenant_id, name || n, cron, job_type, next_run_at, created_at

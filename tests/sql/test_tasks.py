@@ -604,11 +604,12 @@ class TestBadInput:
 
     def test_unusual_text_is_kept_as_it_is(self, sql: Contract) -> None:
         text = "é\u200b\U0001f600'\"\\\n\t--;$$ %s {}"
+        name = text.replace("\n", "").replace("\t", "")
         job = sql.start(
-            [{"kind": "work", "key": text, "input": {text: text}}], type=text, params={text: text}
+            [{"kind": "work", "key": name, "input": {text: text}}], type=name, params={text: text}
         )
         (task,) = sql.claim(1)
-        assert (task["key"], task["input"]) == (text, {text: text})
+        assert (task["key"], task["input"]) == (name, {text: text})
         assert sql.job(job)["params"] == {text: text}
         sql.kill(task, text)
         assert sql.task(task)["error_message"] == text

@@ -395,7 +395,8 @@ async def _document(request: Request, default: str = "") -> tuple[str, Any]:
     if not sent.strip():
         sent = default.encode()
     try:
-        return sent.decode(), read_json(sent, limits)
+        found = read_json(sent, limits)
+        return sent.decode(), found
     except Invalid as error:
         if error.code != "invalid_json":
             raise

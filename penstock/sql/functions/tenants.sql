@@ -29,7 +29,8 @@ $$;
 comment on function penstock._audit(uuid, text, uuid, text, jsonb) is 'Adds a line to the audit log.';
 
 create or replace function penstock.my_tenants()
-returns setof uuid language sql stable security definer set search_path = penstock, pg_temp as $$
+returns setof uuid language sql stable security definer set search_path = penstock, pg_temp
+  set enable_seqscan = off set jit = off as $$
   select tenant_id from members where user_id = auth.uid() and _has_scope(auth.uid(), 'read')
 $$;
 comment on function penstock.my_tenants() is
