@@ -299,6 +299,15 @@ class TestLimits:
         assert 0 < found["used"] <= amount
         assert sql.execute("select * from penstock.check_accounts()") == []
 
+    def test_tasks_added_later_count_their_input(self, sql: Contract) -> None:
+        """B9, S76"""
+        sql.value("set_plan", name="free", values=Jsonb({"limits": {"input_bytes": 1000}}))
+        sql.value("set_tenant_plan", tenant_id=sql.tenant, plan="free")
+        job = sql.start(1)
+        with sql.refused(429, "quota_exceeded"):
+            for _ in range(30):
+                sql.add(job, [{"kind": "work", "input": {"text": "x" * 50}}])
+
     def test_a_mistyped_plan_refuses(self, sql: Contract) -> None:
         """S76: never unlimited by accident."""
         for wrong in ("fre", ""):
