@@ -74,7 +74,8 @@ def run_tests(names: list[str]) -> tuple[Cases, Verdict]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         environment = {"PENSTOCK_TEST_PG": "contract", **os.environ}
-        command = [str(BIN / "pytest"), "-q", "-n", "2", f"--junitxml={report}", *names]
+        reruns = os.environ.get("PENSTOCK_TEST_RERUNS", "0")
+        command = [str(BIN / "pytest"), "-q", "-n", "2", "--reruns", reruns, f"--junitxml={report}", *names]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         if code not in RAN or not report.exists():
             return {}, Verdict(f"pytest could not run the tests (exit code {code})", False)
