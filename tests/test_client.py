@@ -354,7 +354,9 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     served.db.execute(query, [ann.tenant, json.dumps({"job_id": str(job.id)})])
     usage = {line.meter: line for line in (await got(owner.usage.status())).usage}
     assert (usage["requests"].used, usage["requests"].left) == (2, 98)
-    assert [(day.action, day.amount) for day in await got(owner.usage.days())] == [("call", Decimal(2))]
+    assert [(day.action, day.amount) for day in await got(owner.usage.days()) if day.action == "call"] == [
+        ("call", Decimal(2))
+    ]
     assert [limit.amount for limit in await got(owner.usage.limits()) if limit.meter == "requests"] == [100]
     assert "free" in {plan.name for plan in await got(owner.usage.plans())}
     cost = Decimal("0.0000015")
@@ -444,7 +446,7 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert await got(owner.jobs.confirm(gated.id)) == 1
 
     # waits
-    served.db.execute("select penstock.define_kind('asking')")
+    served.kind("asking")
     asking = await got(owner.jobs.start("report", tasks=[{"kind": "asking"}]))
     [claimed] = served.db.execute("select id, lease from penstock.claim_tasks('w', 1, array['asking'])")
     of_lease = [claimed["id"], claimed["lease"]]
@@ -1095,7 +1097,7 @@ def test_client_docs_run(
     """docs/client.md from top to bottom; whoever waits there lets a worker run first."""
     app = App(database_url=db.dsn, tenant="acme")
 
-    @app.task
+    @app.task(raw_tasks=True)
     def write(topic: str) -> str:
         return f"All about {topic}."
 

@@ -126,7 +126,7 @@ def test_the_guide_to_bulk_jobs_runs(db: testing.Database, tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
     assert "bad_value" in done.stdout
     lines = (tmp_path / "results.csv").read_text("utf-8-sig").splitlines()
-    assert [line.split(",")[0] for line in lines[1:]] == [
+    assert [line.split(",")[0].strip('"') for line in lines[1:]] == [
         line.split(",")[0] for line in parts["csv"][0].splitlines()[1:]
     ]
     posters = list((tmp_path / ".penstock/artifacts").rglob("*.svg"))

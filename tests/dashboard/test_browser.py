@@ -222,7 +222,7 @@ def test_every_page_without_data_is_accessible_and_fits(served: Served, db: Any,
 @pytest.mark.slow
 def test_failed_task_can_be_found_and_retried_by_mouse(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
-    page = served.page(key(db, "member", sample.acme))
+    page = served.page(key(db, "admin", sample.acme))
     page.click("nav >> text=Jobs")
     page.click(".tabs >> text=Failed")
     page.click("tr[data-row] td.main a")

@@ -23,6 +23,8 @@ KNOWN = set(
         "article",
         "audio",
         "b",
+        "fieldset",
+        "legend",
         "body",
         "button",
         "circle",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from itertools import groupby
+from itertools import groupby, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,8 @@ from penstock.postgres.migrate.records import (
 )
 from penstock.postgres.migrate.source import PENSTOCK, SQL, File, Source, read
 from penstock.postgres.migrate.statements import Unit, repeatable, split
+
+_ALTERED = re.compile(r"^alter table (?:only )?\w+\.(\w+)", re.MULTILINE)
 
 
 def migrate(dsn: str, contract: bool = False, *, folder: Path = SQL, schema: str = PENSTOCK) -> list[str]:
@@ -94,7 +97,9 @@ class _Migration:
             execute(self.connection, prologue(self.source.schema, lock=False))
             runner = Runner(self.connection)
             applied = applied_migrations(self.connection, self.source)
-            for file in self.source.pending(applied, contract=self.everything):
+            pending = self.source.pending(applied, contract=self.everything)
+            self._lock_altered(runner, pending)
+            for file in pending:
                 if not file.is_transactional:
                     alone = file
                     break
@@ -107,6 +112,31 @@ class _Migration:
         self.done += ran
         self._policies = policies
         return alone
+
+    def _lock_altered(self, runner: Runner, pending: Iterable[File]) -> None:
+        """Lock the tables that migrations alter, and the views, before anything else is locked.
+
+        A transaction of a worker that waits for one of them may have used another: altering one after the
+        other would wait for it until both give up. Views come first, because a reader uses a view and then
+        its tables; of the tables jobs, because starts use it first.
+        """
+        together = takewhile(lambda file: file.is_transactional, pending)
+        named = {name for file in together for name in _ALTERED.findall(file.text)}
+        schema = self.source.schema
+        found = dict(
+            rows(
+                self.connection,
+                "select c.relname, c.relkind from pg_class c where c.relkind in ('r', 'v')"
+                f" and c.relnamespace = to_regnamespace('{schema}')",
+            )
+        )
+        tables = sorted(named & found.keys(), key=lambda name: (name != "jobs", name))
+        if tables:
+            for view in sorted(name for name, kind in found.items() if kind == "v"):
+                # LOCK TABLE would lock the tables of the view as well; every view has this option already.
+                runner.lock(f"alter view {schema}.{view} set (security_invoker = true)")
+            listed = ", ".join(f"{schema}.{name}" for name in tables)
+            runner.lock(f"lock table {listed} in access exclusive mode")
 
     def _run_alone(self, file: File) -> None:
         for statement in split(file.name, file.text):

@@ -102,6 +102,11 @@ class Runner:
             error.add_note(f"in {statement.file}, line {text.count(chr(10), 0, place) + 1}")
             raise
 
+    def lock(self, statement: str) -> None:
+        """Lock tables while nothing else is locked."""
+        self._wait_at_most("200ms")
+        execute(self._connection, statement)
+
     def _wait_at_most(self, wait: str) -> None:
         if wait != self._wait:
             execute(self._connection, f"set local lock_timeout = '{wait}'")
