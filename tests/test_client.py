@@ -457,6 +457,31 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert await got(owner.waits.answer(wait["id"], "yes")) is True
     assert (await got(owner.waits.get(wait["id"]))).option == "yes"
     await got(owner.jobs.cancel(asking.id))
+    assert await got(owner.jobs.result(asking.id)) is None
+
+    # notifications and invitations
+    target = await got(owner.notifications.set_target("webhook", "https://example.com/hook"))
+    assert target.secret is not None
+    assert [each.id for each in await got(owner.notifications.targets())] == [target.id]
+    sent = await got(owner.notifications.send_test(target.id))
+    assert [each.id for each in await got(owner.notifications.list())] == [sent]
+    assert await got(owner.notifications.rotate_secret(target.id)) != target.secret
+    await got(owner.notifications.remove_target(target.id))
+    invited = await got(owner.invitations.create("viewer"))
+    assert invited.id in [each.id for each in await got(owner.invitations.list())]
+    assert (await got(owner.invitations.get(invited.secret))).role == "viewer"
+    # Only people answer invitations and leave.
+    with pytest.raises(errors.Forbidden):
+        await got(owner.invitations.accept(invited.secret))
+    other = served.join(f"bob{uuid.uuid4().hex[:6]}")
+    bob = kind(served.url, other.headers["Authorization"].removeprefix("Bearer "))
+    assert (
+        await got(bob.invitations.accept((await got(owner.invitations.create("viewer"))).secret))
+        == ann.tenant
+    )
+    await got(bob.invitations.leave(ann.tenant))
+    await got(bob.invitations.decline((await got(owner.invitations.create("viewer"))).secret))
+    await got(owner.invitations.revoke(invited.id))
 
     # operations
     assert await got(service.providers.set("ann/own", concurrency=2, features=["fast"])) > 0
@@ -469,7 +494,7 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert await got(service.workers.list()) == []
     assert {lane.kind for lane in await got(service.workers.backlog())} >= {"work"}
 
-    for each in (owner, service):
+    for each in (owner, service, bob):
         await each.aclose() if kind is AsyncClient else each.close()
     assert routes_of(served.app) - asked_of(served.app) == FOR_OTHERS
 

@@ -9,6 +9,7 @@ from penstock.client.artifacts import Artifacts
 from penstock.client.bulks import Bulks
 from penstock.client.core import Core
 from penstock.client.dead_letters import DeadLetters
+from penstock.client.invitations import Invitations
 from penstock.client.jobs import Jobs, StartedJob
 from penstock.client.money import Costs, Usage
 from penstock.client.notifications import Notifications
@@ -67,6 +68,7 @@ class _Resources(Resource[IO]):
         self.workers = Workers(core)
         self.tenants = Tenants(core)
         self.members = Members(core)
+        self.invitations = Invitations(core)
         self.keys = Keys(core)
 
     def __repr__(self) -> str:
