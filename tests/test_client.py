@@ -474,7 +474,7 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     with pytest.raises(errors.Forbidden):
         await got(owner.invitations.accept(invited.secret))
     other = served.join(f"bob{uuid.uuid4().hex[:6]}")
-    bob = kind(served.url, other.headers["Authorization"].removeprefix("Bearer "))
+    bob: Any = kind(served.url, other.headers["Authorization"].removeprefix("Bearer "))
     assert (
         await got(bob.invitations.accept((await got(owner.invitations.create("viewer"))).secret))
         == ann.tenant
