@@ -185,8 +185,8 @@ class Server:
             found = [f"{row['name']} ({row['state']})" for row in self._admin(query)]
             if not found or time.monotonic() > deadline:
                 return found
-            # psycopg leaves a connection whose opening was canceled to the garbage collector. Sockets of other
-            # libraries that are found with it are not this test's matter.
+            # psycopg leaves a connection whose opening was canceled to the garbage collector. Sockets of
+            # other libraries that are found with it are not this test's matter.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)
                 gc.collect()
