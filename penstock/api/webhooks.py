@@ -32,7 +32,7 @@ async def receive(request: Request, source: str) -> Response:
     """Take a webhook. 2xx: recorded; 400: not signed or not readable; 500: the handler failed, send it again.
 
     An event that nobody knows is recorded and answered with 200, because senders do not repeat a 4xx. Never
-    410, which makes some senders stop for good.
+    410, which makes some senders stop permanently.
     """
     app: App | None = request.app.state.app
     found = app.webhooks.get(source) if app else None

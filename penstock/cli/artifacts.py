@@ -29,7 +29,7 @@ _COLUMNS = [
 
 
 def _kept_until(artifact: KeptArtifact) -> str:
-    return f"{artifact.kept_until:%Y-%m-%d %H:%M}" if artifact.kept_until else "for good"
+    return f"{artifact.kept_until:%Y-%m-%d %H:%M}" if artifact.kept_until else "forever"
 
 
 _KEPT_COLUMNS = [

@@ -398,7 +398,7 @@ async def list_kept(
 async def keep(
     database: db.Database, *, artifact_id: UUID, subject: str, until: datetime | None = None
 ) -> None:
-    """Keep a file beyond `retention_days` and beyond its job: until a time, or for good."""
+    """Keep a file beyond `retention_days` and beyond its job: until a time, or without end."""
     await db.call(database, "keep_artifact", p_artifact_id=artifact_id, p_subject=subject, p_until=until)
 
 

@@ -40,7 +40,7 @@ class OperationFailed(PenstockError):
 
 
 class Waits(BaseException):
-    """Ends the handler until a webhook comes, or for so many seconds."""
+    """Ends the handler until a webhook comes, or for this many seconds."""
 
     def __init__(self, operation_id: UUID, seconds: float) -> None:
         super().__init__("the task waits")

@@ -4976,7 +4976,7 @@ function penstock.keep_artifact(uuid, text, timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 9d41ff1cec8fd1239dd5932d000052c2
-  comment: Keeps a file beyond retention_days and beyond its job, for a subject of an app such as slides.slide:42: until a time, or for good. Call unkeep_artifact when the subject is deleted.
+  comment: Keeps a file beyond retention_days and beyond its job, for a subject of an app such as slides.slide:42: until a time, or without end. Call unkeep_artifact when the subject is deleted.
   grant to service_role: execute
 
 function penstock.lane_states(uuid)

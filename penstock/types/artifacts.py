@@ -36,7 +36,7 @@ class KeptArtifact(Artifact):
     subject: str
     """What it belongs to, as noun:id."""
     kept_until: datetime | None
-    """None: for good."""
+    """None: without end."""
 
 
 @dataclass(frozen=True, slots=True)

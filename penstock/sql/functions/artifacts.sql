@@ -377,7 +377,7 @@ end
 $$;
 comment on function penstock.keep_artifact(uuid, text, timestamptz) is
   'Keeps a file beyond retention_days and beyond its job, for a subject of an app such as slides.slide:42: '
-  'until a time, or for good. Call unkeep_artifact when the subject is deleted.';
+  'until a time, or without end. Call unkeep_artifact when the subject is deleted.';
 
 create or replace function penstock.unkeep_artifact(p_artifact_id uuid)
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$

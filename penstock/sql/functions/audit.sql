@@ -2,7 +2,7 @@
 -- carry no hash. Upkeep seals them in batches, once no open transaction can add a line among them.
 --
 -- What it proves: a line that is changed, deleted, inserted or moved after it was sealed is found. What it
--- does not prove: whoever owns the database can write a new chain. So each head (number:hash) is logged
+-- does not prove: the owner of the database can write a new chain. So each head (number:hash) is logged
 -- when it is made, and check_audit_log compares the chain with a head kept elsewhere.
 
 insert into penstock.settings (name, value, comment) values
