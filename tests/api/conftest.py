@@ -19,6 +19,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
 from penstock import api, server, testing
+from penstock.api.limits import Limits
 from penstock.settings import Settings
 
 SECRET = "a secret of the tests, of more than 32 bytes"  # noqa: S105 it opens a test database
@@ -145,6 +146,9 @@ def api_settings(db: testing.Database, tmp_path: Path) -> Settings:
 @pytest.fixture
 def world(db: testing.Database, api_settings: Settings) -> Iterator[World]:
     """The running application."""
-    app = api.create(api_settings)
+    # Tests ask faster than people.
+    app = api.create(
+        api_settings, limits=Limits(per_second=1e6, burst=10**6, tenant_per_second=1e6, tenant_burst=10**6)
+    )
     with TestClient(app, raise_server_exceptions=True) as client:
         yield World(db, app, client)

@@ -24,6 +24,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from penstock import App, api, testing
+from penstock.api.limits import Limits
 from penstock.settings import Settings
 from tests.api.conftest import SECRET, bearer, token
 from tests.conftest import Eventually
@@ -118,7 +119,10 @@ def served(
     db: testing.Database, settings: Settings, eventually: Eventually, app: App | None = None
 ) -> Generator[Site]:
     """The application behind a socket, with an app if there is one."""
-    made = api.create(settings, app)
+    # Tests ask faster than people.
+    made = api.create(
+        settings, app, limits=Limits(per_second=1e6, burst=10**6, tenant_per_second=1e6, tenant_burst=10**6)
+    )
     config = uvicorn.Config(made, port=0, log_level="warning", ws="none", timeout_graceful_shutdown=5)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
