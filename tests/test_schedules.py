@@ -311,7 +311,7 @@ def test_a_type_that_no_worker_knows_fails_after_an_hour(
 def test_schedules_that_cannot_fire_are_refused(
     db: testing.Database, tenant: Any, name: str, cron: str, job_type: str, code: str, field: str
 ) -> None:
-    """S73: whoever sets it, and also past the API, in SQL."""
+    """S73: for users and the service, over the API and in SQL."""
     db.execute("select penstock.define_kind('report'), penstock.define_job_type('sheet')")
     db.execute("select penstock.define_bulk_type('sheet')")
     statement = "select penstock.set_schedule(%s, %s, %s, now(), jsonb_build_object('tenant_id', %s::uuid))"

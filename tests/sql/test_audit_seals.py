@@ -87,7 +87,7 @@ def test_tampered_seal_is_found(sealed: Database) -> None:
             rows = conn.execute(CHECK).fetchall()
             assert any(found in row["problem"] for row in rows), change
     assert problems(sealed, head["head"]) == []
-    # Whoever owns the database can remove the end of the chain, or write another: a head kept elsewhere tells.
+    # The owner of the database can remove the end of the chain or write another: compare it with a head kept elsewhere.
     sealed.execute("delete from penstock.audit_seals where number = 3")
     assert problems(sealed) == []
     assert "the chain has no seal 3:" in problems(sealed, head["head"])[0]

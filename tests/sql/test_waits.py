@@ -433,7 +433,7 @@ class TestRaces:
     def test_answer_while_the_timeout_wakes_the_task(
         self, sessions: Sessions, clock: Clock, pair: tuple[Contract, Contract, db.Row]
     ) -> None:
-        """The task is queued once, whoever comes first."""
+        """An answer and a timeout at once queue the task once."""
         one, two, task = pair
         one.park(task, options=["yes"], seconds=60)
         with one.connection.transaction():
