@@ -1,0 +1,130 @@
+-- Fail: ends attempts as failed and decides whether the task is retried. Lock order: see claim.sql.
+
+create or replace function penstock.fail_tasks(
+  p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_errors jsonb[])
+returns table (id bigint, code text)
+language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
+declare
+  v_now timestamptz := _now();
+  v_failed leases[];
+  v_errors jsonb[];
+  v_again ready[];
+  v_dead leases[];
+  v_reasons text[];
+  v_codes text[];
+  v_messages text[];
+begin
+  perform _check_batch(p_task_ids, p_leases, cardinality(p_errors));
+  with gone as (
+    delete from leases l using unnest(p_task_ids, p_leases, p_errors) as g(id, lease, error)
+    where l.task_id = g.id and l.lease = coalesce(g.lease, l.lease) and l.worker_id = p_worker_id
+      and not l.is_canceled
+    returning l as held, g.error
+  )
+  select array_agg(g.held order by (g.held).task_id),
+    array_agg(coalesce(g.error, '{}') order by (g.held).task_id)
+  into v_failed, v_errors from gone g;
+
+  if v_failed is not null then
+    with error as (
+      select f.held, (f.held).*,
+        left(coalesce(nullif(f.error ->> 'code', ''), 'handler_error'), 100) as error_code,
+        _redact(left(coalesce(f.error ->> 'message', ''), 10000)) as error_message,
+        case
+          when octet_length((f.error -> 'details')::text) <= 128
+            or octet_length((f.error -> 'details')::text) <= 100000 and _is_readable(f.error -> 'details')
+            then _redact_document(case when jsonb_typeof(f.error -> 'details' -> 'stack') = 'string'
+              then (f.error -> 'details') - 'stack' else f.error -> 'details' end)
+          when f.error -> 'details' is not null then '{"dropped": "too_large"}'
+        end as error_details,
+        case when octet_length((f.error -> 'details')::text) <= 100000
+            and jsonb_typeof(f.error -> 'details' -> 'stack') = 'string'
+          then _redact(f.error -> 'details' ->> 'stack') end as stack,
+        f.error -> 'permanent' = 'true' as is_permanent,
+        -- A value that is not a number is ignored: the attempt has ended in any case.
+        greatest(
+          case when jsonb_typeof(f.error -> 'retry_after_seconds') = 'number'
+            then least((f.error -> 'retry_after_seconds')::numeric, 86400 * 30) else 0 end,
+          random() * least(k.backoff_cap_seconds,
+            k.backoff_seconds * power(2::double precision, least((f.held).failures, 60)))) as delay,
+        coalesce(t.max_attempts, k.max_attempts) as max_attempts, k.retry_seconds,
+        -- Only attempts since the last replay count.
+        (select min(a.started_at) from (
+          select x.started_at from attempts x where x.job_id = t.job_id and x.task_id = t.id
+          order by x.lease desc limit (f.held).failures + (f.held).deaths) as a) as first_at
+      from (select unnest(v_failed) as held, unnest(v_errors) as error) as f
+      join tasks t on t.job_id = (f.held).job_id and t.id = (f.held).task_id
+      join kinds k on k.name = t.kind
+    ), decided as (
+      select e.*, case
+        when e.is_permanent then 'permanent'
+        when e.failures + 1 >= e.max_attempts then 'attempts'
+        when v_now + make_interval(secs => e.delay)
+          > coalesce(e.first_at, e.started_at) + make_interval(secs => e.retry_seconds) then 'time'
+        end as death
+      from error e
+    ), logged as (
+      insert into attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at,
+        outcome, error_code, error_message, error_details, retry_in_seconds)
+      select d.job_id, d.task_id, d.lease, d.tenant_id, d.failures + d.deaths + 1, d.worker_id, d.started_at,
+        v_now, 'failed', d.error_code, d.error_message, d.error_details,
+        case when d.death is null then d.delay end
+      from decided d
+    ), traced as (
+      insert into error_stacks (job_id, task_id, lease, tenant_id, stack)
+      select d.job_id, d.task_id, d.lease, d.tenant_id, d.stack from decided d where d.stack is not null
+    ), kept as (
+      insert into parked
+      select (_ready_to_parked(_lease_to_ready(d.held, 1), v_now + make_interval(secs => d.delay), 'retry')).*
+      from decided d where d.death is null and d.delay > 0
+    )
+    select
+      array_agg(_lease_to_ready(d.held, 1)) filter (where d.death is null and d.delay <= 0),
+      array_agg(d.held order by d.task_id) filter (where d.death is not null),
+      array_agg(d.death order by d.task_id) filter (where d.death is not null),
+      array_agg(d.error_code order by d.task_id) filter (where d.death is not null),
+      array_agg(d.error_message order by d.task_id) filter (where d.death is not null)
+    into v_again, v_dead, v_reasons, v_codes, v_messages from decided d;
+    perform pg_notify('penstock', 'chores') where exists (
+      select from parked p join unnest(v_failed) as f on f.job_id = p.job_id and f.task_id = p.task_id
+      where p.until < v_now + interval '5 seconds');
+    if v_dead is not null then
+      perform _bury(v_dead, v_reasons, v_codes, v_messages);
+    end if;
+    perform _queue(v_again, true);
+  end if;
+  if coalesce(cardinality(v_failed), 0) < cardinality(p_task_ids) then
+    return query select r.id, r.code from _batch_without(p_task_ids, p_leases, v_failed) as o
+    cross join _settle_batch(p_worker_id, 'failed', o.task_ids, o.leases, v_failed) as r;
+  else
+    perform _settle(v_failed, false, null);
+  end if;
+end
+$$;
+comment on function penstock.fail_tasks(text, bigint[], bigint[], jsonb[]) is
+  'Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are '
+  '{"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.';
+
+create or replace function penstock.fail_task(
+  p_task_id bigint, p_worker_id text, p_error text, p_lease bigint default null,
+  p_retry_after_seconds double precision default null, p_permanent boolean default false,
+  p_error_code text default 'handler_error', p_error_details jsonb default null)
+returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_code text;
+begin
+  select f.code into v_code from fail_tasks(p_worker_id, array[p_task_id], array[p_lease],
+    array[jsonb_strip_nulls(jsonb_build_object('code', p_error_code, 'message', p_error,
+      'details', p_error_details, 'retry_after_seconds', p_retry_after_seconds,
+      'permanent', p_permanent))]) as f;
+  if v_code is not null then
+    perform _refuse(410, v_code, 'you do not hold the lease of this task',
+      jsonb_build_object('task_id', p_task_id));
+  end if;
+  return true;
+end
+$$;
+comment on function penstock.fail_task(bigint, text, text, bigint, double precision, boolean, text, jsonb) is
+  'Ends one attempt as failed: the task is retried after a backoff, not before p_retry_after_seconds, or '
+  'moved to the dead letters. Fails with 410 when the lease is gone.';
