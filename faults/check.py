@@ -317,6 +317,8 @@ RPC_CHECKS: dict[str, dict[str, str]] = {
     },
 }
 # A task's next handler after its worker was killed or stopped. A second mishap on the way is counted from there.
+# A stopped worker that continues runs its task under the same lease, or has lost it: a handler that it begins after
+# the task was leased to another worker is stale and not counted, nor is the retry of an attempt that survived the stop.
 _AGAIN = f"""
 create table faults.again as with killed as (
   select k.pid, k.at, a.task_id, a.lease from faults.killed k
@@ -330,8 +332,11 @@ create table faults.again as with killed as (
     select m.lease, m.is_gated, {_PID.replace("a.", "m.")} as next_pid, extract(epoch from m.at) as granted_at from faults.moves m where m.what = 'granted' and m.task_id = k.task_id and m.lease > k.lease order by m.lease limit 1) as n
   union all
   select 'stopped', s.pid, s.at, s.task_id, n.lease, n.is_gated, n.next_pid, n.granted_at from stopped s cross join lateral (
-    select m.lease, m.is_gated, {_PID.replace("a.", "m.")} as next_pid, extract(epoch from m.at) as granted_at from faults.moves m where m.what = 'granted' and m.task_id = s.task_id and m.lease >= s.lease
-      and not exists (select from faults.began b where b.task_id = s.task_id and b.lease = m.lease and b.at <= s.at) order by m.lease limit 1) as n
+    select m.lease, m.is_gated, {_PID.replace("a.", "m.")} as next_pid, extract(epoch from m.at) as granted_at from faults.moves m where m.what = 'granted' and m.task_id = s.task_id
+      and (m.lease > s.lease and not exists (select from penstock.attempts a where a.task_id = s.task_id and a.lease = s.lease and a.outcome <> 'lost')
+        or m.lease = s.lease and exists (select from faults.began b where b.task_id = s.task_id and b.lease = s.lease and b.at > s.at
+        and not exists (select from faults.moves h where h.what = 'granted' and h.task_id = s.task_id and h.lease > s.lease and extract(epoch from h.at) < b.at)))
+      order by m.lease limit 1) as n
 )
   select p.what, p.at, b.at - p.at as seconds,
     (select coalesce(sum(least(o.up_at, b.at) - greatest(o.down_at, p.at)), 0) from faults.outages o where o.up_at > p.at and o.down_at < b.at) as away,

@@ -66,7 +66,7 @@ class Upkeep:
     """Calls `penstock.upkeep` when the database says that something is due, and when `due` is set."""
 
     MIN_PAUSE = 0.02
-    MAX_PAUSE = 5.0
+    MAX_PAUSE = 4.0
     ANSWER_SECONDS = 2.0
     MAX_SECONDS = 60.0
 

@@ -176,6 +176,35 @@ async def test_a_thread_that_does_not_stop_keeps_its_slot(
         await working
 
 
+async def test_attempt_that_was_stopped_while_it_connected_runs_no_handler(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R1.2/fence: a handler in a thread does not begin after its worker has learned that the lease is lost."""
+    connect, arrived, release = database.connect, threading.Event(), threading.Event()
+    begun: list[int] = []
+
+    def connect_slowly(dsn: str, *, name: str = "penstock", **options: Any) -> Any:
+        if name.startswith("penstock task"):
+            arrived.set()
+            release.wait(60)
+        return connect(dsn, name=name, **options)
+
+    monkeypatch.setattr(database, "connect", connect_slowly)
+
+    @app.task(transactional=True)
+    def post(ctx: Context) -> None:
+        begun.append(ctx.attempt)
+
+    async with running(app, lease_seconds=1000) as worker:
+        await listening(worker, db, eventually)
+        job = await post.astart()
+        await eventually.aio(arrived.is_set, "the handler waits for its connection")
+        db.execute("select penstock.cancel_job(%s)", [job.id])
+        await eventually.aio(lambda: count(db, "penstock.leases") == 0, "the lease is released")
+        release.set()
+    assert begun == []
+
+
 async def test_concurrency_limits_handlers_of_all_modes_together(app: App, drain: testing.Drain) -> None:
     """R1.7/concurrent: concurrency limits async handlers and threads together."""
     now = most = 0
