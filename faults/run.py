@@ -352,6 +352,9 @@ class Run:
             returning = [slot for slot in self.workers if slot.armed == "return.sent" and how == "drained"]
             # A worker that is stopped before it has reached PostgreSQL gives up, as it should after 30 s.
             is_stop = how in ("paused", "stalled")
+            # Half of the workers go on: while all are stopped, no task can begin.
+            if is_stop and sum(slot.is_up for slot in self.workers) <= len(self.workers) / 2:
+                return False
             others = [slot for slot in self.workers if not is_stop or self._has_started(slot)]
             victim = self._pick(returning, fault.roll) or self._pick(others, fault.roll)
             return victim is not None and await self._hit(victim, how, fault.size)

@@ -1591,7 +1591,9 @@ table penstock.upkeep_runs
   column ran_at: timestamp with time zone not null
   column away_from: timestamp with time zone not null default '-infinity'::timestamp with time zone
   column away_until: timestamp with time zone not null default '-infinity'::timestamp with time zone
+  column done_at: timestamp with time zone not null default '-infinity'::timestamp with time zone
   comment on column away_until: Workers get a moment after this to extend leases that expired while the database was away.
+  comment on column done_at: When all of upkeep was last done. Older than ran_at while a run has only requeued expired leases.
   constraint upkeep_runs_id_check: CHECK (id)
   constraint upkeep_runs_pkey: PRIMARY KEY (id)
   policy service_reads: permissive for select to service_role using true
@@ -2710,7 +2712,7 @@ function penstock._do_overdue()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: lock_timeout=100ms, search_path=penstock, pg_temp
-  body: sha256 de0eed3e04e4d43449d49b9da122a3bd
+  body: sha256 b00213ef1b02366fde3630834fdc01aa
   comment: Does a part of upkeep for a claim that found nothing, if no process runs upkeep: requeues expired leases or tasks that are due.
 
 function penstock._duration_text(double precision)
@@ -3736,6 +3738,13 @@ function penstock._record_holds(penstock.reservation[], timestamp with time zone
   settings: search_path=penstock, pg_temp
   body: sha256 c101a30bb11d72ea470c991a649de09a
   comment: Writes a hold for each reservation whose task got a lease, and takes the other reservations back.
+
+function penstock._record_upkeep_done()
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ccb7a6ee60092ce2be74f04acd5d00a5
+  comment: Notes that all of upkeep was done: expired leases are requeued, and so are tasks that are due.
 
 function penstock._redact(text)
   arguments: p_text text
@@ -5865,7 +5874,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 f828595a530d7fbfbba88f3015ffaa39
+  body: sha256 f3c8e8280e20cdd786a5362170409b32
   comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, does a bite of a large pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 
@@ -5873,7 +5882,7 @@ function penstock.upkeep_if_idle()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 adb941f210f01f902652737bbb7f8f0d
+  body: sha256 0fc1e0df5d791a1abe61ed8af0d6c7b1
   comment: Runs upkeep unless another process did within two seconds. For many servers of which one has to do it.
   grant to service_role: execute
 

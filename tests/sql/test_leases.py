@@ -996,8 +996,24 @@ class TestReclaim:
         sql.upkeep()
         clock.advance(seconds=10)
         assert sql.rows("upkeep_if_idle")[0]["reclaimed"] == 0, "another process ran it within two seconds"
-        sql.execute("update penstock.upkeep_runs set ran_at = clock_timestamp() - interval '3 seconds'")
+        sql.execute("update penstock.upkeep_runs set done_at = clock_timestamp() - interval '3 seconds'")
         assert sql.rows("upkeep_if_idle")[0]["reclaimed"] == 1
+
+    @pytest.mark.parametrize("caller", ["server", "claim"])
+    def test_requeuing_expired_leases_does_not_delay_retries_that_are_due(
+        self, sql: Contract, clock: Clock, caller: str
+    ) -> None:
+        """Each call that only requeued expired leases is followed by one that does the rest."""
+        sql.start(2)
+        sql.fail(sql.claim_one(), retry_after_seconds=1)
+        sql.claim_one(seconds=1)
+        clock.advance(hours=1)
+        for _ in range(2):
+            if caller == "server":
+                sql.rows("upkeep_if_idle")
+            else:
+                sql.claim(1, kinds=["other"])
+        assert sql.one("select count(*) from penstock.ready") == 2
 
 
 class TestUnknownTasks:

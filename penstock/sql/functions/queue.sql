@@ -292,6 +292,7 @@ begin
     when promoted >= 5000 or chores > 0 or v_woken >= 500 then 0
     when exists (select from penstock.chores) then 0.1
     when v_next is not null then greatest(0, extract(epoch from v_next - v_now)) end;
+  perform _record_upkeep_done();
   return next;
 end
 $$;

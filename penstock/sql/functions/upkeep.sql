@@ -30,11 +30,21 @@ $$;
 comment on function penstock._reclaim_before(timestamptz) is
   'The time before which an expired lease counts as lost: now, or after an outage the time it began.';
 
+create or replace function penstock._record_upkeep_done()
+returns void language sql set search_path = penstock, pg_temp as $$
+  -- At most once a second: many processes call it.
+  update upkeep_runs set done_at = clock_timestamp()
+  where done_at < clock_timestamp() - interval '1 second'
+    and ctid = any (array(select ctid from upkeep_runs for no key update skip locked))
+$$;
+comment on function penstock._record_upkeep_done() is
+  'Notes that all of upkeep was done: expired leases are requeued, and so are tasks that are due.';
+
 create or replace function penstock.upkeep_if_idle()
 returns table (reclaimed integer, promoted integer, chores integer, next_seconds double precision)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  if exists (select from upkeep_runs where ran_at > clock_timestamp() - interval '2 seconds') then
+  if exists (select from upkeep_runs where done_at > clock_timestamp() - interval '2 seconds') then
     return query select 0, 0, 0, 2::double precision;
   else
     return query select u.reclaimed, u.promoted, u.chores, u.next_seconds from upkeep() as u;
@@ -47,11 +57,12 @@ comment on function penstock.upkeep_if_idle() is
 create or replace function penstock._do_overdue()
 returns void language plpgsql set search_path = penstock, pg_temp set lock_timeout = '100ms' as $$
 begin
-  if exists (select from upkeep_runs where ran_at > clock_timestamp() - interval '5 seconds') then
+  if exists (select from upkeep_runs where done_at > clock_timestamp() - interval '5 seconds') then
     return;
   end if;
   if reclaim_stale_tasks() = 0 then
     perform _promote(100);
+    perform _record_upkeep_done();
   end if;
 exception when lock_not_available or deadlock_detected then
   -- The next empty claim tries again.

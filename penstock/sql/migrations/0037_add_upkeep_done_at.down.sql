@@ -1,0 +1,1 @@
+alter table penstock.upkeep_runs drop column done_at;
