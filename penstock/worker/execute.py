@@ -17,7 +17,7 @@ from uuid import uuid4
 import structlog
 
 from penstock.contract import artifacts, jobs, tasks, waits
-from penstock.errors import Invalid, LeaseLost, TooLarge
+from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
 from penstock.sdk import signals
 from penstock.sdk.context import Context, Fail, Hooks, Reschedule, Waiting
@@ -263,7 +263,9 @@ class Execute(Hooks):
         return await self._in_thread(leased, context, lambda: outcome.output(task, call()))
 
     async def _in_thread(self, leased: LeasedTask, context: Context, call: Callable[[], Any]) -> Any:
-        thread = self._loop.run_in_executor(self._threads, outcome.caught, _unless_stopped, context, call)
+        thread = self._loop.run_in_executor(
+            self._threads, outcome.caught, outcome.unless_stopped, context, call
+        )
         try:
             result, error = await asyncio.shield(thread)
         except asyncio.CancelledError:
@@ -310,7 +312,7 @@ class Execute(Hooks):
                 db.rows_sync(connection, _KEEPALIVES, ())
             context.connection = connection
             call = partial(task.function, context, **values)
-            output = outcome.output(task, _unless_stopped(context, call))
+            output = outcome.output(task, outcome.unless_stopped(context, call))
             if self._is_large(output):
                 output = self.block(self._store_if_too_large(context, output))
             done = tasks.Done(context.task_id, context.lease, output)
@@ -464,13 +466,6 @@ class Execute(Hooks):
                 code="use_await",
             )
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-def _unless_stopped(context: Context, call: Callable[[], Any]) -> Any:
-    """Call the handler, unless its attempt was stopped while it waited for a thread or a connection."""
-    if context.is_stopped:
-        raise LeaseLost("the attempt was stopped before its handler began")
-    return call()
 
 
 def _report_key(ctx: Context) -> str:

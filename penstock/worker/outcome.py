@@ -14,9 +14,11 @@ import pydantic_core
 import structlog
 
 from penstock.contract import tasks
+from penstock.errors import LeaseLost
 from penstock.sdk.context import Fail, retry_after
 
 if TYPE_CHECKING:
+    from penstock.sdk.context import Context
     from penstock.sdk.job_types import Task
 
 TOO_LARGE = "the output is too large, nested too deeply, or holds a number beyond 1e308"
@@ -74,6 +76,13 @@ def caught(call: Callable[..., Any], *arguments: Any) -> tuple[Any, BaseExceptio
         return call(*arguments), None
     except BaseException as error:
         return None, error
+
+
+def unless_stopped(context: Context, call: Callable[[], Any]) -> Any:
+    """Call the handler, unless its attempt was stopped while it waited for a thread or a connection."""
+    if context.is_stopped:
+        raise LeaseLost("the attempt was stopped before its handler began")
+    return call()
 
 
 def output(task: Task[Any, Any], result: Any) -> str | None:
