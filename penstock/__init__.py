@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PenstockError,
         TimedOut,
         Unavailable,
+        UpgradeRequired,
     )
     from penstock.sdk.app import App
     from penstock.sdk.bulk_rows import BulkRow, Change, RowError
@@ -48,6 +49,7 @@ _MODULES = {
         "PenstockError",
         "TimedOut",
         "Unavailable",
+        "UpgradeRequired",
     ),
     "penstock.types": ("Answer", "Job"),
     "penstock.worker": ("Worker",),
@@ -79,6 +81,7 @@ __all__ = [
     "Started",
     "TimedOut",
     "Unavailable",
+    "UpgradeRequired",
     "WaitTimedOut",
     "Worker",
 ]

@@ -5,6 +5,7 @@
      │    └── TooLarge       the request is too large: shrink it, or put the data in object storage
      ├── Unauthenticated     missing or invalid credentials: log in
      ├── Forbidden           no permission: ask someone who has it
+     ├── UpgradeRequired     the tenant's plan does not include it: upgrade the plan
      ├── NotFound            it does not exist, or belongs to another tenant
      │    └── Gone           it existed and was deleted
      ├── Conflict            the current state or a used idempotency key does not allow it: check the state
@@ -83,6 +84,10 @@ class Forbidden(PenstockError):
     """You do not have permission to do this."""
 
 
+class UpgradeRequired(PenstockError):
+    """The plan of the tenant does not include this."""
+
+
 class NotFound(PenstockError):
     """Not found."""
 
@@ -147,6 +152,7 @@ TABLE: tuple[ErrorRow, ...] = (
     ErrorRow(TooLarge,        "too_large",        413,   2, ("PT413", "54000")),
     ErrorRow(Unauthenticated, "unauthenticated",  401,   4, ("PT401", "28")),
     ErrorRow(Forbidden,       "forbidden",        403,   4, ("PT403", "42501")),
+    ErrorRow(UpgradeRequired, "upgrade_required", 402,   4, ("PT402",)),
     ErrorRow(NotFound,        "not_found",        404,   5, ("PT404",)),
     ErrorRow(Gone,            "gone",             410,   5),
     ErrorRow(Conflict,        "conflict",         409,   6, ("PT409", "23503", "23505", "23P01")),

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from datetime import date
+from decimal import Decimal
 from typing import Annotated
 from uuid import UUID
 
-from fastapi import Query
+from fastapi import Path, Query
 
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, page
 from penstock.api.routes import Conn, router
-from penstock.contract import costs, usage
-from penstock.types import CostEntry, CostSum, Limit, Plan, Price, UsageDay, UsageStatus
+from penstock.contract import costs, entitlements, usage
+from penstock.types import (
+    CostEntry,
+    CostSum,
+    Entitlements,
+    GateVerdict,
+    Limit,
+    Plan,
+    Price,
+    UsageDay,
+    UsageStatus,
+)
 
 routes = router("usage and costs")
 
@@ -43,6 +54,23 @@ async def list_limits(conn: Conn, tenant_id: UUID) -> list[Limit]:
 async def list_plans(conn: Conn) -> list[Plan]:
     """List subscription plans."""
     return await usage.plans(conn)
+
+
+@routes.get("/entitlements")
+async def get_entitlements(conn: Conn, tenant_id: TenantQuery = None) -> Entitlements:
+    """Get a tenant's plan, limits and capabilities. `tier` is the plan that applies now."""
+    return await entitlements.resolve(conn, tenant_id=tenant_id)
+
+
+@routes.get("/entitlements/gates/{gate}")
+async def check_gate(
+    conn: Conn,
+    gate: Annotated[str, Path(max_length=63)],
+    tenant_id: TenantQuery = None,
+    amount: Annotated[Decimal, Query(ge=0, le=10**15, description="How much more of a meter.")] = Decimal(1),
+) -> GateVerdict:
+    """Check whether a tenant passes a gate. Reserves and records nothing."""
+    return await entitlements.check(conn, gate=gate, tenant_id=tenant_id, amount=amount)
 
 
 @routes.get("/costs")

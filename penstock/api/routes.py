@@ -28,6 +28,7 @@ FindCredential = Callable[[Request], str | None]
 
 _PROBLEM_TEXTS: dict[int, str] = {
     401: "Missing or invalid credentials.",
+    402: "The plan of the tenant does not include it.",
     403: "The caller's role does not allow it.",
     404: "Not found, or not visible to the caller.",
     408: "The request did not arrive in time.",

@@ -61,6 +61,7 @@ COMMANDS = {
     "limits": Entry(_MONEY, "limits", "Manage providers, their rate limits and their state.", "group"),
     "usage": Entry(_MONEY, "usage", "Show usage and manage quotas.", "group"),
     "plans": Entry(_MONEY, "usage", "Manage subscription plans.", "plans_group"),
+    "gates": Entry(_MONEY, "gates", "Manage gates: what a plan must include.", "group"),
     "costs": Entry(_MONEY, "costs", "Show and correct costs.", "group"),
     "prices": Entry(_MONEY, "costs", "Manage provider prices and exchange rates.", "prices_group"),
 }

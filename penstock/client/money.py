@@ -16,6 +16,8 @@ from penstock.types import (
     By,
     CostEntry,
     CostSum,
+    Entitlements,
+    GateVerdict,
     JobCost,
     Limit,
     Plan,
@@ -50,6 +52,18 @@ class Usage(Resource[IO]):
         """A tenant's limits in the current periods."""
         query = {"tenant_id": await self._core.tenant(tenant_id)}
         return await self._core.get(builtins.list[Limit], "/api/usage/limits", query)
+
+    @call
+    async def entitlements(self, *, tenant_id: Id | None = None) -> Entitlements:
+        """A tenant's plan, limits and capabilities. `tier` is the plan that applies now."""
+        query = {"tenant_id": self._core.tenant_or_none(tenant_id)}
+        return await self._core.get(Entitlements, "/api/entitlements", query)
+
+    @call
+    async def check_gate(self, gate: str, *, amount: Amount = 1, tenant_id: Id | None = None) -> GateVerdict:
+        """Whether a tenant passes a gate. Reserves and records nothing."""
+        query = {"tenant_id": self._core.tenant_or_none(tenant_id), "amount": exact(amount, "amount")}
+        return await self._core.get(GateVerdict, f"/api/entitlements/gates/{path(gate)}", query)
 
     @call
     async def plans(self) -> builtins.list[Plan]:

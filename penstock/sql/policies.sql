@@ -26,6 +26,7 @@ create policy service_reads on penstock.endpoints for select to service_role usi
 create policy service_reads on penstock.error_stacks for select to service_role using (true);
 create policy service_reads on penstock.exchange_rates for select to service_role using (true);
 create policy service_reads on penstock.failures for select to service_role using (true);
+create policy service_reads on penstock.gates for select to service_role using (true);
 create policy service_reads on penstock.holds for select to service_role using (true);
 create policy service_reads on penstock.identities for select to service_role using (true);
 create policy service_reads on penstock.invitations for select to service_role using (true);
@@ -113,6 +114,7 @@ create policy members_read on penstock.endpoints for select to authenticated
 create policy members_read on penstock.prices for select to authenticated
   using (tenant_id is null or tenant_id in (select penstock.my_tenants()));
 create policy all_read on penstock.exchange_rates for select to authenticated using (true);
+create policy all_read on penstock.gates for select to authenticated using (true);
 create policy all_read on penstock.meters for select to authenticated using (true);
 create policy all_read on penstock.plans for select to authenticated using (true);
 

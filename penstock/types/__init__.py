@@ -30,6 +30,7 @@ from penstock.types.costs import (
 )
 from penstock.types.database_settings import Setting
 from penstock.types.dead_letters import DeadLetter, LetterVerb
+from penstock.types.entitlements import Entitlements, Gate, GateMode, GateValues, GateVerdict
 from penstock.types.explanations import Explanation, JobExplanation, Wait
 from penstock.types.forecasts import Forecast, ForecastBudget, ForecastCost, ForecastFinish, ForecastQuota
 from penstock.types.invitations import Invitation, Invited, NewInvitation
@@ -84,6 +85,7 @@ __all__ = [
     "CostEntry",
     "CostSum",
     "DeadLetter",
+    "Entitlements",
     "ExchangeRate",
     "ExpensiveJob",
     "Explanation",
@@ -93,6 +95,10 @@ __all__ = [
     "ForecastCost",
     "ForecastFinish",
     "ForecastQuota",
+    "Gate",
+    "GateMode",
+    "GateValues",
+    "GateVerdict",
     "GraphTask",
     "Invitation",
     "Invited",

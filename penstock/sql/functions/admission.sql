@@ -196,6 +196,9 @@ begin
   if v_tids <> '{}' and exists (select from mixed m where m.lane_id = p_lane_id) then
     v_tids := _swap_in_best_priority(v_tids);
   end if;
+  if v_tids <> '{}' and exists (select from gates g where g.mode = 'enforce' and g.kinds <> '{}') then
+    v_tids := _park_gated(v_tids, _now());
+  end if;
   return v_tids;
 end
 $$;

@@ -88,6 +88,7 @@ declare
   v_more numeric;
 begin
   select * into v_job from jobs where id = p_job_id;
+  perform _require_kind_gates(v_job, p_rows);
   -- Only where something is limited: without a limit, starting a job locks no account.
   if not exists (select from tenants t where t.id = v_job.tenant_id
       and (t.plan is not null or exists (select from tenant_limits x where x.tenant_id = t.id))) then

@@ -55,7 +55,7 @@ language sql stable set search_path = penstock, pg_temp as $$
         and (a.expires_on is null or a.expires_on >= (p_at at time zone 'utc')::date)), 0),
     m.mode, p.starts, p.resets_at
   from tenants t cross join meters m
-  left join plans l on l.name = t.plan
+  left join plans l on l.name = _plan(t, p_at)
   left join tenant_limits o on o.tenant_id = t.id and o.meter = m.name
   cross join lateral (select case when o.meter is not null then o.amount
     else (l.limits ->> m.name)::numeric end as base) as x
@@ -145,7 +145,10 @@ begin
       position = coalesce((p_values ->> 'position')::integer, position)
   where name = p_name;
   perform _audit(null, 'plan.changed', null, 'plan:' || p_name, p_values);
-  perform _wake_waiting(array(select id from tenants where plan = p_name));
+  perform _wake_waiting(array(select id from tenants where p_name in (plan, plan_after)));
+  if p_values ? 'features' then
+    perform _retry_gated(null);
+  end if;
 exception when integrity_constraint_violation or data_exception then
   perform _refuse(422, 'invalid_plan', 'invalid plan: ' || left(sqlerrm, 200));
 end
@@ -162,14 +165,16 @@ begin
     perform _refuse(404, 'unknown_plan', format('there is no active plan %L', left(p_plan, 100)), '{}',
       'The word unlimited stands for no plan and no limits.');
   end if;
-  update tenants set plan = p_plan, weight = coalesce((select weight from plans where name = p_plan), weight)
-    where id = p_tenant_id;
+  update tenants set plan = p_plan, weight = coalesce((select weight from plans where name = p_plan), weight),
+    plan_since = _now(), plan_until = null, plan_after = null
+  where id = p_tenant_id;
   if not found then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
   perform _audit(p_tenant_id, 'tenant.plan_set', null, 'tenant:' || p_tenant_id,
     jsonb_build_object('plan', p_plan));
   perform _wake_waiting(array[p_tenant_id]);
+  perform _retry_gated(p_tenant_id);
 end
 $$;
 comment on function penstock.set_tenant_plan(uuid, text) is

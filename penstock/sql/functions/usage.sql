@@ -302,7 +302,7 @@ begin
     or not exists (select from tenants where id = v_tenant_id) then
     perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
   end if;
-  select p.* into v_plan from tenants t join plans p on p.name = t.plan where t.id = v_tenant_id;
+  select p.* into v_plan from tenants t join plans p on p.name = _plan(t, v_now) where t.id = v_tenant_id;
   select jsonb_object_agg(m.name,
     jsonb_build_object('used', coalesce(a.used, 0), 'held', coalesce(a.held, 0), 'limit', l.amount,
       'left', case when l.amount is not null then greatest(0, l.amount - coalesce(a.used + a.held, 0)) end,
