@@ -83,6 +83,12 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "docs": "docs/money.md",
     },
     "usage": {"api": "penstock/api/money.py", "docs": "docs/money.md"},
+    # Entitlements are shown with usage; their command is `penstock gates`.
+    "entitlements": {
+        "api": "penstock/api/money.py",
+        "cli": "penstock/cli/gates.py",
+        "dashboard": "penstock/dashboard/tenants.py",
+    },
     # A provider's limits are the command `penstock limits`.
     "providers": {
         "cli": "penstock/cli/limits.py",

@@ -15,7 +15,7 @@ alter function penstock._uuid7() set search_path = pg_catalog, pg_temp;
 grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.jobs, penstock.phases,
   penstock.tasks, penstock.results, penstock.attempts, penstock.dead_letters, penstock.schedules,
   penstock.audit_log, penstock.job_list, penstock.task_list, penstock.dead_letter_list, penstock.meters,
-  penstock.gates, penstock.plans, penstock.endpoints, penstock.prices, penstock.exchange_rates, penstock.tenant_limits,
+  penstock.plans, penstock.endpoints, penstock.prices, penstock.exchange_rates, penstock.tenant_limits,
   penstock.allowances, penstock.accounts, penstock.holds, penstock.usage_events, penstock.usage_sums,
   penstock.cost_entries, penstock.cost_sums, penstock.usage_days, penstock.cost_days, penstock.job_costs,
   penstock.price_list, penstock.rate_comparison, penstock.artifacts, penstock.bulks, penstock.bulk_rows,

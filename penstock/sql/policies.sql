@@ -114,7 +114,6 @@ create policy members_read on penstock.endpoints for select to authenticated
 create policy members_read on penstock.prices for select to authenticated
   using (tenant_id is null or tenant_id in (select penstock.my_tenants()));
 create policy all_read on penstock.exchange_rates for select to authenticated using (true);
-create policy all_read on penstock.gates for select to authenticated using (true);
 create policy all_read on penstock.meters for select to authenticated using (true);
 create policy all_read on penstock.plans for select to authenticated using (true);
 

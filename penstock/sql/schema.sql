@@ -695,6 +695,30 @@ table penstock.failures
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.gates
+  comment: What a tenant needs a feature of its plan, or room in a meter, for.
+  row security: enabled
+  column name: text not null
+  column feature: text
+  column meter: text
+  column mode: text not null default 'observe'::text
+  column kinds: text[] not null default '{}'::text[]
+  column comment: text not null default ''::text
+  comment on column mode: What happens without it: only recorded (observe), or rejected (enforce).
+  comment on column kinds: Kinds of tasks that need the feature; a job type or bulk type stands for its kinds. Checked when a job starts and at the claim.
+  constraint gates_check: CHECK (((feature IS NULL) <> (meter IS NULL)))
+  constraint gates_check1: CHECK (((meter IS NULL) OR (kinds = '{}'::text[])))
+  constraint gates_feature_check: CHECK ((feature ~ '^[a-z][a-z0-9_.-]{0,62}$'::text))
+  constraint gates_meter_fkey: FOREIGN KEY (meter) REFERENCES penstock.meters(name)
+  constraint gates_mode_check: CHECK ((mode = ANY (ARRAY['observe'::text, 'enforce'::text])))
+  constraint gates_name_check: CHECK ((name ~ '^[a-z][a-z0-9_]{0,62}$'::text))
+  constraint gates_pkey: PRIMARY KEY (name)
+  index gates_enforced: CREATE INDEX gates_enforced ON penstock.gates USING btree (name) WHERE ((mode = 'enforce'::text) AND (kinds <> '{}'::text[]))
+  policy all_read: permissive for select to authenticated using true
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.holds
   comment: Amounts reserved for an attempt or a caller until they are committed or released.
   row security: enabled
@@ -1571,10 +1595,16 @@ table penstock.tenants
   column is_personal: boolean not null default false
   column created_at: timestamp with time zone not null default clock_timestamp()
   column plan: text
+  column plan_since: timestamp with time zone
+  column plan_until: timestamp with time zone
+  column plan_after: text
   comment on column weight: Share of each lane, relative to the weights of other tenants.
   comment on column plan: Null: no limits.
+  comment on column plan_until: From this time on the plan is plan_after. Null: it does not end.
   constraint tenants_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
   constraint tenants_pkey: PRIMARY KEY (id)
+  constraint tenants_plan_after: CHECK (((plan_until IS NULL) OR (plan_after IS NOT NULL)))
+  constraint tenants_plan_after_fkey: FOREIGN KEY (plan_after) REFERENCES penstock.plans(name)
   constraint tenants_plan_fkey: FOREIGN KEY (plan) REFERENCES penstock.plans(name)
   constraint tenants_weight_check: CHECK (((weight > (0)::double precision) AND (weight <= (1000)::double precision)))
   index tenants_name: CREATE INDEX tenants_name ON penstock.tenants USING btree (name)
@@ -2624,7 +2654,7 @@ function penstock._count_start(uuid, integer, jsonb, jsonb)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 40120650df6a911329cc7f7d5e9b0d49
+  body: sha256 770ae09b21221c6ec1d7b737b8b838b9
   comment: Counts new jobs, their rows (tasks, or rows of a bulk job) and the bytes of their input where these are limited, and rejects them over the limit.
 
 function penstock._create_user(uuid, text)
@@ -2777,6 +2807,14 @@ function penstock._enter_endpoint(integer, integer[], timestamp with time zone, 
   settings: search_path=penstock, pg_temp
   body: sha256 1eb961c305b86041c7942c23c4e0bb2e
   comment: Locks an endpoint's state so that one claim at a time counts in its windows, and returns what it has free. The verdict is open, full, closed, busy (locked by another claim) or later (counting would have to wait).
+
+function penstock._entitled_tenant(uuid)
+  arguments: p_tenant_id uuid
+  returns: penstock.tenants
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cb11a98b505533a3197a9059f3815ee7
+  comment: The tenant whose entitlements are asked for: the named one if the caller may read it, else the caller's own.
 
 function penstock._erase_tenant(uuid)
   arguments: p_tenant_id uuid
@@ -2958,6 +2996,14 @@ function penstock._has_base64_file(jsonb)
   body: sha256 9679f1087c63596fe3f66f0640d48a7f
   comment: Whether a document contains a base64 string of more than 8,192 characters.
 
+function penstock._has_feature(text, text)
+  arguments: p_plan text, p_feature text
+  returns: boolean
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 14eede8c6110128adc6e21d2efc8b24f
+  comment: Whether a plan has a feature. No plan has none.
+
 function penstock._has_price(text, uuid, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_at timestamp with time zone
   returns: boolean
@@ -3087,6 +3133,14 @@ function penstock._job_from_options(jsonb)
   body: sha256 e6bdf9eb2eed38303bae532a7a6f1e84
   comment: Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not given.
 
+function penstock._judge_gate(text, penstock.tenants, numeric)
+  arguments: p_gate text, p_tenant penstock.tenants, p_amount numeric
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 18f6270198b4f96d8c9a90caf5d592ba
+  comment: Whether a tenant passes a gate: see check_gate.
+
 function penstock._keep_canceled(penstock.leases[])
   arguments: p_leases penstock.leases[]
   returns: void
@@ -3178,7 +3232,7 @@ function penstock._limits(uuid, timestamp with time zone)
   returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f908077769e81ffe91cae4f216700ca7
+  body: sha256 f176636ca486abef18cdf09a2197e746
   comment: The effective limits of a tenant: its own limit or that of its plan, plus its allowances. Every check uses this function. A meter without a row is not limited.
 
 function penstock._limits_waited_for(uuid[])
@@ -3348,6 +3402,14 @@ function penstock._move_progress(penstock.phase_delta[])
   settings: search_path=penstock, pg_temp
   body: sha256 716fc011650f62067f0d7c7b8f722190
   comment: Adds deltas to the counts of phases, locked in one order, and ends the jobs whose tasks have all ended.
+
+function penstock._needs_gate(penstock.gates, text)
+  arguments: p_gate penstock.gates, p_kind text
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 efc1c56cca28e2632390929a4b75cb4d
+  comment: Whether tasks of a kind need a gate. A name without a dot stands for all kinds that begin with it.
 
 function penstock._new_key_expiry(timestamp with time zone, penstock.api_keys)
   arguments: p_expires_at timestamp with time zone, p_parent penstock.api_keys
@@ -3527,6 +3589,14 @@ function penstock._park(tid[], text, text, timestamp with time zone)
   body: sha256 2b057af91517207c09f2bd31a709b70a
   comment: Moves tasks from ready to parked until there is room for them.
 
+function penstock._park_gated(tid[], timestamp with time zone)
+  arguments: p_tids tid[], p_now timestamp with time zone
+  returns: tid[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d7406701114c9a319fecdeb2a407bd51
+  comment: Parks those of the picked tasks whose kind needs a feature that the plan of their tenant lacks, until the plan or the gate changes. Returns the others.
+
 function penstock._park_new_tasks(penstock.jobs, penstock.task_spec[], penstock.ready[])
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_rows penstock.ready[]
   returns: penstock.ready[]
@@ -3618,7 +3688,7 @@ function penstock._pick_from_lane(integer, bigint, uuid[], bigint)
   returns: tid[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7473a1cdd9ebdffb6dd8c03dc25c6333
+  body: sha256 0330caee34e93208e5c18eaf324139f3
   comment: Locks the next rows of ready in one lane and returns them.
 
 function penstock._pick_gated(text[], integer, uuid[], timestamp with time zone, boolean, boolean, boolean)
@@ -3634,8 +3704,16 @@ function penstock._pick_open(text[], integer, uuid[], timestamp with time zone)
   returns: tid[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dfc3b2d8c8d02f9089ccb8fcf4284b78
+  body: sha256 dc9bbb7fb010bb5a567bfebf7e46c6da
   comment: Locks the next rows of ready in lanes without limits and returns them, so that no other claim takes them.
+
+function penstock._plan(penstock.tenants, timestamp with time zone)
+  arguments: p_tenant penstock.tenants, p_at timestamp with time zone
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d2361bee1d232ab33b723817ed6ef3f0
+  comment: The effective plan of a tenant at a time. Every rule that depends on the plan uses this function.
 
 function penstock._price(text, uuid, text, text, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_meter text, p_variant text, p_at timestamp with time zone
@@ -3770,6 +3848,14 @@ function penstock._refuse(integer, text, text, jsonb, text)
   body: sha256 a8f9647775caf991bbb63da0d82d7f58
   comment: Raises an error with a status, a stable code, a message, detail fields and a hint.
 
+function penstock._refuse_gate(jsonb)
+  arguments: p_verdict jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 27f9a6f66f5d7015452c044127c28db1
+  comment: Raises the error for a gate that a tenant does not pass: 402 upgrade_required, or 409 no_plan.
+
 function penstock._refuse_lost(bigint)
   arguments: p_task_id bigint
   returns: void
@@ -3849,6 +3935,14 @@ function penstock._require_exclusive(uuid)
   body: sha256 38cfd26d4374d7dddcfa7cf06388f942
   comment: Raises an error if the job's type is exclusive and the tenant has another job of this type that has not ended.
 
+function penstock._require_kind_gates(penstock.jobs, jsonb)
+  arguments: p_job penstock.jobs, p_tasks jsonb
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 48158e869a3cf6883a00c9cac79276b0
+  comment: Rejects new tasks whose kinds, or whose job type, need a feature that the plan of the tenant lacks.
+
 function penstock._require_lease(bigint, text, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint
   returns: void
@@ -3927,6 +4021,14 @@ function penstock._restore_children(uuid, bigint[])
   settings: search_path=penstock, pg_temp
   body: sha256 f83892475afe14dc1cbb351f56f7e825
   comment: Restores the descendants that were canceled because these tasks had failed, and returns the changes of the phase counts.
+
+function penstock._retry_gated(uuid)
+  arguments: p_tenant_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 808fb48a5c1161082418040d56270638
+  comment: Lets the claim look again at tasks that a gate holds back: those of a tenant, or all (null).
 
 function penstock._retry_parked(text, integer[], timestamp with time zone)
   arguments: p_waits_for text, p_lane_ids integer[], p_at timestamp with time zone
@@ -4421,6 +4523,16 @@ function penstock.check_audit_log(bigint, text)
   comment: Compares the audit log with its seals, newest first and at most p_lines lines, and the chain with a head that was kept elsewhere. Returns a row for each problem; no row: all is as it was sealed.
   grant to service_role: execute
 
+function penstock.check_gate(text, uuid, numeric)
+  arguments: p_gate text, p_tenant_id uuid DEFAULT NULL::uuid, p_amount numeric DEFAULT 1
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ccd33b0c5fae49d4657b98e9bf78a4cb
+  comment: Whether a tenant passes a gate, for p_amount more of its meter: {gate, allowed, mode, would_have_blocked, plan, feature, meter, limit, used}. Reserves and records nothing: a call that acts on it uses require_gate.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.check_key()
   returns: void
   attributes: plpgsql, stable, security definer, parallel unsafe
@@ -4908,7 +5020,7 @@ function penstock.get_usage_status(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b2e13faea67117f9f28f915e57fa8a5f
+  body: sha256 b7d9223a1b71d1f06e6ce6c4d0b15add
   comment: A tenant's plan and, for each meter, what is used, reserved and left in the current period. Users see their own tenants, the service sees all.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5373,6 +5485,15 @@ function penstock.release_hold(uuid, uuid)
   comment: Frees what a hold reserved. A second release changes nothing and returns false.
   grant to service_role: execute
 
+function penstock.remove_gate(text)
+  arguments: p_name text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 af72df653692bddf50168768859b85fb
+  comment: Removes a gate. Tasks that it held back are queued.
+  grant to service_role: execute
+
 function penstock.remove_notification_target(uuid)
   arguments: p_target_id uuid
   returns: void
@@ -5448,6 +5569,15 @@ function penstock.report_worker(text, jsonb)
   comment: Records that a worker is running: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}. Removes workers that have not reported for 10 minutes, and stopped ones after a day.
   grant to service_role: execute
 
+function penstock.require_gate(text, uuid, numeric, text)
+  arguments: p_gate text, p_tenant_id uuid, p_amount numeric DEFAULT 1, p_key text DEFAULT NULL::text
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 02c7cfdccbc238f76b96f3bdf8128ade
+  comment: Passes a gate or raises 402 upgrade_required (409 no_plan without a plan). A gate of a meter reserves p_amount: commit or release the hold_id of the result. In mode observe it always passes, and records what it would have blocked. The same p_key returns the same hold.
+  grant to service_role: execute
+
 function penstock.require_member(uuid, text[])
   arguments: p_tenant_id uuid, p_roles text[] DEFAULT '{owner,admin,member}'::text[]
   returns: void
@@ -5502,6 +5632,16 @@ function penstock.reset_quota(uuid, text, text)
   settings: search_path=penstock, pg_temp
   body: sha256 2fb36991f7eaa5b71e31fe6ed19d1273
   comment: Resets a tenant's usage of a meter to 0 and returns the usage so far. Reservations stay.
+  grant to service_role: execute
+
+function penstock.resolve_entitlements(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c96be7c714dcf7d6d4c8fce719099a83
+  comment: What a tenant may do: {tenant_id, tier, plan, since, until, limits, used, capabilities}. tier is the plan that applies now. limits has every meter; null: not limited. capabilities has the feature of every gate. Users see their own tenants, the service sees all.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.resolve_limits(uuid, timestamp with time zone)
@@ -5611,6 +5751,15 @@ function penstock.set_exchange_rate(text, numeric, timestamp with time zone)
   comment: Sets the value of one unit of a currency in the base currency, valid from p_valid_from (default: now).
   grant to service_role: execute
 
+function penstock.set_gate(text, jsonb)
+  arguments: p_name text, p_values jsonb DEFAULT '{}'::jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3759fd0f4a80fe35f0d9ec91e61646db
+  comment: Creates or changes a gate: feature or meter, mode (observe, enforce), kinds of tasks that need the feature, comment.
+  grant to service_role: execute
+
 function penstock.set_limit(uuid, text, numeric, boolean)
   arguments: p_tenant_id uuid, p_meter text, p_amount numeric, p_is_own boolean DEFAULT true
   returns: void
@@ -5654,7 +5803,7 @@ function penstock.set_plan(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 65ea59be6024d3366d8cad79920cb167
+  body: sha256 d2496cb1c0762c572fe4321ce44e6f70
   comment: Creates or changes a plan: title, comment, limits {meter: amount or null}, features, price, currency, weight, is_active, position. New limits apply to its tenants at once.
   grant to service_role: execute
 
@@ -5700,7 +5849,7 @@ function penstock.set_tenant_plan(uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1f0d79cfd27e0d660e8c7bf7275b1bff
+  body: sha256 27addcf4f4db86ed66b0d239319aceec
   comment: Puts a tenant on a plan (unlimited or null: no limits) and gives it the plan's weight. Usage of the period stays.
   grant to service_role: execute
 

@@ -263,6 +263,7 @@ class TestCalls:
             "usage_sums",
             "cost_sums",
             "tenant_limits",
+            "gates",
             "operations",
         }
         assert {name for name in found if name.startswith("seq ")} <= {f"seq {name}" for name in few}

@@ -12,6 +12,8 @@ create table penstock.gates (
   check (meter is null or kinds = '{}')
 );
 create index gates_enforced on penstock.gates (name) where mode = 'enforce' and kinds <> '{}';
+create index gates_kinds on penstock.gates (name) where kinds <> '{}';
+create index gates_meter on penstock.gates (meter);
 comment on table penstock.gates is 'What a tenant needs a feature of its plan, or room in a meter, for.';
 comment on column penstock.gates.mode is 'What happens without it: only recorded (observe), or rejected (enforce).';
 comment on column penstock.gates.kinds is
@@ -24,4 +26,5 @@ alter table penstock.tenants
   add column plan_until timestamptz,
   add column plan_after text references penstock.plans (name),
   add constraint tenants_plan_after check (plan_until is null or plan_after is not null);
+create index tenants_plan_after on penstock.tenants (plan_after);
 comment on column penstock.tenants.plan_until is 'From this time on the plan is plan_after. Null: it does not end.';
