@@ -714,9 +714,9 @@ table penstock.gates
   constraint gates_name_check: CHECK ((name ~ '^[a-z][a-z0-9_]{0,62}$'::text))
   constraint gates_pkey: PRIMARY KEY (name)
   index gates_enforced: CREATE INDEX gates_enforced ON penstock.gates USING btree (name) WHERE ((mode = 'enforce'::text) AND (kinds <> '{}'::text[]))
-  policy all_read: permissive for select to authenticated using true
+  index gates_kinds: CREATE INDEX gates_kinds ON penstock.gates USING btree (name) WHERE (kinds <> '{}'::text[])
+  index gates_meter: CREATE INDEX gates_meter ON penstock.gates USING btree (meter)
   policy service_reads: permissive for select to service_role using true
-  grant to authenticated: select
   grant to service_role: select
 
 table penstock.holds
@@ -1609,6 +1609,7 @@ table penstock.tenants
   constraint tenants_weight_check: CHECK (((weight > (0)::double precision) AND (weight <= (1000)::double precision)))
   index tenants_name: CREATE INDEX tenants_name ON penstock.tenants USING btree (name)
   index tenants_plan: CREATE INDEX tenants_plan ON penstock.tenants USING btree (plan)
+  index tenants_plan_after: CREATE INDEX tenants_plan_after ON penstock.tenants USING btree (plan_after)
   policy members_read: permissive for select to authenticated using (id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
