@@ -3,7 +3,7 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --reruns $${PENSTOCK_TEST_RERUNS:-0} --durations 30
+PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --dist worksteal --reruns $${PENSTOCK_TEST_RERUNS:-0} --durations 30
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system-packages demo test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs clean

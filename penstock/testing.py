@@ -22,8 +22,11 @@ import gc
 import hashlib
 import json
 import os
+import re
+import select
 import shutil
 import tempfile
+import threading
 import time
 import uuid
 import warnings
@@ -62,6 +65,13 @@ create or replace function penstock._now() returns timestamptz language sql vola
 """
 
 
+# A statement that changes its session gets a session of its own.
+_CHANGES_SESSION = re.compile(
+    r"(^|;)\s*(set|reset|listen|begin|start|discard|load|prepare|declare)\b|set_config|\btemp|advisory_lock",
+    re.IGNORECASE,
+)
+
+
 class Executor(Protocol):
     """A database or a connection."""
 
@@ -75,6 +85,9 @@ class Database:
     server: Server
     name: str
     _opened: list[db.SyncConnection] = field(default_factory=list[db.SyncConnection])
+    _kept: db.SyncConnection | None = None
+    _kept_by: int = 0
+    _using_kept: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def dsn(self) -> str:
@@ -91,17 +104,48 @@ class Database:
         return self._opened[-1]
 
     def execute(self, query: str, params: Any = None) -> list[db.Row]:
-        """Run one statement on a new connection and commit. Returns its rows."""
-        with db.connect(self.dsn, name="test") as connection:
-            cursor = connection.execute(query.encode(), params)
-            return cursor.fetchall() if cursor.description else []
+        """Run one statement and commit. Returns its rows.
+
+        Statements share a connection, because a new one plans every function again. A statement that changes
+        its session, or runs while another thread uses the connection, gets a new one.
+        """
+        if _CHANGES_SESSION.search(query) or not self._using_kept.acquire(blocking=False):
+            with db.connect(self.dsn, name="test") as connection:
+                return _execute(connection, query, params)
+        try:
+            return _execute(self._connection(), query, params)
+        finally:
+            self._using_kept.release()
+
+    def _connection(self) -> db.SyncConnection:
+        """The connection of `execute`; a new one in a forked process, or if the server closed it."""
+        if self._kept is None or self._kept_by != os.getpid() or not _is_open(self._kept):
+            self._kept, self._kept_by = db.connect(self.dsn, name="test"), os.getpid()
+        return self._kept
 
     def close(self) -> None:
         """Close the connections from `connect`, and fail if the test left any other connection open."""
-        for connection in self._opened:
+        for connection in (*self._opened, *([self._kept] if self._kept is not None else [])):
             connection.close()
         if left := self.server.connections(self.name):
             pytest.fail(f"connections left open: {', '.join(left)}", pytrace=False)
+
+
+def _execute(connection: db.SyncConnection, query: str, params: Any) -> list[db.Row]:
+    cursor = connection.execute(query.encode(), params)
+    return cursor.fetchall() if cursor.description else []
+
+
+def _is_open(connection: db.SyncConnection) -> bool:
+    """Whether the server has sent nothing since the last statement: it sends an error when it closes."""
+    if connection.closed:
+        return False
+    incoming = select.poll()
+    incoming.register(connection.fileno(), select.POLLIN)
+    if incoming.poll(0):
+        connection.close()
+        return False
+    return True
 
 
 @dataclass(frozen=True)
@@ -179,18 +223,19 @@ class Server:
 
     def connections(self, name: str) -> list[str]:
         """Open connections to a database, after waiting up to 3 seconds for closing ones."""
-        deadline = time.monotonic() + 3
+        began = time.monotonic()
+        collected = began
         while True:
             query = f"select application_name as name, state from pg_stat_activity where datname = '{name}'"  # noqa: S608 our own name
             found = [f"{row['name']} ({row['state']})" for row in self._admin(query)]
-            if not found or time.monotonic() > deadline:
+            now = time.monotonic()
+            if not found or now - began > 3:
                 return found
-            # psycopg leaves a connection whose opening was canceled to the garbage collector. Sockets of
-            # other libraries that are found with it are not this test's matter.
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", ResourceWarning)
-                gc.collect()
-            time.sleep(0.01)
+            # A closed connection takes the server some milliseconds, and a collection takes up to a second.
+            if now - collected > 0.2:
+                _collect_garbage()
+                collected = time.monotonic()
+            time.sleep(0.005)
 
     def _build(self, name: str) -> None:
         partial = f"{name}_new"
@@ -214,6 +259,14 @@ class Server:
             self._connection = db.connect(self.dsn("postgres"), name="penstock.testing")
         cursor = self._connection.execute(statement.encode())
         return cursor.fetchall() if cursor.description else []
+
+
+def _collect_garbage() -> None:
+    """Close what only the garbage collector closes: connections whose opening was canceled."""
+    # Sockets of other libraries that are found with them are not this test's matter.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        gc.collect()
 
 
 def _fast_folder() -> Path:

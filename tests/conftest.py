@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib
 import inspect
 import json
@@ -57,6 +58,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         callspec = getattr(item, "callspec", None)
         if callspec is not None and callspec.params.get("penstock_server") == 15:
             item.add_marker("postgres15")
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and tests, which stay until the end, out of every later garbage collection."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

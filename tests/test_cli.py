@@ -138,8 +138,24 @@ def test_the_overview_says_what_each_command_says() -> None:
         assert (entry.panel, entry.help) == (command.rich_help_panel, command.help.partition("\n")[0]), name
 
 
-def test_the_overview_loads_no_database_driver() -> None:
-    code = "import sys; from penstock import cli; cli.execute(['--help']); print({'psycopg', 'pydantic'} & {*sys.modules})"
+def test_the_overview_lists_every_command_below_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    heading, below = "", dict[str, str]()
+    for line in lines:
+        if line.endswith(":") and not line.startswith(" "):
+            heading = line.removesuffix(":")
+        elif line.startswith("  ") and line[2:3].strip():
+            below[line.split()[0]] = heading
+    assert {name: below.get(name) for name in COMMANDS} == {
+        name: entry.panel for name, entry in COMMANDS.items()
+    }
+    assert below["--database"] == below["-h,"] == "Options"
+
+
+def test_the_overview_loads_no_database_driver_and_no_panels() -> None:
+    slow = "{'psycopg', 'pydantic', 'typer.rich_utils', 'rich.console'}"
+    code = f"import sys; from penstock import cli; cli.execute(['--help']); print({slow} & {{*sys.modules}})"
     found = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )

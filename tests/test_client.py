@@ -28,7 +28,6 @@ from typing import Any, assert_type
 
 import pydantic
 import pytest
-import uvicorn
 from fastapi import FastAPI
 
 import penstock
@@ -40,7 +39,7 @@ from penstock.postgres import db
 from penstock.settings import Settings, settings
 from penstock.storage import objects as storage
 from penstock.types import Job, JobChange, LinkedArtifact
-from tests.api.conftest import Person, World, api_settings
+from tests.api.conftest import Person, World, api_settings, serving
 from tests.conftest import Eventually
 from tests.test_storage import bucket, credentials, s3
 
@@ -80,21 +79,6 @@ class Served(World):
             self.db.execute(query, [task["id"], error, task["lease"]])
 
 
-@contextlib.contextmanager
-def running(app: FastAPI) -> Iterator[str]:
-    """The application on a socket; its address."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listening.close()
-
-
 class Idea(pydantic.BaseModel):
     title: str
     seconds: int = 5
@@ -116,9 +100,9 @@ def served(db: testing.Database, api_settings: Settings) -> Iterator[Served]:
     async def undo(ctx: Any, connection: Any, row: Any, change: Any) -> None: ...
 
     made = api.create(api_settings, app)
-    with running(made) as url:
+    with serving(made) as site:
         world = Served(db, made, None)  # type: ignore[arg-type]
-        world.url = url
+        world.url = site.url
         yield world
 
 
@@ -1144,10 +1128,10 @@ def test_client_docs_run(
     monkeypatch.setattr(client_jobs, "_wait", work_first)
     monkeypatch.setenv("PENSTOCK_ALLOW_UNSAFE", "1")
     monkeypatch.chdir(tmp_path)
-    with running(api.create(api_settings, app)) as url:
+    with serving(api.create(api_settings, app)) as site:
         world = World(db, None, None)  # type: ignore[arg-type]
         [tenant] = db.execute("select penstock.ensure_tenant('acme') as id")
-        monkeypatch.setenv("PENSTOCK_URL", url)
+        monkeypatch.setenv("PENSTOCK_URL", site.url)
         monkeypatch.setenv("PENSTOCK_KEY", world.key("owner", tenant["id"]))
         settings.cache_clear()
         try:

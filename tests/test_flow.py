@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from decimal import Decimal
 from typing import Any
 
@@ -14,7 +12,7 @@ from psycopg.types.json import Jsonb
 
 from penstock import App, Context, simulator, testing
 from penstock.errors import Invalid
-from penstock.worker import Worker
+from tests.conftest import running
 
 NAME = "openai/gpt-4o-mini"
 
@@ -45,18 +43,6 @@ def prices(db: testing.Database) -> None:
         db.execute(
             "select penstock.set_price(%s, %s, %s, '{\"per\": 1000000}')", (NAME, meter, Decimal(amount))
         )
-
-
-@asynccontextmanager
-async def running(app: App, **how: Any) -> AsyncGenerator[Worker]:
-    worker = Worker(app, **how)
-    async with app:
-        task = asyncio.create_task(worker.run())
-        try:
-            yield worker
-        finally:
-            worker.stop()
-            await task
 
 
 def openai(url: str) -> AsyncOpenAI:

@@ -89,6 +89,18 @@ class Commands(TyperGroup):
             for name, entry in COMMANDS.items()
         }
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the overview as plain text: importing rich's panels would take half of the time."""
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        for panel in dict.fromkeys(entry.panel for entry in COMMANDS.values()):
+            lines = [(name, entry.help) for name, entry in COMMANDS.items() if entry.panel == panel]
+            with formatter.section(panel):
+                formatter.write_dl(lines)
+        options = (parameter.get_help_record(ctx) for parameter in self.get_params(ctx))
+        with formatter.section("Options"):
+            formatter.write_dl([line for line in options if line is not None])
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """The command that runs."""
         if args and args[0] in COMMANDS:

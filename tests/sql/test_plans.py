@@ -121,15 +121,22 @@ def pages(sql: Contract, query: str, *params: Any) -> int:
     return min(counts)
 
 
-def scans(sql: Contract, query: str, *params: Any) -> dict[str, int]:
-    """How often a call begins to read each table from its start (`seq jobs`) and each index."""
+def scans(sql: Contract, query: str, *params: Any, avoid_tables: bool = False) -> dict[str, int]:
+    """How often a call begins to read each table from its start (`seq jobs`) and each index.
+
+    With `avoid_tables` the planner reads a table from its start only where no index can serve the query.
+    """
     count = """
         select 'seq ' || relname as name, pg_stat_get_xact_numscans(oid) as n from pg_class
         where relnamespace = 'penstock'::regnamespace and relkind = 'r'
         union all
         select relname, pg_stat_get_xact_numscans(oid) from pg_class
         where relnamespace = 'penstock'::regnamespace and relkind = 'i'"""
+    if avoid_tables:
+        sql.execute("discard plans")
     with sql.connection.transaction(force_rollback=True):
+        if avoid_tables:
+            sql.execute("set local enable_seqscan = off")
         before = {row["name"]: row["n"] for row in sql.execute(count)}
         sql.execute(query, *params)
         after = {row["name"]: row["n"] for row in sql.execute(count)}
@@ -150,6 +157,13 @@ class Big:
         self.job: uuid.UUID = row["id"]
         self.task: int = row["task_id"]
         self.user: uuid.UUID = sql.one("select md5('user 12345')::uuid")
+        self.large: set[str] = {
+            f"seq {row['relname']}"
+            for row in sql.execute("""
+                select relname from pg_class
+                where relnamespace = 'penstock'::regnamespace and relkind = 'r' and reltuples > 5000""")
+        }
+        assert {"seq jobs", "seq parked", "seq schedules", "seq members", "seq dead_letters"} <= self.large
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +280,12 @@ class TestCalls:
             "gates",
             "operations",
         }
-        assert {name for name in found if name.startswith("seq ")} <= {f"seq {name}" for name in few}
+        assert big.large & set(found) == set()
+        # The plan for a small table depends on the rows that other tests wrote and rolled back. So the question
+        # about small tables is whether an index can serve each query.
+        served = scans(big.sql, query, *params, avoid_tables=True)
+        big.sql.execute("discard plans")
+        assert {name for name in served if name.startswith("seq ")} <= {f"seq {name}" for name in few}
         assert pages(big.sql, query, *params) < most
         return found
 
