@@ -23,6 +23,25 @@ def errors(db: testing.Database) -> list[dict[str, Any]]:
     return db.execute("select * from penstock.attempts order by task_id, lease")
 
 
+def test_a_failed_handler_runs_again_only_when_the_database_hands_its_task_out(
+    app: App, drain: testing.Drain, clock: testing.Clock, db: testing.Database
+) -> None:
+    """R1.6/one-place: the worker reports the failure; each run of the handler is a claim with a lease of its own."""
+    leases: list[int] = []
+
+    @app.task(max_attempts=3, backoff=60)
+    async def fail(ctx: Context) -> None:
+        leases.extend(row["lease"] for row in db.execute("select lease from penstock.leases"))
+        raise RuntimeError("no")
+
+    fail.start()
+    for attempts in (1, 2, 3, 3):
+        drain(app)
+        assert len(leases) == len(set(leases)) == attempts
+        clock.advance(hours=1)
+    assert [row["lease"] for row in errors(db)] == leases
+
+
 def test_fail_is_permanent_retry_waits_and_reschedule_costs_no_attempt(
     app: App, drain: testing.Drain, clock: testing.Clock, db: testing.Database
 ) -> None:

@@ -503,8 +503,10 @@ async def desk(
 
 
 @pytest.mark.slow
-async def test_a_sheet_becomes_a_bulk_job(drain: testing.Drain, clock: testing.Clock) -> None:
-    """R0.1/sheet, R0.1/bad-rows: each row is done once, and its status, output, cost and error are beside it."""
+async def test_a_sheet_becomes_a_bulk_job(
+    db: testing.Database, drain: testing.Drain, clock: testing.Clock
+) -> None:
+    """R0.1/sheet, R0.1/bad-rows, R0.1/origin: each row is done once, and its status, output, cost and error are beside it."""
     async with desk(drain, clock) as at:
         at.sim.sheets.add("book", {
             "Other": [["x"]],
@@ -524,6 +526,10 @@ async def test_a_sheet_becomes_a_bulk_job(drain: testing.Drain, clock: testing.C
         assert values[6][3] == "refused" and str(values[6][6]).startswith("no_key: ")
         assert values[7][3:] == ["refused", "", 0, "duplicate_key: row 3 has the same key"]
         assert sorted(at.ran) == ["bad", "otters"]
+        [bulk] = db.execute("select source from penstock.bulks")
+        assert (bulk["source"]["id"], bulk["source"]["range"]) == ("book", "Ideas")
+        rows = db.execute("select number from penstock.bulk_rows order by number")
+        assert [row["number"] for row in rows] == [3, 4, 6, 7, 8]
         seen = at.sim.stats()["sheets"]
         assert seen["calls"] == {"read": 4, "write": 1}
         assert (seen["rows_written"], seen["rows_written_again"], seen["rows_changed"]) == (6, 0, 0)

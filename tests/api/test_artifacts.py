@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import time
 import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 import httpx
 import pytest
@@ -79,7 +80,7 @@ def listed(world: World, person: Person, job_id: uuid.UUID) -> list[dict[str, An
 
 class TestReading:
     def test_a_job_lists_its_files_with_fresh_urls(self, world: World, files: Folder, ann: Person) -> None:
-        """R1.1/artifacts: no credential is needed but the URL, and none is stored."""
+        """R1.1/artifacts, R1.4/signed-urls: no credential is needed but the URL, for an hour, and none is stored."""
         [found] = listed(world, ann, saved(world, files, ann))
         assert (found["name"], found["bytes"], found["content_type"]) == (
             "a.pdf",
@@ -90,6 +91,8 @@ class TestReading:
         assert (answer.status_code, answer.content) == (200, PDF)
         assert answer.headers["content-type"] == "application/pdf"
         assert answer.headers["x-content-type-options"] == "nosniff"
+        [expires] = parse_qs(urlsplit(found["url"]).query)["expires"]
+        assert 3500 < int(expires) - time.time() <= 3600
         signature = found["url"].rpartition("=")[2]
         for table in ("artifacts", "requests", "audit_log"):
             assert signature not in str(world.db.execute(f"select * from penstock.{table}"))

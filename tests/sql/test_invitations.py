@@ -140,7 +140,7 @@ class TestConsent:
 
 
 class TestErase:
-    """R2.15: rows, files and memberships go; ledger and audit log keep ids only."""
+    """R2.15/rows, R2.15/ids-only: rows, files and memberships go; ledger and audit log keep ids only."""
 
     def fill(self, sql: Contract, ann: Person, team: uuid.UUID) -> dict[str, Any]:
         hers = Contract(sql.connection, ann.tenant)

@@ -354,7 +354,7 @@ class TestFeedback:
         assert len(sql.claim(10)) == 1
 
     def test_only_answers_of_its_own_hosts_count(self, sql: Contract) -> None:
-        """B9, S72: a handler that calls a tenant's address closes nothing for others with its answer."""
+        """B9/lanes, S72: a handler that calls a tenant's address closes nothing for others with its answer."""
         provider(sql, hosts=["api.example.com"])
         provider(sql, "openai/gpt")
         sql.start([*calls(4), *calls(4, "openai/gpt")])
@@ -384,7 +384,7 @@ class TestFeedback:
         assert listed(sql)["state"] == "closed"
 
     def test_a_tenants_own_account_closes_for_this_tenant_only(self, sql: Contract) -> None:
-        """S72"""
+        """B9/lanes, S72"""
         provider(sql)
         other = sql.value("create_tenant", name="other")
         sql.value("set_provider", name=NAME, values=Jsonb({}), tenant_id=sql.tenant)
@@ -439,6 +439,18 @@ class TestFeedback:
 
 
 class TestCatalogue:
+    def test_a_provider_is_one_row_per_tenant_and_one_for_all(self, sql: Contract) -> None:
+        """R0.5/unique: a second row is refused, also where the tenant is null."""
+        name = "acme/once"
+        for tenant in (None, sql.tenant):
+            sql.value("set_provider", name=name, values=Jsonb({}), tenant_id=tenant)
+            with sql.refused("23505"):
+                sql.execute(
+                    "insert into penstock.endpoints (tenant_id, provider, endpoint, changed_at) "
+                    "values (%s, 'acme', 'once', now())",
+                    tenant,
+                )
+
     def test_the_seeds_defaults_are_there(self, sql: Contract) -> None:
         rows = sql.execute(
             "select name, requests_per_minute, tokens_per_minute, concurrency from penstock.endpoints order by name"
@@ -544,7 +556,7 @@ class TestBackpressure:
         assert refusal.details["waiting"] == 8
 
     def test_each_tenant_has_a_share_of_the_queue(self, sql: Contract) -> None:
-        """B9, S74: one tenant cannot fill it for all, and the refusal tells nothing of others."""
+        """B9/shared, S74: one tenant cannot fill it for all, and the refusal tells nothing of others."""
         provider(sql, depth_limit=10)
         ann, bob, eve = (
             Contract(sql.connection, sql.value("create_tenant", name=n)) for n in ("a", "b", "e")

@@ -178,7 +178,7 @@ class TestDrawnJobs:
 
 
 class TestProviders:
-    """B9, S71: what a task costs is counted, whatever its writer says of providers and units."""
+    """B9/counted, S71: what a task costs is counted, whatever its writer says of providers and units."""
 
     def test_a_task_gets_its_kinds_provider_and_least_units(
         self, sql: Contract, me: Contract, ann: Person

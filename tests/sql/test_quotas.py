@@ -540,8 +540,29 @@ class TestTasks:
         assert jobs
 
 
+def test_one_function_adds_up_plan_limit_and_allowances(sql: Contract) -> None:
+    """R2.2/one-resolver: no other function reads what the limit is made of."""
+    rows = sql.execute("""
+        select proname as name from pg_proc where pronamespace = 'penstock'::regnamespace
+          and prosrc ~ '\\m(from|join) (penstock\\.)?allowances\\M' and prosrc ~ '\\mtenant_limits\\M'""")
+    assert [row["name"] for row in rows] == ["_limits"]
+    rows = sql.execute("""
+        select proname as name from pg_proc where pronamespace = 'penstock'::regnamespace
+          and prosrc ~ '\\m(from|join) (penstock\\.)?allowances\\M' and prosrc ~ 'sum\\('""")
+    assert [row["name"] for row in rows] == ["_limits"]
+
+
 class TestUsage:
     """R2.1/daily: per tenant, action and UTC day."""
+
+    def test_each_use_leaves_an_event(self, sql: Contract) -> None:
+        """R3.7/events"""
+        for pages in (1, 2, 2):
+            sql.value("record_usage", units=Jsonb({"pages": pages}), tenant_id=sql.tenant, action="scan")
+        events = sql.execute("select tenant_id, action, units from penstock.usage_events order by id")
+        assert [(event["tenant_id"], event["action"], event["units"]) for event in events] == [
+            (sql.tenant, "scan", {"pages": pages}) for pages in (1, 2, 2)
+        ]
 
     def test_days_and_actions(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()
