@@ -149,6 +149,21 @@ def test_every_dependency_is_explained() -> None:
     assert [name for name in sorted(names) if re.sub("^pytest-.*", "pytest", name) not in page] == []
 
 
+def test_no_test_sleeps_to_let_time_pass() -> None:
+    """A pause of a second shows that nothing happens; for more time, tests advance the clock."""
+    pause = re.compile(r"\b(?:time|asyncio)\.sleep\((\d+(?:\.\d+)?)\)")
+    assert pause.findall("time.sleep(2)\nawait asyncio.sleep(0.5)") == ["2", "0.5"]
+    for path in sorted((ROOT / "tests").rglob("*.py")):
+        if path != Path(__file__):
+            assert [found for found in pause.findall(path.read_text()) if float(found) > 1] == [], path
+
+
+def test_a_warning_fails_its_test_and_a_hanging_test_ends() -> None:
+    options = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]
+    assert options["filterwarnings"] == ["error"] and options["xfail_strict"] is True
+    assert 0 < options["timeout"] <= 180
+
+
 def test_the_version_is_the_same_everywhere() -> None:
     assert penstock.__version__ == PROJECT["version"]
     headings = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)

@@ -89,7 +89,16 @@ class TestHelpers:
 
 
 class TestSettings:
-    """B8/meters: an app defines settings, and operators change them."""
+    """B8/meters: an app defines meters and settings, and operators change them."""
+
+    def test_a_meter_of_an_app_is_counted_and_limited(self, sql: Contract) -> None:
+        sql.value("set_meter", name="thumbnails", values=Jsonb({"period": "month", "mode": "enforce"}))
+        sql.value("set_limit", tenant_id=sql.tenant, meter="thumbnails", amount=5)
+        sql.value("record_usage", units=Jsonb({"thumbnails": 5}), tenant_id=sql.tenant, action="convert")
+        status = sql.value("get_usage_status", tenant_id=sql.tenant)
+        assert (status["usage"]["thumbnails"]["used"], status["usage"]["thumbnails"]["left"]) == (5, 0)
+        with sql.refused(429):
+            sql.value("reserve_quota", amounts=Jsonb({"thumbnails": 1}), tenant_id=sql.tenant)
 
     def define(self, sql: Contract, value: Any, comment: str = "Seconds.") -> None:
         sql.value("define_setting", name="intake.timeout", value=Jsonb(value), comment=comment)

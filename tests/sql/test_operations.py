@@ -175,7 +175,7 @@ class TestOne:
 
     @pytest.mark.parametrize("outcome", ["failed", "timeout"])
     def test_failed_operation_costs_an_attempt_before_the_next(self, sql: Contract, outcome: str) -> None:
-        """R4.3/timeout: a task cannot begin paid operations again and again within one attempt."""
+        """A task cannot begin paid operations again and again within one attempt."""
         task, operation = in_flight(sql)
         tell(sql, operation)
         task = sql.claim_one()
