@@ -114,6 +114,8 @@ PROMISES = [
         "milliseconds for costs by provider and day (number of cost entries: see All figures)",
         "< 50",
     ),
+    ("startup_import", "milliseconds of CPU for `import penstock`", "< 150"),
+    ("startup_help", "milliseconds of CPU for `penstock --help`", "< 400"),
 ]
 
 NOTES = [
