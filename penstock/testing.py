@@ -31,6 +31,7 @@ import time
 import uuid
 import warnings
 from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -208,6 +209,16 @@ class Server:
         )
         return name
 
+    @contextmanager
+    def database(self) -> Generator[Database]:
+        """A new database with the schema and the tests' clock, dropped at the end."""
+        made = Database(self, self.create(self.template()))
+        try:
+            yield made
+            made.close()
+        finally:
+            self.drop(made.name)
+
     def drop(self, name: str) -> None:
         self._admin(f"drop database if exists {name} with (force)")
 
@@ -320,22 +331,15 @@ def penstock_server(request: pytest.FixtureRequest) -> Server:
 @pytest.fixture
 def penstock_db(penstock_server: Server) -> Generator[Database]:
     """A new database with the schema and the tests' clock."""
-    database = Database(penstock_server, penstock_server.create(penstock_server.template()))
-    try:
+    with penstock_server.database() as database:
         yield database
-        database.close()
-    finally:
-        penstock_server.drop(database.name)
 
 
 @pytest.fixture(scope="session")
 def penstock_shared_db(penstock_server: Server) -> Generator[Database]:
     """The database behind `penstock_conn`. Nothing is ever committed there."""
-    database = Database(penstock_server, penstock_server.create(penstock_server.template()))
-    try:
+    with penstock_server.database() as database:
         yield database
-    finally:
-        penstock_server.drop(database.name)
 
 
 @pytest.fixture

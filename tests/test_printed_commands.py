@@ -77,10 +77,18 @@ def _commands_in_shell(line: str) -> Iterator[str]:
             words.append(word)
 
 
-def in_python() -> Iterator[tuple[str, str]]:
+@cache
+def in_python() -> list[tuple[str, str]]:
+    return list(_in_python())
+
+
+def _in_python() -> Iterator[tuple[str, str]]:
     for path in sorted((ROOT / "penstock").rglob("*.py")):
+        source = path.read_text()
+        if "penstock " not in source:
+            continue
         inner: set[int] = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(source)):
             if id(node) in inner:
                 continue
             if isinstance(node, ast.JoinedStr):

@@ -7,7 +7,7 @@ import threading
 import time
 import uuid
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,9 @@ import uvicorn
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
-from penstock import api, server, testing
+from penstock import api, testing
 from penstock.api.limits import Limits
+from penstock.server import ensure_login
 from penstock.settings import Settings
 
 SECRET = "a secret of the tests, of more than 32 bytes"  # noqa: S105 it opens a test database
@@ -131,24 +132,65 @@ def serving(app: FastAPI) -> Generator[Served]:
         listening.close()
 
 
+def settings_on(db: testing.Database, home: Path) -> Settings:
+    """The application's settings on a database."""
+    return Settings(
+        database_url=db.dsn,
+        api_url=ensure_login(db.dsn),
+        jwt_secret=SECRET,
+        jwt_issuer=ISSUER,
+        home=home,
+    )
+
+
 @pytest.fixture
 def api_settings(db: testing.Database, tmp_path: Path) -> Settings:
     """The application's settings on the test's database."""
-    return Settings(
-        database_url=db.dsn,
-        api_url=server.ensure_login(db.dsn),
-        jwt_secret=SECRET,
-        jwt_issuer=ISSUER,
-        home=tmp_path,
-    )
+    return settings_on(db, tmp_path)
 
 
 @pytest.fixture
-def world(db: testing.Database, api_settings: Settings) -> Iterator[World]:
-    """The running application."""
+def clock(db: testing.Database) -> testing.Clock:
+    """The clock of the test's own database."""
+    return testing.Clock(db)
+
+
+@contextmanager
+def running(db: testing.Database, settings: Settings) -> Generator[World]:
     # Tests ask faster than people.
     app = api.create(
-        api_settings, limits=Limits(per_second=1e6, burst=10**6, tenant_per_second=1e6, tenant_burst=10**6)
+        settings, limits=Limits(per_second=1e6, burst=10**6, tenant_per_second=1e6, tenant_burst=10**6)
     )
     with TestClient(app, raise_server_exceptions=True) as client:
         yield World(db, app, client)
+
+
+@contextmanager
+def without_upkeep() -> Generator[None]:
+    """As the fixture `no_server_upkeep`, for applications that a module's fixture starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("penstock.api.standby", lambda *_: nullcontext())
+        yield
+
+
+@pytest.fixture(scope="module")
+def world_of_file(server: testing.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """An application and its database for all tests of a file that are marked `shared_world`."""
+    with server.database() as db, ExitStack() as stack:
+        with without_upkeep():
+            made = stack.enter_context(running(db, settings_on(db, tmp_path_factory.mktemp("home"))))
+        yield made
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, server: testing.Server) -> Iterator[World]:
+    """The running application: with a database of its own, unless the test is marked `shared_world`.
+
+    A marked test that asks for the database, the clock or the settings gets its own all the same.
+    """
+    has_own = "penstock_db" in request.fixturenames
+    if request.node.get_closest_marker("shared_world") and not has_own:
+        yield request.getfixturevalue("world_of_file")
+        return
+    with running(request.getfixturevalue("db"), request.getfixturevalue("api_settings")) as made:
+        yield made

@@ -24,6 +24,8 @@ from tests.test_storage import bucket, credentials, s3
 
 __all__ = ["bucket", "credentials", "s3"]
 
+pytestmark = pytest.mark.shared_world
+
 PDF = b"%PDF-1.7\n0123456789"
 
 
@@ -358,7 +360,8 @@ class TestUploading:
         """S3, S30"""
         answer = upload(world, ann, data, **asked)
         assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
-        assert world.db.execute("select from penstock.artifacts where status = 'stored'") == []
+        stored = "select from penstock.artifacts where status = 'stored' and tenant_id = %s"
+        assert world.db.execute(stored, [ann.tenant]) == []
 
     def test_upload_without_length_stops_at_the_limit(self, world: World, files: Folder, ann: Person) -> None:
         begun = upload(world, ann, finish=False).json()

@@ -127,6 +127,7 @@ def test_callers_cannot_set_internal_fields(world: World) -> None:
     assert world.db.execute("select count(*) as n from penstock.audit_log") == before
 
 
+@pytest.mark.shared_world
 @pytest.mark.parametrize(
     "name", ["Idempotency-Key", "If-None-Match", "X-Request-ID", "apikey", "Prefer", "Range"]
 )
@@ -145,6 +146,7 @@ def test_sql_in_headers_has_no_effect(world: World, name: str) -> None:
             assert text not in answer.headers.get("x-request-id", "")
 
 
+@pytest.mark.shared_world
 class TestPacked:
     """S30, S39: nothing is unpacked, so nothing grows."""
 

@@ -162,6 +162,7 @@ EVERY: dict[str, list[tuple[Any, bool]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.shared_world
 class TestTokens:
     """S21, S23: the algorithm belongs to the key, and every claim is checked."""
 
@@ -484,6 +485,7 @@ class TestKeySets:
 # API keys
 
 
+@pytest.mark.shared_world
 class TestKeys:
     """S24, S25: a key is good for what it was made for, until it is not."""
 
@@ -727,6 +729,7 @@ class TestKeys:
 # The login
 
 
+@pytest.mark.shared_world
 class TestLogin:
     @pytest.mark.parametrize(
         "change",

@@ -22,10 +22,11 @@ from penstock.storage import objects as storages
 from penstock.types import Artifact
 from tests.api.conftest import Person, World, bearer
 from tests.api.rest.conftest import Node, Site, node, served
+from tests.api.rest.test_writing import shelf
 from tests.bookshelf.app import SECRET, lend_file, make_app
 from tests.conftest import Eventually
 
-__all__ = ["node"]
+__all__ = ["node", "shelf"]
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The '(timeout|verify)' parameter is deprecated:DeprecationWarning"
@@ -58,6 +59,10 @@ def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 class TestInvoke:
     """B8/functions: `functions.invoke` calls a function of the app as the caller."""
+
+    @pytest.fixture
+    def site(self, shelf: Site) -> Site:
+        return shelf
 
     def test_supabase_python(self, site: Site) -> None:
         """An unmodified supabase-py."""

@@ -57,6 +57,7 @@ UNREADABLE = {
 }
 
 
+@pytest.mark.shared_world
 class TestBodies:
     """S39: what is sent is looked at before it is read, and read before anything is done for it."""
 

@@ -37,6 +37,7 @@ def start(world: World, who: Person, **others: Any) -> str:
     return answer.json()["id"]
 
 
+@pytest.mark.shared_world
 class TestJobs:
     def test_a_job_from_start_to_end(self, world: World, ann: Person) -> None:
         """R1.1/start, R1.1/get: start makes the job and its tasks, get shows its progress with the seed's names."""
@@ -119,6 +120,7 @@ class TestJobs:
         assert world.client.get("/api/jobs", headers=ann.headers).json()["items"] == []
 
 
+@pytest.mark.shared_world
 def test_reference_and_schema_are_where_people_look(world: World) -> None:
     for path in ("/docs", "/redoc"):
         page = world.client.get(path)
@@ -128,6 +130,7 @@ def test_reference_and_schema_are_where_people_look(world: World) -> None:
     assert schema.status_code == 200 and schema.json()["openapi"].startswith("3.")
 
 
+@pytest.mark.shared_world
 class TestIsolation:
     def test_requests_of_many_at_once_do_not_mix(self, world: World, ann: Person) -> None:
         """S19: connections are shared, what was set on them for one caller is not."""
@@ -149,6 +152,7 @@ class TestIsolation:
         assert wrong == []
 
 
+@pytest.mark.shared_world
 class TestPages:
     def test_pages_are_complete_and_do_not_overlap(self, world: World, ann: Person) -> None:
         made = [start(world, ann) for _ in range(5)]
@@ -234,6 +238,7 @@ class TestPages:
             assert world.client.get(url, headers=ann.headers).status_code == 422
 
 
+@pytest.mark.shared_world
 class TestTags:
     def test_unchanged_response_is_304(self, world: World, ann: Person) -> None:
         url = f"/api/jobs/{start(world, ann)}"
@@ -256,6 +261,7 @@ class TestTags:
             assert answer.status_code == 404
 
 
+@pytest.mark.shared_world
 class TestIdempotency:
     def post(self, world: World, who: Person, url: str, body: Any, key: str) -> Any:
         return world.client.post(url, json=body, headers={**who.headers, "Idempotency-Key": key})
@@ -334,6 +340,7 @@ class TestIdempotency:
         assert world.db.execute("select count(*) as n from penstock.requests")[0]["n"] == 1
 
 
+@pytest.mark.shared_world
 class TestProblems:
     def test_errors_are_problem_documents(self, world: World, ann: Person) -> None:
         answer = world.client.get(
@@ -408,6 +415,7 @@ class TestProblems:
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, POST")
 
     @pytest.mark.slow
+    @pytest.mark.usefixtures("db")
     def test_postgresql_messages_are_not_exposed(self, world: World, ann: Person) -> None:
         """What PostgreSQL says names tables, logins and addresses."""
         world.db.execute("drop view penstock.dead_letter_list")
@@ -415,6 +423,7 @@ class TestProblems:
         assert answer.status_code == 500
         assert "relation" not in answer.text and "dead_letter_list" not in answer.text
 
+    @pytest.mark.usefixtures("db")
     def test_unexpected_error_is_logged_and_answered(self, world: World, ann: Person) -> None:
         world.db.execute(
             "create or replace function penstock.get_job(p_job_id uuid) returns jsonb language sql as $$ select to_jsonb(1 / 0) $$"
@@ -541,6 +550,7 @@ class TestLimits:
         assert len(rate._buckets) == Rate.MOST
 
 
+@pytest.mark.shared_world
 class TestBrowsers:
     def test_other_origins_are_rejected_by_default(self, world: World, ann: Person) -> None:
         answer = world.client.get("/api/me", headers={**ann.headers, "Origin": "https://evil.example"})

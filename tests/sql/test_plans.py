@@ -74,13 +74,9 @@ set session_replication_role = origin"""
 @contextmanager
 def own_database(server: Server) -> Generator[Database]:
     """A database that the tests of this file share."""
-    made = Database(server, server.create(server.template()))
-    try:
+    with server.database() as made:
         prepare(Contract(made.connect()))
         yield made
-        made.close()
-    finally:
-        server.drop(made.name)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fastapi import FastAPI
 from penstock import App, api, testing
 from penstock.api.limits import Limits
 from penstock.settings import Settings
-from tests.api.conftest import SECRET, bearer, token
+from tests.api.conftest import SECRET, bearer, settings_on, token, without_upkeep
 from tests.conftest import Eventually
 
 JS = Path(__file__).parent / "supabase_js"
@@ -85,8 +85,8 @@ class Site:
         return client
 
     def close(self) -> None:
-        for client in self._clients:
-            client.postgrest.session.close()
+        while self._clients:
+            self._clients.pop().postgrest.session.close()
 
     def key(self, role: str, tenant: uuid.UUID | None = None) -> str:
         """A new API key."""
@@ -140,10 +140,31 @@ def served(
         assert not thread.is_alive(), "the server does not end"
 
 
-@pytest.fixture
-def site(db: testing.Database, api_settings: Settings, eventually: Eventually) -> Iterator[Site]:
+@contextmanager
+def plain_site(db: testing.Database, settings: Settings) -> Generator[Site]:
     db.execute("select penstock.define_kind('work', '{\"backoff_seconds\": 0, \"raw_tasks\": true}')")
-    with served(db, api_settings, eventually) as made:
+    with served(db, settings, Eventually()) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def site_of_file(server: testing.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """An application and its database for all tests of a file that are marked `shared_world`."""
+    with server.database() as db, ExitStack() as stack:
+        with without_upkeep():
+            made = stack.enter_context(plain_site(db, settings_on(db, tmp_path_factory.mktemp("home"))))
+        yield made
+
+
+@pytest.fixture
+def site(request: pytest.FixtureRequest, server: testing.Server) -> Iterator[Site]:
+    """The served application: with a database of its own, unless the test is marked `shared_world`."""
+    if request.node.get_closest_marker("shared_world"):
+        made: Site = request.getfixturevalue("site_of_file")
+        yield made
+        made.close()
+        return
+    with plain_site(request.getfixturevalue("db"), request.getfixturevalue("api_settings")) as made:
         yield made
 
 

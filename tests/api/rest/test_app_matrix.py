@@ -11,10 +11,10 @@ from penstock.apps.video_ideas.app import app as video_ideas
 from penstock.postgres import db as database
 from penstock.postgres import migrate
 from tests.api.rest.conftest import Person, Site
-from tests.api.rest.test_writing import app, send, site
+from tests.api.rest.test_writing import send, shelf, site
 from tests.bookshelf.app import make_app
 
-__all__ = ["app", "site"]
+__all__ = ["shelf", "site"]
 
 OWNERS = {"tenant_id", "user_id"}
 UNIQUE_KEYS = """
@@ -54,7 +54,7 @@ def test_every_apps_schema_keeps_the_rules(db: testing.Database, each: App) -> N
     )
 
 
-def test_nobody_reaches_another_users_rows(site: Site, app: App, ann: Person, bob: Person) -> None:
+def test_nobody_reaches_another_users_rows(site: Site, ann: Person, bob: Person) -> None:
     """R0.9/own-rows, S6: every relation of the app, every verb, by another user and by nobody."""
     site.db.execute("insert into bookshelf.notes (user_id, title) values (%s, 'canary')", [ann.id])
     site.db.execute("insert into bookshelf.loans (tenant_id, book) values (%s, 'canary')", [ann.tenant])

@@ -149,6 +149,7 @@ FILTERS: dict[str, list[int]] = {
 }
 
 
+@pytest.mark.shared_world
 class TestLists:
     """Tables and views."""
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 from postgrest.exceptions import APIError
 
-from penstock import App, testing
-from penstock.settings import Settings
-from tests.api.conftest import bearer
+from penstock import testing
+from tests.api.conftest import bearer, settings_on, without_upkeep
 from tests.api.rest.conftest import Node, Person, Site, refused, served
 from tests.bookshelf.app import make_app
 from tests.conftest import Eventually
@@ -52,18 +52,24 @@ BAD_REQUESTS: list[tuple[str, str, Any, int, str]] = [
 ]  # fmt: skip
 
 
-@pytest.fixture
-def app(db: testing.Database) -> Iterator[App]:
-    with make_app() as app:
-        app.migrate(db.dsn)
-        yield app
-
-
-@pytest.fixture
-def site(db: testing.Database, app: App, api_settings: Settings, eventually: Eventually) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def shelf(server: testing.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """The application with the app of the tests."""
-    with served(db, api_settings, eventually, app) as made:
+    with server.database() as db, make_app() as app, ExitStack() as stack:
+        app.migrate(db.dsn)
+        settings = settings_on(db, tmp_path_factory.mktemp("home"))
+        with without_upkeep():
+            made = stack.enter_context(served(db, settings, Eventually(), app))
         yield made
+
+
+@pytest.fixture
+def site(shelf: Site) -> Iterator[Site]:
+    """The application, with empty tables."""
+    tables = shelf.db.execute("select tablename as name from pg_tables where schemaname = 'bookshelf'")
+    shelf.db.execute("truncate " + ", ".join(f"bookshelf.{table['name']}" for table in tables))
+    yield shelf
+    shelf.close()
 
 
 def send(site: Site, method: str, path: str, by: str, body: Any = None, **headers: str) -> httpx.Response:
