@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from penstock import testing
+
 
 @pytest.fixture(autouse=True)
 def _plain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,3 +57,26 @@ def test_open_connection_fails_the_test(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=1, errors=1)
     result.stdout.fnmatch_lines(["*connections left open: forgotten (idle)*"])
+
+
+PID = "select pg_backend_pid() as pid"
+
+
+def test_statements_share_a_connection_that_is_replaced_when_it_is_lost(db: testing.Database) -> None:
+    [first] = db.execute(PID)
+    assert db.execute(PID) == [first]
+    db.server._admin(f"select pg_terminate_backend({first['pid']}, 5000)")
+    assert db.execute(PID) != [first]
+
+
+def test_a_statement_that_changes_its_session_has_one_of_its_own(db: testing.Database) -> None:
+    before = db.execute("select current_setting('search_path') as path, current_user as name")
+    for change in ("set search_path = penstock", "create table t (n int); SET role anon"):
+        db.execute(change)
+        assert db.execute("select current_setting('search_path') as path, current_user as name") == before
+
+
+def test_a_statement_does_not_wait_for_another_thread(db: testing.Database) -> None:
+    [first] = db.execute(PID)
+    with db._using_kept:
+        assert db.execute(PID) != [first]
