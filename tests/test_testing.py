@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
 from penstock import testing
@@ -80,3 +82,8 @@ def test_a_statement_does_not_wait_for_another_thread(db: testing.Database) -> N
     [first] = db.execute(PID)
     with db._using_kept:
         assert db.execute(PID) != [first]
+
+
+def test_ctrl_c_interrupts_tests_that_a_shell_started_in_the_background() -> None:
+    """Such a shell ignores SIGINT, and so would every program that a test starts."""
+    assert signal.getsignal(signal.SIGINT) is not signal.SIG_IGN
