@@ -45,6 +45,13 @@ def pytest_report_header() -> str:
     return f"PostgreSQL: {found} found; PENSTOCK_TEST_PG={_wanted()}"
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not even import a file that is slow as a whole, where slow tests are left out."""
+    if config.getoption("markexpr") != "not slow" or not collection_path.match("test_*.py"):
+        return None
+    return True if "\npytestmark = pytest.mark.slow\n" in collection_path.read_text() else None
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "penstock_server" in metafunc.fixturenames:
         majors = _majors(speaks_sql=_speaks_sql(metafunc))

@@ -29,6 +29,8 @@ from penstock.settings import Settings
 from tests.api.conftest import World, bearer
 from tests.api.test_matrix import Things, make, operations
 
+pytestmark = pytest.mark.slow
+
 FUZZ = int(os.environ.get("PENSTOCK_FUZZ") or 0)
 """How many examples of each route `make fuzz` asks for; 0 is the brief run."""
 SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED") or (random.getrandbits(32) if FUZZ else 1))
@@ -153,7 +155,6 @@ def _plain(value: Any) -> str | int:
     return value if isinstance(value, int) else str(value)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("caller", PHASES)
 @pytest.mark.timeout(0 if FUZZ else 180)
 def test_api_conforms_to_its_openapi_schema(world: World, caller: str) -> None:

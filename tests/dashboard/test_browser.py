@@ -29,6 +29,8 @@ from penstock import server, sources
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 
+pytestmark = pytest.mark.slow
+
 AXE = Path(__file__).parent / "axe"
 IMAGES = Path(__file__).parent.parent.parent / "docs/images"
 PHONE, DESK = {"width": 390, "height": 844}, {"width": 1280, "height": 860}
@@ -187,7 +189,6 @@ def check_pages(page: Any, base: str, paths: list[str], axe: str, first: int = 0
     return found
 
 
-@pytest.mark.slow
 def test_every_page_with_data_is_accessible_and_fits(served: Served, db: Any, axe: str, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "service"))
@@ -210,7 +211,6 @@ def test_every_page_with_data_is_accessible_and_fits(served: Served, db: Any, ax
         take_screenshots(page, served.base, sample, task["id"])
 
 
-@pytest.mark.slow
 def test_every_page_without_data_is_accessible_and_fits(served: Served, db: Any, axe: str) -> None:
     page = served.page(key(db, "service"))
     assert check_pages(page, served.base, [*PAGES, "/nowhere"], axe, 1) == []
@@ -219,7 +219,6 @@ def test_every_page_without_data_is_accessible_and_fits(served: Served, db: Any,
     assert check_pages(member, served.base, ["/", "/jobs", "/usage", "/settings"], axe, 2) == []
 
 
-@pytest.mark.slow
 def test_failed_task_can_be_found_and_retried_by_mouse(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "admin", sample.acme))
@@ -254,7 +253,6 @@ def confirm(page: Any) -> None:
     page.keyboard.press("Enter")
 
 
-@pytest.mark.slow
 def test_failed_task_can_be_found_and_retried_by_keyboard(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "member", sample.acme))
@@ -284,7 +282,6 @@ def test_failed_task_can_be_found_and_retried_by_keyboard(served: Served, db: An
     assert "1 dead letter replayed." in page.inner_text(".flash")
 
 
-@pytest.mark.slow
 def test_provider_can_be_paused_by_mouse_and_by_keyboard(served: Served, db: Any, fill: Any) -> None:
     fill()
     page = served.page(key(db, "service"))
@@ -321,7 +318,6 @@ def xlsx(table: str) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("by", ["mouse", "keyboard"])
 def test_bulk_job_can_be_previewed_confirmed_watched_and_exported(
     db: Any, dashboard_settings: Any, chromium: Any, axe: str, beside: Any, drain: Any, by: str
@@ -399,7 +395,6 @@ def test_bulk_job_can_be_previewed_confirmed_watched_and_exported(
             screenshot(page, served.base, "bulk", path, "light", {"width": 1180, "height": 1000})
 
 
-@pytest.mark.slow
 def test_pages_update_live_and_pause_while_rows_are_selected(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "member", sample.acme))
@@ -421,7 +416,6 @@ def test_pages_update_live_and_pause_while_rows_are_selected(served: Served, db:
     page.wait_for_selector("text=not yet")
 
 
-@pytest.mark.slow
 def test_no_xss_payload_runs(served: Served, db: Any, beside: Any) -> None:
     own = tenant(db, "<img src=x onerror=hit(1)>")
     jobs = beside("test_xss").poison(db, beside("payloads").PAYLOADS, own)
@@ -456,7 +450,6 @@ def test_no_xss_payload_runs(served: Served, db: Any, beside: Any) -> None:
     served.errors = [error for error in served.errors if "404" not in error]
 
 
-@pytest.mark.slow
 def test_dashboard_works_without_scripts(served: Served, db: Any, fill: Any) -> None:
     sample = fill()
     page = served.page(key(db, "member", sample.acme), java_script_enabled=False)
@@ -487,7 +480,6 @@ INK = """() => [...document.querySelectorAll("figure.chart canvas")].map((canvas
 })"""
 
 
-@pytest.mark.slow
 def test_charts_are_drawn_and_updated(db: Any, served: Served, fill: Any) -> None:
     """Also after a refresh: the numbers come from the chart's table, not from the legend's."""
     fill()
