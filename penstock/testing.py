@@ -124,10 +124,14 @@ class Database:
             self._kept, self._kept_by = db.connect(self.dsn, name="test"), os.getpid()
         return self._kept
 
-    def close(self) -> None:
-        """Close the connections from `connect`, and fail if the test left any other connection open."""
+    def disconnect(self) -> None:
+        """Close the connections from `connect` and of `execute`."""
         for connection in (*self._opened, *([self._kept] if self._kept is not None else [])):
             connection.close()
+
+    def close(self) -> None:
+        """Disconnect, and fail if the test left any other connection open."""
+        self.disconnect()
         if left := self.server.connections(self.name):
             pytest.fail(f"connections left open: {', '.join(left)}", pytrace=False)
 
@@ -217,6 +221,7 @@ class Server:
             yield made
             made.close()
         finally:
+            made.disconnect()
             self.drop(made.name)
 
     def drop(self, name: str) -> None:

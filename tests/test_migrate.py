@@ -46,6 +46,7 @@ def migrated(server: testing.Server) -> Iterator[testing.Database]:
     database = testing.Database(server, server.create())
     migrate.migrate(database.dsn)
     yield database
+    database.close()
     server.drop(database.name)
 
 
