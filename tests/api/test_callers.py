@@ -714,6 +714,7 @@ class TestKeys:
         assert world.client.delete(f"/api/keys/{owner.id}", headers=admin.headers).status_code == 403
         assert world.client.delete(f"/api/keys/{admin.id}", headers=owner.headers).status_code == 204
 
+    @pytest.mark.usefixtures("db")
     def test_the_service_makes_keys_for_workers(self, world: World) -> None:
         body = {"name": "w", "role": "worker"}
         made = world.client.post("/api/keys", json=body, headers=world.service)
