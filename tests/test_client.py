@@ -343,6 +343,9 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     ]
     assert [limit.amount for limit in await got(owner.usage.limits()) if limit.meter == "requests"] == [100]
     assert "free" in {plan.name for plan in await got(owner.usage.plans())}
+    served.db.execute("""select penstock.set_gate('export', '{"feature": "pdf"}')""")
+    assert (await got(owner.usage.entitlements())).capabilities == {"pdf": False}
+    assert (await got(owner.usage.check_gate("export"))).would_have_blocked
     cost = Decimal("0.0000015")
     assert [line.amount for line in await got(owner.costs.sums("job"))] == [cost]
     assert [entry.amount for entry in await got(owner.costs.entries(job_id=job.id))] == [cost]

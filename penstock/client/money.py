@@ -63,7 +63,7 @@ class Usage(Resource[IO]):
     async def check_gate(self, gate: str, *, amount: Amount = 1, tenant_id: Id | None = None) -> GateVerdict:
         """Whether a tenant passes a gate. Reserves and records nothing."""
         query = {"tenant_id": self._core.tenant_or_none(tenant_id), "amount": exact(amount, "amount")}
-        return await self._core.get(GateVerdict, f"/api/entitlements/gates/{path(gate)}", query)
+        return await self._core.get(GateVerdict, path("/api/entitlements/gates/{}", gate), query)
 
     @call
     async def plans(self) -> builtins.list[Plan]:
