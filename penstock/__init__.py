@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.sdk.context import Context, Fail, Reschedule, Retry, WaitTimedOut
     from penstock.sdk.functions import FunctionRequest, FunctionResponse
     from penstock.sdk.job_types import Started
+    from penstock.sdk.pages import PageAction
     from penstock.types import Answer, Job
     from penstock.worker import Worker
 
@@ -35,6 +36,7 @@ _MODULES = {
     "penstock.sdk.app": ("App",),
     "penstock.sdk.functions": ("FunctionRequest", "FunctionResponse"),
     "penstock.sdk.job_types": ("Started",),
+    "penstock.sdk.pages": ("PageAction",),
     "penstock.sdk.bulk_rows": ("BulkRow", "Change", "RowError"),
     "penstock.client": ("AsyncClient", "Client"),
     "penstock.sdk.context": ("Context", "Fail", "Reschedule", "Retry", "WaitTimedOut"),
@@ -74,6 +76,7 @@ __all__ = [
     "LeaseLost",
     "Limited",
     "NotFound",
+    "PageAction",
     "PenstockError",
     "Reschedule",
     "Retry",

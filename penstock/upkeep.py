@@ -1,7 +1,7 @@
 """Periodic work for the whole system. Workers always do it; servers do it when no worker runs.
 
 Upkeep  requeues tasks whose lease expired or that are due, continues large actions, fires schedules
-Tidy    removes old jobs, and files that are deleted or abandoned
+Tidy    removes old jobs, and files that are deleted or abandoned; stores uploads of clients that died
 Sender  (penstock.delivery) delivers notifications
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -27,10 +27,14 @@ Draw = schedules.BuildTasks
 
 @asynccontextmanager
 async def standby(
-    pool: db.Pool, settings: Settings, draw: Draw, storage: Callable[[], Storage | None]
+    pool: db.Pool,
+    settings: Settings,
+    draw: Draw,
+    storage: Callable[[], Storage | None],
+    uploads: Mapping[str, artifacts.Finish],
 ) -> AsyncGenerator[None]:
     """Do what is due while no worker does; of many servers, one does it."""
-    upkeep, tidy = Upkeep(pool, draw, function="upkeep_if_idle"), Tidy(pool, storage)
+    upkeep, tidy = Upkeep(pool, draw, function="upkeep_if_idle"), Tidy(pool, storage, uploads)
     sender = Sender(pool, settings)
     loops = [
         asyncio.create_task(upkeep.run(first_pause=upkeep.MAX_PAUSE)),
@@ -124,14 +128,22 @@ class Upkeep:
 
 
 class Tidy:
-    """Removes jobs that ended long ago and files that are deleted or abandoned, and seals the audit log."""
+    """Removes old jobs and files, adopts the app's uploads whose client died, and seals the audit log."""
 
     PAUSE = 60.0
     PAUSE_IF_MORE = 1.0
     BATCH = 2000
 
-    def __init__(self, pool: db.Pool, storage: Callable[[], Storage | None]) -> None:
-        self._pool, self._storage = pool, storage
+    ADOPT_SECONDS = 60.0
+    """The age at which an upload without its client is adopted."""
+
+    def __init__(
+        self,
+        pool: db.Pool,
+        storage: Callable[[], Storage | None],
+        uploads: Mapping[str, artifacts.Finish] | None = None,
+    ) -> None:
+        self._pool, self._storage, self._uploads = pool, storage, uploads or {}
 
     async def run(self) -> None:
         pause = self.PAUSE
@@ -143,7 +155,7 @@ class Tidy:
     async def once(self) -> bool:
         """Do a batch of each. Returns whether there may be more."""
         is_more = False
-        for act in (self._prune, self._sweep, self._seal, self._tell):
+        for act in (self._prune, self._adopt, self._sweep, self._seal, self._tell):
             try:
                 is_more |= await act()
             except Exception as error:
@@ -166,6 +178,18 @@ class Tidy:
     async def _tell(self) -> bool:
         for alert in await alerts.take(self._pool):
             log.warning("alert", **alert)
+        return False
+
+    async def _adopt(self) -> bool:
+        storage = self._storage() if self._uploads else None
+        if storage is None:
+            return False
+        for prefix, finish in self._uploads.items():
+            count = await artifacts.adopt_uploads(
+                self._pool, storage, finish, key_prefix=prefix, older_than=self.ADOPT_SECONDS
+            )
+            if count:
+                log.info("tidy.adopted", uploads=count, prefix=prefix)
         return False
 
     async def _sweep(self) -> bool:

@@ -174,7 +174,7 @@ async def _running(
         storage = partial(storages.of, settings)
         try:
             async with (
-                standby(service, settings, draw, storage),
+                standby(service, settings, draw, storage, app.uploads if app else {}),
                 webhooks.retrying(service, app),
             ):
                 yield

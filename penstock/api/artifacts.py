@@ -23,6 +23,7 @@ from penstock.api.routes import PROBLEMS, Conn, Route, StartRoute
 from penstock.api.routes import router as routes_for
 from penstock.contract import artifacts, jobs
 from penstock.errors import Conflict, Gone, Invalid, LeaseLost, NotFound, TooLarge
+from penstock.sdk.app import App
 from penstock.storage import content
 from penstock.storage import objects as storages
 from penstock.storage.objects import File, Folder, Storage
@@ -243,13 +244,27 @@ async def finish_upload(request: Request, artifact_id: ArtifactId) -> ArtifactRe
     else:
         service = partial(callers.acting, _SERVICE)
         try:
-            await artifacts.finish_upload(service, storage_of(request), artifact_id=artifact_id, taken=taken)
+            finish = await _app_finish(request, service, artifact_id)
+            await artifacts.finish_upload(
+                service, storage_of(request), artifact_id=artifact_id, taken=taken, finish=finish
+            )
         except LeaseLost as error:
             raise Conflict("another request is finishing this upload", hint="Try again.") from error
     async with as_caller(read_only=True) as conn:
         artifact = await artifacts.get(conn, artifact_id=artifact_id)
     [answer] = await linked(request, [artifact])
     return answer
+
+
+async def _app_finish(
+    request: Request, service: artifacts.Acting, artifact_id: UUID
+) -> artifacts.Finish | None:
+    """The app's own writes for this upload, which belong into the transaction that stores the file."""
+    app: App | None = request.app.state.app
+    if app is None or not app.uploads:
+        return None
+    async with service() as conn:
+        return app.finish_of(await artifacts.upload_key(conn, artifact_id=artifact_id))
 
 
 # Signed URLs of the local folder. Each needs no other credential and allows one operation on one file.

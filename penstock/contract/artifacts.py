@@ -57,6 +57,7 @@ select exists (select from penstock.artifacts where status <> 'stored'
   or exists (select from penstock.artifacts where job_id is null and status = 'stored' and subject is not null
     and kept_until < penstock._now() and stored_at < penstock._now() - make_interval(
       days => (select value from penstock.settings where name = 'retention_days')::integer))"""
+_KEY: LiteralString = "select idempotency_key from penstock.artifacts where id = %s"
 _ABANDONED: LiteralString = """\
 select id, incoming from penstock.artifacts where status = 'pending' and incoming is not null
   and starts_with(idempotency_key, %s) and begun_at < penstock._now() - make_interval(secs => %s)
@@ -302,6 +303,12 @@ async def take_upload(database: db.Database, *, artifact_id: UUID) -> db.Row:
     return row
 
 
+async def upload_key(database: db.Database, *, artifact_id: UUID) -> str | None:
+    """The idempotency key that an upload began with."""
+    rows = await db.rows(database, _KEY, (artifact_id,))
+    return rows[0][0] if rows else None
+
+
 async def finish_upload(
     service: Acting, storage: Storage, *, artifact_id: UUID, taken: db.Row, finish: Finish | None = None
 ) -> None:
@@ -366,6 +373,12 @@ async def get(database: db.Database, *, artifact_id: UUID) -> Artifact:
     if not rows:
         raise NotFound(f"no artifact with id {artifact_id}", code="unknown_artifact")
     return Artifact(*rows[0])
+
+
+async def some(database: db.Database, *, artifact_ids: builtins.list[UUID]) -> builtins.list[Artifact]:
+    """The artifacts among these ids that exist and that the caller may see."""
+    rows = await db.rows(database, _COLUMNS + "id = any (%s)", (artifact_ids,))
+    return [Artifact(*row) for row in rows]
 
 
 async def list(

@@ -20,6 +20,7 @@ from penstock import api
 from penstock.api import artifacts as files
 from penstock.dashboard import (
     actions,
+    app_pages,
     audit,
     bulks,
     dead_letters,
@@ -95,6 +96,7 @@ def _create() -> FastAPI:
         invitations,
         sessions,
         settings_page,
+        app_pages,
         live,
     ):
         dashboard.include_router(page.router)

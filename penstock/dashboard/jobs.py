@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from decimal import Decimal
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -14,6 +13,7 @@ from penstock.api.artifacts import linked
 from penstock.api.jobs import MAX_INLINE_RESULT
 from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants, waits
 from penstock.dashboard import actors, exports, formatting, graphs
+from penstock.dashboard.file_origins import allow_file_origin
 from penstock.dashboard.pages import (
     PER_PAGE,
     CatchInvalidFilter,
@@ -24,7 +24,7 @@ from penstock.dashboard.pages import (
     render,
 )
 from penstock.errors import NotFound, PenstockError
-from penstock.types import Artifact, Attempt, Job
+from penstock.types import Attempt, Job
 
 router = APIRouter(route_class=Page)
 
@@ -148,7 +148,7 @@ async def show_job(
     if shown_view == "timeline" and total <= TASKS_PER_PICTURE:
         attempts = await jobs.attempts(conn, job_id=job_id, limit=1000)
     files = await artifacts.list(conn, job_id=job_id, limit=PER_PAGE)
-    await _allow_file_origin(request, files)
+    await allow_file_origin(request, files)
     lines = await audit.list(conn, job_id=job_id, limit=20)
     named = [
         job.created_by,
@@ -192,7 +192,7 @@ async def show_task(
     task = found[0]
     [graph_task] = await jobs.graph(conn, job_id=job_id, after=task_id - 1, limit=1)
     files = await artifacts.list(conn, job_id=job_id, task_id=task_id, limit=PER_PAGE)
-    await _allow_file_origin(request, files)
+    await allow_file_origin(request, files)
     canceling = formatting.canceling_actors([job.status_reason])
     is_ended = task.status in ("succeeded", "failed", "canceled")
     return render(
@@ -219,12 +219,3 @@ async def show_file(request: Request, conn: Conn, artifact_id: UUID) -> Response
     artifact = await artifacts.get(conn, artifact_id=artifact_id)
     [found] = await linked(request, [artifact])
     return RedirectResponse(found.url, 307)
-
-
-async def _allow_file_origin(request: Request, files: list[Artifact]) -> None:
-    """Allow the page to show files from object storage on another host."""
-    if files:
-        [first] = await linked(request, files[:1])
-        parts = urlsplit(first.url)
-        if parts.netloc != request.headers.get("host"):
-            request.state.file_origins = (f"{parts.scheme}://{parts.netloc}",)

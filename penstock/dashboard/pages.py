@@ -32,6 +32,7 @@ from penstock.contract import costs, filters, tenants
 from penstock.dashboard import formatting, forms
 from penstock.errors import Forbidden, Invalid, NotFound, PenstockError, Unauthenticated, row_of
 from penstock.postgres import db
+from penstock.sdk.app import App
 from penstock.types import Role, Scope, Tenant
 
 SESSION_COOKIE = "penstock_dashboard"
@@ -302,7 +303,7 @@ def _shared_context(request: Request) -> dict[str, Any]:
         "token": forms.token(request, request.state.caller),
         "public_token": forms.token(request, ANON),
         "viewer": getattr(request.state, "viewer", None),
-        "navigation": NAVIGATION,
+        "navigation": (*NAVIGATION, *_app_navigation(getattr(state, "app", None))),
         "theme": theme if theme in ("light", "dark") else None,
         "developer": getattr(state, "developer", None),
         "environment": state.settings.environment,
@@ -314,6 +315,14 @@ def _shared_context(request: Request) -> dict[str, Any]:
         "ago": ago,
         "live": None,
     }
+
+
+def _app_navigation(app: App | None) -> list[tuple[str, tuple[tuple[str, str, bool], ...]]]:
+    """The app's own group of the menu, if it declares pages."""
+    if app is None or app.own is None or not app.pages:
+        return []
+    entries = ((f"/app/{page.name}", page.title, page.is_for_operators) for page in app.pages.values())
+    return [(app.own.schema.replace("_", " ").capitalize(), tuple(entries))]
 
 
 def redirect(request: Request, path: str, *, flash: str | None = None, **query: Any) -> RedirectResponse:

@@ -50,7 +50,7 @@ from penstock.postgres import db, embedded, migrate
 from penstock.sdk.bulk_type import BulkType
 from penstock.sdk.connections import LoopConnections, LoopThread
 from penstock.sdk.context import Context
-from penstock.sdk.functions import Functions
+from penstock.sdk.extensions import Extensions
 from penstock.sdk.graph import Drawn, Options
 from penstock.sdk.job_types import JobType, Started, Task, TaskDecorator
 from penstock.sdk.webhooks import Webhooks
@@ -68,7 +68,7 @@ RowModel = TypeVar("RowModel", bound=pydantic.BaseModel)
 Artifacts = Callable[[Context, str, Any, str], Coroutine[Any, Any, dict[str, Any]]]
 
 
-class App(Functions):
+class App(Extensions):
     """The tasks, job types and schedules of an application, and its connection to the database.
 
     Without `database_url` and `DATABASE_URL` it uses an embedded PostgreSQL. Jobs started without a tenant
@@ -93,7 +93,7 @@ class App(Functions):
             raise Invalid("an app with its own SQL needs both `sql` and `schema`", details={"field": "sql"})
         if schema is None and (writable_tables or worker_functions):
             raise Invalid("writable_tables and worker_functions need a schema", details={"field": "schema"})
-        super().__init__()
+        super().__init__(schema)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.job_types: dict[str, JobType[...]] = {}
         self.bulks: dict[str, BulkType[Any]] = {}

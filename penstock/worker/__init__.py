@@ -109,7 +109,8 @@ class Worker:
                 lease_seconds=self.lease_seconds, kinds=self.kinds,
             )  # fmt: skip
             upkeep = Upkeep(pool, self.app.draw)
-            tidy = Tidy(pool, lambda: self.app.storage if self.app.artifacts is None else None)
+            storage = lambda: self.app.storage if self.app.artifacts is None else None  # noqa: E731
+            tidy = Tidy(pool, storage, self.app.uploads)
             wake = Wake(dsn, buffer, upkeep.due, settings().listen)
             sender = Sender(pool, settings())
             wake.on_notification = sender.due.set

@@ -20,6 +20,7 @@ from penstock.postgres import db as database
 from penstock.settings import Settings
 from penstock.storage import objects as storages
 from penstock.types import Artifact
+from penstock.upkeep import Tidy
 from tests.api.conftest import Person, World, bearer
 from tests.api.rest.conftest import Node, Site, node, served
 from tests.api.rest.test_writing import shelf
@@ -165,6 +166,42 @@ class TestUploads:
         refused = invoke(site, "add-file", ann.token, json.dumps({"id": second}).encode())
         assert refused.status_code == 409
         assert self.rows(site)[0] == ["a.txt"] and self.rows(site)[1][1][0] == "deleted"
+
+    def test_the_finish_route_stores_the_file_with_the_row_of_the_app(self, site: Site) -> None:
+        """R3.6: the general route and the app's own function make the same commit."""
+        ann = site.join("ann")
+        finish = lambda upload: site.http.post(f"/api/uploads/{upload}/finish", headers=bearer(ann.token))  # noqa: E731
+        first = self.begin(site, ann)
+        assert [finish(first).status_code for _ in range(2)] == [200, 200]
+        loans, [(status, subject)] = self.rows(site)
+        assert (loans, status) == (["a.txt"], "stored") and (subject or "").startswith("bookshelf.loan:")
+        # The app refuses a second book of this name: the file is not stored either.
+        assert finish(self.begin(site, ann, key="bookshelf:2")).status_code == 409
+        assert self.rows(site)[0] == ["a.txt"] and self.rows(site)[1][1][0] == "deleted"
+        # An upload that is not the app's has no row.
+        assert finish(self.begin(site, ann, "b.txt", "another:1")).status_code == 200
+        assert self.rows(site)[0] == ["a.txt"] and self.rows(site)[1][2] == ("stored", None)
+
+    async def test_upkeep_adopts_uploads_of_dead_clients(
+        self, site: Site, api_settings: Settings, app: App, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        ann = site.join("ann")
+        self.begin(site, ann, "mine.txt", "bookshelf:1")
+        self.begin(site, ann, "other.txt", "another:1")
+        async with database.pool(site.db.dsn, max_size=2) as pool:
+            tidy = Tidy(pool, lambda: storages.of(api_settings), app.uploads)
+            await tidy.once()
+            assert self.rows(site)[0] == [], "the client may still finish it"
+            monkeypatch.setattr(Tidy, "ADOPT_SECONDS", 0.0)
+            await tidy.once()
+            await tidy.once()
+        loans, files = self.rows(site)
+        assert loans == ["mine.txt"] and [status for status, _ in files] == ["stored", "pending"]
+
+    def test_overlapping_prefixes_are_refused(self, app: App) -> None:
+        for prefix in ("bookshelf:", "bookshelf:x:", "book", "", "x" * 101):
+            with pytest.raises(Invalid):
+                app.upload(prefix)
 
     async def test_uploads_of_dead_clients_are_adopted(
         self, site: Site, api_settings: Settings, app: App

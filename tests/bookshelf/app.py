@@ -7,7 +7,7 @@ import hmac
 from pathlib import Path
 from uuid import UUID
 
-from penstock import App, Forbidden, FunctionRequest, FunctionResponse
+from penstock import App, Forbidden, FunctionRequest, FunctionResponse, PageAction
 from penstock.contract import artifacts
 from penstock.postgres import db
 from penstock.types import Artifact
@@ -24,7 +24,38 @@ def make_app() -> App:
         worker_functions={"next_page": None, "finish_page": "p_lease"},
     )
     _add_functions(app)
+    _add_pages(app)
+    app.upload("bookshelf:")(lend_file)
     return app
+
+
+def _add_pages(app: App) -> None:
+    back = PageAction(
+        "return",
+        "Return",
+        "return_book",
+        "p_loan_id",
+        asks="Return {book}, which is {status}?",
+        values={"p_reason": "dashboard"},
+        when={"status": ["out"]},
+    )
+    app.page(
+        "loans",
+        "Loans",
+        source="bookshelf.loan_list",
+        columns={"book": "Book", "status": "Status", "tenant_id": "Tenant"},
+        key="id",
+        filters=["status", "book", "tenant_id"],
+        actions=[back],
+        links={"tenant_id": "/tenants/{}"},
+        description="what members borrowed",
+    )
+    app.page("notes", "Notes", source="notes", columns=["title", "data", "score"], key="id", order="score")
+    app.page("shelf", "Shelf", source="loans", columns=["book"], key="id")
+    app.page(
+        "files", "Files", source="file_list", columns=["name", "file_id"], key="file_id", files=["file_id"]
+    )
+    app.page("secrets", "Secrets", source="loans", columns=["secret"], key="id", is_for_operators=True)
 
 
 def _add_functions(app: App) -> None:

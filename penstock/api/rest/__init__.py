@@ -142,10 +142,11 @@ def _preferred(request: Request) -> Preferences:
 
 async def _catalogues(request: Request, preferred: Preferences) -> list[Catalogue]:
     """The catalogues of the chosen schemas, in the order in which a name is looked up."""
-    return [await _catalogue(request, schema) for schema in preferred.schemas]
+    return [await catalogue_of(request, schema) for schema in preferred.schemas]
 
 
-async def _catalogue(request: Request, schema: str) -> Catalogue:
+async def catalogue_of(request: Request, schema: str) -> Catalogue:
+    """The catalogue of a schema, read again every few seconds."""
     known: dict[str, Catalogue] = request.app.state.rest_catalogues
     found = known.get(schema)
     if found is None or not found.is_fresh:

@@ -1,7 +1,8 @@
 revoke all on all tables in schema bookshelf from public, anon, authenticated, service_role;
 revoke all on all functions in schema bookshelf from public, anon, authenticated, service_role;
 grant usage on schema bookshelf to authenticated, service_role;
-grant select on bookshelf.notes, bookshelf.loan_list, bookshelf.visits, bookshelf.jobs to authenticated, service_role;
+grant select on bookshelf.notes, bookshelf.loan_list, bookshelf.visits, bookshelf.jobs,
+  bookshelf.file_list to authenticated, service_role;
 grant insert (user_id, id, title, tags, data, score, short, "odd ""name%", updated_at),
   update (title, tags, data, score, short, "odd ""name%", updated_at), delete on bookshelf.notes to authenticated;
 grant select (tenant_id, id, book, status), insert (tenant_id, book, secret), update (status), delete on bookshelf.loans to authenticated;
