@@ -26,6 +26,9 @@ EXTRAS = {
     "PIL": "apps",
     "pypdfium2": "apps",
     "typst": "apps",
+    "numpy": "ocr",
+    "onnxruntime": "ocr",
+    "rapidocr": "ocr",
 }
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from base64 import b64encode
+import re
+from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from struct import unpack
 from typing import Any, ClassVar, cast
 
-from penstock.simulator import content
+from penstock.simulator import content, documents
 from penstock.simulator.limits import Account, Rejection
 from penstock.simulator.provider import (
     MOST_TOKENS,
@@ -23,6 +24,8 @@ from penstock.simulator.provider import (
 )
 
 _MOST_INPUTS, _MOST_DIMENSIONS, _MOST_IMAGES, _MOST_SPOKEN = 2048, 3072, 10, 4096
+_FORMATS = ("text", "json_object", "json_schema")
+_DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,([A-Za-z0-9+/]{44})")
 _IMAGE_TOKENS = 272  # a square picture of low quality
 _LEARN_MORE = "Visit https://platform.openai.com/account/rate-limits to learn more."
 _LIMIT_NAMES = {
@@ -58,8 +61,8 @@ def _chat(request: ProviderRequest) -> Reply:
         raise Problem("invalid", "Unsupported value: 'n' must be 1 here.", param="n")
     most = request.count("max_completion_tokens", MOST_TOKENS) or request.count("max_tokens", MOST_TOKENS)
     prompt = "\n".join(content.texts(messages))
-    text, is_cut = content.answer(prompt, request.seed, most)
-    used, made = content.tokens(prompt), content.tokens(text)
+    text, is_cut = _answer(request, prompt, most)
+    used, made = content.tokens(prompt) + _image_tokens(messages), content.tokens(text)
     usage = {"prompt_tokens": used, "completion_tokens": made, "total_tokens": used + made}
     head = {"id": f"chatcmpl-{request.number:08d}", "created": int(request.now), "model": model}
     finish = "length" if is_cut else "stop"
@@ -75,6 +78,46 @@ def _chat(request: ProviderRequest) -> Reply:
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         parts = [document({**head, "object": "chat.completion", "choices": [choice], "usage": usage})]
     return Reply(model, used, made, most or max(made, content.LONGEST_ANSWER), parts, is_stream)
+
+
+def _answer(request: ProviderRequest, prompt: str, most: int | None) -> tuple[str, bool]:
+    """The answer, which is a JSON document if the request asks for one, and whether it was truncated."""
+    wanted: Any = request.fields.get("response_format") or {"type": "text"}
+    if not isinstance(wanted, dict) or cast("dict[str, Any]", wanted).get("type") not in _FORMATS:
+        raise invalid(
+            "response_format", f"an object with a type of {', '.join(_FORMATS)}", cast("object", wanted)
+        )
+    form = cast("dict[str, Any]", wanted)
+    if form["type"] == "text":
+        return content.answer(prompt, request.seed, most)
+    schema: Any = {"type": "object", "properties": {"answer": {"type": "string"}}}
+    if form["type"] == "json_schema":
+        named: Any = form.get("json_schema")
+        schema = cast("dict[str, Any]", named).get("schema") if isinstance(named, dict) else None
+        if not isinstance(schema, dict):
+            raise invalid("response_format.json_schema", "an object with a schema", cast("object", named))
+    text = documents.fill(cast("dict[str, Any]", schema), prompt, request.seed)
+    if most is None or most >= content.tokens(text):
+        return text, False
+    return text[: most * 4], True
+
+
+def _image_tokens(messages: list[dict[str, Any]]) -> int:
+    """85 tokens for each image, and 170 for each square of 512 pixels of a PNG."""
+    count = 0
+    for message in messages:
+        parts: Any = message.get("content")
+        for part in cast("list[Any]", parts) if isinstance(parts, list) else ():
+            found: Any = cast("dict[str, Any]", part).get("image_url") if isinstance(part, dict) else None
+            if found is None:
+                continue
+            match = _DATA_URL.match(str(cast("dict[str, Any]", found).get("url", "")))
+            if match is None:
+                raise invalid("image_url", "a data URL of a PNG, JPEG, WebP or GIF", cast("object", found))
+            head = b64decode(match[1][:44])
+            width, height = unpack(">II", head[16:24]) if head[:4] == b"\x89PNG" else (512, 512)
+            count += 85 + 170 * (-(-width // 512)) * (-(-height // 512))
+    return count
 
 
 def _chunks(head: dict[str, Any], text: str, finish: str, usage: dict[str, int] | None) -> list[bytes]:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import App, testing
+from penstock.apps.intake.app import app as intake
 from penstock.apps.video_ideas.app import app as video_ideas
 from penstock.postgres import db as database
 from penstock.postgres import migrate
@@ -26,7 +27,9 @@ where i.indisunique and c.relnamespace = to_regnamespace(%s)"""
 
 
 @pytest.mark.every_postgres
-@pytest.mark.parametrize("each", [video_ideas, make_app()], ids=["video_ideas", "bookshelf"])
+@pytest.mark.parametrize(
+    "each", [video_ideas, intake, make_app()], ids=["video_ideas", "intake", "bookshelf"]
+)
 def test_every_apps_schema_keeps_the_rules(db: testing.Database, each: App) -> None:
     """R2.10/apps, S11, S15, S20: policies name the owner, unique keys begin with it, writes are listed tables."""
     assert each.own

@@ -1,0 +1,334 @@
+"""The tasks and jobs.
+
+    scan ── admit ─┬─ read 1…8 ──┬─ arrange ── plan ── pass 1 ─┬─ pass 2 ─┬─ pass 3 ── store ─┬─ settle
+                   ├─ read 9…16 ─┤                             └─ store   └─ store            │
+                   …             …                                                            …
+
+`admit`, `plan` and `settle` also run after a failure, so that a file always gets a final status. An upload
+starts the job; `maintain` runs every minute for what crashes and cancellations leave behind.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from penstock import App, Context, Fail
+from penstock.apps.intake import layout, models, passes, reading, scanning
+from penstock.apps.intake.settings import settings
+from penstock.contract import artifacts
+from penstock.errors import NotFound
+from penstock.postgres import db
+from penstock.types import Starter
+
+PAGES_PER_TASK = 8
+MOST_IMAGES = 3
+_LARGEST_LAYOUT = 64 << 20
+_TOKENS_PER_PAGE = 900
+SERVICE: tuple[Starter, ...] = ("service",)
+"""Who may start these kinds: they take a file from their input."""
+
+app = App(tenant="intake", schema="intake", sql=Path(__file__).parent / "sql")
+
+
+class Scanned(BaseModel):
+    """The result of the scan."""
+
+    content_type: str
+    pages: int
+    warnings: list[str]
+
+
+class Laid(BaseModel):
+    """The layout of a document, stored as a file, and how well it was read."""
+
+    artifact_id: UUID
+    path: str
+    lines: int
+    characters: int
+    score: float
+    methods: dict[str, int]
+    poor_pages: list[int]
+
+
+class Answered(BaseModel):
+    """The answer of a pass, and what gave it."""
+
+    answer: dict[str, Any]
+    model: str
+    prompt_name: str
+    prompt_version: int
+
+
+class File(BaseModel):
+    """The stored original of a file."""
+
+    path: str
+    mime_type: str
+
+
+# Tasks
+
+
+@app.task(kind="fast_queue_security", phase="security", timeout="5m", category="fast", starters=SERVICE)
+async def scan(ctx: Context, shell_file_id: UUID) -> Scanned:
+    """Check the file before anything else opens it."""
+    ctx.progress(0, message="scanning")
+    async with _original(ctx, shell_file_id) as (path, file):
+        found = await ctx.acompute(scanning.scan, str(path), file.mime_type, settings().clamd)
+    return Scanned(**found)
+
+
+@app.task(kind="intake_admit", phase="security", transactional=True, starters=SERVICE)
+async def admit(ctx: Context, shell_file_id: UUID, scanned: Scanned | None) -> str:
+    """Take a scanned file into processing and add the tasks that read it, or end it."""
+    if scanned is None:
+        return await _settle(ctx, shell_file_id)
+    statement = "select status from intake.admit_file(%s, %s, %s, %s)"
+    arguments = (ctx.tenant_id, shell_file_id, scanned.pages, db.Json(scanned.warnings))
+    [(status,)] = await db.rows(ctx.connection, statement, arguments)
+    drawn = intake_reading.draw({"shell_file_id": shell_file_id, "pages": scanned.pages})
+    await ctx.aadd_tasks(drawn.tasks)
+    return status
+
+
+@app.task(kind="fast_queue_ocr", phase="ocr", timeout="15m", category="fast", starters=SERVICE)
+async def read(ctx: Context, shell_file_id: UUID, first: int, last: int) -> list[dict[str, Any]]:
+    """Read the words of some pages, with their boxes."""
+    ctx.progress(0, message=f"reading pages {first} to {last}")
+    async with _original(ctx, shell_file_id) as (path, file):
+        return await ctx.acompute(reading.read, str(path), file.mime_type, first, last)
+
+
+@app.task(kind="fast_queue_spatial", phase="spatial", timeout="5m", category="fast", starters=SERVICE)
+async def arrange(ctx: Context, shell_file_id: UUID, parts: list[list[dict[str, Any]]]) -> Laid:
+    """Arrange the words of all pages: lines, blocks, reading order, tables."""
+    pages = [page for part in parts for page in part]
+    document = await ctx.acompute(layout.arrange, pages)
+    text = json.dumps({"shell_file_id": str(shell_file_id), **document}, ensure_ascii=False)
+    saved = await ctx.asave("layout.json", text.encode(), "application/json")
+    methods: dict[str, int] = {}
+    for page in pages:
+        methods[page["method"]] = methods.get(page["method"], 0) + 1
+    return Laid(
+        artifact_id=saved["artifact_id"],
+        path=saved["path"],
+        lines=document["lines"],
+        characters=len(layout.text_of(document)),
+        score=round(sum(page["score"] for page in pages) / max(1, len(pages)), 4),
+        methods=methods,
+        poor_pages=[page["number"] for page in pages if page["score"] < reading.POOR_SCORE],
+    )
+
+
+@app.task(kind="intake_plan", phase="spatial", transactional=True, starters=SERVICE)
+async def plan(ctx: Context, shell_file_id: UUID, laid: Laid | None) -> str:
+    """Store the layout and add the passes, or end the file."""
+    if laid is None:
+        return await _settle(ctx, shell_file_id)
+    summary = laid.model_dump(mode="json", exclude={"artifact_id", "path"})
+    await _store(ctx, shell_file_id, "ocr", summary, None)
+    await _store(ctx, shell_file_id, "spatial", summary, laid.artifact_id)
+    arguments = (ctx.tenant_id, shell_file_id, ctx.job_id)
+    await db.rows(ctx.connection, "select intake.note_ai_start(%s, %s, %s)", arguments)
+    await ctx.aadd_tasks(intake_passes.draw({"shell_file_id": shell_file_id, "laid": laid}).tasks)
+    return "processing"
+
+
+@app.task(kind="ai_queue_pass1", phase="pass1", timeout="3m", max_attempts=5, category="ai", starters=SERVICE)
+async def pass1(ctx: Context, shell_file_id: UUID, laid: Laid) -> Answered:
+    """What the document is. Pages that OCR read poorly go along as images."""
+    images: list[bytes] = []
+    if laid.poor_pages:
+        async with _original(ctx, shell_file_id) as (path, file):
+            for number in laid.poor_pages[:MOST_IMAGES]:
+                images.append(await ctx.acompute(reading.image, str(path), file.mime_type, number))
+    return await _pass(ctx, "pass1", shell_file_id, laid, {}, images)
+
+
+@app.task(kind="ai_queue_pass2", phase="pass2", timeout="3m", max_attempts=5, category="ai", starters=SERVICE)
+async def pass2(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered) -> Answered:
+    """The facts, each with the place that it comes from."""
+    return await _pass(ctx, "pass2", shell_file_id, laid, {"pass1": first.answer}, [])
+
+
+@app.task(kind="ai_queue_pass3", phase="pass3", timeout="3m", max_attempts=5, category="ai", starters=SERVICE)
+async def pass3(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered, second: Answered) -> Answered:
+    """A summary for people."""
+    facts = [
+        {key: fact[key] for key in ("kind", "name", "value", "unit", "date")}
+        for fact in second.answer["facts"]
+    ]
+    return await _pass(ctx, "pass3", shell_file_id, laid, {"pass1": first.answer, "facts": facts}, [])
+
+
+@app.task(kind="intake_store", phase="finishing", transactional=True, starters=SERVICE)
+async def store(ctx: Context, shell_file_id: UUID, name: str, answered: Answered) -> None:
+    """Store the result of a pass: the row, its audit line and the end of the task are one commit."""
+    await _store(ctx, shell_file_id, name, answered.answer, None, answered)
+
+
+@app.task(kind="intake_settle", phase="finishing", transactional=True, starters=SERVICE)
+async def settle(ctx: Context, shell_file_id: UUID) -> str:
+    """Set the final status of the file."""
+    return await _settle(ctx, shell_file_id)
+
+
+@app.task(kind="system_maintenance", timeout="10m", starters=SERVICE)
+async def maintain(ctx: Context) -> dict[str, int]:
+    """Finish uploads whose client died, start files that wait for quota, end files whose job is gone."""
+    async with app.connections() as pool:
+        adopted = await artifacts.adopt_uploads(pool, app.storage, finish_upload, key_prefix="intake:")
+        started = 0
+        for tenant_id, file_id in await db.rows(pool, "select tenant_id, id from intake.waiting_files()", ()):
+            tasks, options = _first_tasks(file_id)
+            statement = "select intake.start_waiting_file(%s, %s, %s, %s)"
+            [(is_started,)] = await db.rows(pool, statement, (tenant_id, file_id, tasks, options))
+            started += is_started
+        [(swept,)] = await db.rows(pool, "select intake.sweep_files()", ())
+    return {"adopted": adopted, "started": started, "swept": swept}
+
+
+# Jobs
+
+
+@app.job(
+    phases={"security": 5, "ocr": 35, "spatial": 10, "pass1": 15, "pass2": 15, "pass3": 15, "finishing": 5}
+)
+def intake(shell_file_id: UUID) -> Any:
+    """Process an uploaded file."""
+    scanned = scan.options(key="scan").step(shell_file_id)
+    return admit.options(key="admit", after_failure="run").step(shell_file_id, scanned)
+
+
+@app.job
+def intake_reading(shell_file_id: UUID, pages: int) -> None:
+    """The part of the job that reads the pages. `admit` adds it."""
+    parts = [
+        read.step(shell_file_id, first, min(pages, first + PAGES_PER_TASK - 1))
+        for first in range(1, pages + 1, PAGES_PER_TASK)
+    ]
+    laid = arrange.step(shell_file_id, parts)
+    plan.options(after_failure="run").step(shell_file_id, laid)
+
+
+@app.job
+def intake_passes(shell_file_id: UUID, laid: Laid) -> None:
+    """The part of the job that asks models. `plan` adds it."""
+    chosen = settings()
+    tokens = min(laid.characters, passes.MOST_CHARACTERS) // 2 + 500
+    units = {"input_tokens": tokens, "output_tokens": passes.OUTPUT_TOKENS}
+    vision = {**units, "input_tokens": tokens + 1500 * min(MOST_IMAGES, len(laid.poor_pages))}
+    looks = chosen.vision_model if laid.poor_pages else chosen.model
+    first = pass1.options(provider=looks, units=vision).step(shell_file_id, laid)
+    second = pass2.options(provider=chosen.model, units=units).step(shell_file_id, laid, first)
+    third = pass3.options(provider=chosen.model, units=units).step(shell_file_id, laid, first, second)
+    stored = [
+        store.step(shell_file_id, name, answered)
+        for name, answered in (("pass1", first), ("pass2", second), ("pass3", third))
+    ]
+    settle.options(after_failure="run", after=stored).step(shell_file_id)
+
+
+app.schedule(maintain, "* * * * *", name="intake_maintenance")
+
+
+# Parts of tasks
+
+
+def _first_tasks(shell_file_id: UUID) -> tuple[db.Json, db.Json]:
+    """The tasks of a new job of type `intake`, and its options."""
+    drawn = intake.draw({"shell_file_id": shell_file_id})
+    return db.Json(drawn.tasks), db.Json({"result": drawn.result_option})
+
+
+async def finish_upload(conn: db.Connection, stored: Any) -> None:
+    """The app's writes when an upload is stored: kept, counted, on record and with a job, in one commit."""
+    statement = "select id from intake.shell_files where artifact_id = %s"
+    rows = await db.rows(conn, statement, (stored.id,))
+    if not rows:
+        raise NotFound("there is no file for this upload", code="unknown_file")
+    tasks, options = _first_tasks(rows[0][0])
+    await db.rows(conn, "select intake.finish_shell_file(%s, %s, %s)", (stored.id, tasks, options))
+
+
+@asynccontextmanager
+async def _original(ctx: Context, shell_file_id: UUID) -> AsyncGenerator[tuple[Path, File]]:
+    """The original as a local file, as long as the block runs."""
+    statement = """\
+select a.path, f.mime_type from intake.shell_files f join penstock.artifacts a on a.id = f.artifact_id
+where f.tenant_id = %s and f.id = %s and a.status = 'stored'"""
+    async with app.connections() as pool:
+        rows = await db.rows(pool, statement, (ctx.tenant_id, shell_file_id))
+    if not rows:
+        raise Fail(f"the tenant has no stored file {shell_file_id}", code="unknown_file")
+    file = File(path=rows[0][0], mime_type=rows[0][1])
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        path = Path(folder) / "original"
+        with path.open("wb") as target:
+            async for chunk in (await app.storage.get(file.path)).chunks:
+                target.write(chunk)
+        yield path, file
+
+
+async def _pass(
+    ctx: Context, name: str, shell_file_id: UUID, laid: Laid, before: dict[str, Any], images: list[bytes]
+) -> Answered:
+    ctx.progress(0, message=f"asking the model, {name}")
+    chosen = settings()
+    async with app.connections() as pool:
+        statement = "select intake.may_process(%s, %s)"
+        [(may_process,)] = await db.rows(pool, statement, (ctx.tenant_id, shell_file_id))
+    if not may_process:
+        raise Fail("the patient has not consented to processing by models", code="no_consent")
+    document = json.loads(await app.storage.read(laid.path, limit=_LARGEST_LAYOUT))
+    lines = layout.lines_of(document)
+    asked = passes.prompt(name, str(shell_file_id), lines, before)
+    provider = ctx.provider or chosen.model
+    answer = await models.ask(
+        ctx,
+        passes.SCHEMAS[name],
+        passes.schema(name, laid.lines),
+        asked.text,
+        provider=provider,
+        url=chosen.url,
+        images=images,
+    )
+    made = answer.model_dump()
+    if isinstance(answer, passes.Facts):
+        made = {"facts": passes.checked_facts(answer, lines)}
+    return Answered(answer=made, model=provider, prompt_name=asked.name, prompt_version=asked.version)
+
+
+async def _store(
+    ctx: Context,
+    shell_file_id: UUID,
+    name: str,
+    summary: dict[str, Any],
+    artifact_id: UUID | None,
+    answered: Answered | None = None,
+) -> None:
+    statement = "select intake.store_result(%s, %s, %s, %s, %s, %s, %s, %s, %s)"
+    origin = (
+        (answered.model, answered.prompt_name, answered.prompt_version) if answered else (None, None, None)
+    )
+    arguments = (ctx.tenant_id, shell_file_id, name, ctx.job_id, db.Json(summary), artifact_id, *origin)
+    await db.rows(ctx.connection, statement, arguments)
+
+
+async def _settle(ctx: Context, shell_file_id: UUID) -> str:
+    statement = "select intake.settle_file(%s, %s)"
+    [(status,)] = await db.rows(ctx.connection, statement, (ctx.tenant_id, shell_file_id))
+    return status or "unknown"
+
+
+from penstock.apps.intake import duties, uploads  # noqa: E402 (they declare more of the app)
+
+__all__ = ["app", "duties", "intake", "uploads"]

@@ -1,0 +1,49 @@
+"""Memory and time limits of the subprocesses that open documents of strangers."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from types import FrameType
+
+MEMORY_BYTES = 2 << 30
+"""What a subprocess may allocate beyond what it already has."""
+
+
+class TooMuchWork(Exception):
+    """The document needs more time than a document may."""
+
+
+@contextmanager
+def limited(seconds: int, memory_bytes: int = MEMORY_BYTES) -> Generator[None]:
+    """Limit the address space of this process, and the time of this block. For subprocesses only."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    wanted = _address_space() + memory_bytes
+    hard = before[1]
+    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TooMuchWork(f"not finished within {seconds} seconds")
+
+    has_alarm = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGALRM, stop) if has_alarm else None
+    if has_alarm:
+        signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        if has_alarm:
+            signal.alarm(0)
+            signal.signal(signal.SIGALRM, handler)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _address_space() -> int:
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[0]) * resource.getpagesize()
+    except OSError:
+        return 1 << 30

@@ -1,0 +1,225 @@
+"""Reads pages: the text layer of a PDF with its boxes, or OCR of the page's image. Runs in subprocesses.
+
+Boxes are `[left, top, right, bottom]` as parts of the page, from 0 to 1. PDFium is not thread-safe, so each
+call opens the document in a process of its own. The OCR models are part of the package `rapidocr`: nothing is
+downloaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import io
+import statistics
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from penstock import Fail
+from penstock.apps.intake.limits import TooMuchWork, limited
+
+DPI = 200
+LEAST_CHARACTERS = 16
+"""A page with fewer characters in its text layer is read by OCR."""
+POOR_SCORE = 0.80
+SECONDS = 600
+_MEMORY = 3 << 30
+_LONGEST_SIDE = 4000
+_GRID = 100_000
+
+
+def read(path: str, content_type: str, first: int, last: int) -> list[dict[str, Any]]:
+    """Read the pages `first` to `last`, counted from 1."""
+    try:
+        with limited(SECONDS, _MEMORY):
+            return [_read_page(path, content_type, number) for number in range(first, last + 1)]
+    except MemoryError:
+        raise Fail(f"pages {first} to {last} need too much memory", code="document_too_large") from None
+    except TooMuchWork as error:
+        raise Fail(f"pages {first} to {last}: {error}", code="document_too_large") from None
+
+
+def image(path: str, content_type: str, number: int, dpi: int = 100) -> bytes:
+    """A page as PNG, for people and for vision models."""
+    target = io.BytesIO()
+    with limited(60):
+        _render(path, content_type, number, dpi).save(target, "PNG")
+    return target.getvalue()
+
+
+def _read_page(path: str, content_type: str, number: int) -> dict[str, Any]:
+    if content_type == "application/pdf":
+        words = _text_layer(path, number)
+        if sum(len(word["text"]) for word in words) >= LEAST_CHARACTERS:
+            return {"number": number, "method": "text", "score": 1.0, "rotation": 0, "words": words}
+    return {"number": number, "method": "ocr", **_recognize(_render(path, content_type, number, DPI))}
+
+
+# The text layer
+
+
+def _text_layer(path: str, number: int) -> list[dict[str, Any]]:
+    import pypdfium2  # pyright: ignore[reportMissingTypeStubs]
+
+    raw: Any = pypdfium2.raw
+    document: Any = pypdfium2.PdfDocument(path)
+    try:
+        page: Any = document[number - 1]
+        text: Any = page.get_textpage()
+        left, right, bottom, top = (ctypes.c_double() for _ in range(4))
+        words: list[dict[str, Any]] = []
+        letters: list[str] = []
+        boxes: list[tuple[float, float, float, float]] = []
+
+        def end_word() -> None:
+            if letters and boxes:
+                words.append({"text": "".join(letters), "box": _on_page(raw, page, boxes), "score": 1.0})
+            letters.clear()
+            boxes.clear()
+
+        for index in range(text.count_chars()):
+            code = raw.FPDFText_GetUnicode(text, index)
+            letter = _letter(code)
+            if not letter or letter.isspace():
+                end_word()
+                continue
+            raw.FPDFText_GetCharBox(text, index, left, right, bottom, top)
+            box = (left.value, bottom.value, right.value, top.value)
+            if boxes and abs(box[1] - boxes[-1][1]) > 3 * max(1.0, boxes[-1][3] - boxes[-1][1]):
+                end_word()
+            letters.append(letter)
+            boxes.append(box)
+        end_word()
+        return words
+    except pypdfium2.PdfiumError as error:
+        raise Fail(f"page {number} cannot be read: {str(error)[:200]}", code="broken_pdf") from None
+    finally:
+        document.close()
+
+
+def _letter(code: int) -> str:
+    """A character of PDFium, which writes the hyphen at the end of a line as U+0002 or U+FFFE."""
+    if code in (2, 0xFFFE):
+        return "-"
+    return chr(code) if 0x20 <= code < 0x110000 and not 0xD800 <= code < 0xE000 else ""
+
+
+def _on_page(raw: Any, page: Any, boxes: list[tuple[float, float, float, float]]) -> list[float]:
+    """The box around boxes in points, as parts of the page as it is shown (cropped and rotated)."""
+    x, y = ctypes.c_int(), ctypes.c_int()
+    corners: list[tuple[float, float]] = []
+    left, bottom = min(box[0] for box in boxes), min(box[1] for box in boxes)
+    right, top = max(box[2] for box in boxes), max(box[3] for box in boxes)
+    for corner in ((left, bottom), (right, top)):
+        raw.FPDF_PageToDevice(page, 0, 0, _GRID, _GRID, 0, corner[0], corner[1], x, y)
+        corners.append((x.value / _GRID, y.value / _GRID))
+    (x0, y0), (x1, y1) = corners
+    return _rounded([min(x0, x1), min(y0, y1), max(x0, x1), max(y0, y1)])
+
+
+# OCR
+
+
+def _render(path: str, content_type: str, number: int, dpi: int) -> Any:
+    from PIL import Image, ImageOps
+
+    if content_type != "application/pdf":
+        Image.MAX_IMAGE_PIXELS = None  # the scan checked the size
+        with Image.open(path) as opened:
+            if number > 1:
+                opened.seek(number - 1)
+            picture = ImageOps.exif_transpose(opened).convert("RGB")
+    else:
+        import pypdfium2  # pyright: ignore[reportMissingTypeStubs]
+
+        document: Any = pypdfium2.PdfDocument(path)
+        try:
+            page: Any = document[number - 1]
+            scale = min(dpi / 72, _LONGEST_SIDE / max(page.get_size()))
+            picture = page.render(scale=scale).to_pil().convert("RGB")
+        except pypdfium2.PdfiumError as error:
+            raise Fail(f"page {number} cannot be rendered: {str(error)[:200]}", code="broken_pdf") from None
+        finally:
+            document.close()
+    picture.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE))
+    return picture
+
+
+@cache
+def _engine() -> Any:
+    try:
+        rapidocr: Any = importlib.import_module("rapidocr")
+    except ImportError:
+        raise Fail(
+            "the page has no text layer and rapidocr is not installed: pip install 'penstock[ocr]'",
+            code="no_ocr",
+        ) from None
+    models = Path(rapidocr.__file__).parent / "models"
+    if not any(models.glob("*.onnx")):
+        raise Fail(f"{models} has no OCR models", code="no_ocr")
+    return rapidocr.RapidOCR(
+        params={
+            "Global.log_level": "error",
+            # It turns lines, not pages: the lines of a page that is upside down would be in the wrong order.
+            "Global.use_cls": False,
+            # One process per core reads faster than one with many threads.
+            "EngineConfig.onnxruntime.intra_op_num_threads": 1,
+            "EngineConfig.onnxruntime.inter_op_num_threads": 1,
+        }
+    )
+
+
+def _recognize(picture: Any) -> dict[str, Any]:
+    """Read an image; if the result is poor, also turned by 90, 180 and 270 degrees, and keep the best."""
+    best = _recognize_turned(picture, 0)
+    if best["words"] and not _is_poor(best):
+        return best
+    for rotation in (90, 270, 180):
+        found = _recognize_turned(picture, rotation)
+        if _weight(found) > 1.2 * _weight(best):
+            best = found
+    return best
+
+
+def _is_poor(found: dict[str, Any]) -> bool:
+    """Whether the page may be turned: low scores, or most boxes higher than wide."""
+    upright = sum(1 for word in found["words"] if word["is_upright"] and len(word["text"]) > 2)
+    return found["score"] < POOR_SCORE or upright > len(found["words"]) / 2
+
+
+def _weight(found: dict[str, Any]) -> float:
+    return sum(
+        len(word["text"]) * word["score"] ** 2 * (0.2 if word["is_upright"] and len(word["text"]) > 2 else 1)
+        for word in found["words"]
+    )
+
+
+def _recognize_turned(picture: Any, rotation: int) -> dict[str, Any]:
+    import numpy
+
+    turned = picture.rotate(rotation, expand=True) if rotation else picture
+    result = _engine()(numpy.asarray(turned)[:, :, ::-1])
+    words: list[dict[str, Any]] = []
+    width, height = turned.size
+    boxes: Any = result.boxes if result.boxes is not None else []
+    for box, text, score in zip(boxes, result.txts or (), result.scores or (), strict=True):
+        if not text.strip():
+            continue
+        xs, ys = [float(point[0]) for point in box], [float(point[1]) for point in box]
+        part = [min(xs) / width, min(ys) / height, max(xs) / width, max(ys) / height]
+        is_upright = max(ys) - min(ys) > 1.5 * (max(xs) - min(xs))
+        words.append(
+            {
+                "text": text.strip(),
+                "box": _rounded([min(1.0, max(0.0, side)) for side in part]),
+                "score": round(float(score), 4),
+                "is_upright": is_upright,
+            }
+        )
+    score = statistics.fmean(word["score"] for word in words) if words else 0.0
+    # The boxes are those of the turned page, as a person reads it.
+    return {"score": round(score, 4), "rotation": rotation, "words": words}
+
+
+def _rounded(box: list[float]) -> list[float]:
+    return [round(side, 5) for side in box]

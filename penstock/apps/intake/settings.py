@@ -1,0 +1,34 @@
+"""Settings from environment variables.
+
+`INTAKE_MODEL` and `INTAKE_VISION_MODEL` name the providers of the passes, `INTAKE_URL` the base URL of an
+OpenAI-compatible server (default for `simulator/…`: the simulator's). `INTAKE_CLAMD` is the `host:port` of a
+clamd that scans every file.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from penstock.apps.asking import SIMULATOR_URL
+
+MODEL = "openai/gpt-4o-mini"
+VISION_MODEL = "openai/gpt-4-vision"
+
+
+class Settings(NamedTuple):
+    """The settings of a worker."""
+
+    model: str
+    vision_model: str
+    url: str | None
+    clamd: tuple[str, int] | None
+
+
+def settings() -> Settings:
+    """The current settings."""
+    model = os.environ.get("INTAKE_MODEL") or MODEL
+    url = os.environ.get("INTAKE_URL") or (SIMULATOR_URL if model.startswith("simulator/") else None)
+    host, _, port = os.environ.get("INTAKE_CLAMD", "").rpartition(":")
+    clamd = (host, int(port)) if host and port.isdigit() else None
+    return Settings(model, os.environ.get("INTAKE_VISION_MODEL") or VISION_MODEL, url, clamd)
