@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 
 import structlog
@@ -21,6 +21,7 @@ from penstock.settings import Settings
 from penstock.storage.objects import Storage
 
 log = structlog.get_logger("penstock.upkeep")
+MAX_CANCELLATIONS = 10
 
 Draw = schedules.BuildTasks
 
@@ -45,9 +46,21 @@ async def standby(
     try:
         yield
     finally:
-        for loop in loops:
+        await end(loops)
+
+
+async def end(loops: Collection[asyncio.Task[None]]) -> None:
+    """Cancel endless loops, again if need be.
+
+    In Python 3.11 `asyncio.wait_for`, which the connection pool uses, drops a cancellation that comes together
+    with the event it waits for.
+    """
+    left = set(loops)
+    for _ in range(MAX_CANCELLATIONS):
+        for loop in left:
             loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
+        if left:
+            _, left = await asyncio.wait(left, timeout=1)
 
 
 async def _listen(settings: Settings, events: dict[str, asyncio.Event]) -> None:
@@ -120,7 +133,8 @@ class Upkeep:
         pause = min(self._pause, self.max_pause()) + random.uniform(0, 0.3)
         await asyncio.sleep(self.MIN_PAUSE)
         try:
-            await asyncio.wait_for(self.due.wait(), pause)
+            async with asyncio.timeout(pause):
+                await self.due.wait()
         except TimeoutError:
             return
         finally:

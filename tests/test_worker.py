@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,7 +22,7 @@ from penstock.contract.tasks import Claim, Done, Failed, Rejection, claim, heart
 from penstock.errors import NotMigrated
 from penstock.postgres import db as database
 from penstock.settings import Settings
-from penstock.upkeep import Tidy, Upkeep
+from penstock.upkeep import Tidy, Upkeep, end
 from penstock.worker.beat import Beat
 from penstock.worker.finish import Finish
 from penstock.worker.processes import Processes
@@ -203,6 +204,30 @@ async def test_attempt_that_was_stopped_while_it_connected_runs_no_handler(
         await eventually.aio(lambda: count(db, "penstock.leases") == 0, "the lease is released")
         release.set()
     assert begun == []
+
+
+async def test_cancellation_that_comes_with_an_event_ends_a_loop(app: App, db: testing.Database) -> None:
+    """A worker that drained during an outage did not exit: Python 3.11 drops such a cancellation."""
+    async with database.pool(db.dsn) as pool:
+        upkeep = Upkeep(pool, app.draw)
+        loop = asyncio.create_task(upkeep.run(first_pause=3600))
+        await asyncio.sleep(10 * Upkeep.MIN_PAUSE)
+        upkeep.due.set()
+        loop.cancel()
+        done, _ = await asyncio.wait([loop], timeout=20)
+        assert done == {loop} and loop.cancelled()
+
+
+async def test_loop_that_drops_a_cancellation_is_canceled_again() -> None:
+    async def stubborn() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+        await asyncio.sleep(3600)
+
+    loop = asyncio.create_task(stubborn())
+    await asyncio.sleep(0)
+    await end([loop])
+    assert loop.cancelled()
 
 
 async def test_concurrency_limits_handlers_of_all_modes_together(app: App, drain: testing.Drain) -> None:
@@ -440,20 +465,19 @@ def test_idle_polling_backs_off_until_work_is_found() -> None:
         wake.is_listening = is_listening
         found: list[float] = []
 
-        async def wait_for(awaitable: Any, seconds: float) -> None:
-            awaitable.close()
+        def timeout(seconds: float) -> asyncio.Timeout:
             found.append(wake._pause)  # pyright: ignore[reportPrivateUsage]
             assert wake._pause / 2 <= seconds <= wake._pause  # pyright: ignore[reportPrivateUsage]
-            raise TimeoutError
+            return original(0)
 
-        original, asyncio.wait_for = asyncio.wait_for, wait_for  # type: ignore[assignment]
+        original, asyncio.timeout = asyncio.timeout, timeout  # type: ignore[assignment]
         try:
             for turn in range(16):
                 if turn == 12:
                     wake.found_work()
                 await wake.wait_for_work()
         finally:
-            asyncio.wait_for = original
+            asyncio.timeout = original
         return found
 
     with_listen, alone = asyncio.run(pauses(True)), asyncio.run(pauses(False))

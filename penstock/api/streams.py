@@ -140,7 +140,8 @@ class Streams(ABC, Generic[W]):
 async def is_news(event: asyncio.Event) -> bool:
     """Wait for the event, but no longer than the keep-alive interval. Returns whether it was set."""
     try:
-        return await asyncio.wait_for(event.wait(), KEEP_ALIVE_SECONDS)
+        async with asyncio.timeout(KEEP_ALIVE_SECONDS):
+            return await event.wait()
     except TimeoutError:
         return False
 

@@ -34,7 +34,8 @@ class Sender:
         pause = random.uniform(0, self.PAUSE)
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self.due.wait(), pause)
+                async with asyncio.timeout(pause):
+                    await self.due.wait()
             self.due.clear()
             try:
                 while await self.once():

@@ -33,7 +33,7 @@ from penstock.errors import Invalid, NotMigrated, Unavailable
 from penstock.postgres import db, migrate
 from penstock.sdk.app import App
 from penstock.settings import settings
-from penstock.upkeep import Tidy, Upkeep
+from penstock.upkeep import Tidy, Upkeep, end
 from penstock.worker.beat import Beat
 from penstock.worker.execute import CALL_CONNECTIONS, Execute
 from penstock.worker.fetch import Fetch
@@ -167,9 +167,7 @@ class Worker:
             await buffer.wait_for_change(left)
         await execute.hand_back_running()
         await finish.flush_all()
-        for task in loops:
-            task.cancel()
-        await asyncio.wait(loops, timeout=1)
+        await end(loops)
         await asyncio.to_thread(beat.stop)
         self.is_clean = await execute.close()
 

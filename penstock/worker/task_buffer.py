@@ -199,6 +199,7 @@ class TaskBuffer:
         """Wait until a handler ends or `notify` is called, at most `timeout` seconds."""
         self._change.clear()
         try:
-            await asyncio.wait_for(self._change.wait(), max(0.0, timeout))
+            async with asyncio.timeout(max(0.0, timeout)):
+                await self._change.wait()
         except TimeoutError:
             return

@@ -52,7 +52,8 @@ class Wake:
         self._pause = min(high, max(low, self._pause * 2))
         try:
             pause = self._pause * random.uniform(0.5, 1)
-            await asyncio.wait_for(self.work.wait(), pause if limit is None else min(pause, limit))
+            async with asyncio.timeout(pause if limit is None else min(pause, limit)):
+                await self.work.wait()
         except TimeoutError:
             return
         finally:
