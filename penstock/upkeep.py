@@ -52,8 +52,8 @@ async def standby(
 async def end(loops: Collection[asyncio.Task[None]]) -> None:
     """Cancel endless loops, again if need be.
 
-    In Python 3.11 `asyncio.wait_for`, which the connection pool uses, drops a cancellation that comes with the
-    event it waits for.
+    In Python 3.11 `asyncio.wait_for`, which the connection pool uses, drops a cancellation that comes with
+    the event it waits for.
     """
     left = set(loops)
     for _ in range(MAX_CANCELLATIONS):
