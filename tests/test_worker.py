@@ -211,7 +211,7 @@ async def test_cancellation_that_comes_with_an_event_ends_a_loop(app: App, db: t
     async with database.pool(db.dsn) as pool:
         upkeep = Upkeep(pool, app.draw)
         loop = asyncio.create_task(upkeep.run(first_pause=3600))
-        await asyncio.sleep(10 * Upkeep.MIN_PAUSE)
+        await eventually.aio(lambda: len(upkeep.due._waiters), "it waits")  # type: ignore[attr-defined]
         upkeep.due.set()
         loop.cancel()
         done, _ = await asyncio.wait([loop], timeout=20)
