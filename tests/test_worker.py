@@ -206,7 +206,9 @@ async def test_attempt_that_was_stopped_while_it_connected_runs_no_handler(
     assert begun == []
 
 
-async def test_cancellation_that_comes_with_an_event_ends_a_loop(app: App, db: testing.Database) -> None:
+async def test_cancellation_that_comes_with_an_event_ends_a_loop(
+    app: App, db: testing.Database, eventually: Any
+) -> None:
     """A worker that drained during an outage did not exit: Python 3.11 drops such a cancellation."""
     async with database.pool(db.dsn) as pool:
         upkeep = Upkeep(pool, app.draw)
@@ -221,8 +223,8 @@ async def test_cancellation_that_comes_with_an_event_ends_a_loop(app: App, db: t
 async def test_loop_that_drops_a_cancellation_is_canceled_again() -> None:
     async def stubborn() -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
-        await asyncio.sleep(3600)
+            await asyncio.Event().wait()
+        await asyncio.Event().wait()
 
     loop = asyncio.create_task(stubborn())
     await asyncio.sleep(0)
