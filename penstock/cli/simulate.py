@@ -57,12 +57,19 @@ def simulate(
             help="Share of Sheets requests that fail, such as 429=0.1,500=0.01,timeout=0.01",
         ),
     ] = "",
+    cloudconvert_faults: Annotated[
+        str,
+        typer.Option(
+            metavar="FAULT=SHARE,…",
+            help="Share of webhooks of CloudConvert with a fault: lost, doubled, early, late or reordered.",
+        ),
+    ] = "",
     credentials: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Write a Sheets service account to this file."),
     ] = None,
 ) -> int:
-    """Simulate OpenAI, Anthropic and Google Sheets, with their rate limits, until stopped."""
+    """Simulate OpenAI, Anthropic, Google Sheets and CloudConvert, with their limits, until stopped."""
     how = {
         "host": host,
         "port": port,
@@ -73,6 +80,7 @@ def simulate(
         "faults": _faults(faults),
         "quota_exhausted_after": quota_exhausted_after,
         "sheets": {"faults": _faults(sheets_faults), "latency": _latency(latency)},
+        "cloudconvert": {"webhook_faults": _faults(cloudconvert_faults), "latency": _latency(latency)},
     }
     asyncio.run(_serve(how, sheet or [], credentials))
     return 0
@@ -142,6 +150,8 @@ async def _serve(how: dict[str, Any], sheets: list[Path], credentials: Path | No
             "openai_url": running.openai_url,
             "anthropic_url": running.anthropic_url,
             "sheets_url": running.sheets_url,
+            "cloudconvert_url": running.cloudconvert_url,
+            "cloudconvert_secret": running.cloudconvert.secret,
             "control_url": running.control_url,
         }
         output.document(urls, lambda: print(_line(urls)))
@@ -150,4 +160,6 @@ async def _serve(how: dict[str, Any], sheets: list[Path], credentials: Path | No
 
 
 def _line(urls: dict[str, str]) -> str:
-    return f"OpenAI: {urls['openai_url']}  Anthropic: {urls['anthropic_url']}  Sheets: {urls['sheets_url']}"
+    names = {"OpenAI": "openai_url", "Anthropic": "anthropic_url", "Sheets": "sheets_url"}
+    names |= {"CloudConvert": "cloudconvert_url"}
+    return "  ".join(f"{name}: {urls[key]}" for name, key in names.items())

@@ -1,4 +1,5 @@
-"""Simulated providers for tests: enough of the OpenAI, Anthropic and Google Sheets APIs for their clients,
+"""Simulated providers for tests: enough of the OpenAI, Anthropic, Google Sheets and CloudConvert APIs
+for their clients,
 with the same rate limits, and statistics of violations.
 
     async with simulator.serve(limits=Limits(rpm=60, tpm=10_000)) as sim:
@@ -11,6 +12,7 @@ To run it in its own process: `penstock simulate`.
 
 from __future__ import annotations
 
+from penstock.simulator.cloudconvert import CloudConvertConfig, CloudConvertServer, CloudConvertStats
 from penstock.simulator.config import Config, Fault
 from penstock.simulator.limits import AccountStats, Limits
 from penstock.simulator.server import serve
@@ -19,6 +21,9 @@ from penstock.simulator.simulator import Simulator, Stats, Violation
 
 __all__ = [
     "AccountStats",
+    "CloudConvertConfig",
+    "CloudConvertServer",
+    "CloudConvertStats",
     "Config",
     "Fault",
     "Limits",

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from penstock.errors import Invalid
 from penstock.simulator.anthropic import Anthropic
+from penstock.simulator.cloudconvert import CloudConvertConfig
 from penstock.simulator.limits import Limits
 from penstock.simulator.openai import OpenAI
 from penstock.simulator.provider import Provider, Reason
@@ -42,6 +43,8 @@ class Config(BaseModel):
     """Requests per key and provider after which the quota is exhausted."""
     sheets: SheetsConfig = SheetsConfig()
     """Configuration of the Sheets server, which has its own limits, faults and latency."""
+    cloudconvert: CloudConvertConfig = CloudConvertConfig()
+    """Configuration of the simulated CloudConvert."""
 
     @field_validator("limits", mode="before")
     @classmethod

@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Invalid, PenstockError
+from penstock.simulator import cloudconvert as converter
 from penstock.simulator import tokens
 from penstock.simulator.anthropic import count_tokens
 from penstock.simulator.config import FAULTS, PROVIDERS, Fault, read
@@ -50,6 +51,7 @@ async def serve(
     latency: tuple[float, float] = (0, 0),
     quota_exhausted_after: int | None = None,
     sheets: SheetsConfig | Mapping[str, Any] | None = None,
+    cloudconvert: converter.CloudConvertConfig | Mapping[str, Any] | None = None,
     seed: int = 0,
     speed: float = 1,
     clock: Clock | None = None,
@@ -57,7 +59,7 @@ async def serve(
     """Run a simulator in this event loop during the block. Port 0 picks a free port.
 
     `limits`: for all models, or by `provider/model`, `provider` or `default`. `sheets`: configuration of the
-    Sheets server. `clock`: returns the time in seconds, for tests that control it.
+    Sheets server. `cloudconvert`: that of the simulated CloudConvert. `clock`: returns the time in seconds, for tests that control it.
     """
     if not 0 < speed <= _FASTEST:
         raise Invalid(f"speed must be more than 0 and at most {_FASTEST:,} (got {speed:g})")
@@ -68,6 +70,7 @@ async def serve(
             "latency": latency,
             "quota_exhausted_after": quota_exhausted_after,
             "sheets": sheets or {},
+            "cloudconvert": cloudconvert or {},
         }
     )
     simulator = Simulator(config, seed=seed, speed=speed, clock=clock)
@@ -97,6 +100,7 @@ async def serve(
         yield simulator
     finally:
         app.closing.set()
+        await simulator.cloudconvert.aclose()
         await server.shutdown(sockets=[listener])
 
 
@@ -138,6 +142,8 @@ class _Server:
                 await exchange.control()
             elif exchange.path == tokens.PATH or exchange.path.startswith(API):
                 await exchange.keep_sheets()
+            elif exchange.path.startswith(converter.API):
+                await exchange.convert()
             else:
                 await exchange.provide()
 
@@ -300,6 +306,24 @@ class _Exchange:
         answer = self.simulator.sheets.respond(self.method, self.path, query, self.headers, body)
         await self._sleep(answer.seconds)
         await self._answer(_json(answer.document, answer.status))
+
+    # CloudConvert
+
+    async def convert(self) -> None:
+        """Answer as CloudConvert."""
+        body = await self._body()
+        query = QueryParams(self.scope["query_string"]).multi_items()
+        answer = await self.simulator.cloudconvert.respond(
+            self.method, self.path, query, self.headers, body
+        )
+        if answer.is_lost:
+            await self._wait_for_disconnect()
+        if answer.body is None:
+            response = _json(answer.document, answer.status)
+        else:
+            response = Response(answer.body, answer.status, media_type=answer.media_type)
+        response.headers.update(answer.headers)
+        await self._answer(response)
 
     # Control
 

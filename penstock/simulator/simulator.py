@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from penstock.simulator import tokens
+from penstock.simulator.cloudconvert import CloudConvertServer, CloudConvertStats
 from penstock.simulator.config import FAULTS, Config, Fault, read
 from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Rejection
 from penstock.simulator.provider import Problem, Provider, Reply
@@ -43,6 +44,7 @@ class Stats(TypedDict):
     violations: list[Violation]
     accounts: list[AccountStats]
     sheets: SheetsStats
+    cloudconvert: CloudConvertStats
 
 
 def running_clock(speed: float) -> Clock:
@@ -80,6 +82,10 @@ class Simulator:
         self._url = ""
         self.sheets = SheetsServer(lambda: self.config.sheets, self.clock, seed)
         """The Sheets server: spreadsheets and users."""
+        self.cloudconvert = CloudConvertServer(
+            lambda: self.config.cloudconvert, self.clock, seed=seed, speed=speed
+        )
+        """The simulated CloudConvert."""
         self.reset()
 
     @property
@@ -91,6 +97,7 @@ class Simulator:
     def url(self, value: str) -> None:
         self._url = value
         self.sheets.tokens.url = f"{value}{tokens.PATH}"
+        self.cloudconvert.url = value
 
     @property
     def openai_url(self) -> str:
@@ -113,6 +120,11 @@ class Simulator:
         return self.sheets.tokens.url
 
     @property
+    def cloudconvert_url(self) -> str:
+        """The base URL of a CloudConvert client."""
+        return f"{self.url}/v2"
+
+    @property
     def control_url(self) -> str:
         """The base URL of stats, config and reset."""
         return f"{self.url}/_simulator"
@@ -130,6 +142,7 @@ class Simulator:
         # Separate generators, so that changing the latency does not change the faults.
         self._fault_chance, self._latency_chance = random.Random(self.seed), random.Random(self.seed)
         self.sheets.reset()
+        self.cloudconvert.reset()
 
     def configure(self, /, **changes: Any) -> Config:
         """Change parts of the configuration."""
@@ -155,6 +168,7 @@ class Simulator:
                 for account in self.accounts.values()
             ],
             "sheets": self.sheets.stats(),
+            "cloudconvert": self.cloudconvert.stats(),
         }
 
     # Called by the server
