@@ -32,6 +32,7 @@ from bench import (
     scale,
     server,
     sheets,
+    slides,
     startup,
 )
 from bench.measure import Figure, System
@@ -61,6 +62,7 @@ PARTS = (
     "dashboard",
     "startup",
     "neighbour",
+    "slides",
 )
 QUICK = PARTS[: PARTS.index("held") + 1]
 """The queue compared with its peers and with PostgreSQL; takes a few minutes."""
@@ -160,6 +162,7 @@ def main() -> None:
         show("scale", lambda: scale.measure(new, arguments.quick))
         show("startup", lambda: startup.startup(size(9, 3)))
         show("neighbour", lambda: neighbour.measure(new(), size(20_000, 2000), size(15, 5)))
+        show("slides", lambda: slides.measure(new(), size(1_000_000, 20_000), size(500, 50)))
     save(figures, arguments.json, parts)
 
 

@@ -1,6 +1,5 @@
-"""Simulated providers for tests: enough of the OpenAI, Anthropic, Google Sheets and CloudConvert APIs
-for their clients,
-with the same rate limits, and statistics of violations.
+"""Simulated providers for tests: enough of the OpenAI, Anthropic, Google Sheets and CloudConvert APIs for
+their clients, with the same rate limits, and statistics of violations.
 
     async with simulator.serve(limits=Limits(rpm=60, tpm=10_000)) as sim:
         client = openai.AsyncOpenAI(base_url=sim.openai_url, api_key="any")

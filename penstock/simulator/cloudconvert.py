@@ -28,7 +28,7 @@ from penstock.errors import Invalid
 from penstock.simulator import thumbnails
 
 API = "/v2/"
-SECRET = "simulated-webhook-secret"
+SECRET = "simulated-webhook-secret"  # noqa: S105 it signs nothing real
 """The signing secret of its webhooks."""
 
 Fault = Literal["402", "429", "500", "timeout"]
@@ -226,7 +226,9 @@ class CloudConvertServer:
         match method, *parts:
             case "GET", "users", "me":
                 left = max(0, self._config().credits - self.conversions)
-                return CloudConvertResponse(200, {"data": {"id": 1, "username": "simulated", "credits": left}})
+                return CloudConvertResponse(
+                    200, {"data": {"id": 1, "username": "simulated", "credits": left}}
+                )
             case "POST", "jobs":
                 job = self._create(_parsed(body))
                 return CloudConvertResponse(201, {"data": self._document(job)}, is_lost=fault == "timeout")
@@ -271,7 +273,10 @@ class CloudConvertServer:
             self._tags[job.tag] += 1
         for task in tasks.values():
             if task.operation == "import/upload":
-                form = {"url": f"{self.url}{API}import/upload/{task.id}", "parameters": {"signature": task.id}}
+                form = {
+                    "url": f"{self.url}{API}import/upload/{task.id}",
+                    "parameters": {"signature": task.id},
+                }
                 task.result = {"form": form}
             elif task.operation == "import/url":
                 self._run(self._import(job, task))
@@ -336,7 +341,8 @@ class CloudConvertServer:
         try:
             job.made = await asyncio.to_thread(
                 thumbnails.render, job.file or b"", job.file_name,
-                width=int(options.get("width") or 480), image_format=str(options.get("output_format") or "png"),
+                width=int(options.get("width") or 480),
+                image_format=str(options.get("output_format") or "png"),
             )  # fmt: skip
         except Invalid as error:
             self._end(job, "INVALID_FILE", error.message, plan)
@@ -346,7 +352,9 @@ class CloudConvertServer:
         self._end(job, None, None, plan)
 
     def _made_name(self, job: _Job) -> str:
-        formats = [str(t.options["output_format"]) for t in job.tasks.values() if "output_format" in t.options]
+        formats = [
+            str(t.options["output_format"]) for t in job.tasks.values() if "output_format" in t.options
+        ]
         return f"{job.file_name.rpartition('.')[0] or job.file_name}.{formats[0] if formats else 'png'}"
 
     def _end(self, job: _Job, code: str | None, message: str | None, plan: str | None = None) -> None:
@@ -374,7 +382,11 @@ class CloudConvertServer:
                     token = secrets.token_urlsafe(16)
                     name = self._made_name(job)
                     self._files[token] = (name, job.made, self._clock() + self._config().url_seconds)
-                    file = {"filename": name, "size": len(job.made), "url": f"{self.url}{API}files/{token}/{name}"}
+                    file = {
+                        "filename": name,
+                        "size": len(job.made),
+                        "url": f"{self.url}{API}files/{token}/{name}",
+                    }
                     task.result = {"files": [file]}
         return {
             "id": job.id,

@@ -59,7 +59,8 @@ async def serve(
     """Run a simulator in this event loop during the block. Port 0 picks a free port.
 
     `limits`: for all models, or by `provider/model`, `provider` or `default`. `sheets`: configuration of the
-    Sheets server. `cloudconvert`: that of the simulated CloudConvert. `clock`: returns the time in seconds, for tests that control it.
+    Sheets server. `cloudconvert`: that of the simulated CloudConvert. `clock`: returns the time in seconds,
+    for tests that control it.
     """
     if not 0 < speed <= _FASTEST:
         raise Invalid(f"speed must be more than 0 and at most {_FASTEST:,} (got {speed:g})")
@@ -313,9 +314,7 @@ class _Exchange:
         """Answer as CloudConvert."""
         body = await self._body()
         query = QueryParams(self.scope["query_string"]).multi_items()
-        answer = await self.simulator.cloudconvert.respond(
-            self.method, self.path, query, self.headers, body
-        )
+        answer = await self.simulator.cloudconvert.respond(self.method, self.path, query, self.headers, body)
         if answer.is_lost:
             await self._wait_for_disconnect()
         if answer.body is None:

@@ -279,11 +279,13 @@ declare
   v_bookings booking[] := '{}';
   v_tenants uuid[] := '{}';
 begin
-  -- Live operations whose job was canceled, and those that nobody settled an hour after their deadline.
+  -- Live operations whose job was canceled or whose task has ended, and those that nobody settled an hour after
+  -- their deadline. An object with a live operation could not be tried again.
   for v_operation in
     select o.* from operations o join jobs j on j.id = o.job_id
     where o.status in ('pending', 'processing')
-      and (j.status = 'canceled' or o.deadline_at < _now() - interval '1 hour')
+      and (j.status = 'canceled' or o.deadline_at < _now() - interval '1 hour'
+        or exists (select from results r where r.job_id = o.job_id and r.task_id = o.task_id))
     order by o.id limit 500 for update of o skip locked
   loop
     update operations set completed_at = _now(), status = case when deadline_at < _now() then 'timeout'

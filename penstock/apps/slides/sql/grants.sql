@@ -10,7 +10,7 @@ grant insert (tenant_id, id, name, starts_on), update (name, starts_on, thumbnai
   on slides.events to authenticated;
 grant insert (tenant_id, id, event_id, title), update (title), delete on slides.sessions to authenticated;
 grant insert (tenant_id, id, session_id, title), update (title), delete on slides.speeches to authenticated;
-grant insert on slides.thumbnail_failure_log to service_role;
+grant insert on slides.events, slides.sessions, slides.speeches, slides.thumbnail_failure_log to service_role;
 -- For the view slides.tenants; it shows a tenant only to its members.
 grant execute on function slides._quota(uuid) to authenticated, service_role;
 grant execute on function slides.require_speech(uuid), slides.add_slide(uuid, uuid, text), slides.retry_thumbnail(uuid),

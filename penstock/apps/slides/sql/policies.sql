@@ -21,3 +21,6 @@ create policy service_reads on slides.sessions for select to service_role using 
 create policy service_reads on slides.speeches for select to service_role using (true);
 create policy service_reads on slides.slides for select to service_role using (true);
 create policy service_reads on slides.reservations for select to service_role using (true);
+create policy service_adds on slides.events for insert to service_role with check (true);
+create policy service_adds on slides.sessions for insert to service_role with check (true);
+create policy service_adds on slides.speeches for insert to service_role with check (true);

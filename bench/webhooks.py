@@ -1,0 +1,181 @@
+"""Conversions while webhooks get lost and workers die: `python -m bench.webhooks --objects 1000`.
+
+A simulated CloudConvert loses, doubles, sends early or late 30 % of its webhooks; every two seconds one of
+the worker processes is killed (SIGKILL) and another one started. At the end every object must have its
+result, CloudConvert one conversion for each (and those that truly timed out), and holds, quota and costs
+must be exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+
+from bench import server as bench_server
+from penstock import server, simulator
+from penstock.api.development import Development
+from penstock.apps.slides import demo
+from penstock.apps.slides.app import app
+from penstock.contract import keys
+from penstock.postgres import db
+from penstock.settings import settings
+from penstock.simulator.cloudconvert import SECRET
+from penstock.storage.objects import Folder
+
+FAULTS = {"lost": 0.1, "doubled": 0.08, "early": 0.06, "late": 0.06}
+_SETTING = "select penstock.set_setting(%s, %s::jsonb)"
+_STATES = "select thumbnail_status, count(*) from slides.slides group by 1"
+_FACTS = """
+select (select count(*) from slides.slides where thumbnail_status = 'completed') as results,
+  (select count(*) from penstock.operations) as operations,
+  (select count(*) from penstock.operations where status = 'completed') as completed,
+  (select count(*) from penstock.operations where status = 'timeout') as timed_out,
+  (select count(*) from penstock.operations where status in ('pending', 'processing')) as live,
+  (select used from penstock.accounts where meter = 'thumbnails' and job_id is null) as used,
+  (select held from penstock.accounts where meter = 'thumbnails' and job_id is null) as held,
+  (select coalesce(sum(amount), 0) from penstock.cost_entries) as cost,
+  (select count(*) from penstock.check_accounts()) as wrong_accounts,
+  (select count(*) from penstock.dead_letters) as dead_letters,
+  (select count(*) from penstock.attempts) as attempts"""
+
+
+class Workers:
+    """Worker processes, of which one after the other is killed."""
+
+    def __init__(self, count: int, environment: dict[str, str], log: Path) -> None:
+        self._environment, self._log = environment, log
+        self.kills = 0
+        self._running = [self._start() for _ in range(count)]
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "penstock", "worker", "penstock.apps.slides.app:app"]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [*command, "--concurrency", "6", "--lease", "5"],
+                env=self._environment,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill_one(self) -> None:
+        """Kill the oldest worker and start another one."""
+        oldest = self._running.pop(0)
+        oldest.send_signal(signal.SIGKILL)
+        oldest.wait()
+        self.kills += 1
+        self._running.append(self._start())
+
+    def stop(self) -> None:
+        for each in self._running:
+            each.send_signal(signal.SIGKILL)
+            each.wait()
+
+
+async def run(
+    dsn: str, objects: int, folder: Path, *, kill_seconds: float = 2, seconds: float = 900
+) -> dict[str, Any]:
+    """Convert this many slides; returns the facts and the statistics of the simulator."""
+    app.migrate(dsn)
+    app.use(dsn)
+    app.storage = Folder(folder / "files", b"s" * 32)
+    cloudconvert = {"latency": (0.2, 2.0), "webhook_faults": FAULTS, "late_seconds": 20}
+    own = server.with_development_login(replace(settings(), database_url=dsn, environment="demo"))
+    listening = server.bind("127.0.0.1", 0)
+    public = f"http://127.0.0.1:{listening.getsockname()[1]}"
+    async with app, simulator.serve(cloudconvert=cloudconvert, seed=4) as sim, app.connections() as pool:
+        await app.declare(pool)
+        tenant = await app.tenant_id(pool)
+        key = await keys.create(pool, name="bench", role="owner", tenant_id=tenant)
+        developer = Development(key.id, "penstock_demo_bench", str(app.tenant))
+        values = {
+            "CLOUDCONVERT_URL": sim.cloudconvert_url,
+            "CLOUDCONVERT_API_KEY": "simulated",
+            "CLOUDCONVERT_WEBHOOK_SECRET": SECRET,
+            "SLIDES_PUBLIC_URL": public,
+            "SLIDES_CHECK_SECONDS": "10 20 40",
+            "DATABASE_URL": dsn,
+            "PENSTOCK_STORAGE": str(folder / "files"),
+            "PENSTOCK_STORAGE_SECRET": ("s" * 32),
+            "PENSTOCK_ALLOW_UNSAFE": "1",
+        }
+        os.environ |= values
+        # Unlike a task that crashes its workers, these die by our hand.
+        await db.rows(pool, _SETTING, ("max_deaths", "1000"))
+        event, speech = await demo.make_event(pool, tenant)
+        await db.rows(pool, "select penstock.set_limit(%s, 'thumbnails', %s)", (tenant, objects))
+        for number in range(objects):
+            await demo.add_sample(pool, tenant, speech, number)
+        async with server.serving(own, listening, developer=developer, app=app):
+            began = time.monotonic()
+            await db.rows(pool, "select slides.set_thumbnail_generation(%s)", (event,))
+            workers = Workers(3, {**os.environ}, folder / "workers.log")
+            try:
+                await _watch(pool, workers, objects, kill_seconds, seconds)
+            finally:
+                workers.stop()
+            took = time.monotonic() - began
+        return {"seconds": took, "kills": workers.kills, **await _facts(dsn), **sim.cloudconvert.stats()}
+
+
+async def _watch(pool: db.Pool, workers: Workers, objects: int, every: float, seconds: float) -> None:
+    until, next_kill = time.monotonic() + seconds, time.monotonic() + every
+    while True:
+        states: dict[str, int] = dict(await db.rows(pool, _STATES, ()))
+        if states.get("completed", 0) + states.get("failed", 0) == objects:
+            return
+        if time.monotonic() > until:
+            raise TimeoutError(f"after {seconds:.0f} s: {states}")
+        if time.monotonic() > next_kill:
+            await asyncio.to_thread(workers.kill_one)
+            next_kill = time.monotonic() + every
+        await asyncio.sleep(0.2)
+
+
+async def _facts(dsn: str) -> dict[str, Any]:
+    async with await psycopg.AsyncConnection.connect(dsn, row_factory=psycopg.rows.dict_row) as conn:
+        return dict(await (await conn.execute(_FACTS)).fetchone() or {})
+
+
+def problems(facts: dict[str, Any], objects: int) -> list[str]:
+    """What is wrong at the end of a run: nothing."""
+    wanted = {
+        "results": objects, "completed": objects, "live": 0, "used": objects, "held": 0, "wrong_accounts": 0,
+        "dead_letters": 0, "conversions": objects + facts["timed_out"], "most_jobs_per_tag": 1,
+    }  # fmt: skip
+    found = [f"{name}: {facts[name]}, not {value}" for name, value in wanted.items() if facts[name] != value]
+    if abs(float(facts["cost"]) - objects * 0.02) > 1e-9:
+        found.append(f"cost: {facts['cost']}, not {objects * 0.02:.2f}")
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.webhooks", description=__doc__)
+    parser.add_argument("--objects", type=int, default=1000)
+    parser.add_argument("--kill", type=float, default=2, help="seconds between two kills")
+    chosen = parser.parse_args()
+    with bench_server.postgres() as postgres, tempfile.TemporaryDirectory() as folder:
+        dsn = postgres.create_database("webhooks")
+        facts = asyncio.run(run(dsn, chosen.objects, Path(folder), kill_seconds=chosen.kill))
+    for name, value in facts.items():
+        print(f"{name}: {value}")
+    found = problems(facts, chosen.objects)
+    print("\n".join(found) or "every object has one result, one conversion and one charge")
+    with suppress(OSError):
+        sys.stdout.flush()
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

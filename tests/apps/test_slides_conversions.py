@@ -1,0 +1,327 @@
+"""Thumbnails from end to end: a real worker, real files, and a simulated CloudConvert that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+from penstock import simulator, testing
+from penstock.apps.slides import demo, local, samples
+from penstock.apps.slides.app import app
+from penstock.errors import Invalid
+from penstock.postgres import db as database
+from penstock.postgres import migrate
+from penstock.simulator.cloudconvert import SECRET
+from penstock.storage.objects import Folder
+
+KEY = {"Authorization": "Bearer simulated"}
+
+
+@pytest.fixture
+def slides(
+    db: testing.Database, drain: testing.Drain, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> testing.Database:
+    """The app and its own SQL on the test's database, with a folder for its files."""
+    assert app.own is not None
+    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
+    drain.use(app)
+    app.storage = Folder(tmp_path / "files", b"s" * 32)
+    monkeypatch.setenv("CLOUDCONVERT_API_KEY", "simulated")
+    monkeypatch.setenv("CLOUDCONVERT_WEBHOOK_SECRET", SECRET)
+    monkeypatch.delenv("SLIDES_PUBLIC_URL", raising=False)
+    return db
+
+
+class Event:
+    """An event of the app's tenant, with slides."""
+
+    def __init__(
+        self, db: testing.Database, drain: testing.Drain, clock: testing.Clock | None = None
+    ) -> None:
+        self._db, self._drain, self._clock = db, drain, clock
+
+    async def prepare(self, count: int, quota: int = 100) -> None:
+        async with app.connections() as pool:
+            await app.declare(pool)
+            self.tenant = await app.tenant_id(pool)
+            self.id, self.speech = await demo.make_event(pool, self.tenant)
+            await database.rows(pool, "select penstock.set_limit(%s, 'thumbnails', %s)", (self.tenant, quota))
+            for number in range(count):
+                await demo.add_sample(pool, self.tenant, self.speech, number)
+
+    def toggle(self, enabled: bool = True) -> None:
+        self._db.execute("select slides.set_thumbnail_generation(%s, %s)", [self.id, enabled])
+
+    def rows(self) -> list[dict[str, Any]]:
+        query = "select * from slides.slides where event_id = %s order by created_at"
+        return [dict(row) for row in self._db.execute(query, [self.id])]
+
+    def states(self) -> list[str]:
+        return sorted(row["thumbnail_status"] for row in self.rows())
+
+    async def run_until(self, is_done: Callable[[], bool], step: float = 31) -> None:
+        """Run the worker and advance the clock until the condition holds."""
+        for _ in range(60):
+            await self._drain.arun(app)
+            if is_done():
+                return
+            await asyncio.sleep(0.05)  # conversions run in this loop
+            if self._clock is not None:
+                self._clock.advance(seconds=step)
+        pytest.fail(f"states: {self.states()}")
+
+    def account(self) -> tuple[int, int]:
+        query = "select used, held from penstock.accounts where tenant_id = %s and meter = 'thumbnails' and job_id is null"
+        [row] = self._db.execute(query, [self.tenant])
+        assert self._db.execute("select * from penstock.check_accounts()") == []
+        return int(row["used"]), int(row["held"])
+
+
+async def test_event_gets_real_thumbnails_by_polling(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4.3/polling, R4.4/states, R4.6/content: four types of files, and no webhook ever comes."""
+    async with simulator.serve() as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(4)
+        event.toggle()
+        await event.run_until(lambda: event.states() == ["completed"] * 4)
+        for row in event.rows():
+            picture = Image.open(io.BytesIO(await app.storage.read(row["thumbnail_r2_key"], limit=1 << 20)))
+            assert picture.format == "PNG" and picture.width == 480
+            subject = slides.execute(
+                "select subject from penstock.artifacts where id = %s", [row["thumbnail_artifact_id"]]
+            )
+            assert subject[0]["subject"] == f"slides.slide:{row['id']}", "the thumbnail is kept"
+        assert sim.cloudconvert.stats()["conversions"] == sim.cloudconvert.stats()["jobs"] == 4
+        assert event.account() == (4, 0)
+        [cost] = slides.execute("select sum(amount) as amount, count(*) as lines from penstock.cost_entries")
+        assert (float(cost["amount"]), cost["lines"]) == (0.08, 4)
+        seen = slides.execute("select distinct status from slides.cloudconvert_jobs")
+        assert [row["status"] for row in seen] == ["completed"]
+
+
+@pytest.mark.slow
+async def test_quota_is_never_exceeded_and_failures_alert_once(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4.9/free, R4.5/alert, R4.5/one-per-streak: twenty slides, five in quota."""
+    async with simulator.serve() as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(20, quota=5)
+        slides.execute(
+            "select penstock.set_notification_target('email', 'ops@tests.example', array['alert'], jsonb_build_object('tenant_id', %s::text))",
+            [event.tenant],
+        )  # fmt: skip
+        event.toggle()
+        await event.run_until(lambda: event.states() == ["completed"] * 5 + ["failed"] * 15)
+        assert sim.cloudconvert.stats()["jobs"] == 5
+        assert event.account() == (5, 0)
+        types = slides.execute("select distinct error_type from slides.thumbnail_failure_log")
+        assert [row["error_type"] for row in types] == ["quota_exceeded"]
+        mails = slides.execute("select 1 from penstock.notifications where event = 'alert'")
+        assert 1 <= len(mails) <= 6, "at most one per streak: a success ends one"
+        # A pack: the others follow.
+        slides.execute("select slides.purchase_thumbnail_quota(%s, 15, 'pack')", [event.tenant])
+        assert slides.execute("select slides.retry_event(%s) as n", [event.id])[0]["n"] == 15
+        await event.run_until(lambda: event.states() == ["completed"] * 20)
+        assert event.account() == (20, 0)
+
+
+async def test_failed_conversion_gives_its_quota_back(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4.9/refund."""
+    async with simulator.serve(cloudconvert={"job_faults": {"error": 1}}) as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(1, quota=5)
+        event.toggle()
+        await event.run_until(lambda: event.states() == ["failed"])
+        assert event.account() == (0, 0)
+        [row] = slides.execute("select * from slides.thumbnail_failure_log")
+        assert (row["error_type"], row["error_message"]) == (
+            "invalid_format",
+            "The input file could not be read.",
+        )
+        sim.configure(cloudconvert={})
+        slides.execute("select slides.retry_thumbnail(%s)", [event.rows()[0]["id"]])
+        await event.run_until(lambda: event.states() == ["completed"])
+        assert event.account() == (1, 0)
+
+
+@pytest.mark.slow
+async def test_stuck_conversion_times_out_and_is_tried_again(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4.3/timeout, R4.9/error-types."""
+    clock.freeze()
+    async with simulator.serve(cloudconvert={"job_faults": {"stuck": 1}}) as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(1)
+        event.toggle()
+        await event.run_until(lambda: event.states() == ["failed"], step=61)
+        assert sim.cloudconvert.stats()["jobs"] + sim.cloudconvert.stats()["canceled"] == 3
+        [row] = slides.execute("select error_type from slides.thumbnail_failure_log")
+        assert row["error_type"] == "webhook_timeout"
+        assert event.account() == (0, 0)
+
+
+@pytest.mark.parametrize("fault", ["402", "429", "500"])
+async def test_refused_submission_is_retried_without_a_charge(
+    slides: testing.Database,
+    drain: testing.Drain,
+    clock: testing.Clock,
+    monkeypatch: pytest.MonkeyPatch,
+    fault: str,
+) -> None:
+    """R4.3/idempotent: no job exists, and the slide gets its thumbnail when the provider answers again."""
+    async with simulator.serve(cloudconvert={"faults": {fault: 1}}) as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(1)
+        event.toggle()
+        await event.run_until(lambda: sum(sim.cloudconvert.stats()["statuses"].values()) >= 1)
+        assert sim.cloudconvert.stats()["jobs"] == 0
+        sim.configure(cloudconvert={})
+        slides.execute("select penstock.open_provider('cloudconvert/jobs')")
+        await event.run_until(lambda: event.states() == ["completed"])
+        assert sim.cloudconvert.stats()["jobs"] == 1
+        assert event.account() == (1, 0)
+
+
+@pytest.mark.slow
+async def test_lost_answer_makes_no_second_job(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4.3/idempotent: the job exists, its id is lost, and its file was never sent."""
+    monkeypatch.setenv("SLIDES_ANSWER_SECONDS", "0.5")
+    async with simulator.serve(cloudconvert={"faults": {"timeout": 1}}) as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(1)
+        event.toggle()
+        await event.run_until(lambda: sim.cloudconvert.stats()["jobs"] == 1, step=0)
+        sim.configure(cloudconvert={})
+        await event.run_until(lambda: event.states() == ["completed"])
+        assert sim.cloudconvert.stats()["jobs"] == sim.cloudconvert.stats()["conversions"] == 1
+
+
+@pytest.mark.slow
+async def test_toggle_off_skips_queued_slides_without_a_charge(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4.9/toggle-off."""
+    async with simulator.serve() as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(0)
+        event.toggle()
+        async with app.connections() as pool:
+            await demo.add_sample(pool, event.tenant, event.speech, 2)
+        assert event.states() == ["pending"]
+        event.toggle(False)
+        await event.run_until(lambda: event.states() == ["none"])
+        assert sim.cloudconvert.stats()["jobs"] == 0
+        assert event.account() == (0, 0)
+
+
+@pytest.mark.skipif(
+    local.soffice() is None, reason="LibreOffice is not installed: apt install libreoffice-impress"
+)
+@pytest.mark.slow
+def test_libreoffice_converts_a_presentation(tmp_path: Path) -> None:
+    """R4.6/content."""
+    source, target = tmp_path / "a.pptx", tmp_path / "a.png"
+    source.write_bytes(samples.presentation("Rivers", "from the spring to the sea"))
+    local.convert(str(source), samples.PPTX, str(target))
+    assert Image.open(target).width == 480
+
+
+@pytest.mark.parametrize(("number", "kind"), [(1, "application/pdf"), (2, "image/png"), (3, "image/jpeg")])
+def test_local_converter_renders_pictures_and_pdf(tmp_path: Path, number: int, kind: str) -> None:
+    """R4.6/content."""
+    source, target = tmp_path / "slide", tmp_path / "a.png"
+    source.write_bytes(samples.make(number)[2])
+    local.convert(str(source), kind, str(target))
+    assert Image.open(target).width == 480
+    source.write_bytes(source.read_bytes()[:60])
+    with pytest.raises(local.Damaged):
+        local.convert(str(source), kind, str(target))
+
+
+def test_local_converter_says_that_libreoffice_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "soffice", lambda: None)
+    with pytest.raises(local.Missing, match="apt install libreoffice-impress"):
+        local.convert(str(tmp_path / "a.pptx"), samples.PPTX, str(tmp_path / "a.png"))
+
+
+# The wire
+
+
+async def test_wire_refuses_what_cloudconvert_refuses() -> None:
+    async with (
+        simulator.serve() as sim,
+        httpx.AsyncClient(base_url=sim.cloudconvert_url, trust_env=False) as http,
+    ):
+        assert (await http.get("/jobs")).status_code == 401
+        assert (await http.get("/nothing", headers=KEY)).status_code == 404
+        assert (await http.get("/jobs/unknown", headers=KEY)).status_code == 404
+        for body in ("", "[]", '{"tasks": {}}', '{"tasks": {"a": {"operation": "import/upload"}}}',
+                     '{"tasks": {"a": {"operation": "thumbnail", "input": "b"}}}'):  # fmt: skip
+            answer = await http.post("/jobs", headers=KEY, content=body)
+            assert (answer.status_code, answer.json()["code"]) == (422, "INVALID_DATA")
+        sim.configure(cloudconvert={"credits": 0, "requests_per_minute": 1000})
+        tasks = {"a": {"operation": "import/upload"}, "b": {"operation": "thumbnail", "input": "a"}}
+        answer = await http.post("/jobs", headers=KEY, json={"tasks": tasks})
+        assert (answer.status_code, answer.json()["code"]) == (402, "CREDITS_EXCEEDED")
+        sim.configure(cloudconvert={"requests_per_minute": 1})
+        statuses = [(await http.get("/users/me", headers=KEY)).status_code for _ in range(5)]
+        assert 429 in statuses and sim.cloudconvert.stats()["violations"] > 0
+
+
+async def test_wire_exports_a_file_for_a_time_only() -> None:
+    moment = [1000.0]
+    async with simulator.serve(clock=lambda: moment[0]) as sim, httpx.AsyncClient(trust_env=False) as http:
+        url = sim.cloudconvert_url
+        tasks = {
+            "import": {"operation": "import/upload"},
+            "thumb": {"operation": "thumbnail", "input": "import", "output_format": "png", "width": 64},
+            "export": {"operation": "export/url", "input": "thumb"},
+        }
+        job = (await http.post(f"{url}/jobs", headers=KEY, json={"tag": "t", "tasks": tasks})).json()["data"]
+        form = job["tasks"][0]["result"]["form"]
+        data = samples.picture("a", "PNG")
+        sent = await http.post(form["url"], data=form["parameters"], files={"file": ("a.png", data)})
+        assert sent.status_code == 201
+        for _ in range(200):
+            job = (await http.get(f"{url}/jobs/{job['id']}", headers=KEY)).json()["data"]
+            if job["status"] == "finished":
+                break
+            await asyncio.sleep(0.05)
+        file = job["tasks"][2]["result"]["files"][0]
+        assert Image.open(io.BytesIO((await http.get(file["url"])).content)).width == 64
+        moment[0] += 3601
+        assert (await http.get(file["url"])).status_code == 403
+        found = (await http.get(f"{url}/jobs", headers=KEY, params={"filter[tag]": "t"})).json()["data"]
+        assert [each["id"] for each in found] == [job["id"]]
+        assert (await http.delete(f"{url}/jobs/{job['id']}", headers=KEY)).status_code == 204
+
+
+def test_shares_of_faults_must_not_exceed_one() -> None:
+    with pytest.raises(Invalid, match="more than 1"):
+        simulator.Simulator(
+            simulator.config.read({"cloudconvert": {"webhook_faults": {"lost": 0.7, "late": 0.4}}})
+        )
