@@ -39,6 +39,12 @@ def slides(
     return db
 
 
+def width(data: bytes) -> int:
+    with Image.open(io.BytesIO(data)) as picture:
+        assert picture.format == "PNG"
+        return picture.width
+
+
 class Event:
     """An event of the app's tenant, with slides."""
 
@@ -95,8 +101,7 @@ async def test_event_gets_real_thumbnails_by_polling(
         event.toggle()
         await event.run_until(lambda: event.states() == ["completed"] * 4)
         for row in event.rows():
-            picture = Image.open(io.BytesIO(await app.storage.read(row["thumbnail_r2_key"], limit=1 << 20)))
-            assert picture.format == "PNG" and picture.width == 480
+            assert width(await app.storage.read(row["thumbnail_r2_key"], limit=1 << 20)) == 480
             subject = slides.execute(
                 "select subject from penstock.artifacts where id = %s", [row["thumbnail_artifact_id"]]
             )
@@ -200,6 +205,24 @@ async def test_refused_submission_is_retried_without_a_charge(
         assert event.account() == (1, 0)
 
 
+async def test_rejected_submission_leaves_no_live_operation(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4.3/one-live: the operation of a task that failed permanently ends with it, so the slide can be retried."""
+    async with simulator.serve() as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url + "/nothing")
+        event = Event(slides, drain, clock)
+        await event.prepare(1)
+        event.toggle()
+        await event.run_until(lambda: event.states() == ["failed"])
+        [row] = slides.execute("select error_type from slides.thumbnail_failure_log")
+        assert row["error_type"] == "cloudconvert_api_error"
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        slides.execute("select slides.retry_thumbnail(%s)", [event.rows()[0]["id"]])
+        await event.run_until(lambda: event.states() == ["completed"])
+        assert event.account() == (1, 0)
+
+
 @pytest.mark.slow
 async def test_lost_answer_makes_no_second_job(
     slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
@@ -245,7 +268,7 @@ def test_libreoffice_converts_a_presentation(tmp_path: Path) -> None:
     source, target = tmp_path / "a.pptx", tmp_path / "a.png"
     source.write_bytes(samples.presentation("Rivers", "from the spring to the sea"))
     local.convert(str(source), samples.PPTX, str(target))
-    assert Image.open(target).width == 480
+    assert width(target.read_bytes()) == 480
 
 
 @pytest.mark.parametrize(("number", "kind"), [(1, "application/pdf"), (2, "image/png"), (3, "image/jpeg")])
@@ -254,7 +277,7 @@ def test_local_converter_renders_pictures_and_pdf(tmp_path: Path, number: int, k
     source, target = tmp_path / "slide", tmp_path / "a.png"
     source.write_bytes(samples.make(number)[2])
     local.convert(str(source), kind, str(target))
-    assert Image.open(target).width == 480
+    assert width(target.read_bytes()) == 480
     source.write_bytes(source.read_bytes()[:60])
     with pytest.raises(local.Damaged):
         local.convert(str(source), kind, str(target))
@@ -312,7 +335,7 @@ async def test_wire_exports_a_file_for_a_time_only() -> None:
                 break
             await asyncio.sleep(0.05)
         file = job["tasks"][2]["result"]["files"][0]
-        assert Image.open(io.BytesIO((await http.get(file["url"])).content)).width == 64
+        assert width((await http.get(file["url"])).content) == 64
         moment[0] += 3601
         assert (await http.get(file["url"])).status_code == 403
         found = (await http.get(f"{url}/jobs", headers=KEY, params={"filter[tag]": "t"})).json()["data"]

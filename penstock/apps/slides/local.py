@@ -39,7 +39,8 @@ def convert(source: str, mime_type: str, target: str, width: int = 480) -> None:
 
     try:
         if mime_type.startswith("image/"):
-            picture = Image.open(source).convert("RGB")
+            with Image.open(source) as opened:
+                picture = opened.convert("RGB")
         elif mime_type == "application/pdf":
             picture = _page(source, width)
         else:
