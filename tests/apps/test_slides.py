@@ -543,7 +543,7 @@ class TestFailures:
     ],
 )  # fmt: skip
 def test_queries_of_the_app_use_an_index(place: Place, query: str, index: str) -> None:
-    """R4.7/retroactive."""
+    """R4.7/retroactive, R4.7/status, R4.7/failures: none reads more than its own rows, however many there are."""
     with place.db.connect() as conn, conn.transaction():
         conn.execute("set local enable_seqscan = off")
         values = {"t": place.tenant, "s": place.speech, "e": place.event}
