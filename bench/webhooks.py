@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -23,6 +23,7 @@ from typing import Any
 from unittest.mock import patch
 
 import psycopg
+import structlog
 
 from bench import server as bench_server
 from penstock import server, simulator
@@ -34,6 +35,7 @@ from penstock.postgres import db
 from penstock.settings import settings
 from penstock.simulator.cloudconvert import SECRET
 from penstock.storage.objects import Folder
+from penstock.worker import Worker
 
 FAULTS = {"lost": 0.1, "doubled": 0.08, "early": 0.06, "late": 0.06}
 _SETTING = "select penstock.set_setting(%s, %s::jsonb)"
@@ -55,36 +57,44 @@ select (select count(*) from slides.slides where thumbnail_status = 'completed')
   (select count(*) from penstock.attempts) as attempts"""
 
 
+def _work(environment: dict[str, str]) -> None:
+    """A worker process. Its modules are loaded already, so that it works within its short life."""
+    os.environ |= environment
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    app.forget()
+    app.use(environment["DATABASE_URL"])
+    app.storage = Folder(Path(environment["PENSTOCK_STORAGE"]), b"s" * 32)
+    asyncio.run(Worker(app, concurrency=8, lease_seconds=5).run())
+
+
 class Workers:
     """Worker processes, of which one after the other is killed."""
 
-    def __init__(self, count: int, environment: dict[str, str], log: Path) -> None:
-        self._environment, self._log = environment, log
+    def __init__(self, count: int, environment: dict[str, str]) -> None:
+        self._environment = environment
+        self._processes = multiprocessing.get_context("forkserver")
+        self._processes.set_forkserver_preload(["bench.webhooks", "penstock.worker"])
         self.kills = 0
         self._running = [self._start() for _ in range(count)]
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "penstock", "worker", "penstock.apps.slides.app:app"]
-        with self._log.open("ab") as log:
-            return subprocess.Popen(
-                [*command, "--concurrency", "6", "--lease", "5"],
-                env=self._environment,
-                stdout=log,
-                stderr=log,
-            )
+    def _start(self) -> Any:
+        started = self._processes.Process(target=_work, args=(self._environment,), daemon=True)
+        started.start()
+        return started
 
     def kill_one(self) -> None:
         """Kill the oldest worker and start another one."""
         oldest = self._running.pop(0)
-        oldest.send_signal(signal.SIGKILL)
-        oldest.wait()
+        oldest.kill()
+        oldest.join()
         self.kills += 1
         self._running.append(self._start())
 
     def stop(self) -> None:
+        """Kill all workers."""
         for each in self._running:
-            each.send_signal(signal.SIGKILL)
-            each.wait()
+            each.kill()
+            each.join()
 
 
 async def run(
@@ -124,13 +134,14 @@ async def run(
         await db.rows(pool, _SETTING, ("max_deaths", "1000"))
         event, speech = await demo.make_event(pool, tenant)
         await db.rows(pool, "select penstock.set_limit(%s, 'thumbnails', %s)", (tenant, quota or objects))
-        for number in range(objects):
-            await demo.add_sample(pool, tenant, speech, number)
+        for first in range(0, objects, 5):
+            numbers = range(first, min(objects, first + 5))
+            await asyncio.gather(*[demo.add_sample(pool, tenant, speech, number) for number in numbers])
         with patch.dict(os.environ, values):
             async with server.serving(own, listening, developer=developer, app=app):
                 began = time.monotonic()
                 await db.rows(pool, "select slides.set_thumbnail_generation(%s)", (event,))
-                workers = Workers(3, {**os.environ}, folder / "workers.log")
+                workers = Workers(3, values)
                 try:
                     await _watch(pool, workers, objects, kill_seconds, seconds)
                 finally:
@@ -178,6 +189,7 @@ def main() -> int:
     parser.add_argument("--kill", type=float, default=2, help="seconds between two kills; 0: none")
     parser.add_argument("--quota", type=int, help="thumbnails of the tenant (default: one for each object)")
     chosen = parser.parse_args()
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     with bench_server.postgres() as postgres, tempfile.TemporaryDirectory() as folder:
         dsn = postgres.create_database("webhooks")
         facts = asyncio.run(

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from pathlib import Path
 
+import structlog
 from rich.console import Console
 
 from penstock.apps.slides import demo, local
@@ -28,6 +30,7 @@ def main() -> int:
         parser.error(f"--slides must be between 1 and 1000 (got {chosen.slides})")
     if chosen.local and local.soffice() is None:
         parser.error("LibreOffice is not installed: apt install libreoffice-impress")
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     options = demo.Options(chosen.slides, chosen.folder, chosen.local)
     return 0 if asyncio.run(demo.run(options, Console())) == chosen.slides else 1
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from functools import cache
 from xml.sax.saxutils import escape
 
 from PIL import Image, ImageDraw, ImageFont
@@ -39,7 +40,12 @@ _PART = "application/vnd.openxmlformats-officedocument.presentationml."
 
 def make(number: int) -> tuple[str, str, bytes]:
     """A sample slide: its name, its content type and its bytes. The type changes with the number."""
-    title = TITLES[number % len(TITLES)]
+    return _make(number % len(TITLES))
+
+
+@cache
+def _make(number: int) -> tuple[str, str, bytes]:
+    title = TITLES[number]
     match number % 4:
         case 0:
             return f"{title}.pptx", PPTX, presentation(title, f"Slide {number + 1}")
