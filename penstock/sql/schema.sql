@@ -2782,7 +2782,7 @@ function penstock._end_operations()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d718e8f00c4a99c21e9c81242182928a
+  body: sha256 bfe90a2fbec351afe0cdf8264916df47
   comment: Ends operations of canceled jobs and those that nobody settles, and frees their reservations and places.
 
 function penstock._endpoint(text, uuid)
@@ -5456,6 +5456,15 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 54d2a1a9fc1b194cb39052827c7cadfc
   comment: Records the usage of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant's action (p_tenant_id, p_action), as {"requests", "input_tokens", …}, and its cost if the provider has prices. Options: variant, provider, details, key (a report sent again with the same key counts once).
+  grant to service_role: execute
+
+function penstock.refund_usage(uuid, jsonb, text)
+  arguments: p_tenant_id uuid, p_units jsonb, p_action text DEFAULT 'refund'::text
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b417fc8d1b721a9f33839aba63ac1119
+  comment: Gives usage of the current period back to a tenant, at most what is used, and returns what was given back. The earlier usage events stay on record.
   grant to service_role: execute
 
 function penstock.refuse(integer, text, text, jsonb, text)

@@ -27,7 +27,7 @@ PNG = "image/png"
 
 @dataclass
 class Place:
-    """A tenant with an event and a speech, and an admin, a member and a viewer of it."""
+    """A tenant with an event and a speech, and one person of each role."""
 
     db: testing.Database
     tenant: uuid.UUID = field(init=False)
@@ -48,7 +48,7 @@ class Place:
             "insert into slides.speeches (tenant_id, session_id, title) values (%s, %s, 'Rivers') returning id",
             self.tenant, session,
         )  # fmt: skip
-        self.people = {role: uuid.uuid4() for role in ("admin", "member", "viewer")}
+        self.people = {role: uuid.uuid4() for role in ("owner", "admin", "member", "viewer")}
         for role, user in self.people.items():
             self.db.execute(
                 "insert into auth.users (id, email) values (%s, %s)", [user, f"{user}@tests.example"]

@@ -279,8 +279,8 @@ declare
   v_bookings booking[] := '{}';
   v_tenants uuid[] := '{}';
 begin
-  -- Live operations whose job was canceled or whose task has ended, and those that nobody settled an hour after
-  -- their deadline. An object with a live operation could not be tried again.
+  -- Live operations whose job was canceled or whose task has ended, and those that nobody settled an hour
+  -- after their deadline. An object with a live operation could not be tried again.
   for v_operation in
     select o.* from operations o join jobs j on j.id = o.job_id
     where o.status in ('pending', 'processing')

@@ -238,7 +238,8 @@ comment on function penstock.record_usage(jsonb, bigint, text, bigint, uuid, tex
   'p_action), as {"requests", "input_tokens", …}, and its cost if the provider has prices. Options: '
   'variant, provider, details, key (a report sent again with the same key counts once).';
 
-create or replace function penstock.refund_usage(p_tenant_id uuid, p_units jsonb, p_action text default 'refund')
+create or replace function penstock.refund_usage(
+  p_tenant_id uuid, p_units jsonb, p_action text default 'refund')
 returns jsonb language plpgsql security definer set search_path = penstock, pg_temp as $$
 -- Lock order: see claim.sql.
 declare
@@ -252,7 +253,9 @@ begin
   elsif not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
-  for v_unit in select u.key as meter, u.value::numeric as amount from jsonb_each(p_units) as u order by u.key loop
+  for v_unit in
+    select u.key as meter, u.value::numeric as amount from jsonb_each(p_units) as u order by u.key
+  loop
     v_back := least(v_unit.amount,
       (_lock_account(p_tenant_id, null, v_unit.meter, (_period(v_unit.meter, _now())).starts, true)).used);
     if v_back > 0 then
@@ -268,8 +271,8 @@ begin
 end
 $$;
 comment on function penstock.refund_usage(uuid, jsonb, text) is
-  'Gives usage of the current period back to a tenant, at most what is used, and returns what was given back. The '
-  'earlier usage events stay on record.';
+  'Gives usage of the current period back to a tenant, at most what is used, and returns what was given '
+  'back. The earlier usage events stay on record.';
 
 create or replace function penstock._settle(p_leases penstock.leases[], p_is_success boolean,
   p_stopped penstock.leases[])
