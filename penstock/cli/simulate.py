@@ -58,11 +58,7 @@ def simulate(
         ),
     ] = "",
     cloudconvert_faults: Annotated[
-        str,
-        typer.Option(
-            metavar="FAULT=SHARE,…",
-            help="Share of webhooks of CloudConvert with a fault: lost, doubled, early, late or reordered.",
-        ),
+        str, typer.Option(metavar="FAULT=SHARE,…", help="Share of lost, doubled, early or late webhooks.")
     ] = "",
     credentials: Annotated[
         Path | None,

@@ -11,7 +11,8 @@ To run it in its own process: `penstock simulate`.
 
 from __future__ import annotations
 
-from penstock.simulator.cloudconvert import CloudConvertConfig, CloudConvertServer, CloudConvertStats
+from penstock.simulator.cloudconvert import CloudConvertServer
+from penstock.simulator.cloudconvert_config import CloudConvertConfig, CloudConvertStats
 from penstock.simulator.config import Config, Fault
 from penstock.simulator.limits import AccountStats, Limits
 from penstock.simulator.server import serve

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from penstock.errors import Invalid
 from penstock.simulator.anthropic import Anthropic
-from penstock.simulator.cloudconvert import CloudConvertConfig
+from penstock.simulator.cloudconvert_config import CloudConvertConfig
 from penstock.simulator.limits import Limits
 from penstock.simulator.openai import OpenAI
 from penstock.simulator.provider import Provider, Reason

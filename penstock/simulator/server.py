@@ -21,6 +21,7 @@ from penstock.errors import Invalid, PenstockError
 from penstock.simulator import cloudconvert as converter
 from penstock.simulator import tokens
 from penstock.simulator.anthropic import count_tokens
+from penstock.simulator.cloudconvert_config import CloudConvertConfig
 from penstock.simulator.config import FAULTS, PROVIDERS, Fault, read
 from penstock.simulator.limits import HOUR, Account, Amount, Limits
 from penstock.simulator.provider import Problem, Provider, ProviderRequest, Reply, document
@@ -51,7 +52,7 @@ async def serve(
     latency: tuple[float, float] = (0, 0),
     quota_exhausted_after: int | None = None,
     sheets: SheetsConfig | Mapping[str, Any] | None = None,
-    cloudconvert: converter.CloudConvertConfig | Mapping[str, Any] | None = None,
+    cloudconvert: CloudConvertConfig | Mapping[str, Any] | None = None,
     seed: int = 0,
     speed: float = 1,
     clock: Clock | None = None,
@@ -59,8 +60,7 @@ async def serve(
     """Run a simulator in this event loop during the block. Port 0 picks a free port.
 
     `limits`: for all models, or by `provider/model`, `provider` or `default`. `sheets`: configuration of the
-    Sheets server. `cloudconvert`: that of the simulated CloudConvert. `clock`: returns the time in seconds,
-    for tests that control it.
+    Sheets server, `cloudconvert` of CloudConvert. `clock`: returns the time in seconds, for tests.
     """
     if not 0 < speed <= _FASTEST:
         raise Invalid(f"speed must be more than 0 and at most {_FASTEST:,} (got {speed:g})")

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from typing import Any, TypedDict
 
 from penstock.simulator import tokens
-from penstock.simulator.cloudconvert import CloudConvertServer, CloudConvertStats
+from penstock.simulator.cloudconvert import CloudConvertServer
+from penstock.simulator.cloudconvert_config import CloudConvertStats
 from penstock.simulator.config import FAULTS, Config, Fault, read
 from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Rejection
 from penstock.simulator.provider import Problem, Provider, Reply
