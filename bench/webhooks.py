@@ -73,7 +73,7 @@ class Workers:
     def __init__(self, count: int, environment: dict[str, str]) -> None:
         self._environment = environment
         self._processes = multiprocessing.get_context("forkserver")
-        self._processes.set_forkserver_preload(["bench.webhooks", "penstock.worker"])
+        self._processes.set_forkserver_preload(["penstock.apps.slides.demo", "penstock.worker"])
         self.kills = 0
         self._running = [self._start() for _ in range(count)]
 
