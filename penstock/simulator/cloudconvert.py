@@ -166,6 +166,8 @@ class CloudConvertServer:
                 return self._upload(task_id, headers, body)
             case "GET", "files", token, _:
                 return self._download(token)
+            case _:
+                pass
         if not headers.get("authorization", "").startswith("Bearer "):
             raise ApiProblem(401, "UNAUTHENTICATED", "Unauthenticated.")
         self._limit()
@@ -428,13 +430,14 @@ def _checked(fields: dict[str, Any]) -> dict[str, _Task]:
     if not isinstance(given, dict) or not given:
         raise ApiProblem(422, "INVALID_DATA", "The tasks field is required.")
     tasks: dict[str, _Task] = {}
-    for name, options in cast("dict[str, Any]", given).items():
-        operation = options.get("operation") if isinstance(options, dict) else None
+    for name, value in cast("dict[str, Any]", given).items():
+        options = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+        operation = options.get("operation")
         if operation not in (*_IMPORTS, "thumbnail", "convert", _EXPORT):
             raise ApiProblem(422, "INVALID_DATA", f"The operation of {name} is unknown.")
-        if operation not in _IMPORTS and options.get("input") not in given:
+        if operation not in _IMPORTS and options.get("input") not in cast("dict[str, Any]", given):
             raise ApiProblem(422, "INVALID_DATA", f"The input of {name} is not a task of this job.")
-        tasks[name] = _Task(str(uuid.uuid4()), name, operation, options)
+        tasks[name] = _Task(str(uuid.uuid4()), name, str(operation), options)
     kinds = Counter(task.operation for task in tasks.values())
     if sum(kinds[each] for each in _IMPORTS) != 1 or kinds["thumbnail"] + kinds["convert"] != 1:
         raise ApiProblem(422, "INVALID_DATA", "The simulator needs one import and one conversion in a job.")

@@ -4,7 +4,8 @@ Pictures are scaled and PDF files rendered. Of a PPTX file the text of the first
 nothing here can lay out a presentation; other files become a card with their name.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 

@@ -18,6 +18,7 @@ from penstock.apps.slides.app import app
 from penstock.errors import Invalid
 from penstock.postgres import db as database
 from penstock.postgres import migrate
+from penstock.simulator import config
 from penstock.simulator.cloudconvert import SECRET
 from penstock.storage.objects import Folder
 
@@ -345,6 +346,4 @@ async def test_wire_exports_a_file_for_a_time_only() -> None:
 
 def test_shares_of_faults_must_not_exceed_one() -> None:
     with pytest.raises(Invalid, match="more than 1"):
-        simulator.Simulator(
-            simulator.config.read({"cloudconvert": {"webhook_faults": {"lost": 0.7, "late": 0.4}}})
-        )
+        simulator.Simulator(config.read({"cloudconvert": {"webhook_faults": {"lost": 0.7, "late": 0.4}}}))

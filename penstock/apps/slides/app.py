@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, LiteralString
 from uuid import UUID
 
 from pydantic import BaseModel
@@ -147,7 +147,7 @@ async def _call_on(database: db.Database, function: str, *values: Any) -> Any:
     return found
 
 
-_STATEMENTS = {
+_STATEMENTS: dict[str, LiteralString] = {
     "begin_thumbnail": "select slides.begin_thumbnail(%s, %s, %s)",
     "finish_thumbnail": "select slides.finish_thumbnail(%s, %s, %s, %s)",
     "settle_thumbnail": "select slides.settle_thumbnail(%s, %s, %s)",

@@ -120,7 +120,8 @@ class Client:
 
 def failure(job: dict[str, Any]) -> tuple[str, str]:
     """The error type and the message of a failed job."""
-    task = next((task for task in job["tasks"] if task["status"] == "error"), {})
+    failed: list[dict[str, Any]] = [task for task in job["tasks"] if task["status"] == "error"]
+    task = failed[0] if failed else {}
     code = "invalid_format" if str(task.get("code")).startswith("INVALID") else "cloudconvert_api_error"
     return code, str(task.get("message") or task.get("code") or "the conversion failed")[:1000]
 

@@ -3,7 +3,8 @@
 Runs in a subprocess of the worker. LibreOffice comes from the system: `apt install libreoffice-impress`.
 """
 
-# pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
+# pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportUnknownArgumentType=false
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 PROVIDER = "libreoffice/local"
 SECONDS = 120
@@ -55,7 +57,7 @@ def convert(source: str, mime_type: str, target: str, width: int = 480) -> None:
     picture.resize(size, Image.Resampling.LANCZOS).save(target, "PNG")
 
 
-def _page(path: str, width: int) -> object:
+def _page(path: str, width: int) -> Any:
     import pypdfium2
 
     with pypdfium2.PdfDocument(path) as document:
