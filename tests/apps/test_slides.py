@@ -380,7 +380,8 @@ class TestSlides:
         assert place.one("select subject from penstock.artifacts where id = %s", file) is None
 
     def test_members_see_their_tenant_only(self, place: Place, other: Place) -> None:
-        place.slide(), other.slide()
+        place.slide()
+        other.slide()
         with place.acting("viewer") as conn:
             for name in (
                 "events",
