@@ -14,10 +14,11 @@ from PIL import Image
 
 from penstock import simulator, testing
 from penstock.apps.slides import demo, local, samples
-from penstock.apps.slides.app import app
+from penstock.apps.slides.app import app, told
 from penstock.errors import Invalid
 from penstock.postgres import db as database
 from penstock.postgres import migrate
+from penstock.sdk import webhooks
 from penstock.simulator import config
 from penstock.simulator.cloudconvert import SECRET
 from penstock.storage.objects import Folder
@@ -290,6 +291,17 @@ def test_local_converter_says_that_libreoffice_is_missing(
     monkeypatch.setattr(local, "soffice", lambda: None)
     with pytest.raises(local.Missing, match="apt install libreoffice-impress"):
         local.convert(str(tmp_path / "a.pptx"), samples.PPTX, str(tmp_path / "a.png"))
+
+
+async def test_webhook_of_an_unknown_job_is_kept_as_unmatched(slides: testing.Database) -> None:
+    """R4.3/deliveries: nothing is charged, and the inbox tries it again."""
+    async with app, app.connections() as pool, database.transaction(pool) as conn:
+        for tag in ("not a uuid", None, "018f0000-0000-7000-8000-000000000000"):
+            payload = {"event": "job.finished", "job": {"id": "x", "tag": tag, "status": None}}
+            assert (
+                await told(webhooks.Event("cloudconvert", "x", "job.finished", payload, conn)) == "unmatched"
+            )
+            assert await told(webhooks.Event("cloudconvert", "x", "job.created", payload, conn)) == "ignored"
 
 
 # The wire
