@@ -555,6 +555,21 @@ def test_queries_of_the_app_use_an_index(place: Place, query: str, index: str) -
     assert index in "\n".join(row["QUERY PLAN"] for row in rows)
 
 
+@pytest.mark.parametrize("name", list(app.pages))
+def test_members_can_read_the_columns_of_each_page(place: Place, name: str) -> None:
+    """R4.9/ownership."""
+    page = app.pages[name]
+    with place.acting("viewer") as conn:
+        columns = ", ".join([*page.read_columns, *page.filters])
+        conn.execute(f"select {columns} from slides.{page.source}".encode())
+    for action in page.actions.values():
+        arguments = place.one(
+            "select proargnames from pg_proc where proname = %s and pronamespace = 'slides'::regnamespace",
+            action.function,
+        )
+        assert {action.argument, *action.values} <= set(arguments)
+
+
 @pytest.mark.slow
 def test_schema_is_applied_removed_and_applied_again(db: testing.Database) -> None:
     """R4.8/tested."""

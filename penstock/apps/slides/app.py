@@ -14,7 +14,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from penstock import App, Context, Fail, FunctionRequest, FunctionResponse, Invalid, Reschedule, Retry
-from penstock.apps.slides import cloudconvert, local
+from penstock.apps.slides import cloudconvert, local, pages
 from penstock.apps.slides.settings import settings, webhook_secrets
 from penstock.contract import artifacts, operations
 from penstock.errors import Conflict
@@ -37,6 +37,7 @@ app = App(
     sql=Path(__file__).parent / "sql",
     writable_tables=["events", "sessions", "speeches"],
 )
+pages.declare(app)
 
 
 class Thumbnail(BaseModel):
