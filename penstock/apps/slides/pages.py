@@ -11,8 +11,8 @@ def declare(app: App) -> None:
     app.page(
         "events", "Events", source="event_list", key="id",
         description="Thumbnails are made for events that are switched on.",
-        columns=["name", "starts_on", "thumbnail_generation_enabled", "slides_to_queue", "cost_to_queue", "pending",
-                 "processing", "completed", "failed"],
+        columns=["name", "starts_on", "thumbnail_generation_enabled", "slides_to_queue", "cost_to_queue",
+                 "pending", "processing", "completed", "failed"],
         filters=["name", "thumbnail_generation_enabled"],
         actions=[
             PageAction("on", "Switch on", "set_thumbnail_generation", "p_event_id", queue,
@@ -20,14 +20,15 @@ def declare(app: App) -> None:
             PageAction("off", "Switch off", "set_thumbnail_generation", "p_event_id",
                        "Stop making thumbnails for {name}? Existing ones stay.",
                        values={"p_enabled": False}, when={"thumbnail_generation_enabled": [True]}),
-            PageAction("retry", "Retry failed", "retry_event", "p_event_id", "Convert failed slides of {name} again?"),
+            PageAction("retry", "Retry failed", "retry_event", "p_event_id",
+                       "Convert failed slides of {name} again?"),
         ],
     )  # fmt: skip
     app.page(
         "slides", "Slides", source="slide_list", key="id", order="created_at",
         columns={"thumbnail_artifact_id": "Thumbnail", "name": "Name", "mime_type": "Type",
-                 "thumbnail_status": "Status", "thumbnail_error": "Error", "event_id": "Event", "job_id": "Job",
-                 "created_at": "Uploaded"},
+                 "thumbnail_status": "Status", "thumbnail_error": "Error", "event_id": "Event",
+                 "job_id": "Job", "created_at": "Uploaded"},
         filters=["event_id", "thumbnail_status", "name"], links={"job_id": "/jobs/{}"},
         files=["thumbnail_artifact_id"],
         actions=[PageAction("retry", "Retry", "retry_thumbnail", "p_slide_id", "Convert {name} again?",
