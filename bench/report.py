@@ -116,6 +116,10 @@ PROMISES = [
     ),
     ("startup_import", "milliseconds of CPU for `import penstock`", "< 150"),
     ("startup_help", "milliseconds of CPU for `penstock --help`", "< 400"),
+    ("slides_reserve", "milliseconds to reserve a thumbnail, with 1,000,000 slides (median)", "< 10 ms"),
+    ("slides_status", "milliseconds of the status of a slide (median)", "< 5 ms"),
+    ("slides_failures", "milliseconds to record a failure and detect a streak (median)", "< 20 ms"),
+    ("slides_retroactive", "milliseconds to select 500 slides of an event (median)", "< 50 ms"),
 ]
 
 NOTES = [
