@@ -167,7 +167,7 @@ async def _watch(pool: db.Pool, workers: Workers, objects: int, every: float, se
 
 
 async def _facts(dsn: str) -> dict[str, Any]:
-    async with await psycopg.AsyncConnection.connect(dsn, row_factory=dict_row) as conn:
+    async with await psycopg.AsyncConnection[dict[str, Any]].connect(dsn, row_factory=dict_row) as conn:
         return dict(await (await conn.execute(_FACTS)).fetchone() or {})
 
 

@@ -2782,7 +2782,7 @@ function penstock._end_operations()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bfe90a2fbec351afe0cdf8264916df47
+  body: sha256 4cbf1f393b973dcf807bf81d0bd1da27
   comment: Ends operations of canceled jobs and those that nobody settles, and frees their reservations and places.
 
 function penstock._endpoint(text, uuid)
@@ -5463,7 +5463,7 @@ function penstock.refund_usage(uuid, jsonb, text)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b417fc8d1b721a9f33839aba63ac1119
+  body: sha256 f93cec732d66bd15039d7ec2f2669f9f
   comment: Gives usage of the current period back to a tenant, at most what is used, and returns what was given back. The earlier usage events stay on record.
   grant to service_role: execute
 

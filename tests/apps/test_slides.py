@@ -98,11 +98,11 @@ class Place:
     @contextmanager
     def acting(self, role: str = "member", user: uuid.UUID | None = None) -> Iterator[SyncConnection]:
         """A transaction of a user."""
-        with psycopg.connect(self.db.dsn, row_factory=dict_row) as conn:
+        with psycopg.Connection[dict[str, Any]].connect(self.db.dsn, row_factory=dict_row) as conn:
             claims = json.dumps({"sub": str(user or self.people[role]), "role": "authenticated"})
             conn.execute("select set_config('request.jwt.claims', %s, true)", [claims])
             conn.execute("set local role authenticated")
-            yield conn  # type: ignore[misc]
+            yield conn
 
     def refused(self, query: str, *values: Any, role: str | None = None) -> dict[str, Any]:
         """The SQLSTATE, and the code of an error with details."""
