@@ -60,12 +60,16 @@ def simulate(
     cloudconvert_faults: Annotated[
         str, typer.Option(metavar="FAULT=SHARE,…", help="Share of lost, doubled, early or late webhooks.")
     ] = "",
+    stripe_webhook: Annotated[
+        str | None,
+        typer.Option(metavar="URL", show_default=False, help="Where to send Stripe's webhooks."),
+    ] = None,
     credentials: Annotated[
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Write a Sheets service account to this file."),
     ] = None,
 ) -> int:
-    """Simulate OpenAI, Anthropic, Google Sheets and CloudConvert, with their limits, until stopped."""
+    """Simulate OpenAI, Anthropic, Google Sheets, CloudConvert and Stripe until stopped."""
     how = {
         "host": host,
         "port": port,
@@ -78,7 +82,7 @@ def simulate(
         "sheets": {"faults": _faults(sheets_faults), "latency": _latency(latency)},
         "cloudconvert": {"webhook_faults": _faults(cloudconvert_faults), "latency": _latency(latency)},
     }
-    asyncio.run(_serve(how, sheet or [], credentials))
+    asyncio.run(_serve(how, sheet or [], credentials, stripe_webhook))
     return 0
 
 
@@ -130,7 +134,9 @@ def _keep(path: Path, account: dict[str, Any]) -> None:
         raise Invalid(f"cannot write the service account to {path}: {error}") from error
 
 
-async def _serve(how: dict[str, Any], sheets: list[Path], credentials: Path | None) -> None:
+async def _serve(
+    how: dict[str, Any], sheets: list[Path], credentials: Path | None, stripe_webhook: str | None
+) -> None:
     # Imported here because few commands need a web server.
     from penstock import simulator
 
@@ -148,14 +154,19 @@ async def _serve(how: dict[str, Any], sheets: list[Path], credentials: Path | No
             "sheets_url": running.sheets_url,
             "cloudconvert_url": running.cloudconvert_url,
             "cloudconvert_secret": running.cloudconvert.secret,
+            "stripe_url": running.stripe_url,
+            "stripe_webhook_secret": running.stripe.secret,
             "control_url": running.control_url,
         }
         output.document(urls, lambda: print(_line(urls)))
         sys.stdout.flush()  # a program that reads the URLs from a pipe waits for them
+        running.stripe.webhook_url = stripe_webhook
+        sending = asyncio.create_task(running.stripe.run())
         await stopping.wait()
+        sending.cancel()
 
 
 def _line(urls: dict[str, str]) -> str:
     names = {"OpenAI": "openai_url", "Anthropic": "anthropic_url", "Sheets": "sheets_url"}
-    names |= {"CloudConvert": "cloudconvert_url"}
+    names |= {"CloudConvert": "cloudconvert_url", "Stripe": "stripe_url"}
     return "  ".join(f"{name}: {urls[key]}" for name, key in names.items())

@@ -27,6 +27,8 @@ from penstock.simulator.limits import HOUR, Account, Amount, Limits
 from penstock.simulator.provider import Problem, Provider, ProviderRequest, Reply, document
 from penstock.simulator.sheets import API, SheetsConfig
 from penstock.simulator.simulator import Clock, Simulator, Slot
+from penstock.simulator.stripe import PATHS as STRIPE_PATHS
+from penstock.simulator.subscriptions import StripeError
 
 MOST_BYTES = 32 * 1024 * 1024
 """Maximum size of a body; larger ones get status 413."""
@@ -145,6 +147,8 @@ class _Server:
                 await exchange.keep_sheets()
             elif exchange.path.startswith(converter.API):
                 await exchange.convert()
+            elif STRIPE_PATHS.match(exchange.path):
+                await exchange.bill()
             else:
                 await exchange.provide()
 
@@ -324,6 +328,17 @@ class _Exchange:
         response.headers.update(answer.headers)
         await self._answer(response)
 
+    # Stripe
+
+    async def bill(self) -> None:
+        """Answer as Stripe."""
+        body = await self._body()
+        query = QueryParams(self.scope["query_string"]).multi_items()
+        answer = self.simulator.stripe.respond(self.method, self.path, query, self.headers, body)
+        response = _json(answer.document, answer.status)
+        response.headers.update(answer.headers)
+        await self._answer(response)
+
     # Control
 
     async def control(self) -> None:
@@ -333,6 +348,8 @@ class _Exchange:
             await self._answer(self._controlled(body or b""))
         except Invalid as error:
             await self._answer(_json({"error": {"message": error.message}}, error.status))
+        except StripeError as error:
+            await self._answer(_json(error.document, error.status))
 
     def _controlled(self, body: bytes) -> Response:
         match self.method, self.path.removeprefix(_CONTROL):
@@ -353,6 +370,11 @@ class _Exchange:
                 id = path.removeprefix("sheets/")
                 self.simulator.sheets.load(id, io.StringIO(body.decode("utf-8-sig"), newline=""))
                 return self._sheet(id)
+            case "POST", path if path.startswith("stripe/"):
+                fields = _fields(body or b"{}")
+                if fields is None:
+                    raise Invalid("the body must be a JSON object")
+                return _json(self.simulator.stripe.control(path.removeprefix("stripe/"), fields))
             case "POST", "reset":
                 self.simulator.reset()
                 return _json(self.simulator.stats())

@@ -15,6 +15,7 @@ from penstock.simulator.config import FAULTS, Config, Fault, read
 from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Rejection
 from penstock.simulator.provider import Problem, Provider, Reply
 from penstock.simulator.sheets import SheetsServer, SheetsStats
+from penstock.simulator.stripe import StripeServer
 
 Clock = Callable[[], float]
 
@@ -87,6 +88,8 @@ class Simulator:
             lambda: self.config.cloudconvert, self.clock, seed=seed, speed=speed
         )
         """The simulated CloudConvert."""
+        self.stripe = StripeServer(self.clock, seed)
+        """The Stripe account: customers, subscriptions and webhooks."""
         self.reset()
 
     @property
@@ -113,6 +116,11 @@ class Simulator:
     @property
     def sheets_url(self) -> str:
         """The `base_url` of a Sheets client."""
+        return self.url
+
+    @property
+    def stripe_url(self) -> str:
+        """The base address of a Stripe client."""
         return self.url
 
     @property
@@ -144,6 +152,7 @@ class Simulator:
         self._fault_chance, self._latency_chance = random.Random(self.seed), random.Random(self.seed)
         self.sheets.reset()
         self.cloudconvert.reset()
+        self.stripe.reset()
 
     def configure(self, /, **changes: Any) -> Config:
         """Change parts of the configuration."""
