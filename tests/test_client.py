@@ -346,6 +346,7 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     served.db.execute("""select penstock.set_gate('export', '{"feature": "pdf"}')""")
     assert (await got(owner.usage.entitlements())).capabilities == {"pdf": False}
     assert (await got(owner.usage.check_gate("export"))).would_have_blocked
+    assert (await got(owner.billing.status())).tier == "free"
     cost = Decimal("0.0000015")
     assert [line.amount for line in await got(owner.costs.sums("job"))] == [cost]
     assert [entry.amount for entry in await got(owner.costs.entries(job_id=job.id))] == [cost]
@@ -486,8 +487,16 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert routes_of(served.app) - asked_of(served.app) == FOR_OTHERS
 
 
-# For probes and for Prometheus; and what a browser asks of a file before it reads it.
-FOR_OTHERS = {"GET /healthz", "GET /readyz", "GET /metrics", "HEAD /storage/{path}"}
+# For probes and for Prometheus; what a browser asks of a file before it reads it; and what needs an account at Stripe
+# (tests/test_billing.py).
+FOR_OTHERS = {
+    "GET /healthz",
+    "GET /readyz",
+    "GET /metrics",
+    "HEAD /storage/{path}",
+    "POST /api/billing/checkout",
+    "POST /api/billing/portal",
+}
 
 
 def routes_of(app: FastAPI) -> set[str]:

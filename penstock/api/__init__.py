@@ -15,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 
 from penstock.api import (
     artifacts,
+    billing,
     bulks,
     dead_letters,
     development,
@@ -42,9 +43,12 @@ from penstock.api.isolated import Isolated
 from penstock.api.limits import Limits, Rates
 from penstock.api.routes import PROBLEM_SCHEMA
 from penstock.api.tokens import Tokens
+from penstock.billing import add_to as add_billing
+from penstock.billing import reconciling
 from penstock.errors import Invalid
 from penstock.postgres import db
 from penstock.sdk.app import App
+from penstock.sdk.webhooks import Webhooks
 from penstock.settings import Settings
 from penstock.settings import settings as settings_of_process
 from penstock.storage import objects as storages
@@ -67,6 +71,8 @@ _ROUTES = (
     notifications.secret_routes,
     notifications.routes,
     money.routes,
+    billing.routes,
+    billing.stripe_routes,
     providers.routes,
     invitations.secret_routes,
     invitations.routes,
@@ -109,6 +115,10 @@ def create(
     )
     made.state.settings = chosen
     made.state.app = app
+    made.state.webhooks = Webhooks(app.webhooks if app else {})
+    if chosen.stripe_key is not None:
+        add_billing(made.state.webhooks, chosen)
+    made.state.gateway = None
     made.state.limits = most
     made.state.rates = Rates(most)
     made.state.storms = Storms()
@@ -157,6 +167,7 @@ async def _running(
                 await app.declare(service)
 
         await db.retry_until_available(begin)
+        made.state.service_pool = service
         made.state.callers = Callers(
             Pools(users, service, exports),
             Tokens(settings),
@@ -175,7 +186,8 @@ async def _running(
         try:
             async with (
                 standby(service, settings, draw, storage, app.uploads if app else {}),
-                webhooks.retrying(service, app),
+                webhooks.retrying(service, made.state.webhooks),
+                reconciling(service, settings) as made.state.gateway,
             ):
                 yield
         finally:

@@ -137,7 +137,7 @@ class Route(APIRoute):
             limits: Limits = request.app.state.limits
             caller = await self._caller(request)
             body = await read_body(request, limits)
-            again = _with_body(request, body)
+            again = with_body(request, body)
             if self.body_field is not None and body:
                 # FastAPI uses the value that has already been parsed.
                 sent = again._json = read_json(body, limits)  # pyright: ignore[reportPrivateUsage]
@@ -280,7 +280,7 @@ Conn = Annotated[db.Connection, Depends(_conn)]
 """The request's connection, in a transaction as the caller."""
 
 
-def _with_body(request: Request, body: bytes) -> Request:
+def with_body(request: Request, body: bytes) -> Request:
     """A copy of the request with this body."""
 
     async def receive() -> dict[str, Any]:

@@ -18,8 +18,7 @@ from penstock.api.limits import Limits, read_body, read_json
 from penstock.contract import webhooks
 from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.postgres import db
-from penstock.sdk.app import App
-from penstock.sdk.webhooks import process, retry_due
+from penstock.sdk.webhooks import Source, Webhooks, process, retry_due
 
 router = APIRouter(include_in_schema=False)
 log = structlog.get_logger("penstock.webhooks")
@@ -34,8 +33,7 @@ async def receive(request: Request, source: str) -> Response:
     An event that nobody knows is recorded and answered with 200, because senders do not repeat a 4xx. Never
     410, which makes some senders stop permanently.
     """
-    app: App | None = request.app.state.app
-    found = app.webhooks.get(source) if app else None
+    found: Source | None = request.app.state.webhooks.get(source)
     if found is None:
         raise NotFound("there is no such source of webhooks", code="unknown_source")
     limits: Limits = request.app.state.limits
@@ -62,12 +60,12 @@ def _rejected(error: PenstockError) -> Response:
 
 
 @asynccontextmanager
-async def retrying(pool: db.Pool, app: App | None) -> AsyncGenerator[None]:
+async def retrying(pool: db.Pool, sources: Webhooks) -> AsyncGenerator[None]:
     """Try again, every few seconds, what failed or was replayed."""
-    if app is None or not app.webhooks:
+    if not sources:
         yield
         return
-    task = asyncio.create_task(_retry(pool, app), name="retry webhooks")
+    task = asyncio.create_task(_retry(pool, sources), name="retry webhooks")
     try:
         yield
     finally:
@@ -76,10 +74,10 @@ async def retrying(pool: db.Pool, app: App | None) -> AsyncGenerator[None]:
             await task
 
 
-async def _retry(pool: db.Pool, app: App) -> Any:
+async def _retry(pool: db.Pool, sources: Webhooks) -> Any:
     while True:
         try:
-            await retry_due(pool, app.webhooks)
+            await retry_due(pool, sources)
         except Exception as error:
             log.warning("webhooks.retry_failed", error=str(error))
         await asyncio.sleep(RETRY_SECONDS)

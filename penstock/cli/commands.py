@@ -37,7 +37,7 @@ COMMANDS = {
     "simulate": Entry(
         _RUN,
         "simulate",
-        "Simulate OpenAI, Anthropic and Google Sheets, with their rate limits, until stopped.",
+        "Simulate OpenAI, Anthropic, Google Sheets and Stripe until stopped.",
     ),
     "backlog": Entry(
         _OPERATE, "operate", "Show waiting and running tasks, and live workers, by kind and provider."
@@ -62,6 +62,9 @@ COMMANDS = {
     "usage": Entry(_MONEY, "usage", "Show usage and manage quotas.", "group"),
     "plans": Entry(_MONEY, "usage", "Manage subscription plans.", "plans_group"),
     "gates": Entry(_MONEY, "gates", "Manage gates: what a plan must include.", "group"),
+    "billing": Entry(
+        _MONEY, "billing", "Show and compare subscriptions at Stripe, and map its prices.", "group"
+    ),
     "costs": Entry(_MONEY, "costs", "Show and correct costs.", "group"),
     "prices": Entry(_MONEY, "costs", "Manage provider prices and exchange rates.", "prices_group"),
 }

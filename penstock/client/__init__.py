@@ -6,6 +6,7 @@ from typing import Self
 from uuid import UUID
 
 from penstock.client.artifacts import Artifacts
+from penstock.client.billing import Billing
 from penstock.client.bulks import Bulks
 from penstock.client.core import Core
 from penstock.client.dead_letters import DeadLetters
@@ -64,6 +65,7 @@ class _Resources(Resource[IO]):
         self.notifications = Notifications(core)
         self.usage = Usage(core)
         self.costs = Costs(core)
+        self.billing = Billing(core)
         self.providers = Providers(core)
         self.workers = Workers(core)
         self.tenants = Tenants(core)

@@ -93,7 +93,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
         "Capacity",
         (("/providers", "Providers", False), ("/workers", "Workers", True), ("/webhooks", "Webhooks", True)),
     ),
-    ("Billing", (("/usage", "Usage and costs", False),)),
+    ("Billing", (("/usage", "Usage and costs", False), ("/subscriptions", "Subscriptions", True))),
     (
         "Administration",
         (

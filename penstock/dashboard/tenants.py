@@ -7,7 +7,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock.contract import invitations, tenants, usage
+from penstock.contract import billing, invitations, tenants, usage
 from penstock.dashboard import actors, forms
 from penstock.dashboard.pages import PER_PAGE, AdminPage, Conn, CurrentViewer, redirect, render
 from penstock.errors import Invalid, NotFound
@@ -66,6 +66,7 @@ async def show_tenant(
         "tenant.html",
         tenant=found[0],
         status=await usage.status(conn, tenant_id=tenant_id),
+        billing=await billing.status(conn, tenant_id=tenant_id),
         plans=await usage.plans(conn),
         members=shown,
         actor_names=await actors.names(

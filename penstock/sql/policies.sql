@@ -12,6 +12,8 @@ create policy service_reads on penstock.attempts for select to service_role usin
 create policy service_reads on penstock.audit_log for select to service_role using (true);
 create policy service_reads on penstock.audit_marks for select to service_role using (true);
 create policy service_reads on penstock.audit_seals for select to service_role using (true);
+create policy service_reads on penstock.billing_accounts for select to service_role using (true);
+create policy service_reads on penstock.billing_syncs for select to service_role using (true);
 create policy service_reads on penstock.bulk_changes for select to service_role using (true);
 create policy service_reads on penstock.bulk_rows for select to service_role using (true);
 create policy service_reads on penstock.bulks for select to service_role using (true);
@@ -39,13 +41,14 @@ create policy service_reads on penstock.members for select to service_role using
 create policy service_reads on penstock.meters for select to service_role using (true);
 create policy service_reads on penstock.migrations for select to service_role using (true);
 create policy service_reads on penstock.mixed for select to service_role using (true);
-create policy service_reads on penstock.operator_alerts for select to service_role using (true);
 create policy service_reads on penstock.notification_secrets for select to service_role using (true);
 create policy service_reads on penstock.notification_targets for select to service_role using (true);
 create policy service_reads on penstock.notifications for select to service_role using (true);
 create policy service_reads on penstock.operations for select to service_role using (true);
+create policy service_reads on penstock.operator_alerts for select to service_role using (true);
 create policy service_reads on penstock.parked for select to service_role using (true);
 create policy service_reads on penstock.phases for select to service_role using (true);
+create policy service_reads on penstock.plan_prices for select to service_role using (true);
 create policy service_reads on penstock.plans for select to service_role using (true);
 create policy service_reads on penstock.prices for select to service_role using (true);
 create policy service_reads on penstock.profiles for select to service_role using (true);
@@ -60,6 +63,7 @@ create policy service_reads on penstock.shares for select to service_role using 
 create policy service_reads on penstock.spent for select to service_role using (true);
 create policy service_reads on penstock.steps for select to service_role using (true);
 create policy service_reads on penstock.streaks for select to service_role using (true);
+create policy service_reads on penstock.subscriptions for select to service_role using (true);
 create policy service_reads on penstock.task_sums for select to service_role using (true);
 create policy service_reads on penstock.tasks for select to service_role using (true);
 create policy service_reads on penstock.tenant_blocks for select to service_role using (true);

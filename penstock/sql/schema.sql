@@ -356,6 +356,31 @@ table penstock.audit_seals
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.billing_accounts
+  comment: The customer of a tenant at Stripe. The first customer that is bound stays.
+  row security: enabled
+  column tenant_id: uuid not null
+  column customer_id: text
+  column checkout_id: text
+  column checkout_expires_at: timestamp with time zone
+  column created_at: timestamp with time zone not null
+  constraint billing_accounts_customer_id_check: CHECK (((length(customer_id) >= 1) AND (length(customer_id) <= 255)))
+  constraint billing_accounts_customer_id_key: UNIQUE (customer_id)
+  constraint billing_accounts_pkey: PRIMARY KEY (tenant_id)
+  constraint billing_accounts_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.billing_syncs
+  comment: When the subscriptions were last compared with Stripe: one row.
+  row security: enabled
+  column id: boolean not null default true
+  column reconciled_at: timestamp with time zone not null
+  constraint billing_syncs_id_check: CHECK (id)
+  constraint billing_syncs_pkey: PRIMARY KEY (id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.bulk_changes
   comment: Changes applied for a row, one per value, and whether they were undone.
   row security: enabled
@@ -1222,6 +1247,25 @@ table penstock.phases
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.plan_prices
+  comment: What a price of Stripe stands for: a plan, or a pack (an amount of a meter, bought once).
+  row security: enabled
+  column price_id: text not null
+  column plan: text
+  column meter: text
+  column amount: numeric
+  constraint plan_prices_amount_check: CHECK (((amount > (0)::numeric) AND (amount <= '1000000000000000'::numeric)))
+  constraint plan_prices_check: CHECK (((plan IS NOT NULL) <> (meter IS NOT NULL)))
+  constraint plan_prices_check1: CHECK (((meter IS NULL) = (amount IS NULL)))
+  constraint plan_prices_meter_fkey: FOREIGN KEY (meter) REFERENCES penstock.meters(name)
+  constraint plan_prices_pkey: PRIMARY KEY (price_id)
+  constraint plan_prices_plan_fkey: FOREIGN KEY (plan) REFERENCES penstock.plans(name)
+  constraint plan_prices_price_id_check: CHECK (((length(price_id) >= 1) AND (length(price_id) <= 255)))
+  index plan_prices_meter: CREATE INDEX plan_prices_meter ON penstock.plan_prices USING btree (meter)
+  index plan_prices_plan: CREATE INDEX plan_prices_plan ON penstock.plan_prices USING btree (plan)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.plans
   comment: Subscription plans with limits per meter. A meter that is null or missing is unlimited.
   row security: enabled
@@ -1509,6 +1553,36 @@ table penstock.streaks
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.subscriptions
+  comment: Subscriptions as Stripe last told. The newest live one decides the plan of its tenant.
+  row security: enabled
+  column id: text not null
+  column tenant_id: uuid not null
+  column customer_id: text not null
+  column price_ids: text[] not null
+  column plan: text
+  column status: text not null
+  column period_end: timestamp with time zone
+  column cancel_at_period_end: boolean not null default false
+  column created_at: timestamp with time zone not null
+  column ended_at: timestamp with time zone
+  column as_of: timestamp with time zone not null
+  column event_id: text
+  column is_suspect: boolean not null default false
+  column checked_at: timestamp with time zone
+  comment on column as_of: The time at Stripe of the state in this row, in whole seconds.
+  comment on column is_suspect: Two states came with the same second: Stripe is asked which one is right.
+  constraint subscriptions_id_check: CHECK (((length(id) >= 1) AND (length(id) <= 255)))
+  constraint subscriptions_pkey: PRIMARY KEY (id)
+  constraint subscriptions_plan_fkey: FOREIGN KEY (plan) REFERENCES penstock.plans(name)
+  constraint subscriptions_status_check: CHECK ((status = ANY (ARRAY['incomplete'::text, 'incomplete_expired'::text, 'trialing'::text, 'active'::text, 'past_due'::text, 'canceled'::text, 'unpaid'::text, 'paused'::text])))
+  constraint subscriptions_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
+  index subscriptions_plan: CREATE INDEX subscriptions_plan ON penstock.subscriptions USING btree (plan)
+  index subscriptions_suspect: CREATE INDEX subscriptions_suspect ON penstock.subscriptions USING btree (id) WHERE is_suspect
+  index subscriptions_tenant: CREATE INDEX subscriptions_tenant ON penstock.subscriptions USING btree (tenant_id, created_at DESC)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.task_sums
   comment: Tasks that ended in a minute, of each tenant and (tenant null) of all tenants. Upkeep adds a minute when it is over.
   row security: enabled
@@ -1610,6 +1684,7 @@ table penstock.tenants
   index tenants_name: CREATE INDEX tenants_name ON penstock.tenants USING btree (name)
   index tenants_plan: CREATE INDEX tenants_plan ON penstock.tenants USING btree (plan)
   index tenants_plan_after: CREATE INDEX tenants_plan_after ON penstock.tenants USING btree (plan_after)
+  index tenants_plan_until: CREATE INDEX tenants_plan_until ON penstock.tenants USING btree (plan_until) WHERE (plan_until IS NOT NULL)
   policy members_read: permissive for select to authenticated using (id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -2292,6 +2367,14 @@ function penstock._best_provider(jsonb, uuid, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 63727af1e799fe479ab3f64844306bb4
   comment: The provider that a route prefers: open ones first, then the cheapest, the fastest or the first of the list.
+
+function penstock._billing_tenant(text, uuid)
+  arguments: p_customer_id text, p_tenant_id uuid
+  returns: uuid
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 83f99496c2ba3947d3306b5f65fa4d39
+  comment: The tenant of a customer, and null for customers of other products. The tenant that the object itself names is bound if neither has another; a contradiction is an error.
 
 function penstock._book(penstock.booking[])
   arguments: p_bookings penstock.booking[]
@@ -3188,6 +3271,13 @@ function penstock._lanes_of_tenant(uuid)
   settings: enable_bitmapscan=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 47fa586fec7a80c1e36c9af1f4a75a92
   comment: The lanes and priorities in which the tenant has tasks that can be claimed.
+
+function penstock._lapse_weights()
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a8010242a4189961d955c846104c03e0
+  comment: Gives tenants whose plan has ended the weight of the plan after it, unless an operator set another one.
 
 function penstock._lease_tasks(penstock.claim_pick, text, timestamp with time zone, integer)
   arguments: p_pick penstock.claim_pick, p_worker_id text, p_now timestamp with time zone, p_lease_seconds integer
@@ -4137,6 +4227,14 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   body: sha256 4e659e9fc5849da7f7739b800388886d
   comment: Updates the children of parents that have ended. Children of a parent that did not succeed are canceled with their descendants. Returns the changes of the phase counts, and the children without open parents, which the caller queues once it has all its locks.
 
+function penstock._settle_plan(uuid)
+  arguments: p_tenant_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6ff305f392ac650e11e3c0e65423b73b
+  comment: Sets plan and plan_until of a tenant from its subscriptions: the newest live one, else the newest. Past due and canceled ones last 30 days beyond their period.
+
 function penstock._simulate_finish(uuid, jsonb)
   arguments: p_tenant_id uuid, p_groups jsonb, OUT seconds double precision, OUT bottleneck text, OUT workers double precision
   returns: record
@@ -4199,6 +4297,14 @@ function penstock._stop_job(uuid, uuid, text, text)
   settings: search_path=penstock, pg_temp
   body: sha256 5db03ab2249a2d270c97ea7111db9563
   comment: Ends a job as failed or canceled although some of its tasks have not ended.
+
+function penstock._subscribed_plan(text[])
+  arguments: p_price_ids text[]
+  returns: text
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bad8b64706cebcd2e5235e361d9b4835
+  comment: The plan of a subscription with these prices: the highest, if there are several.
 
 function penstock._sum_tasks()
   returns: integer
@@ -4459,6 +4565,16 @@ function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
   comment: Creates the record of a file that a running task will write, reserves p_bytes of the quota, and returns the path. The same name again, also in a retry, overwrites the same file.
   grant to service_role: execute
 
+function penstock.begin_checkout(uuid, text)
+  arguments: p_tenant_id uuid, p_price text
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3bda5029583a58fc1107b871d07aecae
+  comment: What a checkout needs: {price_id, is_pack, customer_id, checkout_id (an older one that is still open)}. For owners and admins; rejects a second subscription.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.begin_operation(bigint, text, bigint, text, double precision)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_object text, p_timeout_seconds double precision
   returns: jsonb
@@ -4466,6 +4582,16 @@ function penstock.begin_operation(bigint, text, bigint, text, double precision)
   settings: search_path=penstock, pg_temp
   body: sha256 e2190d9f51b6aa8870b9a3fd852c37c3
   comment: The newest operation of a running task, or a new one. Commit it before you call the provider. After a failed operation a new one begins only in a later attempt.
+  grant to service_role: execute
+
+function penstock.begin_portal(uuid)
+  arguments: p_tenant_id uuid
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 463df652b1f3a0f8f59e475073750bdb
+  comment: The customer of a tenant, for a session of the billing portal. For owners and admins.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.begin_request(text, bytea)
@@ -4486,6 +4612,25 @@ function penstock.begin_upload(text, text, bigint, jsonb)
   body: sha256 85952c3221758d1b29789b1038def7b8
   comment: Creates the record of a file that a client will upload, reserves quota for it, and returns the path to upload to. Options: tenant_id, idempotency_key. Call take_upload and finish_artifact next.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.billing_status(uuid)
+  arguments: p_tenant_id uuid DEFAULT NULL::uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 70779789c4d336686ef07c29e0e49ab3
+  comment: The plan and the subscription of a tenant: {tenant_id, tier, plan, since, until, is_in_grace, has_customer, status, period_end, cancel_at_period_end}. Users see their own tenants, the service sees all.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.bind_customer(uuid, text)
+  arguments: p_tenant_id uuid, p_customer_id text
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1070f41f1b88fc849c9d56e8fba0e713
+  comment: Binds a customer of Stripe to a tenant and returns the bound one: the first that is bound stays. With null it only returns it.
   grant to service_role: execute
 
 function penstock.bulk_rows_to_write(uuid, integer)
@@ -4959,6 +5104,15 @@ function penstock.forget_artifacts(uuid[])
   comment: Deletes the records of files that were removed from storage.
   grant to service_role: execute
 
+function penstock.forget_customer(text)
+  arguments: p_customer_id text
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6b8a111bbd14d365ef4acba1a9e53cc6
+  comment: Unbinds a customer that was deleted at Stripe, so that the next checkout makes a new one. Its subscriptions end by their own events.
+  grant to service_role: execute
+
 function penstock.get_bulk(uuid)
   arguments: p_job_id uuid
   returns: jsonb
@@ -5251,6 +5405,15 @@ function penstock.next_webhook(text[])
   comment: Locks the next webhook of these sources that is to be tried again. All null: there is none.
   grant to service_role: execute
 
+function penstock.note_checkout(uuid, text, timestamp with time zone)
+  arguments: p_tenant_id uuid, p_checkout_id text, p_expires_at timestamp with time zone
+  returns: void
+  attributes: sql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 001e4491608cc10701055e18b80de42f
+  comment: Notes the open checkout session of a tenant, so that the next one can expire it.
+  grant to service_role: execute
+
 function penstock.notify(uuid, text, text, jsonb)
   arguments: p_tenant_id uuid, p_subject text, p_body text, p_options jsonb DEFAULT '{}'::jsonb
   returns: integer
@@ -5447,6 +5610,24 @@ function penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 23d0e90f907cb7b3e821544792b2a52a
   comment: Records that something in a scope succeeded or failed. After alert_failures failures in a row within alert_within_hours the tenant gets one alert; a success ends the streak. Options: job_id, task_id, details. Returns the number of failures in a row and whether this call alerted.
+  grant to service_role: execute
+
+function penstock.record_purchase(jsonb)
+  arguments: p_values jsonb
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d32920f935c9799bcef6c54d110cab13
+  comment: Adds the allowance of a pack that was paid for: {id (of the checkout session), customer_id, tenant_id, price_id}. The same session counts once. Returns {outcome, tenant_id}.
+  grant to service_role: execute
+
+function penstock.record_subscription(jsonb, timestamp with time zone, text, boolean)
+  arguments: p_values jsonb, p_as_of timestamp with time zone, p_event_id text DEFAULT NULL::text, p_is_fetched boolean DEFAULT false
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c1b7263cd768eaf965da4ce5a8d55957
+  comment: Stores the state of a subscription at a second of Stripe's clock: {id, customer_id, tenant_id (from its metadata), status, price_ids, period_end, cancel_at_period_end, created_at, ended_at}, and sets the plan. Returns {outcome, tenant_id, is_changed}: applied, stale (older than the stored one) or ignored (not ours). Of two states in one second the end wins; else the subscription is marked to be fetched.
   grant to service_role: execute
 
 function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
@@ -5817,6 +5998,15 @@ function penstock.set_plan(text, jsonb)
   comment: Creates or changes a plan: title, comment, limits {meter: amount or null}, features, price, currency, weight, is_active, position. New limits apply to its tenants at once.
   grant to service_role: execute
 
+function penstock.set_plan_price(text, jsonb)
+  arguments: p_price_id text, p_values jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d0736a7ca7ca5805fec52527b8be8605
+  comment: Says what a price of Stripe stands for: {"plan"}, or {"meter", "amount"} for a pack bought once; null removes it.
+  grant to service_role: execute
+
 function penstock.set_price(text, text, numeric, jsonb)
   arguments: p_provider text, p_meter text, p_amount numeric, p_options jsonb DEFAULT '{}'::jsonb
   returns: bigint
@@ -5963,6 +6153,23 @@ function penstock.take_notifications(integer)
   comment: Hands due notifications to a sender for 60 seconds, tenants in turn. A sender that dies loses them to the next one, so a message may be sent twice, but is never lost.
   grant to service_role: execute
 
+function penstock.take_reconciliation()
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cd335c73a62a6e3bf81beb181122d0f6
+  comment: Whether the caller is to compare the subscriptions with Stripe now: once a day, for one server of many.
+  grant to service_role: execute
+
+function penstock.take_suspects(integer)
+  arguments: p_limit integer DEFAULT 20
+  returns: SETOF text
+  attributes: sql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 037f97a7c62183936cebe3f4e1fed273
+  comment: Subscriptions of which two states came with the same second. The caller fetches them from Stripe.
+  grant to service_role: execute
+
 function penstock.take_upload(uuid)
   arguments: p_artifact_id uuid
   returns: TABLE(tenant_id uuid, name text, incoming text, path text, content_type text, bytes bigint, lease bigint)
@@ -6033,7 +6240,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 f3c8e8280e20cdd786a5362170409b32
+  body: sha256 366d222daa9136db40dce592e5d07a5e
   comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, does a bite of a large pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 

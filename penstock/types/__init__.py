@@ -7,6 +7,14 @@ from penstock.types.alerts import Alert
 from penstock.types.amounts import Amount, exact
 from penstock.types.artifacts import OUTPUT, Artifact, KeptArtifact, LinkedArtifact, referred
 from penstock.types.audit import AuditHead, AuditLine, AuditSeal
+from penstock.types.billing import (
+    BillingLink,
+    BillingStatus,
+    LapsingTenant,
+    PlanPrice,
+    Subscription,
+    SubscriptionStatus,
+)
 from penstock.types.bulks import (
     Bulk,
     BulkResult,
@@ -73,6 +81,8 @@ __all__ = [
     "AuditHead",
     "AuditLine",
     "AuditSeal",
+    "BillingLink",
+    "BillingStatus",
     "Bulk",
     "BulkOptions",
     "BulkResult",
@@ -114,6 +124,7 @@ __all__ = [
     "KindPolicy",
     "Lane",
     "LaneState",
+    "LapsingTenant",
     "LetterVerb",
     "Limit",
     "LinkedArtifact",
@@ -134,6 +145,7 @@ __all__ = [
     "OverviewProblem",
     "Phase",
     "Plan",
+    "PlanPrice",
     "PlanValues",
     "Price",
     "Progress",
@@ -153,6 +165,8 @@ __all__ = [
     "SourceCheck",
     "Starter",
     "Streak",
+    "Subscription",
+    "SubscriptionStatus",
     "TakenNotification",
     "Task",
     "TaskOptions",

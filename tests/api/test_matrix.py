@@ -82,6 +82,13 @@ UPLOAD = {"name": "a.pdf", "content_type": "application/pdf", "bytes": 10, "tena
 BULK = {"type": "sheet", "rows": [{"note": CANARY}], "tenant_id": "{tenant_id}"}
 OF_BULK = {"job_id": "bulk_id"}
 SHEET = f"note\n{CANARY}\n".encode()
+CHECKOUT = {
+    "price": "none",
+    "success_url": "http://test/",
+    "cancel_url": "http://test/",
+    "tenant_id": "{tenant_id}",
+}
+PORTAL = {"return_url": "http://test/", "tenant_id": "{tenant_id}"}
 LETTERS = {"ids": ["{letter_id}"]}
 
 # fmt: off
@@ -140,6 +147,10 @@ ROWS: dict[str, Row] = {
     "GET /api/usage/days": Row("viewer", 200, OF_TENANT),
     "GET /api/usage/limits": Row("viewer", 403, OF_TENANT),
     "GET /api/plans": Row("viewer", 200),
+    "GET /api/billing": Row("viewer", 403, OF_TENANT),
+    # Without a Stripe account there is no billing: tests/test_billing.py has the simulator's.
+    "POST /api/billing/checkout": Row("admin", 403, body=CHECKOUT, good=(422,)),
+    "POST /api/billing/portal": Row("admin", 403, body=PORTAL, good=(409,)),
     "GET /api/entitlements": Row("viewer", 403, OF_TENANT),
     "GET /api/entitlements/gates/{gate}": Row("viewer", 403, OF_TENANT, good=(404,)),
     "GET /api/costs": Row("viewer", 200, OF_TENANT + "&by=job"),
@@ -235,6 +246,9 @@ FUNCTIONS: dict[str, Call] = {
     "begin_upload": Call("member", "PT403", {"p_name": "a", "p_content_type": "text/plain", "p_bytes": 1, **CHOSEN}),
     "cancel_job": Call("member", "PT404", OF_JOB),
     "check_gate": Call("viewer", "PT403", {"p_gate": "none", "p_tenant_id": "{tenant_id}"}, good="PT404"),
+    "begin_checkout": Call("admin", "PT403", {"p_tenant_id": "{tenant_id}", "p_price": "none"}, good="PT422"),
+    "begin_portal": Call("admin", "PT403", {"p_tenant_id": "{tenant_id}"}, good="PT409"),
+    "billing_status": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "check_key": Call("viewer", "PT401"),
     "resolve_entitlements": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "clock": Call("viewer", None),

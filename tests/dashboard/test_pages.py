@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import weakref
 from dataclasses import dataclass
 from typing import Any, cast
@@ -48,9 +49,27 @@ def paths(sample: Any) -> list[str]:
     ]
 
 
+def test_pages_show_subscriptions_and_plans_that_end(site: Any, sample: Any) -> None:
+    sample.db.execute("""select penstock.set_plan_price('price_p', '{"plan": "premium"}')""")
+    values = {"id": "sub_1", "customer_id": "cus_1", "tenant_id": str(sample.acme), "status": "past_due"}
+    values |= {
+        "price_ids": ["price_p"],
+        "period_end": "2020-01-01T00:00:00Z",
+        "created_at": "2019-12-01T00:00:00Z",
+    }
+    query = "select penstock.record_subscription(%s, penstock._now())"
+    sample.db.execute(query, [json.dumps(values)])
+    operator = site.browser(site.key("service"))
+    page = operator.get("/subscriptions").text
+    assert "sub_1" in page and "Plans that end" in page and "past_due" in page
+    assert "Subscription:" in operator.get(f"/tenants/{sample.acme}").text
+    assert site.browser(site.key("owner", sample.acme)).get("/subscriptions").status_code == 403
+
+
 def test_operators_and_owners_can_open_every_page(site: Any, sample: Any, paths: list[str]) -> None:
     """pages read under the caller's role and never show secrets."""
     operators = ["/workers", "/workers/drain?id=box-1:2210", "/provider?name=openai/gpt-5"]
+    operators += ["/subscriptions"]
     operators += [f"/provider/confirm?name=openai/gpt-5&verb={verb}" for verb in ("pause", "resume", "open")]
     operators += [f"/?tenant={sample.acme}", f"/usage?tenant={sample.acme}"]
     for credential, more in ((site.key("service"), operators), (site.key("owner", sample.acme), [])):

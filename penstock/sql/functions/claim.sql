@@ -27,8 +27,9 @@
 -- LOCK ORDER. A transaction that holds row locks may wait for another row lock only further down this list.
 -- Within a table rows are locked in the order given. tests/sql/lock_order.py reads this list.
 --
+--    0. billing_accounts
 --    1. tenants
---    2. api_keys          by id
+--    2. api_keys, subscriptions   by id
 --    3. sessions, invitations
 --    4. members, profiles
 --    5. schedules

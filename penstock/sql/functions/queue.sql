@@ -259,6 +259,7 @@ begin
     return next;
     return;
   end if;
+  perform _lapse_weights();
   promoted := _promote(5000);
   perform _refuse_waiting();
   perform _end_operations();

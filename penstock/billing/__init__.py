@@ -1,0 +1,19 @@
+"""Billing with Stripe: checkout and portal sessions, webhooks, and the comparison with Stripe's own state."""
+
+from __future__ import annotations
+
+from penstock.billing.events import SOURCE, add_to
+from penstock.billing.gateway import Gateway
+from penstock.billing.sync import reconcile, reconciling, refresh_suspects, sync_tenant
+from penstock.billing.urls import check_return_url
+
+__all__ = [
+    "SOURCE",
+    "Gateway",
+    "add_to",
+    "check_return_url",
+    "reconcile",
+    "reconciling",
+    "refresh_suspects",
+    "sync_tenant",
+]
