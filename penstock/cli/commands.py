@@ -37,7 +37,7 @@ COMMANDS = {
     "simulate": Entry(
         _RUN,
         "simulate",
-        "Simulate OpenAI, Anthropic, Google Sheets and Stripe until stopped.",
+        "Simulate OpenAI, Anthropic, Google Sheets, CloudConvert and Stripe until stopped.",
     ),
     "backlog": Entry(
         _OPERATE, "operate", "Show waiting and running tasks, and live workers, by kind and provider."
