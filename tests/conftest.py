@@ -20,13 +20,14 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import structlog
 
-from penstock import App, Worker, testing
+from penstock import App, Worker, cli, testing
 from penstock.errors import PenstockError
 from penstock.postgres import db
 from penstock.sources.delimited import Delimited
@@ -252,6 +253,52 @@ def start_worker(workload: Any, db: testing.Database, tmp_path: Path) -> Iterato
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         print(f"--- worker {number} ---", (tmp_path / f"worker-{number}.log").read_text(), sep="\n")
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """Output and exit code of a command."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The printed document of a command that succeeded."""
+        assert self.code == 0, self.err
+        return self.document
+
+    @property
+    def document(self) -> Any:
+        """The printed document, whatever the exit code."""
+        return json.loads(self.out)
+
+    @property
+    def problem(self) -> Any:
+        return json.loads(self.err)
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        """Exit code and error code of a command that printed nothing else."""
+        assert self.out == ""
+        return self.code, self.problem["code"]
+
+
+Command: TypeAlias = Callable[..., CommandResult]
+
+
+@pytest.fixture
+def penstock(db: testing.Database, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the program in this process on the test's database."""
+
+    def run(*arguments: object) -> CommandResult:
+        capsys.readouterr()
+        code = cli.execute(["--database", db.dsn, *map(str, arguments)])
+        out, err = capsys.readouterr()
+        return CommandResult(code, out, err)
+
+    return run
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
@@ -22,26 +21,7 @@ from penstock.cli.commands import COMMANDS
 from penstock.errors import EXIT_INTERRUPTED, EXIT_PARTLY_DONE, TABLE
 from penstock.postgres import embedded
 from penstock.settings import settings
-
-
-@dataclass(frozen=True)
-class Result:
-    """Output and exit code of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def problem(self) -> Any:
-        return json.loads(self.err)
-
-
-Run = Callable[..., Result]
+from tests.conftest import Command, CommandResult
 
 
 class Terminal(io.StringIO):
@@ -49,19 +29,6 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
-
-
-@pytest.fixture
-def penstock(db: testing.Database, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the program in this process on the test's database."""
-
-    def run(*arguments: object) -> Result:
-        capsys.readouterr()
-        code = cli.execute(["--database", db.dsn, *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return Result(code, out, err)
-
-    return run
 
 
 @pytest.fixture
@@ -193,10 +160,10 @@ def test_docs_list_every_command_option_and_exit_code() -> None:
 # Jobs
 
 
-def test_empty_list_prints_no_data(penstock: Run) -> None:
-    assert penstock("jobs", "ls") == Result(0, "", "No jobs.\n")
-    assert penstock("jobs", "ls", "-o", "json") == Result(0, "[]\n", "")
-    assert penstock("jobs", "ls", "-o", "jsonl") == Result(0, "", "")
+def test_empty_list_prints_no_data(penstock: Command) -> None:
+    assert penstock("jobs", "ls") == CommandResult(0, "", "No jobs.\n")
+    assert penstock("jobs", "ls", "-o", "json") == CommandResult(0, "[]\n", "")
+    assert penstock("jobs", "ls", "-o", "jsonl") == CommandResult(0, "", "")
     for command in (
         ("dead-letters", "ls"),
         ("schedules", "ls"),
@@ -204,12 +171,12 @@ def test_empty_list_prints_no_data(penstock: Run) -> None:
         ("tenants", "ls"),
         ("backlog",),
     ):
-        assert penstock(*command, "-o", "json") == Result(0, "[]\n", "")
+        assert penstock(*command, "-o", "json") == CommandResult(0, "[]\n", "")
         assert penstock(*command).code == 0
         assert penstock(*command).out == ""
 
 
-def test_jobs_ls_pages_newest_first(penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_jobs_ls_pages_newest_first(penstock: Command, start_job: Callable[..., UUID]) -> None:
     ids = [str(start_job()) for _ in range(3)]
     first = penstock("jobs", "ls", "-n", 2)
     assert [line.split()[0] for line in first.out.splitlines()] == ["ID", ids[2], ids[1]]
@@ -221,7 +188,9 @@ def test_jobs_ls_pages_newest_first(penstock: Run, start_job: Callable[..., UUID
     assert [json.loads(line)["id"] for line in lines] == ids[::-1]
 
 
-def test_jobs_ls_filters_jobs(db: testing.Database, penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_jobs_ls_filters_jobs(
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID]
+) -> None:
     failed = str(start_job("publish"))
     fail_all(db)
     queued = str(start_job("other"))
@@ -259,7 +228,7 @@ def test_jobs_ls_filters_jobs(db: testing.Database, penstock: Run, start_job: Ca
         "type:\udc80",
     ],
 )
-def test_invalid_filter_is_rejected(penstock: Run, filter: str) -> None:
+def test_invalid_filter_is_rejected(penstock: Command, filter: str) -> None:
     answer = penstock("jobs", "ls", "-o", "json", "--", filter)
     assert answer.code == 2
     assert answer.out == ""
@@ -278,7 +247,7 @@ def test_invalid_filter_is_rejected(penstock: Run, filter: str) -> None:
     ],
 )
 def test_filter_value_is_never_read_as_sql(
-    penstock: Run, start_job: Callable[..., UUID], filter: str
+    penstock: Command, start_job: Callable[..., UUID], filter: str
 ) -> None:
     start_job()
     answer = penstock("jobs", "ls", "-o", "json", "--", filter.replace(" ", "_"))
@@ -286,7 +255,7 @@ def test_filter_value_is_never_read_as_sql(
 
 
 def test_jobs_show_prints_job_and_tasks(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job(tasks=3)
     fail_all(db, "voice not found")
@@ -302,7 +271,7 @@ def test_jobs_show_prints_job_and_tasks(
     assert penstock("jobs", "show", job_id, "--status", "sleeping").code == 2
 
 
-def test_missing_object_exits_with_5(penstock: Run) -> None:
+def test_missing_object_exits_with_5(penstock: Command) -> None:
     answer = penstock("jobs", "show", uuid4(), "-o", "json")
     assert answer.code == 5
     assert answer.out == ""
@@ -318,7 +287,7 @@ def test_missing_object_exits_with_5(penstock: Run) -> None:
 
 
 def test_control_characters_from_the_database_are_not_printed(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job("report")
     # Names with control characters are rejected, but a database may have some from before.
@@ -333,7 +302,7 @@ def test_control_characters_from_the_database_are_not_printed(
 
 
 def test_pause_resume_retry_and_cancel_one_job(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job()
     assert penstock("jobs", "pause", job_id, "--reason", "lunch", "-o", "json").json == [
@@ -353,7 +322,7 @@ def test_pause_resume_retry_and_cancel_one_job(
 
 
 def test_filter_needs_confirmation_and_acts_on_all_matches(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID]
 ) -> None:
     ids = [start_job() for _ in range(3)]
     other = start_job("other")
@@ -372,10 +341,10 @@ def test_filter_needs_confirmation_and_acts_on_all_matches(
     assert status(db, other) == "canceled"
 
 
-def test_partial_failure_exits_with_8(penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_partial_failure_exits_with_8(penstock: Command, start_job: Callable[..., UUID]) -> None:
     answer = penstock("jobs", "pause", start_job(), uuid4(), "-o", "json")
     assert answer.code == EXIT_PARTLY_DONE
-    assert [line.get("code") for line in answer.json] == [None, "unknown_job"]
+    assert [line.get("code") for line in answer.document] == [None, "unknown_job"]
 
 
 @pytest.mark.parametrize(
@@ -383,13 +352,13 @@ def test_partial_failure_exits_with_8(penstock: Run, start_job: Callable[..., UU
 )
 @pytest.mark.parametrize("group", ["jobs retry", "dead-letters replay", "dead-letters discard"])
 def test_action_without_clear_selection_is_rejected(
-    penstock: Run, group: str, which: tuple[str, ...]
+    penstock: Command, group: str, which: tuple[str, ...]
 ) -> None:
     assert penstock(*group.split(), *which, "--yes").code == 2
 
 
 def test_terminal_asks_for_confirmation(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = start_job()
     for reply, code, expected in (("n\n", 1, "queued"), ("y\n", 0, "canceled")):
@@ -404,7 +373,7 @@ def test_terminal_asks_for_confirmation(
 
 
 def test_watch_exits_when_the_job_ends(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job(tasks=2)
     complete_all(db)
@@ -438,7 +407,7 @@ def test_watch_prints_each_change(
     assert process.returncode == 0
 
 
-def test_watch_stops_after_timeout(penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_watch_stops_after_timeout(penstock: Command, start_job: Callable[..., UUID]) -> None:
     job_id = start_job()
     assert penstock("jobs", "watch", job_id, "--timeout", "0.2s", "--interval", "0.05").code == 124
     assert penstock("jobs", "watch", job_id, "--timeout", "soon").code == 2
@@ -457,7 +426,7 @@ def test_ctrl_c_exits_with_130(
 
 
 def test_terminal_output_has_colors_and_bars(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = start_job(tasks=2)
     fail_all(db, "x" * 500)
@@ -492,7 +461,7 @@ def test_terminal_output_has_colors_and_bars(
 
 
 def test_dead_letters_are_listed_shown_replayed_and_discarded(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job(tasks=3)
     fail_all(db, "the voice nova is unknown", "unknown_voice")
@@ -517,21 +486,21 @@ def test_dead_letters_are_listed_shown_replayed_and_discarded(
 
 
 def test_dead_letters_of_canceled_job_cannot_be_replayed(
-    db: testing.Database, penstock: Run, start_job: Callable[..., UUID]
+    db: testing.Database, penstock: Command, start_job: Callable[..., UUID]
 ) -> None:
     job_id = start_job(tasks=2)
     task = db.execute("select id from penstock.claim_tasks('test', 1)")[0]
     db.execute("select penstock.fail_task(%s, 'test', 'no')", [task["id"]])
     penstock("jobs", "cancel", job_id)
     answer = penstock("dead-letters", "replay", "--all", "--yes", "-o", "json")
-    assert (answer.code, answer.json) == (EXIT_PARTLY_DONE, {"matched": 1, "done": 0})
+    assert (answer.code, answer.document) == (EXIT_PARTLY_DONE, {"matched": 1, "done": 0})
 
 
 # Schedules
 
 
 def test_schedule_is_created_changed_and_removed(
-    db: testing.Database, penstock: Run, tenant: UUID, tmp_path: Path
+    db: testing.Database, penstock: Command, tenant: UUID, tmp_path: Path
 ) -> None:
     db.execute("select penstock.define_job_type('report')")
     arguments = ("schedules", "set", "nightly", "--cron", "0 3 * * *", "--type", "report", "--tenant", "test")
@@ -565,7 +534,7 @@ def test_schedule_is_created_changed_and_removed(
     ],
 )
 def test_invalid_schedule_is_rejected(
-    penstock: Run, tenant: UUID, option: str, value: str, code: str
+    penstock: Command, tenant: UUID, option: str, value: str, code: str
 ) -> None:
     arguments = {"--cron": "0 3 * * *", "--type": "report", "--tenant": "test", option: value}
     answer = penstock(
@@ -574,7 +543,7 @@ def test_invalid_schedule_is_rejected(
     assert (answer.code, answer.problem["code"]) == (2, code)
 
 
-def test_ambiguous_schedule_name_needs_tenant(db: testing.Database, penstock: Run, tenant: UUID) -> None:
+def test_ambiguous_schedule_name_needs_tenant(db: testing.Database, penstock: Command, tenant: UUID) -> None:
     db.execute("select penstock.define_job_type('report')")
     penstock("tenants", "create", "second")
     for owner in ("test", "second"):
@@ -588,7 +557,9 @@ def test_ambiguous_schedule_name_needs_tenant(db: testing.Database, penstock: Ru
 # Workers, tenants, backlog
 
 
-def test_workers_ls_hides_stopped_workers(db: testing.Database, penstock: Run, clock: testing.Clock) -> None:
+def test_workers_ls_hides_stopped_workers(
+    db: testing.Database, penstock: Command, clock: testing.Clock
+) -> None:
     info = json.dumps(
         {"host": "h", "pid": 7, "kinds": ["step"], "concurrency": 4, "version": "1", "running": 2}
     )
@@ -601,7 +572,7 @@ def test_workers_ls_hides_stopped_workers(db: testing.Database, penstock: Run, c
     assert penstock("workers", "ls", "-o", "json").json[0]["state"] == "gone"
 
 
-def test_tenants_are_created_and_listed(penstock: Run) -> None:
+def test_tenants_are_created_and_listed(penstock: Command) -> None:
     made = penstock("tenants", "create", "Acme, Inc.", "--weight", "2.5")
     [tenant] = penstock("tenants", "ls", "-o", "json").json
     assert (tenant["id"], tenant["name"], tenant["weight"]) == (made.out.strip(), "Acme, Inc.", 2.5)
@@ -614,7 +585,7 @@ def test_tenants_are_created_and_listed(penstock: Run) -> None:
     assert penstock("jobs", "ls", 'tenant:"Acme, Inc."', "-o", "json").json == []
 
 
-def test_backlog_shows_kinds_without_workers(penstock: Run, start_job: Callable[..., UUID]) -> None:
+def test_backlog_shows_kinds_without_workers(penstock: Command, start_job: Callable[..., UUID]) -> None:
     start_job(tasks=1500)
     line = penstock("backlog").out.splitlines()[1].split()
     assert (line[0], line[2], line[-1]) == ("step", "1,500", "none")
@@ -630,11 +601,11 @@ def test_migrate_applies_checks_and_rolls_back(
     name = server.create()
     try:
 
-        def run(*arguments: str) -> Result:
+        def run(*arguments: str) -> CommandResult:
             capsys.readouterr()
             code = cli.execute([*arguments, "--database", server.dsn(name)])
             out, err = capsys.readouterr()
-            return Result(code, out, err)
+            return CommandResult(code, out, err)
 
         unready = run("jobs", "ls", "-o", "json")
         assert (unready.code, unready.problem["code"]) == (1, "not_migrated")
@@ -643,7 +614,7 @@ def test_migrate_applies_checks_and_rolls_back(
         applied = run("migrate", "-o", "json").json
         assert applied[0] == "0001_create_roles.sql"
         assert run("migrate", "-o", "json").json == []
-        assert run("migrate", "--check") == Result(0, "", "The schema matches this version.\n")
+        assert run("migrate", "--check") == CommandResult(0, "", "The schema matches this version.\n")
         assert run("migrate", "--rollback-to", "0").code == 2
         assert run("migrate", "--rollback-to", "0", "--yes", "-o", "json").json == applied[::-1]
         assert run("migrate", "--check", "-o", "json").code == 1
@@ -656,10 +627,10 @@ def test_migrate_sql_needs_no_database(capsys: pytest.CaptureFixture[str]) -> No
     assert "create table penstock.jobs" in capsys.readouterr().out
 
 
-def test_doctor_fails_without_fsync(penstock: Run) -> None:
+def test_doctor_fails_without_fsync(penstock: Command) -> None:
     answer = penstock("doctor", "-o", "json")
     assert answer.code == 1
-    found = {check["name"]: check for check in answer.json}
+    found = {check["name"]: check for check in answer.document}
     assert found["durability"]["state"] == "fail"  # the tests' server runs without fsync
     assert found["LISTEN"]["state"] == "ok"
     text = penstock("doctor")
@@ -752,7 +723,7 @@ def test_worker_drains_its_kinds(
 
 
 @pytest.mark.parametrize("path", ["no_such_module:app", "json:app", "json:loads", "json"])
-def test_unloadable_app_is_rejected(penstock: Run, path: str) -> None:
+def test_unloadable_app_is_rejected(penstock: Command, path: str) -> None:
     answer = penstock("worker", path, "-o", "json")
     assert (answer.code, answer.out) == (2, "")
     assert path.partition(":")[0] in answer.problem["detail"]
@@ -778,7 +749,7 @@ def test_dev_runs_until_sigterm(
 # The program
 
 
-def test_usage_error_exits_with_2(penstock: Run) -> None:
+def test_usage_error_exits_with_2(penstock: Command) -> None:
     for arguments in (
         ("jobs", "show", "not-an-id"),
         ("jobs", "ls", "-n", "0"),

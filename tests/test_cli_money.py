@@ -6,52 +6,17 @@ import csv
 import io
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from penstock import cli, testing
+from penstock import testing
+from tests.conftest import Command, CommandResult
 
 NAME = "test/model"
 MILLION = 1_000_000
-
-
-@dataclass(frozen=True)
-class Result:
-    """Output and exit code of a command."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        assert self.code == 0, self.err
-        return json.loads(self.out)
-
-    @property
-    def refusal(self) -> tuple[int, str]:
-        assert self.out == ""
-        return self.code, json.loads(self.err)["code"]
-
-
-Run = Callable[..., Result]
-
-
-@pytest.fixture
-def penstock(db: testing.Database, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Runs the program in this process on the test's database."""
-
-    def run(*arguments: object) -> Result:
-        capsys.readouterr()
-        code = cli.execute(["--database", db.dsn, *map(str, arguments)])
-        out, err = capsys.readouterr()
-        return Result(code, out, err)
-
-    return run
 
 
 @pytest.fixture
@@ -75,7 +40,7 @@ def run_all(db: testing.Database) -> None:
         db.execute("select penstock.complete_task(%s, 'test')", [task["id"]])
 
 
-def lines(answer: Result) -> list[list[str]]:
+def lines(answer: CommandResult) -> list[list[str]]:
     assert answer.code == 0, answer.err
     return [line.split() for line in answer.out.splitlines()]
 
@@ -84,7 +49,7 @@ def lines(answer: Result) -> list[list[str]]:
 
 
 def test_providers_are_listed_with_current_usage(
-    db: testing.Database, penstock: Run, priced: Callable[..., UUID]
+    db: testing.Database, penstock: Command, priced: Callable[..., UUID]
 ) -> None:
     assert penstock("limits", "set", NAME, "concurrency=2", "requests_per_hour=1000").code == 0
     priced(3)
@@ -99,7 +64,7 @@ def test_providers_are_listed_with_current_usage(
 
 
 def test_terminal_shows_usage_bars(
-    db: testing.Database, penstock: Run, priced: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
+    db: testing.Database, penstock: Command, priced: Callable[..., UUID], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.cli.output.is_terminal", lambda: True)
     monkeypatch.setenv("COLUMNS", "200")
@@ -115,7 +80,7 @@ def test_terminal_shows_usage_bars(
     assert "████████ 2,000,000" in penstock("usage", "show", "test").out
 
 
-def test_provider_is_set_for_all_tenants_or_one(penstock: Run, tenant: UUID) -> None:
+def test_provider_is_set_for_all_tenants_or_one(penstock: Command, tenant: UUID) -> None:
     values = ("requests_per_minute=5", "features=chat,json", "status=maintenance", "tokens_per_hour=none")
     made = penstock("limits", "set", NAME, *values, "-o", "json").json
     assert (made["requests_per_minute"], made["features"], made["state"]) == (
@@ -142,12 +107,12 @@ def test_provider_is_set_for_all_tenants_or_one(penstock: Run, tenant: UUID) -> 
     ],
 )
 def test_invalid_provider_arguments_are_rejected(
-    penstock: Run, arguments: tuple[str, ...], refusal: tuple[int, str]
+    penstock: Command, arguments: tuple[str, ...], refusal: tuple[int, str]
 ) -> None:
     assert penstock("limits", *arguments, "-o", "json").refusal == refusal
 
 
-def test_closed_provider_is_opened_and_events_are_listed(db: testing.Database, penstock: Run) -> None:
+def test_closed_provider_is_opened_and_events_are_listed(db: testing.Database, penstock: Command) -> None:
     penstock("limits", "set", NAME)
     signal = '{"status": 429, "exhausted": true, "message": "\\u001b[31mno money"}'
     db.execute("select penstock.report_provider(%s, %s)", [NAME, signal])
@@ -163,7 +128,7 @@ def test_closed_provider_is_opened_and_events_are_listed(db: testing.Database, p
 # Usage
 
 
-def test_usage_shows_a_tenants_meters(db: testing.Database, penstock: Run, tenant: UUID) -> None:
+def test_usage_shows_a_tenants_meters(db: testing.Database, penstock: Command, tenant: UUID) -> None:
     assert "No limits and no usage." in penstock("usage").err
     penstock("plans", "assign", "test", "free")
     db.execute(
@@ -185,7 +150,7 @@ def test_usage_shows_a_tenants_meters(db: testing.Database, penstock: Run, tenan
     assert penstock("usage", "-o", "json").refusal == (2, "tenant_missing")
 
 
-def test_tenant_limits_and_allowances_are_set(db: testing.Database, penstock: Run, tenant: UUID) -> None:
+def test_tenant_limits_and_allowances_are_set(db: testing.Database, penstock: Command, tenant: UUID) -> None:
     penstock("plans", "assign", "test", "free")
 
     def limit(*arguments: object) -> Any:
@@ -227,7 +192,7 @@ def test_tenant_limits_and_allowances_are_set(db: testing.Database, penstock: Ru
 )
 @pytest.mark.usefixtures("tenant")
 def test_invalid_usage_arguments_are_rejected(
-    penstock: Run, arguments: tuple[str, ...], refusal: tuple[int, str]
+    penstock: Command, arguments: tuple[str, ...], refusal: tuple[int, str]
 ) -> None:
     assert penstock("usage", *arguments, "-o", "json").refusal == refusal
 
@@ -235,7 +200,9 @@ def test_invalid_usage_arguments_are_rejected(
 # Plans
 
 
-def test_plans_are_created_changed_and_assigned(db: testing.Database, penstock: Run, tenant: UUID) -> None:
+def test_plans_are_created_changed_and_assigned(
+    db: testing.Database, penstock: Command, tenant: UUID
+) -> None:
     assert [plan["name"] for plan in penstock("plans", "-o", "json").json] == [
         "free",
         "basic",
@@ -281,7 +248,7 @@ def test_plans_are_created_changed_and_assigned(db: testing.Database, penstock: 
 
 
 def test_costs_are_summed_by_each_field(
-    db: testing.Database, penstock: Run, priced: Callable[..., UUID], tenant: UUID
+    db: testing.Database, penstock: Command, priced: Callable[..., UUID], tenant: UUID
 ) -> None:
     assert penstock("costs").err == "No costs.\n"
     job_id = priced(2)
@@ -302,7 +269,9 @@ def test_costs_are_summed_by_each_field(
     assert penstock("costs", "--since", "31.12.", "-o", "json").refusal == (2, "usage")
 
 
-def test_ledger_entry_is_corrected(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
+def test_ledger_entry_is_corrected(
+    db: testing.Database, penstock: Command, priced: Callable[..., UUID]
+) -> None:
     job_id = priced()
     run_all(db)
     [line] = penstock("costs", "lines", "--job", job_id, "-o", "json").json
@@ -322,7 +291,7 @@ def test_ledger_entry_is_corrected(db: testing.Database, penstock: Run, priced: 
 # Prices
 
 
-def test_prices_are_set_listed_and_compared(penstock: Run, tenant: UUID) -> None:
+def test_prices_are_set_listed_and_compared(penstock: Command, tenant: UUID) -> None:
     assert penstock("prices").err == "No prices.\n"
     penstock("limits", "set", NAME)
     penstock("limits", "set", "other/model")
@@ -366,7 +335,7 @@ def test_prices_are_set_listed_and_compared(penstock: Run, tenant: UUID) -> None
 
 
 def test_forecast_accepts_a_file_or_a_running_job(
-    penstock: Run, priced: Callable[..., UUID], tenant: UUID, tmp_path: Path
+    penstock: Command, priced: Callable[..., UUID], tenant: UUID, tmp_path: Path
 ) -> None:
     penstock("usage", "limit", "test", "tokens", MILLION)
     tasks = [{"kind": "call", "provider": NAME, "units": {"output_tokens": MILLION}}] * 2
@@ -398,7 +367,9 @@ def test_forecast_accepts_a_file_or_a_running_job(
     assert penstock("jobs", "forecast", tmp_path / "none.json", "-o", "json").refusal == (2, "usage")
 
 
-def test_why_explains_waiting_tasks(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
+def test_why_explains_waiting_tasks(
+    db: testing.Database, penstock: Command, priced: Callable[..., UUID]
+) -> None:
     penstock("limits", "set", NAME, "requests_per_minute=1")
     job_id = priced(3)
     db.execute("select penstock.claim_tasks('test', 10)")
@@ -414,7 +385,7 @@ def test_why_explains_waiting_tasks(db: testing.Database, penstock: Run, priced:
     assert penstock("jobs", "why", job_id).err == "No task is waiting.\n"
 
 
-def test_budget_can_be_raised(db: testing.Database, penstock: Run, priced: Callable[..., UUID]) -> None:
+def test_budget_can_be_raised(db: testing.Database, penstock: Command, priced: Callable[..., UUID]) -> None:
     job_id = priced(2, budget="0.6")
     run_all(db)
     run_all(db)
@@ -436,9 +407,9 @@ def test_budget_can_be_raised(db: testing.Database, penstock: Run, priced: Calla
 # CSV
 
 
-def test_csv_is_safe_to_open_in_a_spreadsheet(penstock: Run) -> None:
+def test_csv_is_safe_to_open_in_a_spreadsheet(penstock: Command) -> None:
     penstock("tenants", "create", '=HYPERLINK("x")')
     penstock("tenants", "create", "a,b")
     table = list(csv.DictReader(io.StringIO(penstock("tenants", "ls", "-o", "csv").out)))
     assert [line["name"] for line in table] == ['\'=HYPERLINK("x")', "a,b"]
-    assert penstock("jobs", "ls", "-o", "csv") == Result(0, "", "")
+    assert penstock("jobs", "ls", "-o", "csv") == CommandResult(0, "", "")

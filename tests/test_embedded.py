@@ -72,6 +72,7 @@ def test_processes_share_one_server_and_the_last_one_stops_it(home: Path) -> Non
     assert visits(home) == 5
 
 
+@pytest.mark.slow
 def test_committed_data_survives_killing_the_starter_or_the_server(home: Path) -> None:
     assert run(THEN_DIE, home).returncode == -signal.SIGKILL
     survivor = server_pid(home)
@@ -99,6 +100,7 @@ def test_a_server_that_is_stopping_is_started_again(home: Path) -> None:
     assert server_pid(home) != pid
 
 
+@pytest.mark.slow
 def test_a_stale_pid_of_another_process_does_not_prevent_the_start(home: Path) -> None:
     embedded.dsn(home)
     embedded.stop(home)
@@ -130,6 +132,7 @@ def test_fsync_is_on_and_other_users_have_no_access(home: Path) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_path_that_is_too_long_for_a_socket_works(home: Path) -> None:
     deep = home / ("a" * 60) / ("b" * 60)
     psycopg.connect(embedded.dsn(deep)).close()
