@@ -114,12 +114,12 @@ class Database:
             with db.connect(self.dsn, name="test") as connection:
                 return _execute(connection, query, params)
         try:
-            return _execute(self._connection(), query, params)
+            return _execute(self.keep_connection(), query, params)
         finally:
             self._using_kept.release()
 
-    def _connection(self) -> db.SyncConnection:
-        """The connection of `execute`; a new one in a forked process, or if the server closed it."""
+    def keep_connection(self) -> db.SyncConnection:
+        """The connection that statements share; a new one in a forked process, or if the server closed it."""
         if self._kept is None or self._kept_by != os.getpid() or not _is_open(self._kept):
             self._kept, self._kept_by = db.connect(self.dsn, name="test"), os.getpid()
         return self._kept
@@ -351,12 +351,11 @@ def penstock_shared_db(penstock_server: Server) -> Generator[Database]:
 def penstock_conn(penstock_shared_db: Database) -> Generator[db.SyncConnection]:
     """A connection inside a transaction that is rolled back. Rows are dicts.
 
-    Wrap a statement that is expected to fail in `with conn.transaction():`, which creates a savepoint.
+    Wrap a statement that is expected to fail in `with conn.transaction():`, which creates a savepoint. Tests
+    use one connection after the other, so that it knows its plans: the rollback also undoes `set`.
     """
-    with (
-        db.connect(penstock_shared_db.dsn, name="test") as connection,
-        connection.transaction(force_rollback=True),
-    ):
+    connection = penstock_shared_db.keep_connection()
+    with connection.transaction(force_rollback=True):
         yield connection
 
 
