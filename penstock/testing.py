@@ -352,9 +352,11 @@ def penstock_conn(penstock_shared_db: Database) -> Generator[db.SyncConnection]:
     """A connection inside a transaction that is rolled back. Rows are dicts.
 
     Wrap a statement that is expected to fail in `with conn.transaction():`, which creates a savepoint. Tests
-    use one connection after the other, so that it knows its plans: the rollback also undoes `set`.
+    use one connection in turn, so that it knows the functions: the rollback also undoes `set`.
     """
     connection = penstock_shared_db.keep_connection()
+    # Plans that another test's rows led to would be slow here.
+    connection.execute("discard plans")
     with connection.transaction(force_rollback=True):
         yield connection
 

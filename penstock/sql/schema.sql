@@ -2897,7 +2897,7 @@ function penstock._entitled_tenant(uuid)
   returns: penstock.tenants
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cb11a98b505533a3197a9059f3815ee7
+  body: sha256 243fdc86b742c1cf57f68bb0d8006537
   comment: The tenant whose entitlements are asked for: the named one if the caller may read it, else the caller's own.
 
 function penstock._erase_tenant(uuid)

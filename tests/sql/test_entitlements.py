@@ -90,6 +90,11 @@ class TestResolver:
         with sql.refused(402, "upgrade_required"):
             require(sql, "export")
 
+    def test_a_session_that_asks_often_gets_the_same_answer(self, sql: Contract, plans: None) -> None:
+        """From the sixth call on, PostgreSQL plans the queries of a function without knowing its arguments."""
+        found = [sql.value("resolve_entitlements", tenant_id=sql.tenant) for _ in range(7)]
+        assert found == found[:1] * 7
+
     def test_a_user_without_a_plan_is_refused(self, sql: Contract, plans: None) -> None:
         """R2.2: a missing plan never looks like an unlimited one."""
         sql.execute("update penstock.tenants set plan = null, is_personal = true where id = %s", sql.tenant)

@@ -48,9 +48,11 @@ comment on function penstock._has_feature(text, text) is
 create or replace function penstock._entitled_tenant(p_tenant_id uuid)
 returns penstock.tenants language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
+  -- Not in the query: its planner would call _own_tenant, which raises an error where a caller has none.
+  v_tenant_id uuid := coalesce(p_tenant_id, _own_tenant());
   v_tenant tenants;
 begin
-  select * into v_tenant from tenants where id = coalesce(p_tenant_id, _own_tenant());
+  select * into v_tenant from tenants where id = v_tenant_id;
   if not found or not (_is_service() or v_tenant.id in (select my_tenants())) then
     -- The same error for another user's tenant and for one that does not exist.
     perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
