@@ -258,6 +258,45 @@ async def _backlog(pool: db.Pool) -> Check:
     return Check("backlog", "ok", finding)
 
 
+async def _webhooks(pool: db.Pool) -> Check:
+    [(count, late, source)] = await db.rows(
+        pool,
+        """select count(*)::integer,
+          (count(*) filter (where received_at < penstock._now() - interval '10 minutes'))::integer,
+          min(source)
+        from penstock.webhooks where processed_at is null""",
+        (),
+    )
+    if not late:
+        finding = f"{counted(count, 'webhook')} to be processed" if count else "all processed"
+        return Check("webhooks", "ok", finding)
+    return Check(
+        "webhooks",
+        "warn",
+        f"{counted(late, 'webhook')} not processed for more than 10 minutes, for example of {source}",
+        "See `penstock webhooks ls`. The server needs the app that has the handler; then replay them.",
+    )
+
+
+async def _operations(pool: db.Pool) -> Check:
+    [(live, late)] = await db.rows(
+        pool,
+        """select count(*)::integer,
+          (count(*) filter (where deadline_at < penstock._now() - interval '10 minutes'))::integer
+        from penstock.operations where status in ('pending', 'processing')""",
+        (),
+    )
+    finding = counted(live, "live operation") if live else "no live operations"
+    if not late:
+        return Check("operations", "ok", finding)
+    return Check(
+        "operations",
+        "warn",
+        f"{finding}, {late} past the deadline",
+        "Start a worker that has their kinds. See `penstock operations ls status:processing`.",
+    )
+
+
 async def _chores(pool: db.Pool) -> Check:
     [(count, age)] = await db.rows(
         pool,
@@ -361,6 +400,8 @@ _PENSTOCK: dict[str, CheckFunction] = {
     "workers": _workers,
     "backlog": _backlog,
     "chores": _chores,
+    "webhooks": _webhooks,
+    "operations": _operations,
     "schedules": _schedules,
     "audit log": _audit,
     "alerts": _alerts,

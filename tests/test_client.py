@@ -444,6 +444,17 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert [str(each.id) for each in await got(owner.waits.list("status:open"))] == [wait["id"]]
     assert await got(owner.waits.answer(wait["id"], "yes")) is True
     assert (await got(owner.waits.get(wait["id"]))).option == "yes"
+    # operations
+    converting = await got(owner.jobs.start("report", tasks=[{"kind": "asking"}]))
+    [claimed] = served.db.execute("select id, lease from penstock.claim_tasks('w', 1, array['asking'])")
+    begun = "select penstock.begin_operation(%s, 'w', %s, 'slide:1', 300) ->> 'id' as id"
+    [operation] = served.db.execute(begun, [claimed["id"], claimed["lease"]])
+    assert [str(each.id) for each in await got(owner.operations.list("status:pending"))] == [operation["id"]]
+    assert (await got(owner.operations.get(operation["id"]))).object == "slide:1"
+    assert await got(owner.operations.reconcile(operation["id"])) == 1
+    assert await got(owner.operations.cancel(operation["id"])) == "canceled"
+    assert await got(owner.operations.reconcile(operation["id"])) == 0
+    await got(owner.jobs.cancel(converting.id))
     await got(owner.jobs.cancel(asking.id))
     assert await got(owner.jobs.result(asking.id)) is None
 

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
 from penstock import App, Context, testing
+from penstock.postgres import db as database
 from penstock.sdk.operations import Operation, Settled
+from penstock.worker.reconcile import Reconcile
+
+
+class Refused(Exception):
+    """As HTTP clients raise it."""
+
+    def __init__(self, status: int, **headers: str) -> None:
+        super().__init__(f"status {status}")
+        self.response = SimpleNamespace(status_code=status, headers=headers, json=dict)
 
 
 class Provider:
@@ -20,8 +31,12 @@ class Provider:
         self.finished: dict[str, str] = {}
         self.canceled: list[str] = []
         self.crashes = 0
+        self.refusals: list[Exception] = []
+        """Raised by the next submissions, which the provider does not take."""
 
     async def submit(self, operation: Operation) -> str:
+        if self.refusals:
+            raise self.refusals.pop(0)
         external = f"cc_{len(self.jobs) + 1}"
         self.jobs[external] = operation.id
         if self.crashes:
@@ -60,7 +75,13 @@ def app(db: testing.Database, drain: testing.Drain, provider: Provider) -> App:
             cancel=provider.cancel, timeout="5m", checks=["30s", "1m", "2m"],
         )  # fmt: skip
 
+    made.operations.add("convert", check=provider.check, find=provider.find, cancel=provider.cancel)
     return made
+
+
+async def reconcile(app: App, db: testing.Database) -> int:
+    async with database.pool(db.dsn, max_size=2) as pool:
+        return await Reconcile(pool, app).once()
 
 
 def tell(db: testing.Database, external: str) -> str:
@@ -167,3 +188,139 @@ def test_many_objects_with_lost_doubled_and_early_webhooks(
     drain(app)
     assert {job.get().status for job in jobs} == {"completed"}
     assert len(provider.jobs) == 100
+
+
+def operations(db: testing.Database) -> list[tuple[Any, ...]]:
+    rows = db.execute("select status, is_late from penstock.operations order by number")
+    return [tuple(row.values()) for row in rows]
+
+
+def expire(app: App, drain: testing.Drain, clock: testing.Clock) -> None:
+    """Let five minutes pass, with a worker that checks."""
+    for _ in range(11):
+        clock.advance(seconds=30)
+        drain(app)
+
+
+async def test_success_after_the_dead_letter_is_found_and_used(
+    app: App, drain: testing.Drain, db: testing.Database, provider: Provider, clock: testing.Clock
+) -> None:
+    """R4.3/late-success: all webhooks are lost, and all attempts have failed."""
+    clock.freeze()
+    job = await app.tasks["convert"].astart(1)
+    for _ in range(3):
+        await drain.arun(app) if hasattr(drain, "arun") else drain(app)
+        expire(app, drain, clock)
+    assert status(db) == ["failed"] and len(provider.jobs) == 3
+    provider.finished["cc_2"] = "late.png"
+    clock.advance(minutes=11)
+    assert await reconcile(app, db) == 3
+    drain(app)
+    assert (await job.aget()).status == "completed" and status(db) == ["succeeded"]
+    assert operations(db) == [("timeout", False), ("completed", True), ("timeout", False)]
+    assert len(provider.jobs) == 3, "nothing is submitted again"
+
+
+async def test_operation_of_a_canceled_job_is_canceled_at_the_provider(
+    app: App, drain: testing.Drain, db: testing.Database, provider: Provider
+) -> None:
+    """R4.3/cancel"""
+    job = await app.tasks["convert"].astart(1)
+    drain(app)
+    db.execute("select penstock.cancel_job(%s)", [job.id])
+    drain(app)
+    assert operations(db) == [("canceled", False)] and provider.canceled == []
+    assert await reconcile(app, db) == 1
+    assert provider.canceled == ["cc_1"]
+    assert await reconcile(app, db) == 0
+
+
+def test_canceled_operation_is_begun_again_by_the_next_attempt(
+    app: App, drain: testing.Drain, db: testing.Database, provider: Provider
+) -> None:
+    job = app.tasks["convert"].start(1)
+    drain(app)
+    db.execute("select penstock.cancel_operation(id) from penstock.operations")
+    drain(app)
+    assert operations(db) == [("canceled", False), ("processing", False)]
+    [attempt] = db.execute("select error_code from penstock.attempts")
+    assert attempt["error_code"] == "operation_canceled"
+    provider.finished["cc_2"] = "thumb.png"
+    tell(db, "cc_2")
+    drain(app)
+    assert job.result(timeout=5) == {"file": "thumb.png"}
+
+
+@pytest.mark.parametrize(("code", "headers", "attempts"), [(429, {"retry-after": "7"}, 0), (503, {}, 1)])
+def test_refused_submission_is_made_again(
+    app: App, drain: testing.Drain, db: testing.Database, provider: Provider, clock: testing.Clock,
+    code: int, headers: dict[str, str], attempts: int,
+) -> None:  # fmt: skip
+    """R4.3/refused: the operation stays pending, and the provider gets one job."""
+    clock.freeze()
+    db.execute("select penstock.set_provider('cc/jobs', '{\"concurrency\": 5}')")
+    provider.refusals.append(Refused(code, **headers))
+    job = app.tasks["convert"].options(provider="cc/jobs").start(1)
+    drain(app)
+    assert operations(db) == [("pending", False)] and provider.jobs == {}
+    [endpoint] = db.execute(
+        "select s.closed_until > penstock._now() as is_closed from penstock.endpoint_states s"
+    )
+    assert bool(endpoint["is_closed"]) == (code == 429)
+    for _ in range(4):
+        clock.advance(seconds=10)
+        drain(app)
+    provider.finished["cc_1"] = "thumb.png"
+    clock.advance(minutes=1)
+    drain(app)
+    assert job.result(timeout=5) == {"file": "thumb.png"}
+    assert len(provider.jobs) == 1
+    assert len(db.execute("select 1 from penstock.attempts")) == attempts
+
+
+def test_exhausted_account_closes_the_provider_and_leaves_no_live_operation(
+    app: App, drain: testing.Drain, db: testing.Database, provider: Provider, clock: testing.Clock
+) -> None:
+    """R4.3/refused: 402 on every submission. The object is free again when the task is a dead letter."""
+    clock.freeze()
+    db.execute("select penstock.set_provider('cc/jobs', '{\"concurrency\": 5}')")
+    provider.refusals.extend(Refused(402) for _ in range(20))
+    app.tasks["convert"].options(provider="cc/jobs").start(1)
+    drain(app)
+    [endpoint] = db.execute(
+        "select s.closed_until > penstock._now() as is_closed from penstock.endpoint_states s"
+    )
+    assert endpoint["is_closed"]
+    for _ in range(9):
+        clock.advance(minutes=16)
+        drain(app)
+    assert provider.jobs == {}
+    assert not db.execute(
+        "select 1 from penstock.operations where status in ('pending', 'processing')"
+    ) or status(db) != ["failed"]
+
+
+def test_result_is_kept_if_the_handler_fails_after_the_operation(
+    db: testing.Database, drain: testing.Drain, provider: Provider
+) -> None:
+    """R4.3/stored-result: the download fails, and the retry submits nothing."""
+    app = drain.use(App(database_url=db.dsn))
+    failures = [OSError("the download broke")]
+
+    @app.task(max_attempts=2, backoff="0s")
+    async def convert(ctx: Context, slide: int) -> Any:
+        done = await ctx.operation(
+            f"slide:{slide}", submit=provider.submit, check=provider.check, timeout="5m", checks=["30s"]
+        )
+        if failures:
+            raise failures.pop()
+        return done
+
+    job = convert.start(1)
+    drain(app)
+    provider.finished["cc_1"] = "thumb.png"
+    tell(db, "cc_1")
+    drain(app)
+    drain(app)
+    assert job.result(timeout=5) == {"file": "thumb.png"}
+    assert len(provider.jobs) == 1 and operations(db) == [("completed", False)]

@@ -28,8 +28,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.api import problems
 from penstock.api.callers import Callers
 from penstock.api.routes import PROBLEMS, identify
-from penstock.contract import alerts, workers
+from penstock.contract import alerts, operations, webhooks, workers
 from penstock.errors import Forbidden, Unauthenticated, Unavailable
+from penstock.types import OperationCount
 
 logger = structlog.get_logger(__name__)
 
@@ -58,6 +59,12 @@ class Metrics:
             "penstock_http_request_seconds",
             "Duration of HTTP requests.",
             ["method", "route"],
+            registry=self.registry,
+        )
+        self.webhooks = Counter(
+            "penstock_webhooks",
+            "Deliveries of webhooks: received, duplicate, failed (the handler raised) or rejected.",
+            ["source", "result"],
             registry=self.registry,
         )
 
@@ -166,6 +173,8 @@ async def show_metrics(request: Request) -> Response:
         lanes = await workers.backlog(conn)
         rates = await workers.drain_rates(conn)
         told = await alerts.list(conn, days=2, limit=1000)
+        outside = await operations.counts(conn)
+        inbox = await webhooks.open_counts(conn)
     registry = CollectorRegistry()
     names = ["kind", "provider"]
     backlog = Gauge("penstock_lane_waiting", "Waiting tasks.", names, registry=registry)
@@ -183,6 +192,35 @@ async def show_metrics(request: Request) -> Response:
     )
     for alert in told:
         told_of.labels(alert.kind).inc(alert.count)
+    _add_operations(registry, outside)
+    _add_webhooks(registry, inbox)
     metrics: Metrics = request.app.state.metrics
     text: Any = generate_latest(registry) + generate_latest(metrics.registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+def _add_operations(registry: CollectorRegistry, counts: list[OperationCount]) -> None:
+    names = ["provider", "status"]
+    number = Gauge(
+        "penstock_operations",
+        "Operations at providers: live ones, and those that began in the last hour and ended.",
+        names,
+        registry=registry,
+    )
+    told = Gauge(
+        "penstock_operations_with_webhook",
+        "Operations that began in the last hour, ended and got a webhook; the others were polled only.",
+        names,
+        registry=registry,
+    )
+    for each in counts:
+        number.labels(each.provider, each.status).set(each.count)
+        told.labels(each.provider, each.status).set(each.webhooks)
+
+
+def _add_webhooks(registry: CollectorRegistry, counts: dict[str, int]) -> None:
+    waiting = Gauge(
+        "penstock_webhooks_open", "Webhooks that are not processed yet.", ["source"], registry=registry
+    )
+    for source, count in counts.items():
+        waiting.labels(source).set(count)

@@ -14,7 +14,8 @@ from fastapi.responses import JSONResponse
 from penstock import signing
 from penstock.api import problems
 from penstock.api.callers import Caller, Callers
-from penstock.api.limits import Limits, read_body, read_json
+from penstock.api.limits import Limits, Rate, read_body, read_json
+from penstock.api.observe import Metrics
 from penstock.contract import webhooks
 from penstock.errors import Invalid, NotFound, PenstockError
 from penstock.postgres import db
@@ -36,6 +37,9 @@ async def receive(request: Request, source: str) -> Response:
     found: Source | None = request.app.state.webhooks.get(source)
     if found is None:
         raise NotFound("there is no such source of webhooks", code="unknown_source")
+    # Before the body is read and the signature computed. Each sender has a share of its own.
+    rate: Rate = request.app.state.rate
+    rate.take(f"webhooks:{source}:{request.client.host if request.client else ''}")
     limits: Limits = request.app.state.limits
     body = await read_body(request, limits)
     headers = {name.lower(): request.headers.getlist(name) for name in request.headers}
@@ -44,13 +48,22 @@ async def receive(request: Request, source: str) -> Response:
         payload = read_json(body, limits)
         delivery = webhooks.Delivery(source, *found.identify(payload, headers), payload)
     except Invalid as error:
+        _counted(request, source, "rejected")
         return _rejected(error)
     callers: Callers = request.app.state.callers
     async with callers.acting(_SERVICE) as conn:
         if await webhooks.take(conn, delivery):
+            _counted(request, source, "duplicate")
             return JSONResponse({"duplicate": True})
         is_good = await process(conn, found, delivery)
+    _counted(request, source, "received" if is_good else "failed")
     return JSONResponse({"received": True} if is_good else {"failed": True}, 200 if is_good else 500)
+
+
+def _counted(request: Request, source: str, result: str) -> None:
+    # The source is one that the app declares, so that senders cannot create new time series.
+    metrics: Metrics = request.app.state.metrics
+    metrics.webhooks.labels(source, result).inc()
 
 
 def _rejected(error: PenstockError) -> Response:
@@ -65,6 +78,9 @@ async def retrying(pool: db.Pool, sources: Webhooks) -> AsyncGenerator[None]:
     if not sources:
         yield
         return
+    for source in sources.values():
+        if not any(source.secrets()):
+            log.warning("webhooks.no_secret", source=source.name, effect="all its webhooks are rejected")
     task = asyncio.create_task(_retry(pool, sources), name="retry webhooks")
     try:
         yield

@@ -45,6 +45,7 @@ COMMANDS = {
     "jobs": Entry(_OPERATE, "start", "List, watch, pause, resume, cancel and retry jobs.", "group"),
     "bulk": Entry(_OPERATE, "bulk", "Run one job over the rows of a spreadsheet or file.", "group"),
     "waits": Entry(_OPERATE, "waits", "Show and answer what tasks ask people.", "group"),
+    "operations": Entry(_OPERATE, "operations", "Show, reconcile and cancel work at providers.", "group"),
     "webhooks": Entry(_OPERATE, "webhooks", "Show and replay webhooks.", "group"),
     "dead-letters": Entry(
         _OPERATE, "dead_letters", "Show, replay or discard tasks that failed permanently.", "group"

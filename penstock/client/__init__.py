@@ -16,6 +16,7 @@ from penstock.client.money import Costs, Usage
 from penstock.client.notifications import Notifications
 from penstock.client.operations import Providers, Workers
 from penstock.client.schedules import Schedules
+from penstock.client.task_operations import Operations
 from penstock.client.tenants import Keys, Members, Tenants
 from penstock.client.transport import IO, Awaiting, Blocking, Resource, call, run
 from penstock.client.waits import Waits
@@ -61,6 +62,7 @@ class _Resources(Resource[IO]):
         self.artifacts = Artifacts(core)
         self.dead_letters = DeadLetters(core)
         self.waits = Waits(core)
+        self.operations = Operations(core)
         self.schedules = Schedules(core)
         self.notifications = Notifications(core)
         self.usage = Usage(core)

@@ -28,6 +28,10 @@ select source, key, type, tenant_id, payload, received_at, last_received_at, del
 from penstock.webhooks where """
 
 
+_OPEN: LiteralString = """\
+select source, count(*)::integer from penstock.webhooks where processed_at is null group by source"""
+
+
 class Delivery(NamedTuple):
     """An event, as its handler gets it."""
 
@@ -79,6 +83,11 @@ async def next_due(conn: db.Connection, *, sources: Sequence[str]) -> Delivery |
 async def replay(database: db.Database, *, source: str, key: str) -> None:
     """Let an event be processed again by a server that has its handler."""
     await db.call(database, "replay_webhook", p_source=source, p_key=key)
+
+
+async def open_counts(database: db.Database) -> dict[str, int]:
+    """How many webhooks of each source are not processed yet."""
+    return dict(await db.rows(database, _OPEN, ()))  # pyright: ignore[reportArgumentType]
 
 
 async def list(

@@ -48,6 +48,8 @@ STATUS_STYLES: Mapping[str, tuple[str, str]] = {
     "ignored": ("⊘", "idle"),
     "unmatched": ("!", "warn"),
     "answered": ("✓", "good"),
+    "pending": ("○", "idle"),
+    "processing": ("●", "busy"),
     "timeout": ("✗", "bad"),
     "held": ("○", "idle"),
 }

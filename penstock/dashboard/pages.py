@@ -84,6 +84,7 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
             ("/jobs", "Jobs", False),
             ("/bulks", "Bulk jobs", False),
             ("/waits", "Questions", False),
+            ("/operations", "Operations", False),
             ("/dead-letters", "Dead letters", False),
             ("/schedules", "Schedules", False),
             ("/notifications", "Notifications", False),

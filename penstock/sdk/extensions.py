@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.sdk.functions import Functions
+from penstock.sdk.operations import Operations
 from penstock.sdk.pages import Pages
 from penstock.sdk.uploads import Uploads
 
@@ -14,3 +15,5 @@ class Extensions(Functions, Pages, Uploads):
         Functions.__init__(self)
         Pages.__init__(self, schema)
         Uploads.__init__(self)
+        self.operations = Operations()
+        """The providers whose operations workers reconcile."""

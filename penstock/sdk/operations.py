@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from uuid import UUID
 
-from penstock.errors import PenstockError
+from penstock.errors import Invalid, PenstockError
 
 # A crash between the call and the note of its id: the provider may need a moment to show the new job.
 SETTLE_SECONDS = 10.0
@@ -67,11 +67,61 @@ class Calls:
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+@dataclass(frozen=True, slots=True)
+class ProviderCalls:
+    """How a worker asks a provider about operations that ended here without its word."""
+
+    check: Check
+    find: Find | None = None
+    cancel: Cancel | None = None
+
+
+class Operations:
+    """The providers whose operations a worker reconciles."""
+
+    def __init__(self) -> None:
+        self.providers: dict[str, ProviderCalls] = {}
+
+    def add(
+        self, provider: str, *, check: Check, find: Find | None = None, cancel: Cancel | None = None
+    ) -> None:
+        """Reconcile the operations of a provider, or of a kind whose tasks name no provider.
+
+        A worker asks with `check` about operations that timed out, and ends canceled ones with `cancel`.
+        `find` returns the provider's id where the worker died before it noted the id.
+        """
+        if provider in self.providers:
+            raise Invalid(f"operations of {provider!r} are declared twice", details={"field": "provider"})
+        self.providers[provider] = ProviderCalls(check, find, cancel)
+
+
+async def reconcile(row: dict[str, Any], calls: ProviderCalls) -> tuple[str, dict[str, Any]]:
+    """Ask the provider about an operation that timed out, or cancel it there. Returns outcome and values."""
+    operation = _operation(row)
+    if operation.external_id is None:
+        found = await calls.find(operation) if calls.find is not None else None
+        if found is None:
+            # The provider never got it, or cannot say.
+            return "unknown", {}
+        operation = replace(operation, external_id=found)
+    if row["status"] == "canceled":
+        if calls.cancel is None:
+            return "failed", {}
+        await calls.cancel(operation)
+        return "canceled", {}
+    asked = await calls.check(operation)
+    return ("running", {}) if asked is None else (asked.outcome, _values(asked))
+
+
 async def run(ctx: Any, hooks: Any, calls: Calls) -> Any:
     """The result of the operation. Raises Waits while it is under way, OperationFailed when it failed."""
     unfinished: list[dict[str, Any]] = await hooks.unfinished(ctx)
     live = [row for row in unfinished if row["status"] != "timeout"]
     for late in [row for row in unfinished if row["status"] == "timeout"]:
+        if late["external_id"] is None:
+            late["external_id"] = await calls.find(_operation(late)) if calls.find is not None else None
+        if late["external_id"] is None:
+            continue
         asked = await calls.check(_operation(late))
         if asked is not None and asked.outcome == "completed":
             await hooks.settle(ctx, late["id"], "completed", _values(asked))
@@ -86,7 +136,10 @@ async def run(ctx: Any, hooks: Any, calls: Calls) -> Any:
     if row["status"] == "completed":
         return row["result"]
     if row["status"] in ("failed", "timeout", "canceled"):
-        raise OperationFailed(row["error_message"] or f"the operation ended: {row['status']}")
+        raise OperationFailed(
+            row["error_message"] or f"the operation ended: {row['status']}",
+            code=row["error_code"] or "operation_failed",
+        )
     if row["external_id"] is None:
         row["external_id"] = await _submitted(row, calls)
         await hooks.submit(ctx, row["id"], row["external_id"])
@@ -95,9 +148,11 @@ async def run(ctx: Any, hooks: Any, calls: Calls) -> Any:
     await hooks.note_check(ctx, row["id"])
     asked = await calls.check(_operation(row))
     if asked is not None:
-        await hooks.settle(ctx, row["id"], asked.outcome, _values(asked))
-        if asked.outcome == "completed":
+        status = await hooks.settle(ctx, row["id"], asked.outcome, _values(asked))
+        if status == "completed":
             return asked.result
+        if status == "canceled":
+            raise OperationFailed("the operation was canceled", code="operation_canceled")
         raise OperationFailed(asked.message or f"the operation {asked.outcome}", code=asked.code)
     if row["left_seconds"] <= 0:
         await hooks.settle(ctx, row["id"], "timeout", {})

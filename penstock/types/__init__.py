@@ -56,6 +56,7 @@ from penstock.types.notifications import (
     Streak,
     TakenNotification,
 )
+from penstock.types.operations import OPERATION_STATUSES, OperationCount, OperationStatus, TaskOperation
 from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, TaskOptions, given
 from penstock.types.overview import Overview, OverviewProblem
 from penstock.types.providers import Provider, ProviderEvent, ProviderValues
@@ -70,6 +71,7 @@ from penstock.types.workers import Worker, WorkerCounts
 
 __all__ = [
     "ENDED",
+    "OPERATION_STATUSES",
     "OUTPUT",
     "Action",
     "Alert",
@@ -141,6 +143,8 @@ __all__ = [
     "NotificationTarget",
     "OnFailure",
     "OnLimit",
+    "OperationCount",
+    "OperationStatus",
     "Overview",
     "OverviewProblem",
     "Phase",
@@ -169,6 +173,7 @@ __all__ = [
     "SubscriptionStatus",
     "TakenNotification",
     "Task",
+    "TaskOperation",
     "TaskOptions",
     "TaskRate",
     "TaskStatus",

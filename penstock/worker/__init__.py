@@ -39,6 +39,7 @@ from penstock.worker.execute import CALL_CONNECTIONS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
 from penstock.worker.outcome import AttemptEnd
+from penstock.worker.reconcile import Reconcile
 from penstock.worker.task_buffer import TaskBuffer
 from penstock.worker.wake import Wake
 
@@ -113,6 +114,7 @@ class Worker:
             tidy = Tidy(pool, storage, self.app.uploads)
             wake = Wake(dsn, buffer, upkeep.due, settings().listen)
             sender = Sender(pool, settings())
+            reconcile = Reconcile(pool, self.app)
             wake.on_notification = sender.due.set
             upkeep.on_work = wake.work.set
             # A worker that gets no notifications and has no tasks polls less often.
@@ -129,7 +131,9 @@ class Worker:
             buffer.on_lease_uncertain = beat.beat_now
             buffer.on_provider_slot_freed = wake.work.set
             beat.start()
-            loops = [_endless(loop) for loop in (wake, upkeep, tidy, sender, finish, beat)] + execute.start()
+            loops = [
+                _endless(loop) for loop in (wake, upkeep, tidy, sender, reconcile, finish, beat)
+            ] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
             try:

@@ -37,8 +37,8 @@ class Operations:
     async def note_check(self, ctx: Context, operation_id: str) -> None:
         await self._call(ctx, operations.note_check, operation_id)
 
-    async def settle(self, ctx: Context, operation_id: str, outcome: str, values: dict[str, Any]) -> None:
-        await self._call(ctx, operations.settle, operation_id, outcome=outcome, values=values)
+    async def settle(self, ctx: Context, operation_id: str, outcome: str, values: dict[str, Any]) -> str:
+        return await self._call(ctx, operations.settle, operation_id, outcome=outcome, values=values)
 
     async def _call(self, ctx: Context, call: Any, operation_id: str, **values: Any) -> Any:
         by = {"operation_id": operation_id, "worker_id": ctx.worker_id, "lease": ctx.lease}

@@ -51,6 +51,7 @@ class Things:
     gated_job: uuid.UUID
     bulk_row: str
     wait_id: uuid.UUID
+    operation_id: uuid.UUID
     token: str
 
 
@@ -134,6 +135,10 @@ ROWS: dict[str, Row] = {
     "GET /api/waits/{wait_id}": Row("viewer", 404),
     # The first answer counts: later callers hear 409.
     "POST /api/waits/{wait_id}/answer": Row("member", 404, body={"option": CANARY}, good=(200, 204, 409)),
+    "GET /api/operations": Row("viewer", 200, "?filter=tenant:{tenant_id}"),
+    "GET /api/operations/{operation_id}": Row("viewer", 404),
+    "POST /api/operations/{operation_id}/reconcile": Row("member", 404),
+    "POST /api/operations/{operation_id}/cancel": Row("member", 404),
     "GET /api/schedules": Row("viewer", 200, OF_TENANT),
     "PUT /api/schedules": Row("member", 403, "?name=nightly", body=SCHEDULE),
     "DELETE /api/schedules/{schedule_id}": Row("member", 404),
@@ -242,6 +247,8 @@ FUNCTIONS: dict[str, Call] = {
     "add_bulk_rows": Call("member", "PT404", {**OF_JOB, "p_rows": BULK_ROWS}, about={"job_id": "bulk_id"}),
     "add_tasks": Call("member", "PT404", {**OF_JOB, "p_tasks": TASKS}),
     "answer_wait": Call("member", "PT404", {"p_wait_id": "{wait_id}", "p_option": CANARY}),
+    "cancel_operation": Call("member", "PT404", {"p_operation_id": "{operation_id}"}),
+    "reconcile_operations": Call("member", "PT404", {"p_operation_id": "{operation_id}"}),
     "begin_request": Call("viewer", None, {"p_key": "{name}", "p_digest": b"0" * 32}),
     "begin_upload": Call("member", "PT403", {"p_name": "a", "p_content_type": "text/plain", "p_bytes": 1, **CHOSEN}),
     "cancel_job": Call("member", "PT404", OF_JOB),
@@ -421,6 +428,17 @@ def make(world: World, ann: Person) -> Things:
             "select penstock.open_wait(%s, 'w', %s, %s, %s)", asking["id"], asking["lease"], CANARY, options
         )
         one("select penstock.park_task(%s, 'w', %s, %s)", asking["id"], asking["lease"], wait["id"])
+    start("asking")
+    for asking in connection.execute(
+        "select * from penstock.claim_tasks('w', 1, array['asking'], 30)"
+    ).fetchall():
+        operation = one(
+            "select penstock.begin_operation(%s, 'w', %s, %s, 300)",
+            asking["id"],
+            asking["lease"],
+            f"{CANARY} {uuid.uuid4()}",
+        )
+        one("select penstock.park_operation(%s, 'w', %s, 30)", operation["id"], asking["lease"])
     begin = "select id, incoming from penstock.begin_upload(%s, 'text/plain', 1, %s)"
     upload: Any = connection.execute(begin, [CANARY, Jsonb({"tenant_id": str(ann.tenant)})]).fetchone()
     sent = world.app.state.settings.home / "artifacts" / upload["incoming"]
@@ -481,6 +499,7 @@ def make(world: World, ann: Person) -> Things:
         gated_job=start("work", confirm=True),
         bulk_row=one("select r::text from penstock.bulk_rows r where job_id = %s", bulk),
         wait_id=uuid.UUID(wait["id"]),
+        operation_id=uuid.UUID(operation["id"]),
         token=wait["token"],
     )
     connection.close()

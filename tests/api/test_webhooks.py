@@ -14,10 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
+import jwt
 import pytest
 from fastapi.testclient import TestClient
 
 from penstock import App, Invalid, api, server, signing, testing
+from penstock.api.limits import Rate
 from penstock.sdk.webhooks import Event, retry_due
 from penstock.settings import Settings
 from tests.api.conftest import SECRET
@@ -175,6 +177,48 @@ def test_bad_deliveries_are_rejected_and_not_stored(site: Site) -> None:
     assert site.client.post("/webhooks/nobody", content=body).status_code == 404
     assert site.client.post("/webhooks/stripe", content=b"x" * (10 << 20)).status_code == 413
     assert site.rows() == [] and site.seen == []
+
+
+def test_deliveries_are_counted_and_limited_per_source(site: Site) -> None:
+    """S54: a flood of one sender is answered with 429 before its bodies are read; others are not affected."""
+    state: Any = site.client.app.state  # type: ignore[attr-defined]
+    state.rate = Rate(0.001, 3)
+    answers = [site.client.post("/webhooks/stripe", content=b"{}").status_code for _ in range(5)]
+    assert answers == [400, 400, 400, 429, 429]
+    assert site.client.post("/webhooks/stripe", content=b"{}").headers["retry-after"]
+    event = {"event": "job.finished", "job": {"id": "j1"}}
+    assert [site.send(event, "cloudconvert").status_code for _ in range(2)] == [200, 200]
+    site.problems.append(ValueError("x"))
+    assert site.send({"event": "job.failed", "job": {"id": "j1"}}, "cloudconvert").status_code == 500
+    state.rate = Rate(100, 100)
+    now = int(time.time())
+    token = jwt.encode({"role": "service_role", "iat": now, "exp": now + 60}, SECRET, "HS256")
+    shown = site.client.get("/metrics", headers={"Authorization": f"Bearer {token}"}).text
+    for line in (
+        'penstock_webhooks_total{result="rejected",source="stripe"} 3.0',
+        'penstock_webhooks_total{result="duplicate",source="cloudconvert"} 1.0',
+        'penstock_webhooks_total{result="failed",source="cloudconvert"} 1.0',
+        'penstock_webhooks_open{source="cloudconvert"} 1.0',
+    ):
+        assert line in shown, line
+
+
+def test_source_without_a_secret_is_named_at_the_start(
+    db: testing.Database, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = App(database_url=db.dsn)
+
+    @app.webhooks.add("stripe", scheme="stripe", secrets=lambda: [""])
+    async def handle(event: Event) -> None: ...
+
+    settings = Settings(database_url=db.dsn, api_url=server.ensure_login(db.dsn), jwt_secret=SECRET)
+    body = b'{"id": "evt_1", "type": "paid"}'
+    with TestClient(api.create(settings, app)) as client:
+        assert (
+            client.post("/webhooks/stripe", content=body, headers=stripe(body, secret="")).status_code == 400
+        )
+    printed = capsys.readouterr()
+    assert "webhooks.no_secret" in printed.out + printed.err + caplog.text
 
 
 def test_any_flipped_byte_is_found() -> None:

@@ -235,6 +235,38 @@ class Contract:
             "answer_wait", wait_id=self.wait_id(task, name), option=option, payload=Jsonb(payload)
         )
 
+    def operation_id(self, task: db.Row) -> uuid.UUID:
+        """The newest operation of the task."""
+        return self.one(
+            "select id from penstock.operations where job_id = %s and task_id = %s order by number desc limit 1",
+            task["job_id"], task["id"],
+        )  # fmt: skip
+
+    def park_operation(self, task: db.Row, worker: str = "w1") -> str:
+        """Submit an operation and wait for it."""
+        by = {"worker_id": worker, "lease": task["lease"]}
+        begun = self.value(
+            "begin_operation", task_id=task["id"], **by, object=f"object:{task['id']}", timeout_seconds=300.0
+        )
+        if begun["status"] == "pending":
+            self.value("submit_operation", operation_id=begun["id"], **by, external_id=f"cc_{begun['id']}")
+        return self.value("park_operation", operation_id=begun["id"], **by, seconds=30.0)
+
+    def tell_operation(self, task: db.Row) -> str:
+        """The webhook of the task's operation."""
+        return self.value("tell_operation", provider="cc", operation_id=self.operation_id(task))
+
+    def settle_operation(self, task: db.Row, worker: str = "w1") -> str:
+        """Complete the task's operation."""
+        return self.value(
+            "settle_operation", operation_id=self.operation_id(task), worker_id=worker, lease=task["lease"],
+            outcome="completed",
+        )  # fmt: skip
+
+    def cancel_operation(self, task: db.Row) -> str:
+        """Cancel the task's operation."""
+        return self.value("cancel_operation", operation_id=self.operation_id(task))
+
     def report(self, task: db.Row, fraction: float | None = None, message: str | None = None) -> None:
         self.value(
             "report_progress",

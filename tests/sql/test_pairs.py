@@ -41,6 +41,10 @@ VERBS: dict[str, Callable[[Contract, Scene], Any]] = {
     "beat": lambda sql, at: sql.beat(at.task),
     "wait": lambda sql, at: sql.park(at.task),
     "answer": lambda sql, at: sql.answer(at.task),
+    "submit": lambda sql, at: sql.park_operation(at.task),
+    "tell": lambda sql, at: sql.tell_operation(at.task),
+    "settle": lambda sql, at: sql.settle_operation(at.task),
+    "cancel operation": lambda sql, at: sql.cancel_operation(at.task),
     "claim": lambda sql, at: sql.claim(5, "w2", [at.kind], LEASE_SECONDS),
     "reclaim": lambda sql, at: sql.reclaim(),
     "upkeep": lambda sql, at: sql.upkeep(),
@@ -76,6 +80,8 @@ def scene(sql: Contract, clock: Clock, what: str) -> Scene:
         sql.pause(job)
     elif what == "waiting":
         sql.park(task)
+    elif what == "outside":
+        sql.park_operation(task)
     elif what == "failed":
         sql.kill(task)
         sql.do_chores()
@@ -107,7 +113,7 @@ def seen(sql: Contract, at: Scene) -> list[db.Row]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["running", "late", "paused", "waiting", "failed"])
+@pytest.mark.parametrize("what", ["running", "late", "paused", "waiting", "outside", "failed"])
 def test_two_at_once_end_as_one_after_the_other(sessions: Sessions, clock: Clock, what: str) -> None:
     """R1.2/fence, R0.2/task-states: all pairs, the first committed or rolled back while the second is under way."""
     clock.freeze()

@@ -53,6 +53,7 @@ begin
   from (select (l.held).*, l.n
     from (select unnest(p_leases) as held, generate_subscripts(p_leases, 1) as n) as l) as l
   join tasks t on t.job_id = l.job_id and t.id = l.task_id;
+  perform _mark_operations(v_jobs, array(select l.task_id from unnest(p_leases) as l));
   select array_agg(row(c.job_id, c.phase, 0, c.n, 0)::phase_delta) into v_deltas
   from (select job_id, phase, count(*)::integer as n from unnest(p_leases) group by job_id, phase) as c;
   for v_job in

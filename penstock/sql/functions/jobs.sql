@@ -261,6 +261,7 @@ begin
   insert into chores (job_id, tenant_id, verb, created_at)
   values (p_job_id, p_tenant_id, case p_status when 'failed' then 'park' else 'drop' end, _now())
   on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;
+  perform _mark_operations(array[p_job_id], null);
   perform pg_notify('penstock', 'cancel');
   perform pg_notify('penstock', 'jobs');
 end

@@ -32,6 +32,14 @@ $$;
 comment on function penstock._operation_document(penstock.operations) is
   'What a handler gets of an operation.';
 
+create or replace function penstock._restore_lane(p_lease penstock.leases, p_lane_id integer)
+returns void language sql set search_path = penstock, pg_temp as $$
+  update leases set lane_id = p_lane_id where task_id = p_lease.task_id;
+  update tasks set lane_id = p_lane_id where job_id = p_lease.job_id and id = p_lease.task_id;
+$$;
+comment on function penstock._restore_lane(penstock.leases, integer) is
+  'Puts a running task back into the lane with limits, for its next attempt.';
+
 create or replace function penstock.begin_operation(
   p_task_id bigint, p_worker_id text, p_lease bigint, p_object text, p_timeout_seconds double precision)
 returns jsonb language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -51,6 +59,12 @@ begin
   end if;
   select * into v_last from operations where job_id = v_lease.job_id and task_id = p_task_id
   order by number desc limit 1 for update;
+  if v_last.status in ('failed', 'timeout', 'canceled') and not v_lease.is_gated
+     and (select l.is_gated from lanes l where l.id = v_last.gated_lane_id) then
+    -- It ended while the task waited in the lane without limits: the next attempt must be admitted again.
+    perform _restore_lane(v_lease, v_last.gated_lane_id);
+    return _operation_document(v_last) || '{"is_new": false}';
+  end if;
   -- A failed operation must have cost the task an attempt before the next one may begin: otherwise a task
   -- whose worker is slow would begin paid operations again and again.
   if v_last.id is not null and (v_last.status in ('pending', 'processing', 'completed')
@@ -156,21 +170,26 @@ begin
   end if;
   if v_operation.status not in ('pending', 'processing')
      and not (v_operation.status = 'timeout' and p_outcome = 'completed') then
+    if v_operation.status <> 'completed' then
+      perform _restore_lane(v_lease, v_operation.gated_lane_id);
+    end if;
     return v_operation.status;
   end if;
   perform _check_document(coalesce(p_values -> 'result', 'null'), 'result',
     (_setting('max_output_bytes'))::integer);
   update operations set status = p_outcome, is_late = status = 'timeout', completed_at = _now(),
     result = p_values -> 'result', error_code = left(p_values ->> 'code', 100),
-    error_message = left(p_values ->> 'message', 2000)
+    error_message = left(p_values ->> 'message', 2000),
+    reconcile_at = case p_outcome when 'timeout' then _now() + interval '10 minutes' end
   where id = p_operation_id;
   if p_outcome <> 'completed' then
     -- The next attempt is admitted again.
-    update leases set lane_id = v_operation.gated_lane_id where task_id = v_lease.task_id;
-    update tasks set lane_id = v_operation.gated_lane_id
-    where job_id = v_lease.job_id and id = v_lease.task_id;
+    perform _restore_lane(v_lease, v_operation.gated_lane_id);
     v_bookings := _free_operation(v_operation, case p_outcome when 'timeout' then 'expired'
       else 'released' end);
+  elsif v_lease.is_gated then
+    -- Its completion charges what the task uses, so that a late result counts once.
+    v_bookings := _free_operation(v_operation, 'released');
   elsif v_operation.has_place or v_operation.status = 'timeout' then
     -- The lease that admitted it is gone: what it used is charged here, at its provider.
     v_lease.lane_id := v_operation.gated_lane_id;
@@ -211,6 +230,12 @@ begin
     return coalesce(v_code, 'lease_lost');
   end if;
   select * into v_operation from operations where id = p_operation_id for update;
+  if v_operation.status not in ('pending', 'processing') then
+    -- It was canceled in the meantime: the lease keeps nothing, and the next run fails the attempt.
+    perform _return_tasks(array[v_lease], 0);
+    perform _settle(array[v_lease], false, null);
+    return 'queued';
+  end if;
   if v_lease.is_gated then
     -- The operation keeps the place and the reservation that the lease had.
     v_lease.lane_id := (select _lane(l.kind, l.provider, v_lease.tenant_id, false) from lanes l
@@ -223,8 +248,7 @@ begin
     update operations set has_place = true, hold_id = coalesce((select m.id from moved m), hold_id)
     where id = p_operation_id;
   end if;
-  if v_operation.status in ('pending', 'processing') and v_operation.deadline_at > v_now
-     and not v_operation.is_told then
+  if v_operation.deadline_at > v_now and not v_operation.is_told then
     insert into parked select (_lease_to_waiting(v_lease,
       least(v_now + make_interval(secs => greatest(0, p_seconds)), v_operation.deadline_at),
       'operation: ' || v_operation.provider, p_operation_id)).*;
@@ -257,6 +281,9 @@ begin
   update operations set webhook_received_at = _now(), is_told = true where id = v_operation.id;
   if v_operation.status in ('completed', 'failed', 'canceled') then
     return 'stale';
+  elsif v_operation.status = 'timeout' then
+    perform _revive_operation(v_operation);
+    return 'late';
   end if;
   with gone as (
     delete from parked p where p.job_id = v_operation.job_id and p.task_id = v_operation.task_id
@@ -264,41 +291,10 @@ begin
   )
   select array_agg(g.task) into v_rows from gone g;
   perform _queue(v_rows, true);
-  return case when v_operation.status = 'timeout' then 'late' else 'applied' end;
+  return 'applied';
 end
 $$;
 comment on function penstock.tell_operation(text, uuid, text) is
-  'A hint that an operation has changed, from a webhook: wakes its task, whose handler asks the provider. '
+  'A hint that an operation has changed, from a webhook: wakes its task, whose handler asks the provider. If '
+  'the operation had timed out and its task became a dead letter, that is replayed once. '
   'Returns applied, late (it had timed out), stale or unmatched.';
-
-create or replace function penstock._end_operations()
-returns void language plpgsql set search_path = penstock, pg_temp as $$
--- Lock order: see claim.sql.
-declare
-  v_operation operations;
-  v_bookings booking[] := '{}';
-  v_tenants uuid[] := '{}';
-begin
-  -- Live operations whose job was canceled or whose task has ended, and those that nobody settled an hour
-  -- after their deadline. An object with a live operation could not be tried again.
-  for v_operation in
-    select o.* from operations o join jobs j on j.id = o.job_id
-    where o.status in ('pending', 'processing')
-      and (j.status = 'canceled' or o.deadline_at < _now() - interval '1 hour'
-        or exists (select from results r where r.job_id = o.job_id and r.task_id = o.task_id))
-    order by o.id limit 500 for update of o skip locked
-  loop
-    update operations set completed_at = _now(), status = case when deadline_at < _now() then 'timeout'
-      else 'canceled' end
-    where id = v_operation.id;
-    v_bookings := v_bookings || _free_operation(v_operation, 'expired');
-    v_tenants := v_tenants || v_operation.tenant_id;
-  end loop;
-  if v_tenants <> '{}' then
-    perform _book(v_bookings);
-    perform _wake_waiting(array(select distinct t from unnest(v_tenants) as t));
-  end if;
-end
-$$;
-comment on function penstock._end_operations() is
-  'Ends operations of canceled jobs and those that nobody settles, and frees their reservations and places.';
