@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import random
 import socket
 import threading
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -140,6 +142,39 @@ async def test_a_message_sent_again_keeps_its_id(mailbox: tuple[Mailbox, str]) -
         assert (await email.send(chosen, mail)).result == "sent"
     ids = {line for text in box.messages for line in text.splitlines() if line.startswith("Message-ID")}
     assert len(box.messages) == 2 and len(ids) == 1
+
+
+@pytest.mark.slow
+async def test_no_mail_is_lost_over_50_kills_of_the_sender(
+    db: testing.Database, tenant: uuid.UUID, mailbox: tuple[Mailbox, str], clock: testing.Clock
+) -> None:
+    """R4.5/alert: 25 streaks of 20 failures at once. Each has one mail, however often the sender dies."""
+    box, url = mailbox
+    chance = random.Random(7)
+    settings = Settings(smtp_url=url, mail_from="penstock@example.com")
+    async with database.pool(db.dsn, max_size=10) as pool:
+        await notifications.set_target(pool, channel="email", address="ann@example.com", tenant_id=tenant)
+        for streak in range(25):
+            fail = {"tenant_id": tenant, "scope": f"event:{streak}", "is_success": False}
+            await asyncio.gather(
+                *(notifications.record_outcome(pool, **fail, code="x", message="y") for _ in range(20))
+            )
+        for kill in range(50):
+            sender = Sender(pool, settings)
+            sender.BATCH = 1 + kill % 3
+            sending = asyncio.create_task(sender.once())
+            await asyncio.sleep(chance.uniform(0, 0.03))
+            sending.cancel()
+            with suppress(asyncio.CancelledError):
+                await sending
+            # The lease of a message whose sender died expires.
+            clock.advance(minutes=2)
+        while any(each.status != "sent" for each in await notifications.list(pool, tenant_id=tenant)):
+            clock.advance(hours=1)
+            await Sender(pool, settings).once()
+        listed = await notifications.list(pool, tenant_id=tenant, limit=100)
+    ids = [line for text in box.messages for line in text.splitlines() if line.startswith("Message-ID")]
+    assert len(listed) == 25 and set(ids) == {f"Message-ID: <{each.id}@example.com>" for each in listed}
 
 
 async def test_temporary_refusals_are_retried_and_final_ones_are_not(mailbox: tuple[Mailbox, str]) -> None:

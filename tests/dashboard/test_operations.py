@@ -54,12 +54,12 @@ def test_command_line_shows_reconciles_and_cancels(
 
     code, text = run("ls", "status:processing")
     assert code == 0 and operation in text and "slide" in text
-    assert json.loads(run("show", operation, "--json")[1])["external_id"] == "cc_1"
+    assert json.loads(run("show", operation, "-o", "json")[1])["external_id"] == "cc_1"
     assert "cc_1" in run("show", operation)[1]
     assert run("reconcile", operation)[0] == 0
     assert run("reconcile")[0] == 0
     assert "Canceled" in run("cancel", operation)[1]
-    assert json.loads(run("cancel", operation, "--json")[1]) == {"status": "canceled"}
+    assert json.loads(run("cancel", operation, "-o", "json")[1]) == {"status": "canceled"}
     assert run("show", "00000000-0000-7000-8000-000000000000")[0] == 5
 
 

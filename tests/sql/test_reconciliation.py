@@ -52,7 +52,6 @@ def timed_out(sql: Contract) -> tuple[db.Row, dict[str, Any]]:
 
 class TestCancel:
     def test_canceled_operation_frees_its_hold_and_fails_the_attempt(self, sql: Contract) -> None:
-        """R4.3/cancel"""
         task, operation = in_flight(sql)
         assert cancel(sql, operation) == "canceled" and account(sql) == (0, 0)
         again = sql.claim_one()
@@ -332,7 +331,7 @@ class TestRaces:
 
 @pytest.mark.slow
 def test_a_thousand_in_flight_at_a_quota_of_five(sql: Contract, clock: Clock) -> None:
-    """R4.1/in-flight: five are submitted, never six, whatever ends in between."""
+    """R2.3/no-overshoot: five are submitted, never six, whatever ends in between."""
     clock.freeze()
     setup(sql, quota=5, concurrency=2000)
     start(sql, 1000)

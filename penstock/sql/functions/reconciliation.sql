@@ -1,5 +1,5 @@
--- Reconciliation: operations that ended here without the provider's word. A worker whose app has the provider's
--- calls asks about those that timed out, and cancels at the provider those that were canceled here.
+-- Reconciliation: operations that ended here without the provider's word. A worker whose app has the
+-- provider's calls asks about those that timed out, and cancels at the provider those that were canceled here.
 -- Lock order: see claim.sql.
 
 create or replace function penstock._mark_operations(p_job_ids uuid[], p_task_ids bigint[])
@@ -54,7 +54,8 @@ begin
 end
 $$;
 comment on function penstock._end_operations() is
-  'Ends operations whose task has ended and those that nobody settles, and frees their reservations and places.';
+  'Ends operations whose task has ended and those that nobody settles, and frees their reservations and '
+  'places.';
 
 create or replace function penstock._revive_operation(p_operation penstock.operations)
 returns text language plpgsql set search_path = penstock, pg_temp as $$
@@ -91,8 +92,8 @@ begin
 end
 $$;
 comment on function penstock._revive_operation(penstock.operations) is
-  'Lets the task of an operation that timed out run again: wakes it, or replays its dead letter once. Returns '
-  'woken, replayed, running (it runs or is queued anyway) or over.';
+  'Lets the task of an operation that timed out run again: wakes it, or replays its dead letter once. '
+  'Returns woken, replayed, running (it runs or is queued anyway) or over.';
 
 create or replace function penstock.take_operations(p_providers text[], p_limit integer default 20)
 returns setof jsonb language sql security definer set search_path = penstock, pg_temp as $$
@@ -105,8 +106,8 @@ returns setof jsonb language sql security definer set search_path = penstock, pg
   returning _operation_document(o)
 $$;
 comment on function penstock.take_operations(text[], integer) is
-  'Operations of these providers to ask about (timeout) or to cancel at the provider (canceled), for a minute. '
-  'Report each with reconcile_operation.';
+  'Operations of these providers to ask about (timeout) or to cancel at the provider (canceled), for a '
+  'minute. Report each with reconcile_operation.';
 
 create or replace function penstock._settle_late(p_operation penstock.operations, p_values jsonb)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
@@ -173,9 +174,9 @@ begin
 end
 $$;
 comment on function penstock.reconcile_operation(uuid, text, jsonb) is
-  'What the provider says about an operation that ended here without it. A success after a timeout wakes the '
-  'task, replays its dead letter, or is charged if the task has ended. Outcomes: completed, failed, canceled, '
-  'running, unknown. Values: result, units.';
+  'What the provider says about an operation that ended here without it. A success after a timeout wakes '
+  'the task, replays its dead letter, or is charged if the task has ended. Outcomes: completed, failed, '
+  'canceled, running, unknown. Values: result, units.';
 
 create or replace function penstock.reconcile_operations(p_operation_id uuid default null)
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -244,5 +245,5 @@ begin
 end
 $$;
 comment on function penstock.cancel_operation(uuid) is
-  'Cancels a live operation, here at once and at the provider soon. The attempt of its task fails. Returns the '
-  'status of the operation.';
+  'Cancels a live operation, here at once and at the provider soon. The attempt of its task fails. Returns '
+  'the status of the operation.';
