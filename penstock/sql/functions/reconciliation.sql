@@ -1,5 +1,5 @@
 -- Reconciliation: operations that ended here without the provider's word. A worker whose app has the
--- provider's calls asks about those that timed out, and cancels at the provider those that were canceled here.
+-- provider's calls asks about those that timed out, and cancels at the provider what was canceled here.
 -- Lock order: see claim.sql.
 
 create or replace function penstock._mark_operations(p_job_ids uuid[], p_task_ids bigint[])
