@@ -1150,11 +1150,15 @@ table penstock.operations
   column checked_at: timestamp with time zone
   column webhook_received_at: timestamp with time zone
   column completed_at: timestamp with time zone
+  column reconcile_at: timestamp with time zone
+  column replayed_at: timestamp with time zone
   comment on column id: Also the tag that the provider gets and gives back.
   comment on column hold_id: The reservation, which moved from the lease to the operation.
   comment on column has_place: Whether it, and not a lease, counts against the concurrency of its endpoint.
   comment on column attempts: Failed attempts of the task when it began: the next operation needs one more.
   comment on column is_told: Whether a webhook has come since the provider was last asked.
+  comment on column reconcile_at: When to ask the provider about an operation that timed out, or to cancel it there. On a live operation: its task may have ended.
+  comment on column replayed_at: When a late hint replayed the dead letter of its task: that happens once.
   constraint operations_check: CHECK (((completed_at IS NOT NULL) = (status = ANY (ARRAY['completed'::text, 'failed'::text, 'timeout'::text, 'canceled'::text]))))
   constraint operations_external_id_check: CHECK (((length(external_id) >= 1) AND (length(external_id) <= 255)))
   constraint operations_job_id_task_id_number_key: UNIQUE (job_id, task_id, number)
@@ -1166,6 +1170,7 @@ table penstock.operations
   index operations_live: CREATE UNIQUE INDEX operations_live ON penstock.operations USING btree (tenant_id, object) WHERE (status = ANY (ARRAY['pending'::text, 'processing'::text]))
   index operations_object: CREATE INDEX operations_object ON penstock.operations USING btree (tenant_id, object, id)
   index operations_places: CREATE INDEX operations_places ON penstock.operations USING btree (endpoint_id) WHERE (has_place AND (status = ANY (ARRAY['pending'::text, 'processing'::text])))
+  index operations_reconcile: CREATE INDEX operations_reconcile ON penstock.operations USING btree (reconcile_at) WHERE (reconcile_at IS NOT NULL)
   index operations_timeouts: CREATE INDEX operations_timeouts ON penstock.operations USING btree (completed_at) WHERE (status = 'timeout'::text)
   index operations_told: CREATE INDEX operations_told ON penstock.operations USING btree (provider, external_id) WHERE (external_id IS NOT NULL)
   trigger operations_transitions: CREATE TRIGGER operations_transitions BEFORE UPDATE OF status ON penstock.operations FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND (old.status <> ALL (ARRAY['pending'::text, 'processing'::text])) AND (NOT ((old.status = 'timeout'::text) AND (new.status = 'completed'::text) AND new.is_late)))) EXECUTE FUNCTION penstock._guard_operation()
@@ -2421,7 +2426,7 @@ function penstock._bury(penstock.leases[], text[], text[], text[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1ea3708a5a48056527ccb752eb5f2fd4
+  body: sha256 cb27d60b8ba6ab93a385399a09cf53f9
   comment: Ends tasks as permanently failed: writes their results and dead letters, and updates their children and jobs.
 
 function penstock._call_size(jsonb, bigint)
@@ -2865,8 +2870,8 @@ function penstock._end_operations()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4cbf1f393b973dcf807bf81d0bd1da27
-  comment: Ends operations of canceled jobs and those that nobody settles, and frees their reservations and places.
+  body: sha256 32813c32ddd6701f9cd1e768c5108f80
+  comment: Ends operations whose task has ended and those that nobody settles, and frees their reservations and places.
 
 function penstock._endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
@@ -3461,6 +3466,14 @@ function penstock._mark_audit_log(bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 809b13e90a76cbb67bad650123cc5c5c
   comment: Notes the newest line, and the transactions that have to end before it can be sealed.
+
+function penstock._mark_operations(uuid[], bigint[])
+  arguments: p_job_ids uuid[], p_task_ids bigint[]
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 74bad05fae874a4b8fee9d2a443b7106
+  comment: Lets the next upkeep end the live operations of jobs or tasks that have ended.
 
 function penstock._matching_letters(jsonb)
   arguments: p_filter jsonb
@@ -4113,6 +4126,14 @@ function penstock._restore_children(uuid, bigint[])
   body: sha256 f83892475afe14dc1cbb351f56f7e825
   comment: Restores the descendants that were canceled because these tasks had failed, and returns the changes of the phase counts.
 
+function penstock._restore_lane(penstock.leases, integer)
+  arguments: p_lease penstock.leases, p_lane_id integer
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 44bc35227820be990795d4c375def85a
+  comment: Puts a running task back into the lane with limits, for its next attempt.
+
 function penstock._retry_gated(uuid)
   arguments: p_tenant_id uuid
   returns: void
@@ -4136,6 +4157,14 @@ function penstock._return_tasks(penstock.leases[], integer)
   settings: search_path=penstock, pg_temp
   body: sha256 e44baba7b1b9ff355bba9f600b6161ea
   comment: Requeues leased tasks at the front.
+
+function penstock._revive_operation(penstock.operations)
+  arguments: p_operation penstock.operations
+  returns: text
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1c36483108c56ef85bb2ffb85077d37b
+  comment: Lets the task of an operation that timed out run again: wakes it, or replays its dead letter once. Returns woken, replayed, running (it runs or is queued anyway) or over.
 
 function penstock._role_scopes(text)
   arguments: p_role text
@@ -4227,6 +4256,14 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   body: sha256 4e659e9fc5849da7f7739b800388886d
   comment: Updates the children of parents that have ended. Children of a parent that did not succeed are canceled with their descendants. Returns the changes of the phase counts, and the children without open parents, which the caller queues once it has all its locks.
 
+function penstock._settle_late(penstock.operations, jsonb)
+  arguments: p_operation penstock.operations, p_values jsonb
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a856a7e568559f6824c4bd3530cc047c
+  comment: Notes and charges a late success that no task uses any more.
+
 function penstock._settle_plan(uuid)
   arguments: p_tenant_id uuid
   returns: void
@@ -4295,7 +4332,7 @@ function penstock._stop_job(uuid, uuid, text, text)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5db03ab2249a2d270c97ea7111db9563
+  body: sha256 8a00cedb581ec7725c5d3d519d9c2238
   comment: Ends a job as failed or canceled although some of its tasks have not ended.
 
 function penstock._subscribed_plan(text[])
@@ -4580,7 +4617,7 @@ function penstock.begin_operation(bigint, text, bigint, text, double precision)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e2190d9f51b6aa8870b9a3fd852c37c3
+  body: sha256 c73ad65f862bc7eba4337114cf81dab0
   comment: The newest operation of a running task, or a new one. Commit it before you call the provider. After a failed operation a new one begins only in a later attempt.
   grant to service_role: execute
 
@@ -4649,6 +4686,16 @@ function penstock.cancel_job(uuid, text)
   settings: search_path=penstock, pg_temp
   body: sha256 7b927fb76c6917df7c875ce1a6b6bbc5
   comment: Cancels a job now: no more of its tasks are claimed, running handlers are told to stop, and their reports are rejected.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.cancel_operation(uuid)
+  arguments: p_operation_id uuid
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fe848d05132480360c464187a2b6dce4
+  comment: Cancels a live operation, here at once and at the provider soon. The attempt of its task fails. Returns the status of the operation.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -5501,7 +5548,7 @@ function penstock.park_operation(uuid, text, bigint, double precision)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 43567d5dabc381f4988ea942fc7a4e27
+  body: sha256 f1c3fa53c73e12bb676b8640c66b82e2
   comment: Ends the lease of a task that waits for its operation, at most p_seconds: the task is parked, or queued if a webhook has come since the provider was asked. Its reservation and its place move to the operation.
   grant to service_role: execute
 
@@ -5574,6 +5621,25 @@ function penstock.reclaim_stale_tasks()
   settings: search_path=penstock, pg_temp
   body: sha256 c1aaa092b13333fd5ad1c7d7cad24982
   comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
+  grant to service_role: execute
+
+function penstock.reconcile_operation(uuid, text, jsonb)
+  arguments: p_operation_id uuid, p_outcome text, p_values jsonb DEFAULT '{}'::jsonb
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e8b7153b39c9cbacd46df2d671f2f302
+  comment: What the provider says about an operation that ended here without it. A success after a timeout wakes the task, replays its dead letter, or is charged if the task has ended. Outcomes: completed, failed, canceled, running, unknown. Values: result, units.
+  grant to service_role: execute
+
+function penstock.reconcile_operations(uuid)
+  arguments: p_operation_id uuid DEFAULT NULL::uuid
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f1987afd6e2c5abe300dae775766ec7e
+  comment: Lets a worker ask the provider soon about an operation that is live or timed out, or about all that timed out in the last 24 hours. Returns their number.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.record_audit(text, text, jsonb, uuid, uuid)
@@ -6067,7 +6133,7 @@ function penstock.settle_operation(uuid, text, bigint, text, jsonb)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b6ad467660ee568f5814dc53b9252d3b
+  body: sha256 7935343f62a35d287718298fdcc74d9d
   comment: Ends an operation: completed charges its units at the provider, failed and canceled free its reservation, timeout lets it expire. A success after a timeout counts and is late. Returns the status that counts. Values: result, units, code, message.
   grant to service_role: execute
 
@@ -6153,6 +6219,15 @@ function penstock.take_notifications(integer)
   comment: Hands due notifications to a sender for 60 seconds, tenants in turn. A sender that dies loses them to the next one, so a message may be sent twice, but is never lost.
   grant to service_role: execute
 
+function penstock.take_operations(text[], integer)
+  arguments: p_providers text[], p_limit integer DEFAULT 20
+  returns: SETOF jsonb
+  attributes: sql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0e601136617148b5bb2ae9474ed7b12a
+  comment: Operations of these providers to ask about (timeout) or to cancel at the provider (canceled), for a minute. Report each with reconcile_operation.
+  grant to service_role: execute
+
 function penstock.take_reconciliation()
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
@@ -6204,8 +6279,8 @@ function penstock.tell_operation(text, uuid, text)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bd1256bdaa10e2f20c104bea722200ff
-  comment: A hint that an operation has changed, from a webhook: wakes its task, whose handler asks the provider. Returns applied, late (it had timed out), stale or unmatched.
+  body: sha256 2c80ad31d1e8ce55c71185b3ddb266c1
+  comment: A hint that an operation has changed, from a webhook: wakes its task, whose handler asks the provider. If the operation had timed out and its task became a dead letter, that is replayed once. Returns applied, late (it had timed out), stale or unmatched.
   grant to service_role: execute
 
 function penstock.undo_bulk(uuid, jsonb)
