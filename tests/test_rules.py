@@ -24,26 +24,7 @@ LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
 # The same for SQL. Tables of statements (bench, faults) and tests are no program to read from top to bottom.
 LONG_SQL_FILES: dict[str, int] = {}
-LONG_SQL_FUNCTIONS = {
-    "_add_tasks_of": 70,
-    "_charge_attempts": 80,
-    "_check_tasks": 80,
-    "_forecast": 85,
-    "_job_from_options": 75,
-    "_settle_children": 75,
-    "_simulate_finish": 230,
-    "_sum_tasks": 70,
-    "claim_tasks": 80,
-    "complete_tasks": 90,
-    "fail_tasks": 110,
-    "forecast_job": 65,
-    "open_bulk": 65,
-    "record_cost": 75,
-    "record_usage": 65,
-    "reserve_quota": 70,
-    "set_price": 65,
-    "set_schedule": 95,
-}
+LONG_SQL_FUNCTIONS: dict[str, int] = {}
 
 
 def modules() -> Iterator[tuple[str, str]]:

@@ -59,22 +59,10 @@ comment on function penstock._require_exclusive(uuid) is
   'Raises an error if the job''s type is exclusive and the tenant has another job of this type that has not '
   'ended.';
 
-create or replace function penstock.open_bulk(
-  p_type text, p_source jsonb default '{}', p_options jsonb default '{}', p_params jsonb default '{}')
-returns table (job_id uuid, is_new boolean)
-language plpgsql security definer set search_path = penstock, pg_temp as $$
-#variable_conflict use_column
+create or replace function penstock._required_bulk_type(p_type text)
+returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
-  c_bulk_options constant text[] := array['preview', 'skip_done', 'key'];
-  v_options jsonb := coalesce(p_options, '{}');
-  v_source jsonb := coalesce(p_source, '{}');
   v_type jsonb;
-  v_key text[];
-  v_preview boolean;
-  v_skip_done boolean;
-  v_job jobs;
-  v_job_id uuid;
-  v_is_new boolean;
 begin
   select t.bulk into v_type from job_types t where t.name = p_type;
   if v_type is null then
@@ -82,6 +70,29 @@ begin
       '{"field": "type"}',
       'Start a worker that handles it, or declare it with penstock.define_bulk_type.');
   end if;
+  return v_type;
+end
+$$;
+comment on function penstock._required_bulk_type(text) is
+  'The declaration of a bulk type; raises an error when there is none.';
+
+create or replace function penstock.open_bulk(
+  p_type text, p_source jsonb default '{}', p_options jsonb default '{}', p_params jsonb default '{}')
+returns table (job_id uuid, is_new boolean)
+language plpgsql security definer set search_path = penstock, pg_temp as $$
+#variable_conflict use_column
+declare
+  c_bulk_options constant text[] := array['preview', 'skip_done', 'key'];
+  v_type jsonb := _required_bulk_type(p_type);
+  v_options jsonb := coalesce(p_options, '{}');
+  v_source jsonb := coalesce(p_source, '{}');
+  v_key text[];
+  v_preview boolean;
+  v_skip_done boolean;
+  v_job jobs;
+  v_job_id uuid;
+  v_is_new boolean;
+begin
   if jsonb_typeof(v_source) <> 'object' or jsonb_typeof(v_options) <> 'object' then
     perform _refuse(422, 'invalid_options', 'source and options must be JSON objects',
       '{"field": "options"}');

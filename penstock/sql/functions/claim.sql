@@ -17,6 +17,7 @@
 -- A task is in exactly one of ready, parked, leases and results. Canceling a job deletes its other rows.
 --
 -- claim_tasks runs these stages, in a few rounds when tasks of a stopped job were in the way:
+--   _pick_round    picks from both sorts of lanes, in random order                  (this file)
 --   _pick_open     locks rows of lanes without limits                               (this file)
 --   _pick_gated    locks rows of lanes with a provider or units, within limits      (admission.sql)
 --   _reserve_pick  reserves quota and budget for those, parks tasks that have none  (reservations.sql)
@@ -75,13 +76,11 @@ language plpgsql security definer set search_path = penstock, pg_temp
 -- Lock order: see above.
 declare
   v_lease_seconds integer := coalesce(p_lease_seconds, (_setting('lease_seconds'))::integer);
+  v_stopped uuid[] := array(select c.job_id from chores c where c.verb <> 'unpark');
+  v_gated text;
   v_now timestamptz;
-  v_stopped uuid[];
-  v_has_gated boolean;
-  v_is_gated_first boolean;
   v_may_wait boolean := true;
   v_pick claim_pick;
-  v_open tid[];
   v_wanted integer := p_max_tasks;
   v_leased integer;
   v_claimed integer := 0;
@@ -90,33 +89,20 @@ begin
   if (_setting('maintenance'))::boolean then
     return;
   end if;
-  v_stopped := array(select c.job_id from chores c where c.verb <> 'unpark');
-  v_has_gated := exists (
-    select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)));
-  -- Neither sort of lane starves the other.
-  v_is_gated_first := v_has_gated and random() < 0.5;
+  -- In random order: neither sort of lane starves the other.
+  v_gated := case when random() < 0.5 then 'first' else 'last' end;
+  if not exists (
+      select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types))) then
+    v_gated := 'none';
+  end if;
   for v_round in 1 .. 10 loop
-    -- The last round may have waited for a lock.
-    v_now := _now();
+    v_now := _now();  -- The last round may have waited for a lock.
     -- Accounts come last in the lock order: with some locked, wait for nothing.
     v_may_wait := v_may_wait and v_pick.has_reserved is not true;
-    v_pick := row('{}', '{}', '{}', false, false);
-    if v_is_gated_first then
-      v_pick := _pick_gated(p_task_types, v_wanted, v_stopped, v_now, v_round = 1, v_claimed = 0, v_may_wait);
-    end if;
-    v_open := _pick_open(p_task_types, v_wanted - cardinality(v_pick.tids), v_stopped, v_now);
-    if v_has_gated and not v_is_gated_first and cardinality(v_open) < v_wanted then
-      v_pick := _pick_gated(p_task_types, v_wanted - cardinality(v_open), v_stopped, v_now,
-        v_round = 1, v_claimed = 0 and v_open = '{}', v_may_wait);
-    end if;
-    v_pick.tids := v_pick.tids || v_open;
+    v_pick := _pick_round(p_task_types, v_wanted, v_stopped, v_now, v_gated, v_round = 1, v_claimed = 0,
+      v_may_wait);
     continue when v_pick.tids = '{}' and v_pick.is_more;
-    if v_pick.tids = '{}' then
-      -- The lanes may hold only tasks of stopped jobs: clear some away in case no worker does upkeep.
-      perform _do_chore(c.job_id, 500)
-      from (select h.job_id from chores h order by h.created_at limit 1) as c;
-      exit;
-    end if;
+    exit when v_pick.tids = '{}';
     return query
     select t.* from _lease_tasks(v_pick, p_worker_id, v_now, v_lease_seconds) as l
     cross join lateral _claimed_task(l) as t order by t.lease;
@@ -131,13 +117,8 @@ begin
     exit when v_leased = v_wanted or cardinality(v_pick.tids) < v_wanted and not v_pick.is_more;
     v_wanted := v_wanted - v_leased;
   end loop;
-  if v_claimed = 0 then
-    perform _do_overdue();
-  end if;
-  if v_claimed = 0 and v_pick.is_more then
-    -- Ten rounds only parked tasks: the next claim finds more.
-    perform pg_notify('penstock', 'ready:' || l.kind) from lanes l
-    where l.is_gated and (p_task_types is null or l.kind = any (p_task_types));
+  if v_claimed = 0 or v_pick.tids = '{}' then
+    perform _end_short_claim(p_task_types, v_claimed, v_pick);
   end if;
 end
 $$;
@@ -170,6 +151,55 @@ end
 $$;
 comment on function penstock._check_claim(text, integer, integer) is
   'Rejects a claim with invalid arguments.';
+
+create or replace function penstock._pick_round(
+  p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamptz, p_gated text,
+  p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean)
+returns penstock.claim_pick language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see above.
+declare
+  v_pick claim_pick := row('{}', '{}', '{}', false, false);
+  v_open tid[];
+begin
+  if p_gated = 'first' then
+    v_pick := _pick_gated(p_task_types, p_max, p_stopped, p_now, p_is_first_round, p_holds_nothing,
+      p_may_wait);
+  end if;
+  v_open := _pick_open(p_task_types, p_max - cardinality(v_pick.tids), p_stopped, p_now);
+  if p_gated = 'last' and cardinality(v_open) < p_max then
+    v_pick := _pick_gated(p_task_types, p_max - cardinality(v_open), p_stopped, p_now, p_is_first_round,
+      p_holds_nothing and v_open = '{}', p_may_wait);
+  end if;
+  v_pick.tids := v_pick.tids || v_open;
+  return v_pick;
+end
+$$;
+comment on function penstock._pick_round(
+  text[], integer, uuid[], timestamptz, text, boolean, boolean, boolean) is
+  'Locks the next rows of ready, of lanes without limits and of gated lanes (p_gated: first, last or none). '
+  'p_holds_nothing: earlier rounds leased no task, so a lock may be waited for.';
+
+create or replace function penstock._end_short_claim(
+  p_task_types text[], p_claimed integer, p_pick penstock.claim_pick)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  if p_pick.tids = '{}' and not p_pick.is_more then
+    -- The lanes may hold only tasks of stopped jobs: clear some away in case no worker does upkeep.
+    perform _do_chore(c.job_id, 500) from (select h.job_id from chores h order by h.created_at limit 1) as c;
+  end if;
+  if p_claimed = 0 then
+    perform _do_overdue();
+  end if;
+  if p_claimed = 0 and p_pick.is_more then
+    -- Ten rounds only parked tasks: the next claim finds more.
+    perform pg_notify('penstock', 'ready:' || l.kind) from lanes l
+    where l.is_gated and (p_task_types is null or l.kind = any (p_task_types));
+  end if;
+end
+$$;
+comment on function penstock._end_short_claim(text[], integer, penstock.claim_pick) is
+  'What a claim that got nothing, or not all it wanted, does for others: moves tasks of stopped jobs, does '
+  'overdue upkeep, and wakes workers if the next claim may find tasks. The pick is that of the last round.';
 
 create or replace function penstock._pick_open(
   p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamptz)

@@ -37,6 +37,29 @@ $$;
 comment on function penstock.set_exchange_rate(text, numeric, timestamptz) is
   'Sets the value of one unit of a currency in the base currency, valid from p_valid_from (default: now).';
 
+create or replace function penstock._check_price(
+  p_amount numeric, p_per numeric, p_currency text, p_from timestamptz)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if p_amount = 'NaN' or p_amount < 0 or p_amount > 1e12
+    or p_per not in (1, 10, 100, 1000, 10000, 100000, 1000000, 1000000000) then
+    perform _refuse(422, 'invalid_price',
+      format('p_amount must be between 0 and 10^12, or null to end the price '
+      '(got %s), and per must be 1, 10, 100, 1000, 10000, 100000, 1000000 or 1000000000 (got %s)',
+      coalesce(p_amount::text, 'null'), p_per));
+  end if;
+  perform _check_time(p_from, 'valid_from');
+  if _base_rate(p_currency, p_from) is null then
+    perform _refuse(422, 'unknown_currency',
+      format('there is no exchange rate for %L on %s', left(p_currency, 10),
+        (p_from at time zone 'utc')::date),
+      '{"field": "currency"}', 'Add it with penstock.set_exchange_rate.');
+  end if;
+end
+$$;
+comment on function penstock._check_price(numeric, numeric, text, timestamptz) is
+  'Rejects a price with an invalid amount, unit or time, or in a currency without an exchange rate.';
+
 create or replace function penstock.set_price(p_provider text, p_meter text, p_amount numeric,
   p_options jsonb default '{}')
 returns bigint language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -61,20 +84,7 @@ begin
     perform _refuse(422, 'unknown_meter', format('unknown meter %L', left(p_meter, 100)),
       '{"field": "p_meter"}');
   end if;
-  if p_amount = 'NaN' or p_amount < 0 or p_amount > 1e12
-    or v_per not in (1, 10, 100, 1000, 10000, 100000, 1000000, 1000000000) then
-    perform _refuse(422, 'invalid_price',
-      format('p_amount must be between 0 and 10^12, or null to end the price '
-      '(got %s), and per must be 1, 10, 100, 1000, 10000, 100000, 1000000 or 1000000000 (got %s)',
-      coalesce(p_amount::text, 'null'), v_per));
-  end if;
-  perform _check_time(v_from, 'valid_from');
-  if _base_rate(v_currency, v_from) is null then
-    perform _refuse(422, 'unknown_currency',
-      format('there is no exchange rate for %L on %s', left(v_currency, 10),
-        (v_from at time zone 'utc')::date),
-      '{"field": "currency"}', 'Add it with penstock.set_exchange_rate.');
-  end if;
+  perform _check_price(p_amount, v_per, v_currency, v_from);
   -- A division by a power of ten is exact.
   insert into prices (provider, tenant_id, meter, variant, cost_type, amount, currency, valid_from,
     created_at)
@@ -298,6 +308,49 @@ $$;
 comment on function penstock._book_cost(penstock.cost_entries) is
   'Books a cost on the accounts of its tenant and job, and deducts it from the hold of its attempt.';
 
+create or replace function penstock._cost_of_attempt(
+  p_entry penstock.cost_entries, p_task_id bigint, p_worker_id text, p_lease bigint)
+returns penstock.cost_entries language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
+declare
+  v_entry cost_entries := p_entry;
+  v_lease leases;
+begin
+  if p_entry.corrects is not null then
+    perform _refuse(422, 'invalid_cost', 'a correction cannot name a task', '{"field": "corrects"}');
+  end if;
+  perform _require_lease(p_task_id, p_worker_id, p_lease);
+  select * into v_lease from leases where task_id = p_task_id;
+  v_entry.tenant_id := v_lease.tenant_id;
+  v_entry.job_id := v_lease.job_id;
+  v_entry.task_id := v_lease.task_id;
+  v_entry.lease := v_lease.lease;
+  v_entry.provider := coalesce(v_entry.provider, (select provider from lanes where id = v_lease.lane_id));
+  return v_entry;
+end
+$$;
+comment on function penstock._cost_of_attempt(penstock.cost_entries, bigint, text, bigint) is
+  'A cost entry with the task and the provider of an attempt, whose lease is locked.';
+
+create or replace function penstock._cost_of_tenant(p_entry penstock.cost_entries, p_tenant_id uuid)
+returns penstock.cost_entries language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_entry cost_entries := p_entry;
+begin
+  if not exists (select from tenants where id = p_tenant_id) then
+    perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
+  end if;
+  if v_entry.job_id is not null
+     and not exists (select from jobs where id = v_entry.job_id and tenant_id = p_tenant_id) then
+    perform _refuse(404, 'unknown_job', 'there is no such job');
+  end if;
+  v_entry.tenant_id := p_tenant_id;
+  return v_entry;
+end
+$$;
+comment on function penstock._cost_of_tenant(penstock.cost_entries, uuid) is
+  'A cost entry of a tenant outside an attempt; rejects a job of another tenant.';
+
 create or replace function penstock.record_cost(
   p_cost_type text, p_amount numeric, p_currency text default null, p_task_id bigint default null,
   p_worker_id text default null, p_lease bigint default null, p_tenant_id uuid default null,
@@ -310,7 +363,6 @@ declare
     (select c.currency from cost_entries c where c.id = v_entry.corrects),
     (_setting('base_currency')) #>> '{}');
   v_rate numeric := _base_rate(v_currency, v_now);
-  v_lease leases;
   v_line cost_entries;
   v_id bigint;
 begin
@@ -319,17 +371,8 @@ begin
       format('there is no exchange rate for %L', left(v_currency, 10)),
       '{"field": "p_currency"}', 'Add it with penstock.set_exchange_rate.');
   end if;
-  if p_task_id is not null and v_entry.corrects is not null then
-    perform _refuse(422, 'invalid_cost', 'a correction cannot name a task', '{"field": "corrects"}');
-  end if;
   if p_task_id is not null then
-    perform _require_lease(p_task_id, p_worker_id, p_lease);
-    select * into v_lease from leases where task_id = p_task_id;
-    v_entry.tenant_id := v_lease.tenant_id;
-    v_entry.job_id := v_lease.job_id;
-    v_entry.task_id := v_lease.task_id;
-    v_entry.lease := v_lease.lease;
-    v_entry.provider := coalesce(v_entry.provider, (select provider from lanes where id = v_lease.lane_id));
+    v_entry := _cost_of_attempt(v_entry, p_task_id, p_worker_id, p_lease);
   elsif v_entry.corrects is not null then
     v_line := _corrected_entry(v_entry, p_amount, v_currency, p_tenant_id);
     -- At the rate of the entry's day, so that a full correction leaves 0.
@@ -339,14 +382,7 @@ begin
     v_entry.task_id := v_line.task_id;
     v_entry.provider := coalesce(v_entry.provider, v_line.provider);
   else
-    v_entry.tenant_id := p_tenant_id;
-    if not exists (select from tenants where id = p_tenant_id) then
-      perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
-    end if;
-    if v_entry.job_id is not null
-       and not exists (select from jobs where id = v_entry.job_id and tenant_id = p_tenant_id) then
-      perform _refuse(404, 'unknown_job', 'there is no such job');
-    end if;
+    v_entry := _cost_of_tenant(v_entry, p_tenant_id);
   end if;
   v_entry.at := v_now;
   v_entry.base_amount := p_amount * v_rate;

@@ -37,90 +37,109 @@ comment on function penstock._forecast_quota(uuid, jsonb, numeric, timestamptz) 
   'For each limited meter, what these units need and what is left, [{"meter", "needs", "left", "limit", '
   '"fits"}].';
 
-create or replace function penstock._forecast(p_tenant_id uuid, p_groups jsonb)
+create or replace function penstock._with_history(p_groups penstock.forecast_group[])
+returns penstock.forecast_group[] language sql stable set search_path = penstock, pg_temp as $$
+  select coalesce(array_agg(row(g.kind, g.provider, g.count, g.running, g.cost, g.deviation, g.units,
+    g.parents, p.seconds, p.spread, p.samples, r.mean, r.spread, r.samples)::forecast_group order by g.n),
+    '{}')
+  from unnest(p_groups) with ordinality as g(kind, provider, count, running, cost, deviation, units, parents,
+    seconds, spread, samples, cost_ratio, cost_spread, cost_samples, n)
+  cross join lateral _pace_of(g.kind, g.provider) as p
+  cross join lateral _cost_ratio(g.kind, g.provider) as r
+$$;
+comment on function penstock._with_history(penstock.forecast_group[]) is
+  'The groups with the durations and the actual costs of recent tasks of their kind and provider.';
+
+create or replace function penstock._forecast_cost(
+  p_groups penstock.forecast_group[], out low numeric, out expected numeric, out high numeric,
+  out unpriced text[])
+language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  -- With fewer samples the actual cost is unknown: between a tenth of the estimate and all of it.
+  c_min_samples constant integer := 3;
+  c_unmeasured_discount constant numeric := 0.9;
+  -- 97 of 100 actual costs are within 2.2 standard deviations; 2 % more for what the samples do not show.
+  c_deviations constant numeric := 2.2;
+  c_margin constant numeric := 0.02;
+  v_sum record;
+begin
+  select coalesce(sum(g.cost), 0) as estimate,
+    coalesce(sum(g.cost * case when g.cost_samples >= c_min_samples then g.cost_ratio else 1 end), 0)
+      as expected,
+    coalesce(sum(g.cost * c_unmeasured_discount) filter (where g.cost_samples < c_min_samples), 0)
+      as discount,
+    -- The variance of each task, and that of the measured mean.
+    coalesce(sum(power(g.cost * g.cost_spread, 2)
+      * (1 / greatest(1, g.count)::numeric + 1.0 / nullif(g.cost_samples, 0)))
+      filter (where g.cost_samples >= c_min_samples), 0) as variance,
+    coalesce(sum(power(coalesce(g.deviation, 0), 2)) filter (where g.cost is not null), 0) as sample_variance,
+    coalesce(array_agg(g.provider) filter (where g.cost is null and g.provider is not null), '{}') as unpriced
+  into v_sum from unnest(p_groups) as g;
+  expected := v_sum.expected;
+  unpriced := v_sum.unpriced;
+  low := greatest(0, expected - v_sum.discount
+    - c_deviations * sqrt(v_sum.variance + v_sum.sample_variance) - c_margin * expected);
+  -- A task may cost less than its estimate, not more.
+  high := greatest(expected, least(v_sum.estimate + c_deviations * sqrt(v_sum.sample_variance),
+    expected + c_deviations * sqrt(v_sum.variance + v_sum.sample_variance) + c_margin * expected));
+end
+$$;
+comment on function penstock._forecast_cost(penstock.forecast_group[]) is
+  'What groups of tasks will cost: at least, probably and at most, and the providers that have no price.';
+
+create or replace function penstock._forecast_finish(
+  p_tenant_id uuid, p_groups penstock.forecast_group[], p_now timestamptz)
+returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_finish record := _simulate_finish(p_tenant_id, p_groups);
+  v_is_known boolean := v_finish.seconds is not null
+    and not exists (select from unnest(p_groups) as g where g.samples = 0);
+  -- The coefficient of variation of the durations: a mean of many tasks varies less.
+  v_variation double precision := coalesce((
+    select max(g.spread / nullif(g.seconds, 0) / sqrt(greatest(1, g.count))) from unnest(p_groups) as g), 0);
+begin
+  return jsonb_build_object('workers', v_finish.workers, 'bottleneck', v_finish.bottleneck)
+    || case when v_is_known then jsonb_build_object(
+      'seconds', round(v_finish.seconds::numeric, 1),
+      -- 10 % less to 15 % more for what the simulation does not show.
+      'low', round((v_finish.seconds * greatest(0.5, 0.9 - v_variation))::numeric, 1),
+      'high', round((v_finish.seconds * (1.15 + v_variation))::numeric, 1),
+      'at', p_now + make_interval(secs => v_finish.seconds), 'reason', null)
+    else jsonb_build_object('seconds', null, 'low', null, 'high', null, 'at', null,
+      'reason', case when v_finish.seconds is null
+        then 'it never ends under the current limits: ' || coalesce(v_finish.bottleneck, 'no task can start')
+        else 'no task of this kind has ended yet' end) end;
+end
+$$;
+comment on function penstock._forecast_finish(uuid, penstock.forecast_group[], timestamptz) is
+  'When groups of tasks will have ended, {"seconds", "low", "high", "at", "workers", "bottleneck", '
+  '"reason"}.';
+
+create or replace function penstock._forecast(p_tenant_id uuid, p_groups penstock.forecast_group[])
 returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
-  v_groups jsonb := '[]';
-  v_group jsonb;
-  v_group_cost numeric;
-  v_group_count double precision;
-  v_pace record;
-  v_ratio record;
-  v_finish record;
+  v_groups forecast_group[] := _with_history(p_groups);
+  v_group forecast_group;
+  v_cost record := _forecast_cost(v_groups);
   v_units jsonb := '{}';
-  v_cost numeric := 0;
-  -- by how much unmeasured kinds may cost less than estimated; the sum of all estimates
-  v_discount numeric := 0;
-  v_estimate numeric := 0;
-  -- variance of the cost ratios, and of a sample that stands for all tasks
-  v_variance numeric := 0;
-  v_sample_variance numeric := 0;
-  v_low numeric;
-  v_high numeric;
-  -- coefficient of variation of the durations
-  v_cv double precision := 0;
-  v_unpriced text[] := '{}';
-  v_is_known boolean := true;
+  v_tasks bigint := 0;
 begin
-  for v_group in select * from jsonb_array_elements(p_groups) loop
-    v_group_cost := (v_group ->> 'cost')::numeric;
-    v_group_count := greatest(1, (v_group ->> 'count')::double precision);
-    v_units := _sum_units(v_units, coalesce(v_group -> 'units', '{}'));
-    v_pace := _pace_of(v_group ->> 'kind', v_group ->> 'provider');
-    v_ratio := _cost_ratio(v_group ->> 'kind', v_group ->> 'provider');
-    v_is_known := v_is_known and v_pace.samples > 0;
-    v_cv := greatest(v_cv, v_pace.spread / nullif(v_pace.seconds, 0) / sqrt(v_group_count));
-    v_groups := v_groups || (v_group || jsonb_build_object(
-      'seconds', coalesce(v_pace.seconds, 1), 'spread', coalesce(v_pace.spread, 0),
-      'cost_ratio', case when v_ratio.samples >= 3 then least(1, v_ratio.mean) else 1 end));
-    if v_group_cost is not null then
-      v_estimate := v_estimate + v_group_cost;
-      v_sample_variance := v_sample_variance + power(coalesce((v_group ->> 'deviation')::numeric, 0), 2);
-      if v_ratio.samples >= 3 then
-        v_cost := v_cost + v_group_cost * v_ratio.mean;
-        -- The variance of each task, and that of the measured mean.
-        v_variance := v_variance
-          + power(v_group_cost * v_ratio.spread, 2) * (1 / v_group_count::numeric + 1.0 / v_ratio.samples);
-      else
-        v_cost := v_cost + v_group_cost;
-        v_discount := v_discount + v_group_cost * 0.9;
-      end if;
-    elsif v_group ->> 'provider' is not null then
-      v_unpriced := v_unpriced || (v_group ->> 'provider');
-    end if;
+  foreach v_group in array v_groups loop
+    v_units := _sum_units(v_units, coalesce(v_group.units, '{}'));
+    v_tasks := v_tasks + v_group.count;
   end loop;
-  -- 2.2 standard deviations, and 2 % for what the samples do not show.
-  v_low := greatest(0, v_cost - v_discount - 2.2 * sqrt(v_variance + v_sample_variance) - 0.02 * v_cost);
-  -- A task may cost less than its estimate, not more.
-  v_high := greatest(v_cost, least(v_estimate + 2.2 * sqrt(v_sample_variance),
-    v_cost + 2.2 * sqrt(v_variance + v_sample_variance) + 0.02 * v_cost));
-  v_finish := _simulate_finish(p_tenant_id, v_groups);
-  v_is_known := v_is_known and v_finish.seconds is not null;
   return jsonb_build_object(
-    'tasks', (select coalesce(sum((g ->> 'count')::integer), 0) from jsonb_array_elements(p_groups) as g),
-    'units', v_units,
+    'tasks', v_tasks, 'units', v_units,
     'cost', jsonb_build_object(
-      'low', round(v_low, 6), 'expected', round(v_cost, 6), 'high', round(v_high, 6),
-      'currency', (_setting('base_currency')) #>> '{}', 'unpriced', to_jsonb(v_unpriced)),
-    'quota', _forecast_quota(p_tenant_id, v_units, v_high, v_now),
-    'finish', jsonb_build_object(
-      'seconds', case when v_is_known then round(v_finish.seconds::numeric, 1) end,
-      'low', case when v_is_known then
-        round((v_finish.seconds * greatest(0.5, 0.9 - coalesce(v_cv, 0)))::numeric, 1) end,
-      'high', case when v_is_known
-        then round((v_finish.seconds * (1.15 + coalesce(v_cv, 0)))::numeric, 1) end,
-      'at', case when v_is_known then v_now + make_interval(secs => v_finish.seconds) end,
-      'workers', v_finish.workers, 'bottleneck', v_finish.bottleneck,
-      'reason', case when v_is_known then null
-        when v_finish.seconds is null then 'it never ends under the current limits: '
-          || coalesce(v_finish.bottleneck, 'no task can start')
-        else 'no task of this kind has ended yet' end));
+      'low', round(v_cost.low, 6), 'expected', round(v_cost.expected, 6), 'high', round(v_cost.high, 6),
+      'currency', (_setting('base_currency')) #>> '{}', 'unpriced', to_jsonb(v_cost.unpriced)),
+    'quota', _forecast_quota(p_tenant_id, v_units, v_cost.high, v_now),
+    'finish', _forecast_finish(p_tenant_id, v_groups, v_now));
 end
 $$;
-comment on function penstock._forecast(uuid, jsonb) is
-  'Forecasts cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", '
-  '"deviation", "after": [group numbers]}].';
+comment on function penstock._forecast(uuid, penstock.forecast_group[]) is
+  'Forecasts cost, quota and finish of groups of tasks.';
 
 create or replace function penstock._estimated_units(p_provider text, p_tenant_id uuid, p_units jsonb)
 returns jsonb language sql stable set search_path = penstock, pg_temp as $$
@@ -133,20 +152,47 @@ $$;
 comment on function penstock._estimated_units(text, uuid, jsonb) is
   'The units of a task, with the default tokens of its endpoint if it names none.';
 
+create or replace function penstock._spec_groups(
+  p_tenant_id uuid, p_specs penstock.task_spec[], p_scale numeric)
+returns penstock.forecast_group[] language sql stable set search_path = penstock, pg_temp as $$
+  with spec as materialized (
+    select s.*, dense_rank() over (order by s.kind, s.provider) as g
+    from unnest(p_specs) as s
+  ), grouped as (
+    select s.g, s.kind, s.provider, count(*) as n, sum(s.cost) as cost, stddev_samp(s.cost) as spread
+    from (select t.*, _estimated_cost(t.provider, p_tenant_id, t.units) as cost from spec t) as s
+      group by s.g, s.kind, s.provider
+  )
+  select array_agg(row(x.kind, x.provider, round(x.n * p_scale), 0, x.cost * p_scale,
+      -- The standard deviation of a total that is extrapolated from a sample.
+      case when p_scale > 1 then coalesce(x.spread, 0) / sqrt(x.n) * x.n * p_scale else 0 end,
+      (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
+        select u.key, sum(u.value::numeric) * p_scale as amount
+        from spec s cross join lateral jsonb_each_text(_estimated_units(s.provider, p_tenant_id,
+          s.units)) as u
+        where s.g = x.g group by u.key) as u),
+      array(
+        select distinct p.g::integer
+        from spec c cross join lateral unnest(c.after) as a(key) join spec p on p.key = a.key
+        where c.g = x.g and p.g <> x.g),
+      null, null, null, null, null, null)::forecast_group order by x.g)
+  from grouped x
+$$;
+comment on function penstock._spec_groups(uuid, penstock.task_spec[], numeric) is
+  'New tasks as groups for _forecast; p_scale: how many times as many tasks the job will have.';
+
 create or replace function penstock.forecast_job(p_type text, p_tasks jsonb, p_options jsonb default '{}')
 returns jsonb language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
-  v_tenant_id uuid;
   v_budget numeric;
   v_scale numeric;
   v_job jobs;
   v_specs task_spec[] := _parse_tasks(p_tasks);
-  v_groups jsonb;
   v_forecast jsonb;
 begin
   perform _check_tasks(v_specs);
   begin
-    v_tenant_id := nullif(p_options ->> 'tenant_id', '')::uuid;
+    v_job.tenant_id := nullif(p_options ->> 'tenant_id', '')::uuid;
     v_budget := (p_options ->> 'budget')::numeric;
     if v_budget = 'NaN' or v_budget < 0 then
       raise invalid_parameter_value using message = format('budget must be 0 or more (got %s)', v_budget);
@@ -160,36 +206,13 @@ begin
     perform _refuse(422, 'invalid_options', 'invalid options: ' || left(sqlerrm, 200),
       '{"field": "options"}');
   end;
-  v_tenant_id := _caller_tenant(v_tenant_id);
-  v_job.tenant_id := v_tenant_id;
+  v_job.tenant_id := _caller_tenant(v_job.tenant_id);
   v_specs := _apply_policy(v_job, v_specs, null, false);
   if exists (select from unnest(v_specs) as s where s.route is not null and s.route <> 'null') then
     v_specs := _choose_providers(v_job, v_specs);
   end if;
   perform _check_demands(v_job, v_specs);
-  with spec as materialized (
-    select s.*, dense_rank() over (order by s.kind, s.provider) as g
-    from unnest(v_specs) as s
-  ), grouped as (
-    select s.g, s.kind, s.provider, count(*) as n, sum(s.cost) as cost, stddev_samp(s.cost) as spread
-    from (select t.*, _estimated_cost(t.provider, v_tenant_id, t.units) as cost from spec t) as s
-      group by s.g, s.kind, s.provider
-  )
-  select jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider, 'count', round(x.n * v_scale),
-      'cost', x.cost * v_scale,
-      -- The standard deviation of a total that is extrapolated from a sample.
-      'deviation', case when v_scale > 1 then coalesce(x.spread, 0) / sqrt(x.n) * x.n * v_scale else 0 end,
-      'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
-        select u.key, sum(u.value::numeric) * v_scale as amount
-        from spec s cross join lateral jsonb_each_text(_estimated_units(s.provider, v_tenant_id,
-          s.units)) as u
-        where s.g = x.g group by u.key) as u),
-      'after', (
-        select coalesce(jsonb_agg(distinct p.g), '[]')
-        from spec c cross join lateral unnest(c.after) as a(key) join spec p on p.key = a.key
-        where c.g = x.g and p.g <> x.g)) order by x.g)
-  into v_groups from grouped x;
-  v_forecast := _forecast(v_tenant_id, v_groups);
+  v_forecast := _forecast(v_job.tenant_id, _spec_groups(v_job.tenant_id, v_specs, v_scale));
   if v_budget is not null then
     v_forecast := v_forecast || jsonb_build_object('budget', jsonb_build_object('amount', v_budget,
       'fits', (v_forecast #>> '{cost,high}')::numeric <= v_budget));
@@ -203,7 +226,7 @@ comment on function penstock.forecast_job(text, jsonb, jsonb) is
   'estimate: the tasks are then a sample of a job with that many times as many tasks. Changes nothing.';
 
 create or replace function penstock._forecast_waiting_rows(p_job_id uuid, p_groups integer)
-returns jsonb language sql stable set search_path = penstock, pg_temp as $$
+returns penstock.forecast_group[] language sql stable set search_path = penstock, pg_temp as $$
   -- The tasks of the first loaded rows are the sample. Waiting rows are assumed to be as large and as valid:
   -- a confirmation shows what may be spent at most, rather than less.
   with batch as materialized (
@@ -226,16 +249,16 @@ returns jsonb language sql stable set search_path = penstock, pg_temp as $$
     from (select x.*, _estimated_cost(x.provider, x.tenant_id, x.units) as cost from spec x) as s
     group by 1, 2, 3, 4
   )
-  select coalesce(jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider,
-      'count', round(x.n * k.factor), 'cost', x.cost * k.factor,
-      'deviation', x.spread * sqrt(x.n) * k.factor,
-      'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
+  select coalesce(array_agg(row(x.kind, x.provider, round(x.n * k.factor), 0, x.cost * k.factor,
+      x.spread * sqrt(x.n) * k.factor,
+      (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
         select u.key, sum(u.value::numeric) * k.factor as amount from spec s
         cross join lateral jsonb_each_text(_estimated_units(s.provider, s.tenant_id, s.units)) as u
         where s.g = x.g group by u.key) as u),
-      'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from spec c
+      array(select distinct p.g::integer from spec c
         join edges e on e.job_id = p_job_id and e.child_id = c.id
-        join spec p on p.id = e.parent_id where c.g = x.g and p.g <> x.g)) order by x.g), '[]')
+        join spec p on p.id = e.parent_id where c.g = x.g and p.g <> x.g),
+      null, null, null, null, null, null)::forecast_group order by x.g), '{}')
   from grouped x cross join scale k where k.factor > 0
 $$;
 comment on function penstock._forecast_waiting_rows(uuid, integer) is
@@ -245,7 +268,7 @@ create or replace function penstock.forecast(p_job_id uuid)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
 declare
   v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member', 'viewer']);
-  v_groups jsonb;
+  v_groups forecast_group[];
 begin
   if v_job.finished_at is not null then
     perform _refuse(409, 'job_ended', format('the job has already ended (%s)', v_job.status),
@@ -258,21 +281,21 @@ begin
     where t.job_id = p_job_id
       and not exists (select from results r where r.job_id = p_job_id and r.task_id = t.id)
   )
-  select jsonb_agg(jsonb_build_object('kind', x.kind, 'provider', x.provider, 'count', x.n,
-      'running', x.running, 'cost', x.cost,
-      'units', (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
+  select array_agg(row(x.kind, x.provider, x.n, x.running, x.cost, 0,
+      (select coalesce(jsonb_object_agg(u.key, u.amount), '{}') from (
         select u.key, sum(u.value::numeric) as amount from open s
         cross join lateral jsonb_each_text(_estimated_units(s.provider, v_job.tenant_id, s.units)) as u
         where s.g = x.g group by u.key) as u),
-      'after', (select coalesce(jsonb_agg(distinct p.g), '[]') from open c
+      array(select distinct p.g::integer from open c
         join edges e on e.job_id = p_job_id and e.child_id = c.id
-        join open p on p.id = e.parent_id where c.g = x.g and p.g <> x.g)) order by x.g)
+        join open p on p.id = e.parent_id where c.g = x.g and p.g <> x.g),
+      null, null, null, null, null, null)::forecast_group order by x.g)
   into v_groups from (
     select o.g, o.kind, o.provider, count(*) as n, count(*) filter (where o.is_running) as running,
       sum(_estimated_cost(o.provider, v_job.tenant_id, o.units)) as cost from open o group by 1, 2, 3) as x;
-  v_groups := coalesce(v_groups, '[]');
+  v_groups := coalesce(v_groups, '{}');
   return _forecast(v_job.tenant_id,
-    v_groups || _forecast_waiting_rows(p_job_id, jsonb_array_length(v_groups)));
+    v_groups || _forecast_waiting_rows(p_job_id, cardinality(v_groups)));
 end
 $$;
 comment on function penstock.forecast(uuid) is

@@ -1,6 +1,30 @@
 -- Holds: amounts of quotas that callers reserve, then commit or release. reservations.sql has those of
 -- claimed tasks. Lock order: see claim.sql.
 
+create or replace function penstock._check_reservation(
+  p_amounts jsonb, p_action text, p_key text, p_ttl_seconds double precision)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  perform _check_units(p_amounts, 'p_amounts');
+  if coalesce(length(p_action), 0) not between 1 and 200 then
+    perform _refuse(422, 'invalid_action',
+      format('p_action must have 1 to 200 characters (got %s)', coalesce(length(p_action), 0)),
+      '{"field": "p_action"}');
+  end if;
+  if length(p_key) not between 1 and 255 then
+    perform _refuse(422, 'invalid_key', format('p_key must have 1 to 255 characters (got %s)', length(p_key)),
+      '{"field": "p_key"}');
+  end if;
+  if p_ttl_seconds is null or not p_ttl_seconds between 1 and 86400 then
+    perform _refuse(422, 'invalid_ttl',
+      format('p_ttl_seconds must be between 1 and 86400 (got %s)', coalesce(p_ttl_seconds::text, 'null')),
+      '{"field": "p_ttl_seconds"}');
+  end if;
+end
+$$;
+comment on function penstock._check_reservation(jsonb, text, text, double precision) is
+  'Rejects a reservation with invalid arguments.';
+
 create or replace function penstock.reserve_quota(
   p_tenant_id uuid, p_amounts jsonb, p_action text default 'reserve', p_key text default null,
   p_ttl_seconds double precision default 300)
@@ -14,19 +38,7 @@ declare
   v_account accounts;
   v_need numeric;
 begin
-  perform _check_units(p_amounts, 'p_amounts');
-  if coalesce(length(p_action), 0) not between 1 and 200 then
-    perform _refuse(422, 'invalid_action', 'p_action must have 1 to 200 characters', '{"field": "p_action"}');
-  end if;
-  if length(p_key) not between 1 and 255 then
-    perform _refuse(422, 'invalid_key', format('p_key must have 1 to 255 characters (got %s)', length(p_key)),
-      '{"field": "p_key"}');
-  end if;
-  if p_ttl_seconds is null or not p_ttl_seconds between 1 and 86400 then
-    perform _refuse(422, 'invalid_ttl',
-      format('p_ttl_seconds must be between 1 and 86400 (got %s)', coalesce(p_ttl_seconds::text, 'null')),
-      '{"field": "p_ttl_seconds"}');
-  end if;
+  perform _check_reservation(p_amounts, p_action, p_key, p_ttl_seconds);
   v_units := _whole_units(p_amounts, false);
   insert into holds (tenant_id, key, action, amounts, at, expires_at)
   values (p_tenant_id, p_key, p_action, v_units, v_now, v_now + make_interval(secs => p_ttl_seconds))

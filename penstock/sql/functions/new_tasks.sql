@@ -103,21 +103,14 @@ declare
   v_parents bigint[];
   v_ended_parents bigint[];
   v_rows ready[];
-  v_freed ready[];
-  v_deltas phase_delta[];
+  v_settled record;
   v_delays jsonb := '{}';
 begin
   perform _check_tasks(v_specs);
   select * into strict v_job from jobs where id = p_job_id;
   v_specs := _apply_policy(v_job, v_specs,
     case when p_is_raw then _starters(v_job.tenant_id, auth.uid()) else p_starters end, p_is_raw);
-  -- One pass over the list instead of one for each question, because a list can have 100,000 tasks.
-  select bool_or(s.idempotency_key is not null) as idempotency_keys,
-    bool_or(s.key is not null or s.after is not null) as keys, bool_or(s.after is not null) as parents,
-    bool_or(s.route is not null) as routes,
-    bool_or(s.provider is not null or s.units is not null or s.route is not null) as limits,
-    bool_or(s.run_at > v_now) as times, bool_or(s.confirm) as confirmations
-  into v_uses from unnest(v_specs) as s;
+  v_uses := _fields_used(v_specs, v_now);
   if v_uses.idempotency_keys then
     v_specs := _without_known_tasks(p_job_id, v_specs);
     if cardinality(v_specs) = 0 then
@@ -136,11 +129,10 @@ begin
   end if;
   v_ids := array(select nextval('task_ids') from generate_series(1, cardinality(v_specs)));
   v_rows := _insert_tasks(v_job, v_specs, v_ids, v_now);
-
   if v_uses.parents then
     v_parents := _add_edges(p_job_id, v_specs, v_ids);
-    v_ended_parents := array(select task_id from results where job_id = p_job_id
-      and task_id = any (v_parents));
+    v_ended_parents := array(select r.task_id from results r where r.job_id = p_job_id
+      and r.task_id = any (v_parents));
   end if;
   if v_delays <> '{}' then
     v_specs := _delay_throttled_tasks(v_specs, v_delays, v_now);
@@ -150,17 +142,31 @@ begin
     v_rows := _park_new_tasks(v_job, v_specs, v_rows);
   end if;
   if cardinality(v_ended_parents) > 0 then
-    select s.deltas, s.freed into v_deltas, v_freed
-      from _settle_children(p_job_id, v_ended_parents, v_ids) as s;
-    perform _move_progress(v_deltas);
+    v_settled := _settle_children(p_job_id, v_ended_parents, v_ids);
+    perform _move_progress(v_settled.deltas);
+    v_rows := v_rows || v_settled.freed;
   end if;
-  perform _queue(v_rows || v_freed, false);
+  perform _queue(v_rows, false);
   return v_ids;
 end
 $$;
 comment on function penstock._add_tasks_of(uuid, jsonb, text[], boolean) is
   'Checks, inserts and queues new tasks of a job, and returns their ids. p_starters and p_is_raw: see '
   '_apply_policy.';
+
+create or replace function penstock._fields_used(
+  p_specs penstock.task_spec[], p_now timestamptz, out idempotency_keys boolean, out keys boolean,
+  out parents boolean, out routes boolean, out limits boolean, out times boolean, out confirmations boolean)
+language sql immutable set search_path = penstock, pg_temp as $$
+  -- One pass over the list instead of one for each question, because a list can have 100,000 tasks.
+  select bool_or(s.idempotency_key is not null), bool_or(s.key is not null or s.after is not null),
+    bool_or(s.after is not null), bool_or(s.route is not null),
+    bool_or(s.provider is not null or s.units is not null or s.route is not null),
+    bool_or(s.run_at > p_now), bool_or(s.confirm)
+  from unnest(p_specs) as s
+$$;
+comment on function penstock._fields_used(penstock.task_spec[], timestamptz) is
+  'Which optional fields any of these tasks has, so that the stages for the others are skipped.';
 
 create or replace function penstock._without_known_tasks(p_job_id uuid, p_specs penstock.task_spec[])
 returns penstock.task_spec[] language plpgsql stable set search_path = penstock, pg_temp as $$

@@ -26,7 +26,7 @@ declare
   -- A minute is summed 10 seconds after it is over, when all its transactions have committed.
   v_until timestamptz := date_trunc('minute', _now() - interval '10 seconds');
   v_from timestamptz;
-  v_count integer := 0;
+  v_count integer;
 begin
   select greatest(minute + interval '1 minute', v_until - interval '1 hour') into v_from
   from task_sums where tenant_id is null order by minute desc limit 1;
@@ -34,10 +34,24 @@ begin
   if v_from >= v_until or not pg_try_advisory_xact_lock(hashtextextended('penstock.task_sums', 0)) then
     return 0;
   end if;
+  v_count := _sum_minutes(v_from, v_until);
+  delete from task_sums where minute < v_until - interval '7 days';
+  delete from task_sums where minute < v_until - interval '3 hours' and tenant_id is not null;
+  return v_count;
+end
+$$;
+comment on function penstock._sum_tasks() is
+  'Sums the tasks that ended, per tenant and minute, for minutes that are over.';
+
+create or replace function penstock._sum_minutes(p_from timestamptz, p_until timestamptz)
+returns integer language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_count integer;
+begin
   with counted as materialized (
-    select r.tenant_id, date_bin('1 minute', r.finished_at, v_from) as minute, r.outcome,
+    select r.tenant_id, date_bin('1 minute', r.finished_at, p_from) as minute, r.outcome,
       _bucket(date_part('epoch', r.finished_at - r.started_at)) as bucket, count(*) as n
-    from results r where r.finished_at >= v_from and r.finished_at < v_until and r.outcome <> 'canceled'
+    from results r where r.finished_at >= p_from and r.finished_at < p_until and r.outcome <> 'canceled'
       and r.started_at is not null
     group by 1, 2, 3, 4
   ), sums as materialized (
@@ -56,9 +70,9 @@ begin
           and p.task_id = g.parent_id
         where g.job_id = r.job_id and g.child_id = r.task_id)))) as bucket, sum(s.sample_rate) as n
     from results r join sums s on s.tenant_id = r.tenant_id
-      and s.minute = date_bin('1 minute', r.finished_at, v_from)
+      and s.minute = date_bin('1 minute', r.finished_at, p_from)
     join tasks t on t.job_id = r.job_id and t.id = r.task_id
-    where r.finished_at >= v_from and r.finished_at < v_until and r.outcome <> 'canceled'
+    where r.finished_at >= p_from and r.finished_at < p_until and r.outcome <> 'canceled'
       and r.started_at is not null
       and (hashint8(r.task_id) & 2147483647) % s.sample_rate = 0
     group by 1, 2, 3
@@ -79,16 +93,14 @@ begin
       from (select bucket, sum(n) as n from waited x where x.minute = m.minute group by bucket) as w), '{}'),
     coalesce((select jsonb_object_agg(a.bucket, a.n)
       from (select bucket, sum(n) as n from ran x where x.minute = m.minute group by bucket) as a), '{}')
-  from generate_series(v_from, v_until - interval '1 minute', interval '1 minute') as m(minute)
+  from generate_series(p_from, p_until - interval '1 minute', interval '1 minute') as m(minute)
   on conflict do nothing;
   get diagnostics v_count = row_count;
-  delete from task_sums where minute < v_until - interval '7 days';
-  delete from task_sums where minute < v_until - interval '3 hours' and tenant_id is not null;
   return v_count;
 end
 $$;
-comment on function penstock._sum_tasks() is
-  'Sums the tasks that ended, per tenant and minute, for minutes that are over.';
+comment on function penstock._sum_minutes(timestamptz, timestamptz) is
+  'Writes the sums of the minutes from p_from to p_until, and returns the number of rows.';
 
 create or replace function penstock.task_rates(p_tenant_id uuid default null, p_minutes integer default 60)
 returns table (minute timestamptz, succeeded integer, failed integer, wait_p50 double precision,

@@ -1,16 +1,11 @@
 -- Schedules: recurring jobs. Python computes the next run time, because it has the time
 -- zones and cron rules; these functions guarantee that each run time starts at most one job.
 
-create or replace function penstock.set_schedule(
-  p_name text, p_cron text, p_job_type text, p_next_run_at timestamptz, p_options jsonb default '{}')
-returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+create or replace function penstock._check_schedule(
+  p_name text, p_cron text, p_job_type text, p_next_run_at timestamptz, p_options jsonb)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
-  c_max_schedules constant integer := 1000;
-  v_tenant_id uuid;
-  v_id uuid;
   v_unknown text;
-  v_old schedules;
-  v_specs task_spec[];
   v_limit integer := (_setting('max_input_bytes'))::integer;
 begin
   select k into v_unknown from jsonb_object_keys(p_options) as k
@@ -19,7 +14,6 @@ begin
     perform _refuse(422, 'unknown_field', format('unknown schedule option %L', left(v_unknown, 100)),
       jsonb_build_object('field', v_unknown));
   end if;
-  v_tenant_id := _caller_tenant((p_options ->> 'tenant_id')::uuid);
   perform _check_name(p_name, 'name', 'invalid_schedule');
   perform _check_name(p_job_type, 'job_type', 'invalid_schedule');
   -- Python parses the expression; this catches what it would not even try.
@@ -43,27 +37,65 @@ begin
   perform _check_document(p_options -> 'params', 'params', v_limit);
   perform _check_document(p_options -> 'tasks', 'tasks', v_limit);
   perform _check_document(p_options -> 'options', 'options', 10000);
-  select * into v_old from schedules where tenant_id = v_tenant_id and name = p_name;
+end
+$$;
+comment on function penstock._check_schedule(text, text, text, timestamptz, jsonb) is
+  'Rejects a schedule with an invalid name, cron expression, time zone or document.';
+
+create or replace function penstock._check_schedule_tasks(
+  p_tenant_id uuid, p_job_type text, p_options jsonb, p_old_tasks jsonb)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_specs task_spec[];
+begin
   if p_options -> 'tasks' is not null and jsonb_typeof(p_options -> 'tasks') <> 'null' then
     v_specs := _parse_tasks(p_options -> 'tasks');
     perform _check_tasks(v_specs);
     -- Tasks that are stored already were checked: a user may turn the schedule of an app off and on.
-    if not _is_service() and v_old.tasks is distinct from p_options -> 'tasks' then
-      perform _apply_policy(null, v_specs, _starters(v_tenant_id, auth.uid()), true);
+    if not _is_service() and p_old_tasks is distinct from p_options -> 'tasks' then
+      perform _apply_policy(null, v_specs, _starters(p_tenant_id, auth.uid()), true);
     end if;
-  end if;
-  if v_specs is null and coalesce((p_options ->> 'is_enabled')::boolean, true) then
+  elsif coalesce((p_options ->> 'is_enabled')::boolean, true) then
     perform _check_schedulable(p_job_type);
   end if;
+end
+$$;
+comment on function penstock._check_schedule_tasks(uuid, text, jsonb, jsonb) is
+  'Rejects a schedule whose tasks the caller may not start, or whose job type has none.';
+
+create or replace function penstock._check_schedule_count(p_tenant_id uuid)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  c_max_schedules constant integer := 1000;
+begin
+  -- The lock makes concurrent calls count one after the other.
+  perform from tenants where id = p_tenant_id for no key update;
+  perform _require_role(p_tenant_id, array['owner', 'admin', 'member']);
+  if (select count(*) from schedules where tenant_id = p_tenant_id) >= c_max_schedules then
+    perform _refuse(409, 'too_many_schedules',
+      format('the tenant already has %s schedules, which is the limit', c_max_schedules),
+      jsonb_build_object('limit', c_max_schedules), 'Remove schedules that are no longer needed.');
+  end if;
+end
+$$;
+comment on function penstock._check_schedule_count(uuid) is
+  'Rejects one more schedule of a tenant that has as many as are allowed.';
+
+create or replace function penstock.set_schedule(
+  p_name text, p_cron text, p_job_type text, p_next_run_at timestamptz, p_options jsonb default '{}')
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
+declare
+  v_tenant_id uuid;
+  v_id uuid;
+  v_old schedules;
+begin
+  v_tenant_id := _caller_tenant((p_options ->> 'tenant_id')::uuid);
+  perform _check_schedule(p_name, p_cron, p_job_type, p_next_run_at, p_options);
+  select * into v_old from schedules where tenant_id = v_tenant_id and name = p_name;
+  perform _check_schedule_tasks(v_tenant_id, p_job_type, p_options, v_old.tasks);
   if not _is_service() and v_old.id is null then
-    -- The lock makes concurrent calls count one after the other.
-    perform from tenants where id = v_tenant_id for no key update;
-    perform _require_role(v_tenant_id, array['owner', 'admin', 'member']);
-    if (select count(*) from schedules where tenant_id = v_tenant_id) >= c_max_schedules then
-      perform _refuse(409, 'too_many_schedules',
-        format('the tenant already has %s schedules, which is the limit', c_max_schedules),
-        jsonb_build_object('limit', c_max_schedules), 'Remove schedules that are no longer needed.');
-    end if;
+    perform _check_schedule_count(v_tenant_id);
   end if;
   insert into schedules as s (tenant_id, name, cron, timezone, job_type, params, tasks, options, missed,
     is_enabled, next_run_at, created_at, starters)

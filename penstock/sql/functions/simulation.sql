@@ -1,4 +1,10 @@
 -- Simulation of a job's remaining work: when it will end, and what limits it.
+--
+-- The state of a simulation is one array of figures: the ended tasks of each group, the free workers, then
+-- the free requests, the free tokens and the free concurrency of each endpoint. A task that starts takes from
+-- the figures at once, and leaves events that give back later: it ends, and its call leaves the window of the
+-- last minute. The events of the next steps are kept in a ring of such arrays; each step adds the array that
+-- is due to the state, then starts as many tasks as the state allows.
 
 create or replace function penstock._pace_of(p_kind text, p_provider text, out seconds double precision,
   out spread double precision, out samples integer)
@@ -29,7 +35,7 @@ declare
   v_provider text;
   v_endpoint endpoints;
   v_state endpoint_states;
-  v_room record;
+  v_free capacity;
 begin
   names := '{}';
   requests := '{}';
@@ -39,11 +45,11 @@ begin
   foreach v_provider in array p_providers loop
     v_endpoint := _endpoint(v_provider, p_tenant_id);
     select * into v_state from endpoint_states where endpoint_id = v_endpoint.id;
-    v_room := _free_capacity(v_endpoint, v_state, v_now);
-    names := names || v_endpoint.name;
-    requests := requests || coalesce(v_room.requests, c_unlimited)::double precision;
-    tokens := tokens || coalesce(v_room.tokens, c_unlimited)::double precision;
-    places := places || coalesce(v_room.places, c_unlimited)::double precision;
+    v_free := _free_capacity(v_endpoint, v_state, v_now);
+    names := names || v_provider;
+    requests := requests || coalesce(v_free.requests, c_unlimited)::double precision;
+    tokens := tokens || coalesce(v_free.tokens, c_unlimited)::double precision;
+    places := places || coalesce(v_free.places, c_unlimited)::double precision;
     opens_in := opens_in || case when v_endpoint.status = 'active' and isfinite(v_state.closed_until)
       then greatest(0, extract(epoch from v_state.closed_until - v_now))
         else c_unlimited end::double precision;
@@ -53,6 +59,158 @@ $$;
 comment on function penstock._endpoint_capacities(uuid, text[]) is
   'The free requests, tokens and concurrency of endpoints, and the seconds until each opens; 1e18: '
   'unlimited, or never.';
+
+create or replace function penstock._simulated_groups(
+  p_groups penstock.forecast_group[], p_endpoints text[], p_opens_in double precision[])
+returns penstock.simulated_group[] language sql stable set search_path = penstock, pg_temp as $$
+  select array_agg(row(g.count, coalesce(g.running, 0), coalesce(g.seconds, 1),
+      least(coalesce(g.spread, 0), 0.8 * coalesce(g.seconds, 1)),
+      coalesce((g.units ->> 'requests')::double precision / x.count, 1), x.tokens,
+      -- An estimate is an upper bound; only a few samples say nothing about what is really used.
+      x.tokens * case when g.cost_samples >= 3 then least(1, g.cost_ratio) else 1 end,
+      g.parents, g.provider, p_opens_in[e.n], g.n, x.groups + 1, x.groups + 1 + e.n,
+      x.groups + 1 + x.endpoints + e.n, x.groups + 1 + 2 * x.endpoints + e.n)::simulated_group order by g.n)
+  from unnest(p_groups) with ordinality as g(kind, provider, count, running, cost, deviation, units, parents,
+    seconds, spread, samples, cost_ratio, cost_spread, cost_samples, n)
+  cross join lateral (
+    select greatest(1, g.count) as count, cardinality(p_groups) as groups,
+      cardinality(p_endpoints) as endpoints,
+      coalesce((g.units ->> 'tokens')::double precision / greatest(1, g.count), 0) as tokens) as x
+  cross join lateral (select array_position(p_endpoints, g.provider) as n) as e
+$$;
+comment on function penstock._simulated_groups(
+  penstock.forecast_group[], text[], double precision[]) is
+  'The groups of a forecast with what one of their tasks needs, and the places of their figures.';
+
+create or replace function penstock._end_events(
+  p_group penstock.simulated_group, p_tasks double precision, p_delay double precision)
+returns penstock.simulated_event[] language plpgsql immutable set search_path = penstock, pg_temp as $$
+begin
+  if p_group.request_slot is null then
+    return array[row(p_delay, p_group.task_slot, p_tasks), row(p_delay, p_group.worker_slot, p_tasks)
+      ]::simulated_event[];
+  end if;
+  return array[row(p_delay, p_group.task_slot, p_tasks), row(p_delay, p_group.worker_slot, p_tasks),
+    row(p_delay, p_group.place_slot, p_tasks),
+    -- Once a call has ended, only the tokens that it really used count.
+    row(p_delay, p_group.token_slot, p_tasks * (p_group.tokens - p_group.used_tokens))]::simulated_event[];
+end
+$$;
+comment on function penstock._end_events(penstock.simulated_group, double precision, double precision) is
+  'What the end of tasks gives back: their workers and concurrency, and the tokens they did not use.';
+
+create or replace function penstock._start_events(
+  p_group penstock.simulated_group, p_tasks double precision)
+returns penstock.simulated_event[] language plpgsql immutable set search_path = penstock, pg_temp as $$
+declare
+  -- A third of the tasks ends at the mean duration, a third this many standard deviations earlier and a third
+  -- later, which gives the three values the measured standard deviation: the square root of 3/2.
+  c_deviations constant double precision := 1.22;
+  -- Calls count in the window of a minute for this long: see capacity.sql.
+  c_window constant double precision := 60.75;
+  v_events simulated_event[] := '{}';
+begin
+  for v_third in -1 .. 1 loop
+    v_events := v_events || _end_events(p_group, p_tasks / 3,
+      p_group.seconds + v_third * c_deviations * p_group.spread);
+  end loop;
+  if p_group.request_slot is not null then
+    v_events := v_events || array[
+      row(c_window, p_group.request_slot, p_tasks * p_group.requests),
+      row(c_window, p_group.token_slot, p_tasks * p_group.used_tokens)]::simulated_event[];
+  end if;
+  return v_events;
+end
+$$;
+comment on function penstock._start_events(penstock.simulated_group, double precision) is
+  'What tasks that start now give back later.';
+
+create or replace function penstock._first_events(
+  p_tenant_id uuid, p_groups penstock.simulated_group[], p_state double precision[])
+returns penstock.simulated_event[] language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_now double precision := extract(epoch from _now());
+  v_events simulated_event[] := '{}';
+  v_group simulated_group;
+  v_used record;
+begin
+  -- Running tasks end evenly distributed over the duration of a task: four quarters, the last a little before
+  -- the duration is over.
+  foreach v_group in array p_groups loop
+    for v_quarter in 1 .. 4 loop
+      v_events := v_events || _end_events(v_group, v_group.running / 4, v_group.seconds * v_quarter / 4.5);
+    end loop;
+  end loop;
+  for v_used in
+    select u.*, e.id, greatest(0, e.concurrency - p_state[u.place_slot] - u.running) as places
+    from (
+      select g.provider, g.request_slot, g.token_slot, g.place_slot, avg(g.seconds) as seconds,
+        sum(g.running) as running
+      from unnest(p_groups) as g where g.provider is not null group by 1, 2, 3, 4) as u
+    cross join lateral _endpoint(u.provider, p_tenant_id) as e
+  loop
+    -- The concurrency that other jobs use returns in the same way.
+    for v_quarter in 1 .. 4 loop
+      v_events := v_events || row(v_used.seconds * v_quarter / 4.5, v_used.place_slot,
+        v_used.places / 4)::simulated_event;
+    end loop;
+    -- Requests and tokens return when they leave the window of the last minute.
+    v_events := v_events || array(
+      select row(_slot_ends(s.width, s.slot) - v_now, u.slot, u.amount)::simulated_event
+      from spent s cross join lateral (
+        values (v_used.request_slot, s.requests), (v_used.token_slot, s.tokens)) as u(slot, amount)
+      where s.endpoint_id = v_used.id and s.width = 1 and _slot_ends(s.width, s.slot) > v_now);
+  end loop;
+  return v_events;
+end
+$$;
+comment on function penstock._first_events(uuid, penstock.simulated_group[], double precision[]) is
+  'What tasks and calls that run now, of this job and of others, give back later.';
+
+create or replace function penstock._startable(
+  p_groups penstock.simulated_group[], p_group penstock.simulated_group, p_started double precision,
+  p_state double precision[], p_time double precision, out tasks double precision, out limited_by text)
+language plpgsql immutable set search_path = penstock, pg_temp as $$
+declare
+  -- Sums of thirds and quarters of tasks are not exact.
+  c_rounding constant double precision := 0.001;
+begin
+  -- The same share of the group may start as has ended of its parents.
+  tasks := least(p_group.count - p_started, floor(c_rounding + p_group.count * coalesce((
+    select min(p_state[a] / greatest(1, p_groups[a].count)) from unnest(p_group.parents) as a), 1)
+    - p_started));
+  if tasks < 1 then
+    return;
+  end if;
+  if tasks > p_state[p_group.worker_slot] then
+    tasks := p_state[p_group.worker_slot];
+    limited_by := 'workers';
+  end if;
+  if p_group.request_slot is not null then
+    if p_group.opens_in > p_time then
+      tasks := 0;
+      limited_by := p_group.provider || ' is closed';
+    end if;
+    if tasks > p_state[p_group.place_slot] then
+      tasks := p_state[p_group.place_slot];
+      limited_by := p_group.provider || ' concurrency';
+    end if;
+    if tasks * p_group.requests > p_state[p_group.request_slot] then
+      tasks := p_state[p_group.request_slot] / p_group.requests;
+      limited_by := p_group.provider || ' requests per minute';
+    end if;
+    if tasks * p_group.tokens > p_state[p_group.token_slot] then
+      tasks := p_state[p_group.token_slot] / p_group.tokens;
+      limited_by := p_group.provider || ' tokens per minute';
+    end if;
+  end if;
+  tasks := floor(tasks + c_rounding);
+end
+$$;
+comment on function penstock._startable(
+  penstock.simulated_group[], penstock.simulated_group, double precision, double precision[],
+  double precision) is
+  'How many tasks of a group can start now, and what keeps the others back.';
 
 create or replace function penstock._finish_behind_others(
   p_tenant_id uuid, p_provider text, p_seconds double precision, p_requests double precision,
@@ -71,238 +229,109 @@ comment on function penstock._finish_behind_others(
   uuid, text, double precision, double precision, double precision) is
   'Extends a simulated finish by the hourly limits of an endpoint and the waiting tasks of other tenants.';
 
--- Simulates the job in steps of v_step seconds. In each step tasks end and capacity
--- returns; then each group starts as many tasks as its parents, the workers and its
--- endpoint allow. Future events are kept in rings: element [step * groups + group]
--- or [step * endpoints + endpoint] of an array that covers the next v_ring steps.
+create or replace function penstock._run_simulation(
+  p_groups penstock.simulated_group[], p_state double precision[], p_events penstock.simulated_event[],
+  p_workers double precision, out seconds double precision, out limits text[])
+language plpgsql immutable set search_path = penstock, pg_temp as $$
+declare
+  c_steps constant integer := 30000;
+  v_longest double precision := (select max(g.seconds) from unnest(p_groups) as g);
+  -- Short enough for the fastest tasks, and long enough for the whole job to fit into c_steps.
+  v_step double precision := greatest(0.2, v_longest / 1000,
+    (select sum(g.count * g.seconds) from unnest(p_groups) as g) / p_workers / 3000);
+  v_state double precision[] := p_state;
+  v_width constant integer := cardinality(p_state);
+  -- Every event is due before the ring is round: calls after a minute, tasks within twice their duration.
+  v_size integer := ceil(greatest(62, 3 * v_longest) / v_step)::integer + 2;
+  v_ring double precision[] := array_fill(0::double precision, array[v_size * v_width]);
+  v_started double precision[] := array(select g.running from unnest(p_groups) as g);
+  v_events simulated_event[] := p_events;
+  v_event simulated_event;
+  v_group simulated_group;
+  v_start record;
+  v_slot integer;
+begin
+  limits := '{}';
+  for v_tick in 0 .. c_steps loop
+    v_slot := v_tick % v_size * v_width;
+    for i in 1 .. v_width loop
+      v_state[i] := v_state[i] + v_ring[v_slot + i];
+      v_ring[v_slot + i] := 0;
+    end loop;
+    seconds := v_tick * v_step;
+    exit when not exists (select from unnest(p_groups) as g where v_state[g.task_slot] < g.count - 0.01);
+    foreach v_group in array p_groups loop
+      continue when v_group.count - v_started[v_group.task_slot] < 1;
+      v_start := _startable(p_groups, v_group, v_started[v_group.task_slot], v_state, seconds);
+      limits := limits || v_start.limited_by;
+      continue when v_start.tasks < 1;
+      v_started[v_group.task_slot] := v_started[v_group.task_slot] + v_start.tasks;
+      v_state[v_group.worker_slot] := v_state[v_group.worker_slot] - v_start.tasks;
+      if v_group.request_slot is not null then
+        v_state[v_group.place_slot] := v_state[v_group.place_slot] - v_start.tasks;
+        v_state[v_group.request_slot] := v_state[v_group.request_slot] - v_start.tasks * v_group.requests;
+        v_state[v_group.token_slot] := v_state[v_group.token_slot] - v_start.tasks * v_group.tokens;
+      end if;
+      v_events := v_events || _start_events(v_group, v_start.tasks);
+    end loop;
+    foreach v_event in array v_events loop
+      v_slot := (v_tick + least(v_size - 1, greatest(1, round(v_event.delay / v_step)))::integer) % v_size
+        * v_width + v_event.slot;
+      v_ring[v_slot] := v_ring[v_slot] + v_event.amount;
+    end loop;
+    v_events := '{}';
+  end loop;
+  if seconds = c_steps * v_step then
+    -- Beyond the simulated time, extrapolate the speed so far. Null: no task has ended.
+    seconds := seconds * (
+      select sum(g.count) / nullif(sum(v_state[g.task_slot]), 0) from unnest(p_groups) as g);
+  end if;
+end
+$$;
+comment on function penstock._run_simulation(
+  penstock.simulated_group[], double precision[], penstock.simulated_event[], double precision) is
+  'Runs the steps of a simulation: the seconds until all tasks have ended, and what held tasks back in each '
+  'step.';
+
 create or replace function penstock._simulate_finish(
-  p_tenant_id uuid, p_groups jsonb, out seconds double precision, out bottleneck text,
+  p_tenant_id uuid, p_groups penstock.forecast_group[], out seconds double precision, out bottleneck text,
   out workers double precision)
 language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
-  c_steps constant integer := 30000;
-  v_now timestamptz := _now();
-  v_groups integer := jsonb_array_length(p_groups);
-  v_kinds text[] := array(select g ->> 'kind' from jsonb_array_elements(p_groups) as g);
-  -- by group; tokens are the estimate of a task, actuals what it really uses
-  v_counts double precision[] := '{}';
-  v_seconds double precision[] := '{}';
-  v_spreads double precision[] := '{}';
-  v_requests double precision[] := '{}';
-  v_tokens double precision[] := '{}';
-  v_actuals double precision[] := '{}';
-  v_endpoints integer[] := '{}';
-  v_started double precision[] := '{}';
-  v_done double precision[];
-  -- by endpoint
-  v_names text[];
-  v_request_room double precision[];
-  v_token_room double precision[];
-  v_places double precision[];
-  v_opens_in double precision[];
-  v_endpoint_count integer;
-  v_endpoint endpoints;
-  -- rings
-  v_step double precision;
-  v_ring integer;
-  v_ends double precision[];
-  v_request_back double precision[];
-  v_token_back double precision[];
-  v_place_back double precision[];
-  v_offset integer;
-  v_slot integer;
-  -- in a step
-  v_busy double precision := 0;
-  v_start double precision;
-  v_amount double precision;
-  v_amount_tokens double precision;
-  v_mean double precision;
-  v_limit text;
-  v_limits text[] := '{}';
-  v_is_finished boolean;
-  -- the endpoint of a group; 0: none
-  e integer;
+  v_capacity record;
+  v_groups simulated_group[];
+  v_state double precision[];
+  v_run record;
+  v_total record;
 begin
   workers := greatest(1, (
     select sum(w.concurrency) from workers w
-    where w.state = 'running' and w.beat_at > v_now - interval '60 seconds' and w.kinds && v_kinds));
-  if v_groups = 0 then
+    where w.state = 'running' and w.beat_at > _now() - interval '60 seconds'
+      and w.kinds && array(select g.kind from unnest(p_groups) as g)));
+  if cardinality(p_groups) = 0 then
     seconds := 0;
     return;
   end if;
-
-  -- Read the groups and the capacity of their endpoints.
-  select c.names, c.requests, c.tokens, c.places, c.opens_in
-  into v_names, v_request_room, v_token_room, v_places, v_opens_in
-  from _endpoint_capacities(p_tenant_id, array(
-    select g.value ->> 'provider' from jsonb_array_elements(p_groups) with ordinality as g(value, n)
-    where g.value ->> 'provider' is not null group by 1 order by min(g.n))) as c;
-  select array_agg(g.count order by g.n), array_agg(g.running order by g.n),
-    array_agg(g.seconds order by g.n), array_agg(least(g.spread, 0.8 * g.seconds) order by g.n),
-    array_agg(coalesce(g.requests / greatest(1, g.count), 1) order by g.n),
-    array_agg(coalesce(g.tokens / greatest(1, g.count), 0) order by g.n),
-    array_agg(coalesce(g.tokens / greatest(1, g.count), 0) * g.cost_ratio order by g.n),
-    array_agg(case when g.provider is null then 0 else array_position(v_names, g.provider) end order by g.n)
-  into v_counts, v_started, v_seconds, v_spreads, v_requests, v_tokens, v_actuals, v_endpoints
-  from (
-    select x.n, x.g ->> 'provider' as provider, (x.g ->> 'count')::double precision as count,
-      coalesce((x.g ->> 'running')::double precision, 0) as running,
-      (x.g ->> 'seconds')::double precision as seconds, (x.g ->> 'spread')::double precision as spread,
-      (x.g #>> '{units,requests}')::double precision as requests,
-      (x.g #>> '{units,tokens}')::double precision as tokens,
-        (x.g ->> 'cost_ratio')::double precision as cost_ratio
-    from jsonb_array_elements(p_groups) with ordinality as x(g, n)) as g;
-
-  -- Steps are short enough for the fastest tasks and long enough for the whole job to fit into c_steps.
-  v_endpoint_count := greatest(1, cardinality(v_names));
-  v_step := greatest(0.2, (select max(s) from unnest(v_seconds) as s) / 1000,
-    (select sum(c * s) from unnest(v_counts, v_seconds) as x(c, s)) / workers / 3000);
-  v_ring := ceil(greatest(62, 3 * (select max(s) from unnest(v_seconds) as s)) / v_step)::integer + 2;
-  v_ends := array_fill(0::double precision, array[v_ring * v_groups]);
-  v_request_back := array_fill(0::double precision, array[v_ring * v_endpoint_count]);
-  v_token_back := array_fill(0::double precision, array[v_ring * v_endpoint_count]);
-  v_place_back := array_fill(0::double precision, array[v_ring * v_endpoint_count]);
-  v_done := array_fill(0::double precision, array[v_groups]);
-
-  -- Running tasks end evenly distributed over the duration of a task.
-  for i in 1 .. v_groups loop
-    v_busy := v_busy + v_started[i];
-    for k in 1 .. 4 loop
-      v_slot := (greatest(1, round(v_seconds[i] * k / 4.5 / v_step)))::integer * v_groups + i;
-      v_ends[v_slot] := v_ends[v_slot] + v_started[i] / 4;
-    end loop;
+  v_capacity := _endpoint_capacities(p_tenant_id, array(
+    select distinct g.provider from unnest(p_groups) as g where g.provider is not null order by 1));
+  v_groups := _simulated_groups(p_groups, v_capacity.names, v_capacity.opens_in);
+  v_state := array_fill(0::double precision, array[cardinality(v_groups)])
+    || (workers - (select sum(g.running) from unnest(v_groups) as g))
+    || v_capacity.requests || v_capacity.tokens || v_capacity.places;
+  v_run := _run_simulation(v_groups, v_state, _first_events(p_tenant_id, v_groups, v_state), workers);
+  seconds := v_run.seconds;
+  for v_total in
+    select g.provider, sum(g.count * g.requests) as requests, sum(g.count * g.used_tokens) as tokens
+    from unnest(v_groups) as g where g.provider is not null group by g.provider
+  loop
+    seconds := _finish_behind_others(p_tenant_id, v_total.provider, seconds, v_total.requests,
+      v_total.tokens);
   end loop;
-  for i in 1 .. cardinality(v_names) loop
-    -- The concurrency that other jobs use returns in the same way.
-    v_endpoint := _endpoint(v_names[i], p_tenant_id);
-    if v_endpoint.concurrency is not null then
-      select v_endpoint.concurrency - v_places[i] - coalesce(sum(v_started[g]), 0),
-        coalesce(avg(v_seconds[g]), 1)
-      into v_amount, v_mean from generate_series(1, v_groups) as g where v_endpoints[g] = i;
-      for k in 1 .. 4 loop
-        v_slot := (greatest(1, round(v_mean * k / 4.5 / v_step)))::integer * v_endpoint_count + i;
-        v_place_back[v_slot] := v_place_back[v_slot] + greatest(0, v_amount) / 4;
-      end loop;
-    end if;
-    -- Requests and tokens return when they leave the window of the last minute.
-    for v_offset, v_amount, v_amount_tokens in
-      select least(v_ring - 1, greatest(1,
-          ceil((_slot_ends(s.width, s.slot) - extract(epoch from v_now)) / v_step)))::integer,
-        sum(s.requests)::double precision, sum(s.tokens)::double precision
-      from spent s
-      where s.endpoint_id = v_endpoint.id and s.width = 1
-        and _slot_ends(s.width, s.slot) > extract(epoch from v_now)
-      group by 1
-    loop
-      v_slot := v_offset * v_endpoint_count + i;
-      v_request_back[v_slot] := v_request_back[v_slot] + v_amount;
-      v_token_back[v_slot] := v_token_back[v_slot] + v_amount_tokens;
-    end loop;
-  end loop;
-
-  for v_tick in 0 .. c_steps loop
-    -- Capacity returns and tasks end.
-    v_offset := v_tick % v_ring;
-    v_is_finished := true;
-    for i in 1 .. cardinality(v_names) loop
-      v_slot := v_offset * v_endpoint_count + i;
-      v_request_room[i] := v_request_room[i] + v_request_back[v_slot];
-      v_token_room[i] := v_token_room[i] + v_token_back[v_slot];
-      v_places[i] := v_places[i] + v_place_back[v_slot];
-      v_request_back[v_slot] := 0;
-      v_token_back[v_slot] := 0;
-      v_place_back[v_slot] := 0;
-    end loop;
-    for i in 1 .. v_groups loop
-      v_slot := v_offset * v_groups + i;
-      v_amount := v_ends[v_slot];
-      if v_amount > 0 then
-        v_ends[v_slot] := 0;
-        v_done[i] := v_done[i] + v_amount;
-        v_busy := v_busy - v_amount;
-        e := v_endpoints[i];
-        if e > 0 then
-          v_places[e] := v_places[e] + v_amount;
-          -- Once a call has ended, only the tokens that it really used count.
-          v_token_room[e] := v_token_room[e] + v_amount * (v_tokens[i] - v_actuals[i]);
-        end if;
-      end if;
-      v_is_finished := v_is_finished and v_done[i] > v_counts[i] - 0.01;
-    end loop;
-    if v_is_finished then
-      seconds := v_tick * v_step;
-      exit;
-    end if;
-
-    -- Start as many tasks of each group as its parents, the workers and its endpoint allow.
-    for i in 1 .. v_groups loop
-      v_start := v_counts[i] - v_started[i];
-      continue when v_start < 1;
-      v_start := least(v_start, floor(0.001 + v_counts[i] * coalesce((
-        select min(v_done[a::integer] / greatest(1, v_counts[a::integer]))
-        from jsonb_array_elements_text(p_groups #> array[(i - 1)::text, 'after']) as a), 1) - v_started[i]));
-      continue when v_start < 1;
-      v_limit := null;
-      if v_start > workers - v_busy then
-        v_start := workers - v_busy;
-        v_limit := 'workers';
-      end if;
-      e := v_endpoints[i];
-      if e > 0 then
-        if v_opens_in[e] > v_tick * v_step then
-          v_start := 0;
-          v_limit := v_names[e] || ' is closed';
-        end if;
-        if v_start > v_places[e] then
-          v_start := v_places[e];
-          v_limit := v_names[e] || ' concurrency';
-        end if;
-        if v_start * v_requests[i] > v_request_room[e] then
-          v_start := v_request_room[e] / v_requests[i];
-          v_limit := v_names[e] || ' requests per minute';
-        end if;
-        if v_start * v_tokens[i] > v_token_room[e] then
-          v_start := v_token_room[e] / v_tokens[i];
-          v_limit := v_names[e] || ' tokens per minute';
-        end if;
-      end if;
-      if v_limit is not null then
-        v_limits := v_limits || v_limit;
-      end if;
-      v_start := floor(v_start + 0.001);
-      continue when v_start < 1;
-      v_started[i] := v_started[i] + v_start;
-      v_busy := v_busy + v_start;
-      -- A third ends at the mean duration, a third 1.22 standard deviations earlier and
-      -- a third later, which gives the three values the measured standard deviation.
-      for k in -1 .. 1 loop
-        v_slot := ((v_tick + greatest(1, round((v_seconds[i] + k * 1.22 * v_spreads[i]) / v_step))::integer)
-          % v_ring) * v_groups + i;
-        v_ends[v_slot] := v_ends[v_slot] + v_start / 3;
-      end loop;
-      if e > 0 then
-        v_request_room[e] := v_request_room[e] - v_start * v_requests[i];
-        v_token_room[e] := v_token_room[e] - v_start * v_tokens[i];
-        v_places[e] := v_places[e] - v_start;
-        v_slot := ((v_tick + ceil(60.75 / v_step)::integer) % v_ring) * v_endpoint_count + e;
-        v_request_back[v_slot] := v_request_back[v_slot] + v_start * v_requests[i];
-        v_token_back[v_slot] := v_token_back[v_slot] + v_start * v_actuals[i];
-      end if;
-    end loop;
-  end loop;
-
-  -- Beyond the simulated time, extrapolate the speed so far.
-  if seconds is null and (select sum(d) from unnest(v_done) as d) > 0 then
-    seconds := c_steps * v_step * (select sum(c) / sum(d) from unnest(v_counts, v_done) as x(c, d));
-  end if;
-  for i in 1 .. cardinality(v_names) loop
-    select _finish_behind_others(p_tenant_id, v_names[i], seconds, sum(v_counts[g] * v_requests[g]),
-      sum(v_counts[g] * v_actuals[g])) into seconds
-    from generate_series(1, v_groups) as g where v_endpoints[g] = i;
-  end loop;
-  bottleneck := (select l from unnest(v_limits) as l group by l order by count(*) desc limit 1);
+  bottleneck := (
+    select l from unnest(v_run.limits::text[]) as l where l is not null
+    group by l order by count(*) desc limit 1);
 end
 $$;
-comment on function penstock._simulate_finish(uuid, jsonb) is
+comment on function penstock._simulate_finish(uuid, penstock.forecast_group[]) is
   'Simulates when groups of tasks will have ended, with the current workers, rate limits and concurrency. '
   'Null: never under the current limits. The bottleneck is the limit that held tasks back most often.';

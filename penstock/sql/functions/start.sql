@@ -74,40 +74,49 @@ begin
       '{"field": "options.priority"}', 'Lower runs first.');
   end if;
   v_job.priority := v_priority;
-  v_job.idempotency_key := p_options ->> 'idempotency_key';
-  if length(v_job.idempotency_key) not between 1 and 255 or not _is_clean(v_job.idempotency_key) then
-    perform _refuse(422, 'invalid_key',
-      format('idempotency_key must have 1 to 255 characters (got %s), none of them a control character',
-        length(v_job.idempotency_key)),
-      '{"field": "options.idempotency_key"}');
-  end if;
   v_job.status := case when v_is_paused then 'paused' else 'queued' end;
-  v_job.tenant_id := _caller_tenant(v_job.tenant_id);
+  v_job.idempotency_key := p_options ->> 'idempotency_key';
   v_job.on_failure := p_options ->> 'on_failure';
-  if v_job.on_failure not in ('continue', 'stop') then
-    perform _refuse(422, 'invalid_options',
-      format('on_failure must be continue or stop (got %L)', left(v_job.on_failure, 100)),
-      '{"field": "options.on_failure"}');
-  end if;
   v_job.on_limit := coalesce(p_options ->> 'on_limit', 'hold');
-  if v_job.on_limit not in ('hold', 'refuse', 'pause') then
-    perform _refuse(422, 'invalid_options',
-      format('on_limit must be hold, refuse or pause (got %L)', left(v_job.on_limit, 100)),
-      '{"field": "options.on_limit"}');
-  end if;
   v_job.stop_after := p_options ->> 'stop_after';
-  if v_job.stop_after !~ '^([1-9][0-9]{0,8}|(100|[1-9]?[0-9](\.[0-9]{1,3})?)%)$' then
-    perform _refuse(422, 'invalid_options',
-      format('stop_after must be a number of failures such as 20, or a percentage such as 5%% (got %L)',
-        left(v_job.stop_after, 100)), '{"field": "options.stop_after"}');
-  end if;
   v_job.result := nullif(p_options -> 'result', 'null');
+  perform _check_job_options(v_job);
+  v_job.tenant_id := _caller_tenant(v_job.tenant_id);
   return v_job;
 end
 $$;
 comment on function penstock._job_from_options(jsonb) is
   'Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not '
   'given.';
+
+create or replace function penstock._check_job_options(p_job penstock.jobs)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if length(p_job.idempotency_key) not between 1 and 255 or not _is_clean(p_job.idempotency_key) then
+    perform _refuse(422, 'invalid_key',
+      format('idempotency_key must have 1 to 255 characters (got %s), none of them a control character',
+        length(p_job.idempotency_key)),
+      '{"field": "options.idempotency_key"}');
+  end if;
+  if p_job.on_failure not in ('continue', 'stop') then
+    perform _refuse(422, 'invalid_options',
+      format('on_failure must be continue or stop (got %L)', left(p_job.on_failure, 100)),
+      '{"field": "options.on_failure"}');
+  end if;
+  if p_job.on_limit not in ('hold', 'refuse', 'pause') then
+    perform _refuse(422, 'invalid_options',
+      format('on_limit must be hold, refuse or pause (got %L)', left(p_job.on_limit, 100)),
+      '{"field": "options.on_limit"}');
+  end if;
+  if p_job.stop_after !~ '^([1-9][0-9]{0,8}|(100|[1-9]?[0-9](\.[0-9]{1,3})?)%)$' then
+    perform _refuse(422, 'invalid_options',
+      format('stop_after must be a number of failures such as 20, or a percentage such as 5%% (got %L)',
+        left(p_job.stop_after, 100)), '{"field": "options.stop_after"}');
+  end if;
+end
+$$;
+comment on function penstock._check_job_options(penstock.jobs) is
+  'Rejects options of open_job that are well formed but not allowed.';
 
 create or replace function penstock._open_job(p_type text, p_params jsonb, p_options jsonb)
 returns table (job_id uuid, is_new boolean) language plpgsql set search_path = penstock, pg_temp as $$

@@ -81,30 +81,15 @@ begin
         array['input', 'file_in_input', 'input contains a file as base64']
       when t.after is not null and t.input ? 'after' then
         array['input', 'invalid_input', 'input.after is reserved for the outputs of the parent tasks']
-      when length(t.key) not between 1 and 255 then
-        array['key', 'invalid_key', format('key must have 1 to 255 characters (got %s)', length(t.key))]
-      when length(t.idempotency_key) not between 1 and 255 then
-        array['idempotency_key', 'invalid_key',
-          format('idempotency_key must have 1 to 255 characters (got %s)', length(t.idempotency_key))]
-      when not (_is_clean(t.key) and _is_clean(t.idempotency_key) and _is_clean(t.phase)) then
-        array[case when not _is_clean(t.key) then 'key' when not _is_clean(t.phase) then 'phase'
-          else 'idempotency_key' end, 'invalid_key', 'names must not contain control characters']
-      when length(t.provider) not between 1 and 200 then
-        array['provider', 'invalid_provider',
-          format('provider must have 1 to 200 characters (got %s)', length(t.provider))]
-      when length(t.phase) not between 1 and 200 then
-        array['phase', 'invalid_phase',
-          format('phase must have 1 to 200 characters (got %s)', length(t.phase))]
-      when t.priority not between 0 and 10 then
-        array['priority', 'invalid_priority',
-          format('priority must be between 0 and 10 (got %s)', t.priority)]
-      when t.max_attempts not between 1 and 100 then
-        array['max_attempts', 'invalid_attempts',
-          format('max_attempts must be between 1 and 100 (got %s)', t.max_attempts)]
-      when not (t.timeout_seconds > 0 and t.timeout_seconds <= 31622400) then
-        array['timeout_seconds', 'invalid_timeout',
-          format('timeout_seconds must be greater than 0 and at most 31622400, one year (got %s)',
-            t.timeout_seconds)]
+      -- Most tasks pass: one condition for all names, and one for all numbers.
+      when least(length(t.key), length(t.idempotency_key), length(t.provider), length(t.phase)) < 1
+        or greatest(length(t.key), length(t.idempotency_key)) > 255
+        or greatest(length(t.provider), length(t.phase)) > 200
+        or not (_is_clean(t.key) and _is_clean(t.idempotency_key) and _is_clean(t.phase)) then
+        _task_name_error(t.key, t.idempotency_key, t.provider, t.phase)
+      when t.priority not between 0 and 10 or t.max_attempts not between 1 and 100
+        or not (t.timeout_seconds > 0 and t.timeout_seconds <= 31622400) then
+        _task_number_error(t.priority, t.max_attempts, t.timeout_seconds)
       when not _is_storable_time(t.run_at) then
         array['run_at', 'invalid_run_at',
           format('run_at must be in the years 2000 to 9998 (got %s)', t.run_at)]
@@ -123,19 +108,68 @@ begin
     left join kinds k on k.name = t.kind
   ) as x where x.error is not null limit 1;
   if v_error is not null then
-    perform _refuse(case v_error[2] when 'too_large' then 413 else 422 end, v_error[2],
-      format('task %s: %s', v_index, v_error[3]),
-      jsonb_build_object('field', format('tasks[%s].%s', v_index, v_error[1])),
-      case v_error[2]
-        when 'unknown_kind' then 'Declare it with penstock.define_kind, or start a worker that handles it.'
-        when 'too_large' then 'Keep files in object storage and pass their path.'
-        when 'file_in_input'
-          then 'Upload it (penstock.begin_upload, POST /api/uploads), and pass its id or path.' end);
+    perform _refuse_task(v_index, v_error[1], v_error[2], v_error[3]);
   end if;
 end
 $$;
 comment on function penstock._check_tasks(penstock.task_spec[]) is
   'Raises an error for the first invalid task, with its index and field.';
+
+create or replace function penstock._task_name_error(
+  p_key text, p_idempotency_key text, p_provider text, p_phase text)
+returns text[] language sql immutable set search_path = penstock, pg_temp as $$
+  select case
+    when length(p_key) not between 1 and 255 then
+      array['key', 'invalid_key', format('key must have 1 to 255 characters (got %s)', length(p_key))]
+    when length(p_idempotency_key) not between 1 and 255 then
+      array['idempotency_key', 'invalid_key',
+        format('idempotency_key must have 1 to 255 characters (got %s)', length(p_idempotency_key))]
+    when not (_is_clean(p_key) and _is_clean(p_idempotency_key) and _is_clean(p_phase)) then
+      array[case when not _is_clean(p_key) then 'key' when not _is_clean(p_phase) then 'phase'
+        else 'idempotency_key' end, 'invalid_key', 'names must not contain control characters']
+    when length(p_provider) not between 1 and 200 then
+      array['provider', 'invalid_provider',
+        format('provider must have 1 to 200 characters (got %s)', length(p_provider))]
+    when length(p_phase) not between 1 and 200 then
+      array['phase', 'invalid_phase', format('phase must have 1 to 200 characters (got %s)', length(p_phase))]
+    end
+$$;
+comment on function penstock._task_name_error(text, text, text, text) is
+  'What is wrong with the names of a task, {field, code, message}.';
+
+create or replace function penstock._task_number_error(
+  p_priority integer, p_max_attempts integer, p_timeout_seconds real)
+returns text[] language sql immutable set search_path = penstock, pg_temp as $$
+  select case
+    when p_priority not between 0 and 10 then
+      array['priority', 'invalid_priority', format('priority must be between 0 and 10 (got %s)', p_priority)]
+    when p_max_attempts not between 1 and 100 then
+      array['max_attempts', 'invalid_attempts',
+        format('max_attempts must be between 1 and 100 (got %s)', p_max_attempts)]
+    when not (p_timeout_seconds > 0 and p_timeout_seconds <= 31622400) then
+      array['timeout_seconds', 'invalid_timeout',
+        format('timeout_seconds must be greater than 0 and at most 31622400, one year (got %s)',
+          p_timeout_seconds)]
+    end
+$$;
+comment on function penstock._task_number_error(integer, integer, real) is
+  'What is wrong with the numbers of a task, {field, code, message}.';
+
+create or replace function penstock._refuse_task(p_index integer, p_field text, p_code text, p_message text)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  perform _refuse(case p_code when 'too_large' then 413 else 422 end, p_code,
+    format('task %s: %s', p_index, p_message),
+    jsonb_build_object('field', format('tasks[%s].%s', p_index, p_field)),
+    case p_code
+      when 'unknown_kind' then 'Declare it with penstock.define_kind, or start a worker that handles it.'
+      when 'too_large' then 'Keep files in object storage and pass their path.'
+      when 'file_in_input'
+        then 'Upload it (penstock.begin_upload, POST /api/uploads), and pass its id or path.' end);
+end
+$$;
+comment on function penstock._refuse_task(integer, text, text, text) is
+  'Raises the error of an invalid task, with its index and field.';
 
 create or replace function penstock._check_keys(p_job_id uuid, p_specs penstock.task_spec[])
 returns void language plpgsql stable set search_path = penstock, pg_temp

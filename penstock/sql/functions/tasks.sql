@@ -94,75 +94,37 @@ comment on function penstock._lock_descendants(uuid, bigint[]) is
 create or replace function penstock._settle_children(
   p_job_id uuid, p_parent_ids bigint[], p_child_ids bigint[] default null,
   out deltas penstock.phase_delta[], out freed penstock.ready[])
-language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off set enable_hashjoin = off
-  set enable_mergejoin = off set jit = off as $$
+language plpgsql set search_path = penstock, pg_temp
+  -- The stages inherit these settings.
+  set enable_seqscan = off set enable_hashjoin = off set enable_mergejoin = off set jit = off as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
   v_parents bigint[] := p_parent_ids;
-  v_doomed bigint[];
   v_free bigint[] := '{}';
-  v_new_deltas phase_delta[];
+  v_counted record;
+  v_canceled record;
 begin
   deltas := '{}';
   -- p_child_ids names new tasks of this transaction, which need no lock.
   if p_child_ids is null then
     perform _lock_descendants(p_job_id, p_parent_ids);
   end if;
-
-  loop
-    -- The lateral subqueries force index probes; a join might read all dependencies of the job.
-    with child as (
-      select e.child_id, count(*)::integer as ended, bool_or(r.outcome <> 'succeeded') as is_failed
-      from unnest(v_parents) as g(id)
-      cross join lateral (
-        select x.child_id from edges x where x.job_id = p_job_id and x.parent_id = g.id offset 0) as e
-      cross join lateral (
-        select x.outcome from results x where x.job_id = p_job_id and x.task_id = g.id offset 0) as r
-      where e.child_id >= coalesce(p_child_ids[1], 0)
-      group by e.child_id
-    ), counted as (
-      -- A child with pending = 0 was already released when
-      -- this parent ended before (the parent was retried).
-      update parked p set pending = p.pending - c.ended from (
-        select k.tid, child.ended, child.is_failed and not t.run_after_failure as is_doomed from child
-        cross join lateral (
-          select x.ctid as tid from parked x
-          where x.job_id = p_job_id and x.task_id = child.child_id and x.pending > 0 offset 0) as k
-        cross join lateral (
-          select x.run_after_failure from tasks x
-          where x.job_id = p_job_id and x.id = child.child_id offset 0) as t
-      ) as c
-      where p.ctid = c.tid returning p.task_id, p.pending, c.is_doomed
-    )
-    select array_agg(task_id) filter (where is_doomed),
-      v_free || coalesce(array_agg(task_id) filter (where pending = 0 and not is_doomed), '{}')
-    into v_doomed, v_free from counted;
-    exit when v_doomed is null;
-
-    with gone as (
-      delete from parked where job_id = p_job_id and task_id = any (v_doomed) returning *
-    ), ended as (
-      insert into results (job_id, task_id, tenant_id, finished_at, attempt, phase, outcome, error_code,
-        error_message)
-      select job_id, task_id, tenant_id, v_now, 0, phase, 'canceled', 'parent_failed',
-        'a parent task did not succeed'
-      from gone
-    ), counted as (
-      select phase, count(*)::integer as n from gone group by phase
-    )
-    select (select array_agg(row(p_job_id, phase, 0, 0, n)::phase_delta) from counted),
-      (select array_agg(task_id) from gone where has_children) into v_new_deltas, v_parents;
-    deltas := deltas || v_new_deltas;
-    exit when v_parents is null;
+  while v_parents is not null loop
+    v_counted := _count_down_children(p_job_id, v_parents, coalesce(p_child_ids[1], 0));
+    v_free := v_free || v_counted.free;
+    exit when v_counted.doomed is null;
+    v_canceled := _cancel_children(p_job_id, v_counted.doomed, v_now);
+    deltas := deltas || v_canceled.deltas;
+    v_parents := v_canceled.parents;
   end loop;
-
   if cardinality(v_free) > 0 then
     -- Tasks of a paused job are queued too: the claim parks them again, under a lock that a resume respects.
     with gone as (
-      delete from parked where job_id = p_job_id and task_id = any (v_free) and until <= v_now returning *
+      delete from parked p where p.job_id = p_job_id and p.task_id = any (v_free) and p.until <= v_now
+      returning _parked_to_ready(p) as task
     )
-    select array_agg(row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-      has_parents, has_children)::ready order by task_id) into freed from gone;
+    select array_agg(g.task order by (g.task).task_id) into freed from gone g;
   end if;
 end
 $$;
@@ -170,6 +132,67 @@ comment on function penstock._settle_children(uuid, bigint[], bigint[]) is
   'Updates the children of parents that have ended. Children of a parent that did not succeed are canceled '
   'with their descendants. Returns the changes of the phase counts, and the children without open parents, '
   'which the caller queues once it has all its locks.';
+
+create or replace function penstock._count_down_children(
+  p_job_id uuid, p_parent_ids bigint[], p_first_child_id bigint, out doomed bigint[], out free bigint[])
+language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  -- The lateral subqueries force index probes; a join might read all dependencies of the job.
+  with child as (
+    select e.child_id, count(*)::integer as ended, bool_or(r.outcome <> 'succeeded') as is_failed
+    from unnest(p_parent_ids) as g(id)
+    cross join lateral (
+      select x.child_id from edges x where x.job_id = p_job_id and x.parent_id = g.id offset 0) as e
+    cross join lateral (
+      select x.outcome from results x where x.job_id = p_job_id and x.task_id = g.id offset 0) as r
+    where e.child_id >= p_first_child_id
+    group by e.child_id
+  ), counted as (
+    -- A child with pending = 0 was already released when
+    -- this parent ended before (the parent was retried).
+    update parked p set pending = p.pending - c.ended from (
+      select k.tid, child.ended, child.is_failed and not t.run_after_failure as is_doomed from child
+      cross join lateral (
+        select x.ctid as tid from parked x
+        where x.job_id = p_job_id and x.task_id = child.child_id and x.pending > 0 offset 0) as k
+      cross join lateral (
+        select x.run_after_failure from tasks x
+        where x.job_id = p_job_id and x.id = child.child_id offset 0) as t
+    ) as c
+    where p.ctid = c.tid returning p.task_id, p.pending, c.is_doomed
+  )
+  select array_agg(c.task_id) filter (where c.is_doomed),
+    coalesce(array_agg(c.task_id) filter (where c.pending = 0 and not c.is_doomed), '{}')
+  into doomed, free from counted c;
+end
+$$;
+comment on function penstock._count_down_children(uuid, bigint[], bigint) is
+  'Subtracts ended parents from what their children wait for. Returns the children that a failed parent '
+  'cancels, and those that wait for no parent any more.';
+
+create or replace function penstock._cancel_children(
+  p_job_id uuid, p_task_ids bigint[], p_now timestamptz,
+  out deltas penstock.phase_delta[], out parents bigint[])
+language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  with gone as (
+    delete from parked where job_id = p_job_id and task_id = any (p_task_ids) returning *
+  ), ended as (
+    insert into results (job_id, task_id, tenant_id, finished_at, attempt, phase, outcome, error_code,
+      error_message)
+    select job_id, task_id, tenant_id, p_now, 0, phase, 'canceled', 'parent_failed',
+      'a parent task did not succeed'
+    from gone
+  ), counted as (
+    select phase, count(*)::integer as n from gone group by phase
+  )
+  select (select array_agg(row(p_job_id, phase, 0, 0, n)::phase_delta) from counted),
+    (select array_agg(task_id) from gone where has_children) into deltas, parents;
+end
+$$;
+comment on function penstock._cancel_children(uuid, bigint[], timestamptz) is
+  'Ends parked tasks as canceled because a parent did not succeed. Returns the changes of the phase counts, '
+  'and the canceled tasks that have children.';
 
 create or replace function penstock._move_progress(p_deltas penstock.phase_delta[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$

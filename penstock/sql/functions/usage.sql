@@ -71,22 +71,39 @@ comment on function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb) i
 
 create or replace function penstock._charge_attempts(
   p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb)
-returns penstock.booking[] language plpgsql set search_path = penstock, pg_temp set enable_seqscan = off
-  set jit = off as $$
+returns penstock.booking[] language plpgsql set search_path = penstock, pg_temp
+  -- The stages inherit these settings.
+  set enable_seqscan = off set jit = off as $$
+-- Lock order: see claim.sql.
 declare
   v_now timestamptz := _now();
-  v_day date := (v_now at time zone 'utc')::date;
+  v_units jsonb[] := array(
+    select _whole_units(x.units, l.provider is not null and (x.held).usage is null)
+    from (
+      select unnest(p_leases) as held, unnest(p_units) as units, generate_subscripts(p_leases, 1) as n) as x
+    join lanes l on l.id = (x.held).lane_id order by x.n);
+begin
+  return _note_attempts(p_leases, v_units, p_is_estimate, p_details, v_now)
+    || _price_attempts(p_leases, v_units, p_variant, v_now);
+end
+$$;
+comment on function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, jsonb) is
+  'Records the usage and costs of attempts, deducts them from their holds, and returns the bookings.';
+
+create or replace function penstock._note_attempts(
+  p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_details jsonb, p_now timestamptz)
+returns penstock.booking[] language plpgsql set search_path = penstock, pg_temp as $$
+declare
   v_bookings booking[];
 begin
   with given as materialized (
-    select x.held, _whole_units(x.units, l.provider is not null and (x.held).usage is null) as units,
-      l.provider, l.kind
+    select x.held, x.units, l.provider, l.kind
     from (select unnest(p_leases) as held, unnest(p_units) as units) as x
-      join lanes l on l.id = (x.held).lane_id
+    join lanes l on l.id = (x.held).lane_id
   ), noted as (
     insert into usage_events (at, tenant_id, action, job_id, task_id, lease, provider, units, is_estimate,
       details)
-    select v_now, (g.held).tenant_id, g.kind, (g.held).job_id, (g.held).task_id, (g.held).lease, g.provider,
+    select p_now, (g.held).tenant_id, g.kind, (g.held).job_id, (g.held).task_id, (g.held).lease, g.provider,
       g.units, p_is_estimate, coalesce(p_details, '{}')
     from given g where g.units <> '{}'
   ), summed as materialized (
@@ -94,63 +111,80 @@ begin
     from given g cross join lateral jsonb_each_text(g.units) as u group by 1, 2, 3
   ), added as (
     insert into usage_sums (tenant_id, action, day, meter, amount)
-    select s.tenant_id, s.kind, v_day, s.meter, s.amount from summed s
+    select s.tenant_id, s.kind, (p_now at time zone 'utc')::date, s.meter, s.amount from summed s
+  )
+  select array_agg(row(s.tenant_id, null, s.meter, (_period(s.meter, p_now)).starts, s.amount, 0)::booking)
+  into v_bookings from summed s;
+  return v_bookings;
+end
+$$;
+comment on function penstock._note_attempts(penstock.leases[], jsonb[], boolean, jsonb, timestamptz) is
+  'Records the usage of attempts and returns the bookings for their tenants'' accounts.';
+
+create or replace function penstock._price_attempts(
+  p_leases penstock.leases[], p_units jsonb[], p_variant text, p_now timestamptz)
+returns penstock.booking[] language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
+declare
+  v_bookings booking[];
+begin
+  with given as materialized (
+    select x.held, x.units, l.provider from (select unnest(p_leases) as held, unnest(p_units) as units) as x
+    join lanes l on l.id = (x.held).lane_id
   ), alike as materialized (
     -- Most attempts of a batch use the same units, so each price is looked up once.
     select d.provider, d.tenant_id, d.units, p.* from (
       select distinct g.provider, (g.held).tenant_id, g.units from given g where g.provider is not null) as d
-    cross join lateral _price_units(d.provider, d.tenant_id, d.units, p_variant, v_now) as p
+    cross join lateral _price_units(d.provider, d.tenant_id, d.units, p_variant, p_now) as p
   ), priced as materialized (
     select g.held, a.* from given g join alike a on a.provider = g.provider
       and a.tenant_id = (g.held).tenant_id and a.units = g.units
   ), charged as (
     insert into cost_entries (at, tenant_id, job_id, task_id, lease, provider, cost_type, meter, variant,
       unit_count, amount, currency, base_amount, price_id, started_at, ended_at)
-    select v_now, (p.held).tenant_id, (p.held).job_id, (p.held).task_id, (p.held).lease, p.provider,
+    select p_now, (p.held).tenant_id, (p.held).job_id, (p.held).task_id, (p.held).lease, p.provider,
       p.cost_type, p.meter, p_variant, p.unit_count,
-      p.amount, p.currency, p.base_amount, p.price_id, (p.held).started_at, v_now
+      p.amount, p.currency, p.base_amount, p.price_id, (p.held).started_at, p_now
     from priced p
   ), met as materialized (
-    select h.*, given_units || case when c.cost is null then '{}'
-      else jsonb_build_object('cost', c.cost) end as given_units
-    from (select (g.held).task_id, (g.held).lease, g.units as given_units from given g) as g
+    select h.hold, g.units || case when c.cost is null then '{}'
+      else jsonb_build_object('cost', c.cost) end as units
+    from given g
     left join (select (p.held).task_id, sum(p.base_amount) as cost from priced p
-      group by 1) as c on c.task_id = g.task_id
-    cross join lateral (select x as hold from holds x where x.task_id = g.task_id and x.lease = g.lease
-      and x.status = 'held' for update) as h
+      group by 1) as c on c.task_id = (g.held).task_id
+    cross join lateral (select x as hold from holds x where x.task_id = (g.held).task_id
+      and x.lease = (g.held).lease and x.status = 'held' for update) as h
   ), taken as (
-    update holds h set spent = _sum_units(h.spent, m.given_units) from met m where h.id = (m.hold).id
+    update holds h set spent = _sum_units(h.spent, m.units) from met m where h.id = (m.hold).id
+  ), cost as (
+    select (p.held).tenant_id, s.job_id, sum(p.base_amount) as amount from priced p
+    cross join lateral (select null::uuid as job_id union all select (p.held).job_id) as s group by 1, 2
   )
-  select coalesce((
-      select array_agg(row(s.tenant_id, null, s.meter, (_period(s.meter, v_now)).starts, s.amount,
-        0)::booking)
-      from summed s), '{}')
-    || coalesce((
-      select array_agg(row(x.tenant_id, x.job_id, 'cost', x.period, x.cost, 0)::booking) from (
-        select (p.held).tenant_id, s.job_id,
-          case when s.job_id is null then (_period('cost', v_now)).starts else 'epoch' end as period,
-          sum(p.base_amount) as cost
-        from priced p
-        cross join lateral (select null::uuid as job_id union all select (p.held).job_id) as s
-        group by 1, 2, 3) as x), '{}')
-    -- A reservation shrinks by what was used, down to 0.
-    || coalesce((
-      select array_agg(row((m.hold).tenant_id, s.job_id, u.key,
-        case when s.job_id is null then (_period(u.key, (m.hold).at)).starts else 'epoch' end, 0,
-        greatest(0, r.open - coalesce((m.given_units ->> u.key)::numeric, 0))
-          - greatest(0, r.open))::booking)
-      from met m cross join lateral jsonb_each_text((m.hold).amounts) as u
-      cross join lateral (
-        select u.value::numeric - coalesce(((m.hold).spent ->> u.key)::numeric, 0) as open) as r
-      cross join lateral (
-        select null::uuid as job_id union all
-        select (m.hold).job_id where (m.hold).has_budget and u.key = 'cost') as s), '{}')
+  select array(
+      select row(c.tenant_id, c.job_id, 'cost', case when c.job_id is null
+        then (_period('cost', p_now)).starts else 'epoch' end, c.amount, 0)::booking from cost c)
+    || array(select b from met m cross join lateral unnest(_shrink_bookings(m.hold, m.units)) as b)
   into v_bookings;
   return v_bookings;
 end
 $$;
-comment on function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, jsonb) is
-  'Records the usage and costs of attempts, deducts them from their holds, and returns the bookings.';
+comment on function penstock._price_attempts(penstock.leases[], jsonb[], text, timestamptz) is
+  'Records the costs of attempts, deducts usage and costs from their holds, and returns the bookings.';
+
+create or replace function penstock._shrink_bookings(p_hold penstock.holds, p_units jsonb)
+returns penstock.booking[] language sql stable set search_path = penstock, pg_temp as $$
+  select coalesce(array_agg(row(p_hold.tenant_id, s.job_id, u.key,
+    case when s.job_id is null then (_period(u.key, p_hold.at)).starts else 'epoch' end, 0,
+    greatest(0, r.open - coalesce((p_units ->> u.key)::numeric, 0)) - greatest(0, r.open))::booking), '{}')
+  from jsonb_each_text(p_hold.amounts) as u
+  cross join lateral (
+    select u.value::numeric - coalesce((p_hold.spent ->> u.key)::numeric, 0) as open) as r
+  cross join lateral (
+    select null::uuid as job_id union all
+    select p_hold.job_id where p_hold.has_budget and u.key = 'cost') as s
+$$;
+comment on function penstock._shrink_bookings(penstock.holds, jsonb) is
+  'What to book when units are used from a hold: the reservation shrinks by them, down to 0.';
 
 create or replace function penstock._is_new_report(p_tenant_id uuid, p_key text)
 returns boolean language plpgsql set search_path = penstock, pg_temp as $$
@@ -170,16 +204,50 @@ $$;
 comment on function penstock._is_new_report(uuid, text) is
   'Whether no usage report with this key was recorded; notes the key.';
 
-create or replace function penstock.record_usage(
-  p_units jsonb, p_task_id bigint default null, p_worker_id text default null, p_lease bigint default null,
-  p_tenant_id uuid default null, p_action text default null, p_options jsonb default '{}')
-returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+create or replace function penstock._count_actual_tokens(p_lease penstock.leases, p_units jsonb)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
-  v_lease leases;
   v_endpoint endpoints;
   v_estimate bigint;
   v_actual bigint;
   v_more bigint;
+begin
+  -- The endpoint that admitted the task, even if the tenant has its own endpoint by now.
+  select e.* into v_endpoint from lanes l join endpoints e on e.id = l.endpoint_id
+  where l.id = p_lease.lane_id;
+  if coalesce(v_endpoint.tokens_per_minute, v_endpoint.tokens_per_hour) is null then
+    return;
+  end if;
+  -- The first report replaces the estimate; later reports add to it.
+  select s.tokens into v_estimate from tasks t
+    cross join lateral _call_size(t.units, v_endpoint.default_tokens) as s
+  where t.job_id = p_lease.job_id and t.id = p_lease.task_id;
+  select s.tokens into v_actual from _call_size(p_units, 0) as s;
+  v_more := v_actual - case when p_lease.usage is null then v_estimate else 0 end;
+  if v_more < 0 then
+    -- Tasks that wait for tokens may fit now. A transaction that has locked the state checks it anyway.
+    update endpoint_states set open_at = 'epoch' where ctid = any (array(
+      select ctid from endpoint_states where endpoint_id = v_endpoint.id and open_at > _now()
+        and open_for = 'tokens' for no key update skip locked));
+    if found then
+      perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.endpoint_id = v_endpoint.id;
+    end if;
+  end if;
+  perform _count_calls(v_endpoint, p_lease.started_at, 0, v_more);
+end
+$$;
+comment on function penstock._count_actual_tokens(penstock.leases, jsonb) is
+  'Corrects the tokens that an attempt counts in the windows of its endpoint. The lease is as it was before '
+  'the report.';
+
+create or replace function penstock.record_usage(
+  p_units jsonb, p_task_id bigint default null, p_worker_id text default null, p_lease bigint default null,
+  p_tenant_id uuid default null, p_action text default null, p_options jsonb default '{}')
+returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
+declare
+  v_lease leases;
 begin
   perform _check_units(p_units, 'p_units');
   if p_task_id is null then
@@ -206,27 +274,7 @@ begin
   update leases set usage = _sum_units(coalesce(usage, '{}'), _whole_units(p_units, false))
     where task_id = p_task_id;
   if v_lease.is_gated then
-    -- The endpoint that admitted the task, even if the tenant has its own endpoint by now.
-    select e.* into v_endpoint from lanes l join endpoints e on e.id = l.endpoint_id
-      where l.id = v_lease.lane_id;
-    if coalesce(v_endpoint.tokens_per_minute, v_endpoint.tokens_per_hour) is not null then
-      -- The first report replaces the estimate; later reports add to it.
-      select s.tokens into v_estimate from tasks t
-        cross join lateral _call_size(t.units, v_endpoint.default_tokens) as s
-      where t.job_id = v_lease.job_id and t.id = p_task_id;
-      select s.tokens into v_actual from _call_size(p_units, 0) as s;
-      v_more := v_actual - case when v_lease.usage is null then v_estimate else 0 end;
-      if v_more < 0 then
-        -- Tasks that wait for tokens may fit now. A transaction that has locked the state checks it anyway.
-        update endpoint_states set open_at = 'epoch' where ctid = any (array(
-          select ctid from endpoint_states where endpoint_id = v_endpoint.id and open_at > _now()
-            and open_for = 'tokens' for no key update skip locked));
-        if found then
-          perform pg_notify('penstock', 'ready:' || l.kind) from lanes l where l.endpoint_id = v_endpoint.id;
-        end if;
-      end if;
-      perform _count_calls(v_endpoint, v_lease.started_at, 0, v_more);
-    end if;
+    perform _count_actual_tokens(v_lease, p_units);
   end if;
   perform _book(_charge_attempts(array[v_lease], array[p_units], false,
     coalesce(p_options ->> 'variant', 'standard'), p_options -> 'details'));
