@@ -71,27 +71,26 @@ def _die(name: str) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def install(history: History) -> None:
-    """Put the points around the calls of the product, and note what the database refuses."""
+def _noted_report(history: History, verb: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """A report of a batch with its point, which notes the tasks that the database refuses."""
 
-    def refused(verb: str, batch: Any, answer: Any) -> None:
+    async def report(where: Any, worker_id: str, batch: Any, **how: Any) -> Any:
+        pass_by(f"{verb}.sent")
+        answer = await original(where, worker_id, batch, **how)
         # A worker that was away may report a task twice in a batch, of the lease it lost and of the one it got
         # since. The answer names the task: it is the older one that is refused.
         leases = {one[0]: one[1] for one in sorted(batch, key=lambda one: -one[1])}
         for one in answer:
             history.note("refused", verb=verb, task=one.id, lease=leases.get(one.id), code=one.code)
+        if verb == "complete":
+            reach("complete.answered")
+        return answer
 
-    def reports(verb: str, original: Callable[..., Any]) -> Callable[..., Any]:
-        async def report(where: Any, worker_id: str, batch: Any, **how: Any) -> Any:
-            pass_by(f"{verb}.sent")
-            answer = await original(where, worker_id, batch, **how)
-            refused(verb, batch, answer)
-            if verb == "complete":
-                reach("complete.answered")
-            return answer
+    return report
 
-        return report
 
+def install(history: History) -> None:
+    """Put the points around the calls of the product, and note what the database refuses."""
     claim, heartbeat = tasks.claim, tasks.heartbeat_sync
     complete_last, complete_last_sync = tasks.complete_last, tasks.complete_last_sync
     call, start = db.call, jobs.start
@@ -131,8 +130,9 @@ def install(history: History) -> None:
 
     tasks.claim, tasks.heartbeat_sync = noted_claim, noted_heartbeat
     tasks.complete_last, tasks.complete_last_sync = noted_complete_last, noted_complete_last_sync
-    tasks.complete = reports("complete", tasks.complete)
-    tasks.fail, tasks.reschedule = reports("fail", tasks.fail), reports("return", tasks.reschedule)
+    tasks.complete = _noted_report(history, "complete", tasks.complete)
+    tasks.fail = _noted_report(history, "fail", tasks.fail)
+    tasks.reschedule = _noted_report(history, "return", tasks.reschedule)
     db.call, jobs.start = noted_call, noted_start
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import random
 import shutil
 import signal
@@ -14,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +26,10 @@ from faults.history import History
 from faults.idle import IdleWorker
 from faults.plan import DEFAULT_LEASE, Plan, Result, promises
 from faults.proxy import Proxy
-from faults.schedule import FAULTS, LOST, Fault, schedule
+from faults.schedule import FAULTS, schedule
 from faults.server import Disk, Postgres, place
+from faults.slots import Slot
+from faults.strikes import Strikes
 from penstock.postgres import db, migrate
 from penstock.server import ensure_login
 
@@ -38,38 +38,8 @@ _context = multiprocessing.get_context("forkserver")
 GONE = (0, -signal.SIGTERM)
 SELDOM = {"return.sent": 1, "beat.sent": 2, "upkeep.sent": 2}
 """Points that are rarely reached, and how often a process reaches one before it dies."""
-STALL = 0.88
-"""The length of a short stop, as a part of the lease."""
 RPC_DRAIN_SECONDS = 20
 """How long HTTP-only work may take after the last fault, beside a lease."""
-
-
-@dataclass
-class Slot:
-    """A process that is started again when it dies."""
-
-    name: str
-    spawn: Callable[[], Any]
-    process: Any = None
-    why: str | None = None
-    """The reason for its coming end, where the run knows it."""
-    drained_at: float = 0.0
-    is_paused: bool = False
-    is_short: bool = False
-    armed: str | None = None
-    """The point at which it kills itself."""
-    has_begun: Callable[[int], bool] = lambda _: True
-    """Whether the process with this pid handles signals by now."""
-
-    @property
-    def is_up(self) -> bool:
-        return (
-            self.process is not None and self.process.is_alive() and not self.is_paused and self.why is None
-            and self.has_begun(self.process.pid)
-        )  # fmt: skip
-
-    def signal(self, number: int) -> None:
-        os.kill(self.process.pid, number)
 
 
 class Run:
@@ -173,7 +143,7 @@ class Run:
         path = self.logs / f"worker-{pid}.jsonl"
         return path.exists() and path.stat().st_size > 0
 
-    def _has_started(self, slot: Slot) -> bool:
+    def has_started(self, slot: Slot) -> bool:
         path = self.logs / f"worker-{slot.process.pid}.log" if slot.process else None
         return path is not None and path.exists() and b"worker.started" in path.read_bytes()
 
@@ -236,12 +206,12 @@ class Run:
             for address in (url, rpc_url):
                 await _until_it_listens(address)
             if self.warm:
-                await self._feed_warm("warm up")
+                await self.feed_warm("warm up")
             self._start_producers(url, key)
             if plan.migrate_every:
                 running.append(asyncio.create_task(self._migrate_often(plan.migrate_every)))
             if self.rpc and rpc_url:
-                self._feed(self.rpc.feed(rpc_url, lambda: self.is_healing, lambda: self.is_ending, plan.seed))
+                self.feed(self.rpc.feed(rpc_url, lambda: self.is_healing, lambda: self.is_ending, plan.seed))
             try:
                 await self._follow_schedule()
                 began = time.monotonic()
@@ -264,7 +234,7 @@ class Run:
             spawn = self._producer(number, url if is_last else None, key if is_last else None)
             self.producers.append(Slot(f"producer{number}", spawn))
 
-    def _feed(self, work: Coroutine[Any, Any, None]) -> None:
+    def feed(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self.feeding.add(task)
         task.add_done_callback(self.feeding.discard)
@@ -298,10 +268,10 @@ class Run:
             name, lambda: self._start(processes.api, logs, settings, port)
         ), f"http://127.0.0.1:{port}"
 
-    async def _feed_warm(self, *flavours: str) -> None:
+    async def feed_warm(self, *flavours: str) -> None:
         """Give the idle worker a few tasks, one job after the other, once it has started."""
         assert self.warm
-        while not self._has_started(self.warm):
+        while not self.has_started(self.warm):
             if self.is_healing:
                 return
             await asyncio.sleep(0.1)
@@ -327,11 +297,12 @@ class Run:
         began, happening = time.monotonic(), set[asyncio.Task[None]]()
         for fault in schedule(self.plan.seed, self.plan.seconds, self.plan.every, left_out):
             await asyncio.sleep(max(0.0, began + fault.at - time.monotonic()))
-            happening.add(asyncio.create_task(self._try_fault(fault)))
+            happening.add(asyncio.create_task(Strikes(self).try_fault(fault)))
         await asyncio.sleep(max(0.0, began + self.plan.seconds - time.monotonic()))
         if happening:
             await asyncio.gather(*happening)
 
+<<<<<<< HEAD
     async def _try_fault(self, fault: Fault) -> None:
         try:
             if await self._apply(fault):
@@ -444,6 +415,8 @@ class Run:
             self._feed(self._feed_warm("warm", "warm up"))
         return True
 
+=======
+>>>>>>> c8e9269 (Decide by columns instead of texts; list the columns of a moving task once; split the fault run)
     async def _supervise(self) -> None:
         """Start processes again that have died, and record unexpected ends."""
         while True:

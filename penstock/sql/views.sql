@@ -118,7 +118,7 @@ create or replace view penstock.provider_list with (security_invoker = true) as
 select
   e.id, e.name, e.tenant_id,
   case when e.status <> 'active' then e.status when s.closed_until > penstock._now()
-      and s.closed_reason = 'quota exhausted' then 'exhausted'
+      and s.is_exhausted then 'exhausted'
     when s.closed_until > penstock._now() then 'closed' when s.open_at > penstock._now() then 'full'
       else 'active' end as state,
   case when s.closed_until > penstock._now() then s.closed_reason when s.open_at > penstock._now()

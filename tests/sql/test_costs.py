@@ -304,6 +304,13 @@ class TestBudgets:
         assert sql.status(job) == "running"
         assert sql.drain() == 2 and sql.status(job) == "completed"
 
+    def test_a_new_budget_resumes_only_jobs_that_the_budget_paused(self, sql: Contract) -> None:
+        """A person's reason is a text: a job that a person paused stays paused, whatever the reason says."""
+        job = sql.start(calls(3, units={"tokens": 1000}), budget=10)
+        sql.pause(job, "budget: to be discussed")
+        sql.value("set_budget", job_id=job, amount=20)
+        assert sql.status(job) == "paused"
+
     def test_without_a_budget_again(self, sql: Contract) -> None:
         job = sql.start(calls(3, units={"tokens": 1000}), budget=0)
         assert sql.claim(10) == []

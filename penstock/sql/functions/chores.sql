@@ -47,10 +47,10 @@ begin
     where job_id = p_job_id and pending = 0 and reason = 'paused' and until = 'infinity'
     limit p_limit for update skip locked
   ), gone as (
-    delete from parked p using due where p.job_id = p_job_id and p.task_id = due.task_id returning p.*
+    delete from parked p using due where p.job_id = p_job_id and p.task_id = due.task_id
+    returning _parked_to_ready(p) as task
   )
-  select array_agg(row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-    has_parents, has_children)::ready order by task_id) into v_rows from gone;
+  select array_agg(g.task order by (g.task).task_id) into v_rows from gone g;
   perform _queue(v_rows, false);
   return coalesce(cardinality(v_rows), 0);
 end
@@ -73,13 +73,10 @@ begin
         and job_id = p_chore.job_id
       order by task_id limit v_left for update skip locked
     ), gone as (
-      delete from ready where ctid = any (array(select ctid from due)) returning *
+      delete from ready r where r.ctid = any (array(select ctid from due))
+      returning _ready_to_parked(r, 'infinity', 'paused') as task
     ), kept as (
-      insert into parked (task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-        has_parents, has_children, until, reason)
-      select task_id, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-        has_parents, has_children, 'infinity', 'paused'
-      from gone where p_chore.verb = 'park'
+      insert into parked select (g.task).* from gone g where p_chore.verb = 'park'
     )
     select count(*) into v_count from gone;
     v_left := v_left - v_count;

@@ -432,7 +432,7 @@ begin
   update jobs set budget = p_amount where id = p_job_id;
   perform _audit(v_job.tenant_id, 'job.budget_set', p_job_id, 'job:' || p_job_id,
     jsonb_build_object('from', v_job.budget, 'to', p_amount));
-  if v_job.status = 'paused' and v_job.status_reason like 'budget:%' then
+  if v_job.status = 'paused' and v_job.paused_for = 'budget' then
     perform resume_job(p_job_id);
   end if;
   -- Queues the first tasks that wait for budget; upkeep queues the others and those that are locked now.
@@ -471,9 +471,9 @@ begin
     -- There may be free budget that no event announced.
     perform _wake_fitting(array[v_job.tenant_id], 100);
     continue when _ready_task(v_job) is not null;
-    perform pause_job(v_job.id,
+    perform _pause_job(v_job.id,
       format('budget: %s of %s %s spent, and the next task does not fit', trim_scale(v_used),
-      trim_scale(v_job.budget), (_setting('base_currency')) #>> '{}'));
+      trim_scale(v_job.budget), (_setting('base_currency')) #>> '{}'), 'budget');
   end loop;
   for v_limited in
     select j.id, x.reason from jobs j cross join lateral (
@@ -483,7 +483,7 @@ begin
     where j.on_limit = 'pause' and j.finished_at is null and j.status in ('queued', 'running')
     for no key update of j skip locked
   loop
-    perform pause_job(v_limited.id, v_limited.reason);
+    perform _pause_job(v_limited.id, v_limited.reason, 'quota');
   end loop;
 end
 $$;

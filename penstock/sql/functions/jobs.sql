@@ -111,6 +111,17 @@ comment on function penstock._finish_jobs(uuid[]) is 'Ends those of these jobs w
 
 create or replace function penstock.pause_job(p_job_id uuid, p_reason text default null)
 returns text language plpgsql security definer set search_path = penstock, pg_temp as $$
+begin
+  return _pause_job(p_job_id, p_reason, null);
+end
+$$;
+comment on function penstock.pause_job(uuid, text) is
+  'Pauses a job: no more of its tasks are claimed, and running tasks end normally. Takes effect at once, '
+  'also for large jobs.';
+
+create or replace function penstock._pause_job(p_job_id uuid, p_reason text, p_paused_for text)
+returns text language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
 declare
   v_job jobs := _locked_job(p_job_id);
 begin
@@ -121,7 +132,8 @@ begin
     perform _refuse(409, 'job_ended', format('the job has already ended (%s)', v_job.status),
       jsonb_build_object('status', v_job.status));
   end if;
-  update jobs set status = 'paused', status_reason = left(p_reason, 1000) where id = p_job_id;
+  update jobs set status = 'paused', status_reason = left(p_reason, 1000), paused_for = p_paused_for
+  where id = p_job_id;
   -- From now on a claim parks the tasks of this job that it meets; upkeep parks the others.
   insert into chores (job_id, tenant_id, verb, created_at) values (p_job_id, v_job.tenant_id, 'park', _now())
   on conflict (job_id) do update set verb = excluded.verb, created_at = excluded.created_at;
@@ -129,9 +141,8 @@ begin
   return 'paused';
 end
 $$;
-comment on function penstock.pause_job(uuid, text) is
-  'Pauses a job: no more of its tasks are claimed, and running tasks end normally. Takes effect at once, '
-  'also for large jobs.';
+comment on function penstock._pause_job(uuid, text, text) is
+  'Pauses a job: see pause_job. p_paused_for: budget or quota, if the platform pauses it.';
 
 create or replace function penstock.resume_job(p_job_id uuid)
 returns text language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -147,7 +158,7 @@ begin
       jsonb_build_object('status', v_job.status));
   end if;
   v_status := case when v_job.started_at is null then 'queued' else 'running' end;
-  update jobs set status = v_status, status_reason = null,
+  update jobs set status = v_status, status_reason = null, paused_for = null,
     -- Resuming after failures accepts them: stop_after counts from here.
     forgiven = case when stop_after is null then 0
       else (select coalesce(sum(p.failed), 0) from phases p where p.job_id = p_job_id) end
@@ -214,11 +225,10 @@ begin
   where job_id = p_job_id and task_id = any (v_tasks);
   -- Tasks of a paused job are queued too: the claim parks them again.
   with gone as (
-    delete from parked where job_id = p_job_id and task_id = any (v_tasks) and pending = 0
-      and until <= _now() returning *
+    delete from parked p where p.job_id = p_job_id and p.task_id = any (v_tasks) and p.pending = 0
+      and p.until <= _now() returning _parked_to_ready(p) as task
   )
-  select array_agg(row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-    has_parents, has_children)::ready order by task_id) into v_rows from gone;
+  select array_agg(g.task order by (g.task).task_id) into v_rows from gone g;
   perform _audit(v_job.tenant_id, 'job.confirmed', p_job_id, 'job:' || p_job_id,
     jsonb_build_object('tasks', cardinality(v_tasks)));
   perform _queue(v_rows, false);

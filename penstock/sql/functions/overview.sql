@@ -157,7 +157,7 @@ begin
       (select count(*) from workers a where a.state = 'running' and a.beat_at > v_now - interval '60 seconds'
         and l.kind = any (a.kinds)),
       case when e.id is null then 'active' when e.status <> 'active' then e.status
-        when s.closed_until > v_now and s.closed_reason = 'quota exhausted' then 'exhausted'
+        when s.closed_until > v_now and s.is_exhausted then 'exhausted'
         when s.closed_until > v_now then 'closed' when s.open_at > v_now then 'full' else 'active' end,
       case when s.closed_until > v_now then s.closed_reason when s.open_at > v_now then s.open_for end,
       nullif(case when greatest(s.open_at, s.closed_until) > v_now

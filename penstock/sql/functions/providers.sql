@@ -113,8 +113,8 @@ returns void language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_id integer;
 begin
-  update endpoint_states s set open_at = 'epoch', closed_until = 'epoch', closed_reason = null, pace = 1,
-    requests_limit = null, tokens_limit = null
+  update endpoint_states s set open_at = 'epoch', closed_until = 'epoch', closed_reason = null,
+    is_exhausted = false, pace = 1, requests_limit = null, tokens_limit = null
   from endpoints e
   where e.id = s.endpoint_id and e.name = p_name and e.tenant_id is not distinct from p_tenant_id
   returning e.id into v_id;

@@ -5,7 +5,8 @@
 -- Enqueuing never waits for another transaction: a slot that is not exact costs less than that.
 
 -- The columns of a task that move between ready, parked and leases are named here, in _queue and in
--- _lease_tasks, and nowhere else. These three set no search path, so that they are inlined.
+-- _lease_tasks, and nowhere else (tests/test_rules.py). The first three set no search path, so that they are
+-- inlined.
 
 create or replace function penstock._parked_to_ready(p_parked penstock.parked)
 returns penstock.ready language sql immutable as $$
@@ -34,6 +35,25 @@ returns penstock.parked language sql immutable as $$
 $$;
 comment on function penstock._ready_to_parked(penstock.ready, timestamptz, text, text) is
   'A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.';
+
+create or replace function penstock._parked_to_lease(p_parked penstock.parked)
+returns penstock.leases language sql stable set search_path = penstock, pg_temp as $$
+  select row(p_parked.task_id, 0, p_parked.job_id, p_parked.tenant_id, p_parked.lane_id, p_parked.priority,
+    p_parked.phase, p_parked.failures, p_parked.deaths, p_parked.has_parents, p_parked.has_children, false,
+    'quota', penstock._now(), penstock._now(), null, null, false, null)::penstock.leases
+$$;
+comment on function penstock._parked_to_lease(penstock.parked) is
+  'A parked task that ends without an attempt, as _bury needs it.';
+
+create or replace function penstock._lease_to_waiting(
+  p_lease penstock.leases, p_until timestamptz, p_reason text, p_wait_id uuid)
+returns penstock.parked language sql immutable set search_path = penstock, pg_temp as $$
+  select row(p_lease.task_id, p_lease.job_id, p_lease.tenant_id, p_lease.lane_id, p_lease.priority,
+    p_lease.phase, p_lease.failures, p_lease.deaths, p_lease.has_parents, p_lease.has_children, 0,
+    p_until, p_reason, null, p_wait_id)::penstock.parked
+$$;
+comment on function penstock._lease_to_waiting(penstock.leases, timestamptz, text, uuid) is
+  'A leased task as a row of parked that waits for something.';
 
 create or replace function penstock._queue(p_rows penstock.ready[], p_is_front boolean)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
@@ -149,16 +169,14 @@ begin
     select ctid from parked where pending = 0 and until <= v_now and until < 'infinity'
     order by until limit p_limit for update skip locked
   ), gone as (
-    delete from parked where ctid = any (array(select ctid from due)) returning *
-  ), lines as (
-    select row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths,
-      has_parents, has_children)::ready as line, until, task_id,
+    delete from parked p where p.ctid = any (array(select ctid from due))
+    returning _parked_to_ready(p) as task, p.until,
       -- Tasks that ran before go to the front.
-      reason = 'retry' or wait_id is not null as is_front
-    from gone
+      p.reason = 'retry' or p.wait_id is not null as is_front
   )
-  select array_agg(line order by until, task_id) filter (where is_front),
-    array_agg(line order by until, task_id) filter (where not is_front) into v_again, v_fresh from lines;
+  select array_agg(g.task order by g.until, (g.task).task_id) filter (where g.is_front),
+    array_agg(g.task order by g.until, (g.task).task_id) filter (where not g.is_front)
+  into v_again, v_fresh from gone g;
   perform _queue(v_again, true);
   perform _queue(v_fresh, false);
   return coalesce(cardinality(v_again), 0) + coalesce(cardinality(v_fresh), 0);
@@ -220,9 +238,7 @@ create or replace function penstock._return_tasks(p_leases penstock.leases[], p_
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
   perform _queue(array(
-    select row(task_id, 0, job_id, tenant_id, lane_id, priority, phase, failures, deaths + p_deaths,
-      has_parents, has_children)::ready
-    from unnest(p_leases) order by lease), true);
+    select _lease_to_ready(l, 0, p_deaths) from unnest(p_leases) as l order by l.lease), true);
 end
 $$;
 comment on function penstock._return_tasks(penstock.leases[], integer) is

@@ -323,12 +323,11 @@ begin
     select p.ctid from parked p where p.waits_for = 'refused' order by p.job_id, p.task_id
     limit 1000 for update skip locked
   ), gone as (
-    delete from parked p where p.ctid = any (array(select ctid from due)) returning *
+    delete from parked p where p.ctid = any (array(select ctid from due))
+    returning _parked_to_lease(p) as task, p.reason
   )
-  select array_agg(row(g.task_id, 0, g.job_id, g.tenant_id, g.lane_id, g.priority, g.phase, g.failures,
-      g.deaths, g.has_parents, g.has_children, false, 'quota', _now(), _now(), null, null, false,
-      null)::leases order by g.task_id),
-    array_agg(g.reason || ' has no room' order by g.task_id)
+  select array_agg(g.task order by (g.task).task_id),
+    array_agg(g.reason || ' has no room' order by (g.task).task_id)
   into v_gone, v_reasons from gone g;
   if v_gone is null then
     return 0;

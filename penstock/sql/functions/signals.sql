@@ -91,11 +91,11 @@ declare
 begin
   -- All tenants see the reason, so it has no text of the provider: provider_events keeps it for operators.
   update endpoint_states set closed_until = greatest(closed_until, v_now + c_closed), refusals = refusals + 1,
-    refused_at = v_now, closed_reason = c_exhausted
+    refused_at = v_now, closed_reason = c_exhausted, is_exhausted = true
   where endpoint_id = p_endpoint.id;
   insert into provider_events (at, endpoint_id, tenant_id, event, details)
   select v_now, p_endpoint.id, p_endpoint.tenant_id, 'exhausted', p_signal
-  where p_state.closed_until <= v_now or p_state.closed_reason is distinct from c_exhausted;
+  where p_state.closed_until <= v_now or not p_state.is_exhausted;
   if found then
     -- Without the provider's text, which may quote a request.
     perform _alert('provider_closed', 'provider:' || p_endpoint.name
@@ -132,7 +132,8 @@ begin
     coalesce(p_retry_after, (0.5 + random()) * power(2, least(6, v_slowdowns)))));
   update endpoint_states set closed_until = greatest(closed_until, v_now + make_interval(secs => v_delay)),
     closed_reason = case when closed_until > v_now + make_interval(secs => v_delay) then closed_reason
-      else format('answered %s', p_status) end, pace = v_pace,
+      else format('answered %s', p_status) end,
+    is_exhausted = is_exhausted and closed_until > v_now + make_interval(secs => v_delay), pace = v_pace,
     paced_at = case when v_pace < p_state.pace or v_is_new then v_now else paced_at end,
     refusals = refusals + 1, refused_at = v_now
   where endpoint_id = p_endpoint.id and closed_until < 'infinity';

@@ -5,16 +5,6 @@
 -- Lock order: see claim.sql. Parking locks the lease, then the wait; an answer locks the wait, then the
 -- parked row. So an answer comes either before the parking, which then queues the task, or after it.
 
-create or replace function penstock._lease_to_waiting(
-  p_lease penstock.leases, p_until timestamptz, p_reason text, p_wait_id uuid)
-returns penstock.parked language sql immutable set search_path = penstock, pg_temp as $$
-  select row(p_lease.task_id, p_lease.job_id, p_lease.tenant_id, p_lease.lane_id, p_lease.priority,
-    p_lease.phase, p_lease.failures, p_lease.deaths, p_lease.has_parents, p_lease.has_children, 0,
-    p_until, p_reason, null, p_wait_id)::penstock.parked
-$$;
-comment on function penstock._lease_to_waiting(penstock.leases, timestamptz, text, uuid) is
-  'A leased task as a row of parked that waits for something.';
-
 create or replace function penstock._generation(p_lease penstock.leases)
 returns integer language sql stable set search_path = penstock, pg_temp as $$
   -- A replay sets failures and deaths to 0 and keeps the attempts: the difference grows with each replay.
