@@ -49,6 +49,9 @@ class Strikes:
             ]
             # A worker that is stopped before it has reached PostgreSQL gives up, as it should after 30 s.
             is_stop = how in ("paused", "stalled")
+            # Half of the workers go on: while all are stopped, no task can begin.
+            if is_stop and sum(slot.is_up for slot in self.run.workers) <= len(self.run.workers) / 2:
+                return False
             others = [slot for slot in self.run.workers if not is_stop or self.run.has_started(slot)]
             victim = self._pick(returning, fault.roll) or self._pick(others, fault.roll)
             return victim is not None and await self._hit(victim, how, fault.size)
