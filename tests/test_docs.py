@@ -97,3 +97,18 @@ def test_the_glossary_is_linked_from_the_main_pages() -> None:
     missing = [page for page in pages.split() if "(glossary.md" not in (ROOT / f"docs/{page}.md").read_text()]
     assert missing == []
     assert "(docs/glossary.md)" in (ROOT / "README.md").read_text()
+
+
+def test_the_walks_of_the_architecture_name_files_and_functions_that_exist() -> None:
+    text = (ROOT / "docs/architecture.md").read_text()
+    walks = text[text.index("## Walk 1") : text.index("## Where to change")]
+    files = set(re.findall(r"[\w/]+\.(?:py|sql)\b", walks))
+    assert len(files) > 20
+    folders = ("penstock", "penstock/sql", "penstock/sql/functions")
+    assert [file for file in files if not any((ROOT / folder / file).exists() for folder in folders)] == []
+    named = re.findall(r"(\w+\.sql) +(_?[A-Z][A-Z_]+)\b", walks)
+    named += [(file, name) for name, file in re.findall(r"(_?[A-Z][A-Z_]+)`? \((\w+\.sql)\)", walks)]
+    assert len(named) > 15
+    for file, name in named:
+        body = (ROOT / "penstock/sql/functions" / file).read_text()
+        assert f"create or replace function penstock.{name.lower()}(" in body, (file, name)

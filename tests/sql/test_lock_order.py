@@ -27,6 +27,20 @@ def test_the_order_names_every_table_that_functions_lock(sql: Contract) -> None:
     assert not order.never & order.ranks.keys()
 
 
+def test_the_order_is_numbered_without_gaps() -> None:
+    assert sorted(set(declared().ranks.values())) == list(range(1, len(set(declared().ranks.values())) + 1))
+
+
+@pytest.mark.parametrize("table", declared().ranks)
+def test_a_wait_for_any_table_of_the_order_is_judged_by_its_rank(table: str) -> None:
+    """A wait is allowed with all tables further up locked, and with none of those further down."""
+    order = declared()
+    above = {other for other, rank in order.ranks.items() if rank < order.ranks[table]}
+    below = {other for other, rank in order.ranks.items() if rank > order.ranks[table]} - order.inserted
+    assert violation(Wait("f", table, frozenset(above))) is None
+    assert [other for other in below if violation(Wait("f", table, frozenset({other}))) is None] == []
+
+
 def test_completions_wait_for_counts_before_accounts(sessions: Sessions) -> None:
     """One completion has the job's counts; another, of a task with a quota, waits for them without its account."""
     one, two = sessions.open(), sessions.open()
