@@ -25,8 +25,8 @@ $$;
 comment on function penstock._apply_failure_policies(uuid[]) is
   'Stops jobs with on_failure = stop, and pauses jobs whose failures have reached stop_after.';
 
-create or replace function penstock._bury(p_leases penstock.leases[], p_reasons text[], p_codes text[],
-  p_messages text[])
+create or replace function penstock._move_to_dead_letters(
+  p_leases penstock.leases[], p_reasons text[], p_codes text[], p_messages text[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
@@ -78,7 +78,7 @@ begin
   perform _queue(v_freed, false);
 end
 $$;
-comment on function penstock._bury(penstock.leases[], text[], text[], text[]) is
+comment on function penstock._move_to_dead_letters(penstock.leases[], text[], text[], text[]) is
   'Ends tasks as permanently failed: writes their results and dead letters, and updates their children and '
   'jobs.';
 

@@ -28,7 +28,7 @@ begin
       select from parked p join unnest(v_failed) as f on f.job_id = p.job_id and f.task_id = p.task_id
       where p.until < v_now + interval '5 seconds');
     if v_outcome.dead is not null then
-      perform _bury(v_outcome.dead, v_outcome.reasons, v_outcome.codes, v_outcome.messages);
+      perform _move_to_dead_letters(v_outcome.dead, v_outcome.reasons, v_outcome.codes, v_outcome.messages);
     end if;
     perform _queue(v_outcome.again, true);
   end if;

@@ -44,7 +44,7 @@ returns penstock.forecast_group[] language sql stable set search_path = penstock
     '{}')
   from unnest(p_groups) with ordinality as g(kind, provider, count, running, cost, deviation, units, parents,
     seconds, spread, samples, cost_ratio, cost_spread, cost_samples, n)
-  cross join lateral _pace_of(g.kind, g.provider) as p
+  cross join lateral _recent_durations(g.kind, g.provider) as p
   cross join lateral _cost_ratio(g.kind, g.provider) as r
 $$;
 comment on function penstock._with_history(penstock.forecast_group[]) is
@@ -91,7 +91,7 @@ create or replace function penstock._forecast_finish(
   p_tenant_id uuid, p_groups penstock.forecast_group[], p_now timestamptz)
 returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
-  v_finish record := _simulate_finish(p_tenant_id, p_groups);
+  v_finish record := _simulated_finish(p_tenant_id, p_groups);
   v_is_known boolean := v_finish.seconds is not null
     and not exists (select from unnest(p_groups) as g where g.samples = 0);
   -- The coefficient of variation of the durations: a mean of many tasks varies less.
@@ -115,7 +115,7 @@ comment on function penstock._forecast_finish(uuid, penstock.forecast_group[], t
   'When groups of tasks will have ended, {"seconds", "low", "high", "at", "workers", "bottleneck", '
   '"reason"}.';
 
-create or replace function penstock._forecast(p_tenant_id uuid, p_groups penstock.forecast_group[])
+create or replace function penstock._forecast_groups(p_tenant_id uuid, p_groups penstock.forecast_group[])
 returns jsonb language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_now timestamptz := _now();
@@ -138,7 +138,7 @@ begin
     'finish', _forecast_finish(p_tenant_id, v_groups, v_now));
 end
 $$;
-comment on function penstock._forecast(uuid, penstock.forecast_group[]) is
+comment on function penstock._forecast_groups(uuid, penstock.forecast_group[]) is
   'Forecasts cost, quota and finish of groups of tasks.';
 
 create or replace function penstock._estimated_units(p_provider text, p_tenant_id uuid, p_units jsonb)
@@ -179,7 +179,7 @@ returns penstock.forecast_group[] language sql stable set search_path = penstock
   from grouped x
 $$;
 comment on function penstock._spec_groups(uuid, penstock.task_spec[], numeric) is
-  'New tasks as groups for _forecast; p_scale: how many times as many tasks the job will have.';
+  'New tasks as groups for _forecast_groups; p_scale: how many times as many tasks the job will have.';
 
 create or replace function penstock.forecast_job(p_type text, p_tasks jsonb, p_options jsonb default '{}')
 returns jsonb language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -212,7 +212,7 @@ begin
     v_specs := _choose_providers(v_job, v_specs);
   end if;
   perform _check_demands(v_job, v_specs);
-  v_forecast := _forecast(v_job.tenant_id, _spec_groups(v_job.tenant_id, v_specs, v_scale));
+  v_forecast := _forecast_groups(v_job.tenant_id, _spec_groups(v_job.tenant_id, v_specs, v_scale));
   if v_budget is not null then
     v_forecast := v_forecast || jsonb_build_object('budget', jsonb_build_object('amount', v_budget,
       'fits', (v_forecast #>> '{cost,high}')::numeric <= v_budget));
@@ -225,7 +225,7 @@ comment on function penstock.forecast_job(text, jsonb, jsonb) is
   'needs, and when it would end, from the current limits, backlog and history. The option times scales the '
   'estimate: the tasks are then a sample of a job with that many times as many tasks. Changes nothing.';
 
-create or replace function penstock._forecast_waiting_rows(p_job_id uuid, p_groups integer)
+create or replace function penstock._waiting_row_groups(p_job_id uuid, p_groups integer)
 returns penstock.forecast_group[] language sql stable set search_path = penstock, pg_temp as $$
   -- The tasks of the first loaded rows are the sample. Waiting rows are assumed to be as large and as valid:
   -- a confirmation shows what may be spent at most, rather than less.
@@ -261,8 +261,8 @@ returns penstock.forecast_group[] language sql stable set search_path = penstock
       null, null, null, null, null, null)::forecast_group order by x.g), '{}')
   from grouped x cross join scale k where k.factor > 0
 $$;
-comment on function penstock._forecast_waiting_rows(uuid, integer) is
-  'Groups of tasks for _forecast that the waiting rows of a bulk job will have, numbered after p_groups.';
+comment on function penstock._waiting_row_groups(uuid, integer) is
+  'The groups of tasks that the waiting rows of a bulk job will have, numbered after p_groups.';
 
 create or replace function penstock.forecast(p_job_id uuid)
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
@@ -294,8 +294,8 @@ begin
     select o.g, o.kind, o.provider, count(*) as n, count(*) filter (where o.is_running) as running,
       sum(_estimated_cost(o.provider, v_job.tenant_id, o.units)) as cost from open o group by 1, 2, 3) as x;
   v_groups := coalesce(v_groups, '{}');
-  return _forecast(v_job.tenant_id,
-    v_groups || _forecast_waiting_rows(p_job_id, cardinality(v_groups)));
+  return _forecast_groups(v_job.tenant_id,
+    v_groups || _waiting_row_groups(p_job_id, cardinality(v_groups)));
 end
 $$;
 comment on function penstock.forecast(uuid) is

@@ -302,7 +302,7 @@ begin
     'causes', v_failures -> 'causes',
     'problems', _current_problems(p_tenant_id, v_lanes),
     'lanes', v_lanes,
-    -- Reads the newest job: the index may start with many dead entries of pruned jobs.
+    -- Reads the newest job: the index may begin with many dead entries of pruned jobs.
     'has_jobs', case when p_tenant_id is null
       then (select true from jobs order by id desc limit 1) is not null
       else exists (select from jobs where tenant_id = p_tenant_id) end);

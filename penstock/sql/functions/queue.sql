@@ -43,7 +43,7 @@ returns penstock.leases language sql stable set search_path = penstock, pg_temp 
     'quota', penstock._now(), penstock._now(), null, null, false, null)::penstock.leases
 $$;
 comment on function penstock._parked_to_lease(penstock.parked) is
-  'A parked task that ends without an attempt, as _bury needs it.';
+  'A parked task that ends without an attempt, as _move_to_dead_letters needs it.';
 
 create or replace function penstock._lease_to_waiting(
   p_lease penstock.leases, p_until timestamptz, p_reason text, p_wait_id uuid)
@@ -219,7 +219,7 @@ begin
   from unnest(v_lost) where not is_canceled;
   v_dead := array(select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 >= v_max_deaths);
   if cardinality(v_dead) > 0 then
-    perform _bury(v_dead, array_fill('worker_deaths'::text, array[cardinality(v_dead)]),
+    perform _move_to_dead_letters(v_dead, array_fill('worker_deaths'::text, array[cardinality(v_dead)]),
       array_fill('worker_lost'::text, array[cardinality(v_dead)]),
       array_fill(format('its worker died %s times', v_max_deaths), array[cardinality(v_dead)]));
   end if;
@@ -280,14 +280,14 @@ begin
   perform _refuse_waiting();
   perform _end_operations();
   perform _expire_holds();
-  perform _forget_told_limits();
+  perform _forget_reported_limits();
   v_woken := _wake_missed();
   promoted := promoted + v_woken;
   perform _pause_spent_jobs();
   perform _reroute();
   perform _compact();
   perform _sum_tasks();
-  -- Many chores that have nothing left to move, or one bite of one that has.
+  -- Many chores that have nothing left to move, or one batch of one that has.
   for v_job_id in select c.job_id from penstock.chores c order by c.created_at limit 100 loop
     chores := chores + _do_chore(v_job_id, 5000);
     exit when chores > 0;
@@ -314,6 +314,6 @@ begin
 end
 $$;
 comment on function penstock.upkeep() is
-  'Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, does a '
-  'bite of a large pause, resume or cancel. Fails when it waits longer than three seconds for a lock. '
+  'Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, moves a '
+  'batch of tasks after a pause, resume or cancel. Fails when it waits longer than three seconds for a lock. '
   'Returns in how many seconds there is more to do (null: unknown).';

@@ -332,7 +332,7 @@ begin
   if v_gone is null then
     return 0;
   end if;
-  perform _bury(v_gone, array_fill('permanent'::text, array[cardinality(v_gone)]),
+  perform _move_to_dead_letters(v_gone, array_fill('permanent'::text, array[cardinality(v_gone)]),
     array_fill('quota_exceeded'::text, array[cardinality(v_gone)]), v_reasons);
   return cardinality(v_gone);
 end

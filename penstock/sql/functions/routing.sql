@@ -4,6 +4,7 @@
 create or replace function penstock._route_candidates(p_route jsonb, p_tenant_id uuid, p_units jsonb)
 returns table (name text, is_open boolean, cost numeric, seconds double precision, place integer)
 language sql stable set search_path = penstock, pg_temp as $$
+  -- An endpoint that opens within 30 seconds counts as open: moving its tasks would gain little.
   select e.name, e.status = 'active' and s.closed_until <= _now() + interval '30 seconds',
     _estimated_cost(e.name, p_tenant_id, p_units),
     (select avg(extract(epoch from r.finished_at - r.started_at)) from (

@@ -27,6 +27,8 @@ begin
   elsif jsonb_typeof(p_signal -> 'retry_after_seconds') = 'number' then
     v_delay := greatest(0, least(86400, (p_signal ->> 'retry_after_seconds')::double precision));
   elsif v_provider is not null then
+    -- Another host of a task with a provider says nothing about when: seconds, spread so that not all tasks
+    -- return at once.
     v_delay := 5 + 10 * random();
   end if;
   perform 1 from reschedule_tasks(v_lease.worker_id, array[p_task_id], array[v_lease.lease], v_delay,
@@ -70,7 +72,7 @@ begin
     perform _slow_down(v_endpoint, v_state, p_signal, v_signal.status, v_signal.retry_after);
   end if;
   if v_signal.requests_limit is not null or v_signal.tokens_limit is not null then
-    perform _apply_told_limits(v_endpoint, v_state, v_signal.requests_limit, v_signal.tokens_limit);
+    perform _apply_reported_limits(v_endpoint, v_state, v_signal.requests_limit, v_signal.tokens_limit);
   end if;
   perform _count_foreign_calls(v_endpoint, v_signal.requests_left, v_signal.tokens_left);
 end
@@ -149,7 +151,7 @@ comment on function penstock._slow_down(
   penstock.endpoints, penstock.endpoint_states, jsonb, integer, double precision) is
   'Closes an endpoint that rejected a call for as long as it asked for, and lowers its pace.';
 
-create or replace function penstock._apply_told_limits(
+create or replace function penstock._apply_reported_limits(
   p_endpoint penstock.endpoints, p_before penstock.endpoint_states, p_requests bigint, p_tokens bigint)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
@@ -170,10 +172,10 @@ begin
   end if;
 end
 $$;
-comment on function penstock._apply_told_limits(
+comment on function penstock._apply_reported_limits(
   penstock.endpoints, penstock.endpoint_states, bigint, bigint) is
-  'Keeps the limits that a provider reports, for an hour (see _forget_told_limits), and retries tasks that '
-  'a lower one had parked.';
+  'Keeps the limits that a provider reports, for an hour (see _forget_reported_limits), and retries tasks '
+  'that a lower one had parked.';
 
 create or replace function penstock._count_foreign_calls(
   p_endpoint penstock.endpoints, p_requests_left bigint, p_tokens_left bigint)
@@ -201,7 +203,7 @@ comment on function penstock._count_foreign_calls(penstock.endpoints, bigint, bi
   'Counts calls that others made with the same account: less is left, as the provider says, than was '
   'counted here.';
 
-create or replace function penstock._forget_told_limits()
+create or replace function penstock._forget_reported_limits()
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_endpoints integer[];
@@ -221,6 +223,6 @@ begin
   end if;
 end
 $$;
-comment on function penstock._forget_told_limits() is
+comment on function penstock._forget_reported_limits() is
   'Forgets lower limits that providers reported more than an hour ago, and retries tasks that were too '
   'large for them.';

@@ -6,8 +6,9 @@
 -- last minute. The events of the next steps are kept in a ring of such arrays; each step adds the array that
 -- is due to the state, then starts as many tasks as the state allows.
 
-create or replace function penstock._pace_of(p_kind text, p_provider text, out seconds double precision,
-  out spread double precision, out samples integer)
+create or replace function penstock._recent_durations(
+  p_kind text, p_provider text, out seconds double precision, out spread double precision,
+  out samples integer)
 language sql stable set search_path = penstock, pg_temp as $$
   -- The latest tasks that succeeded, found through the
   -- usage of the provider, or else through the latest jobs.
@@ -22,7 +23,7 @@ language sql stable set search_path = penstock, pg_temp as $$
     cross join lateral (select t.id from tasks t where t.job_id = j.id and t.kind = p_kind limit 50) as t
     join results r on r.job_id = j.id and r.task_id = t.id and r.outcome = 'succeeded') as x
 $$;
-comment on function penstock._pace_of(text, text) is
+comment on function penstock._recent_durations(text, text) is
   'The mean duration of recent tasks of a kind, its standard deviation, and the number of samples.';
 
 create or replace function penstock._endpoint_capacities(
@@ -293,7 +294,7 @@ comment on function penstock._run_simulation(
   'Runs the steps of a simulation: the seconds until all tasks have ended, and what held tasks back in each '
   'step.';
 
-create or replace function penstock._simulate_finish(
+create or replace function penstock._simulated_finish(
   p_tenant_id uuid, p_groups penstock.forecast_group[], out seconds double precision, out bottleneck text,
   out workers double precision)
 language plpgsql stable set search_path = penstock, pg_temp as $$
@@ -332,6 +333,6 @@ begin
     group by l order by count(*) desc limit 1);
 end
 $$;
-comment on function penstock._simulate_finish(uuid, penstock.forecast_group[]) is
+comment on function penstock._simulated_finish(uuid, penstock.forecast_group[]) is
   'Simulates when groups of tasks will have ended, with the current workers, rate limits and concurrency. '
   'Null: never under the current limits. The bottleneck is the limit that held tasks back most often.';

@@ -60,7 +60,7 @@ language sql stable security definer set search_path = penstock, pg_temp as $$
   select l.kind, l.provider, coalesce(x.n / nullif(p.seconds, 0), 0)
   from lanes l
   cross join lateral (select count(*) as n from leases x where x.lane_id = l.id) as x
-  cross join lateral _pace_of(l.kind, l.provider) as p
+  cross join lateral _recent_durations(l.kind, l.provider) as p
   where x.n > 0
 $$;
 comment on function penstock.drain_rates() is
