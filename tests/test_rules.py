@@ -19,7 +19,6 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The package that connects to PostgreSQL. Other modules may catch psycopg's errors and build a DSN, nothing else.
 EDGE = "penstock/postgres/"
 MOST_LINES_OF_FILE, MOST_LINES_OF_FUNCTION = 500, 60
-MOST_COLUMNS_OF_SQL = 110
 # The functions that list the columns of a task which travel between ready, parked and leases: see queue.sql.
 MOVE_TASKS = {
     "_parked_to_ready", "_lease_to_ready", "_ready_to_parked", "_parked_to_lease", "_lease_to_waiting", "_queue",
@@ -97,16 +96,6 @@ def test_sql_functions_are_short() -> None:
     counts = {name: lines for _, text in sql_files() for name, lines in sql_functions(text)}
     assert len(counts) > 200
     assert {name: count for name, count in counts.items() if count > MOST_LINES_OF_FUNCTION} == {}
-
-
-def test_sql_lines_are_short() -> None:
-    paths = [*(ROOT / "penstock/sql/functions").glob("*.sql"), ROOT / "penstock/sql/views.sql"]
-    assert [
-        f"{path.name}:{number}"
-        for path in paths
-        for number, line in enumerate(path.read_text().split("\n"), start=1)
-        if len(line) > MOST_COLUMNS_OF_SQL
-    ] == []
 
 
 def test_the_columns_of_a_moving_task_are_listed_once() -> None:
