@@ -23,7 +23,7 @@ class Sender:
 
     PAUSE = 30.0
     PAUSE_AFTER_ERROR = 5.0
-    BATCH = 20
+    BATCH: int = 20
 
     def __init__(self, pool: db.Pool, settings: Settings) -> None:
         self._pool, self._settings = pool, settings

@@ -214,7 +214,7 @@ class Worker:
         }
 
 
-def _endless(loop: Wake | Upkeep | Tidy | Sender | Finish | Beat) -> asyncio.Task[None]:
+def _endless(loop: Wake | Upkeep | Tidy | Sender | Reconcile | Finish | Beat) -> asyncio.Task[None]:
     return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
 
 
