@@ -193,6 +193,7 @@ async def test_a_mail_server_that_is_away_is_retried() -> None:
 
 
 async def test_headers_cannot_be_injected(mailbox: tuple[Mailbox, str]) -> None:
+    """S49"""
     box, url = mailbox
     mail = email.server(url, "penstock@example.com")
     chosen = note("ann@example.com", "email", subject="hello\r\nBcc: eve@example.com")
@@ -264,6 +265,7 @@ async def test_the_response_decides_what_happens_next(hook: Hook, status: int, r
 
 
 async def test_a_redirect_is_not_followed(hook: Hook) -> None:
+    """S31"""
     hook.statuses, hook.headers = [302], {"location": hook.url}
     assert (await webhook.send(note(hook.url), allow_private=True)).result == "failed"
     assert len(hook.requests) == 1
@@ -284,7 +286,7 @@ async def test_faulty_webhooks_do_not_delay_healthy_ones(
 
 
 async def test_the_checked_address_is_the_one_that_is_connected_to(hook: Hook) -> None:
-    """A name that resolves to a public address for the check and to a private one for the request changes nothing."""
+    """S31: a name that resolves to a public address for the check and to a private one for the request changes nothing."""
     answers = [["127.0.0.1"], ["10.0.0.1"]]
 
     async def resolve(host: str, port: int) -> list[str]:
@@ -336,13 +338,14 @@ MALFORMED = [
 
 
 def test_private_addresses_are_recognized() -> None:
+    """S31"""
     assert [text for text in PRIVATE if addresses.is_public(text)] == []
     public = ["1.1.1.1", "93.184.216.34", "2606:4700::1111", "2a00:1450:4001::1"]
     assert [text for text in public if not addresses.is_public(text)] == []
 
 
 async def test_no_url_of_the_corpus_is_requested() -> None:
-    """R4.5/alert: at least 150 ways to reach what a webhook must not reach."""
+    """S31, R4.5/alert: at least 150 ways to reach what a webhook must not reach."""
 
     async def resolve(host: str, port: int) -> list[str]:
         # The C library's reading of odd spellings; the example's name is public.
@@ -365,6 +368,7 @@ async def test_no_url_of_the_corpus_is_requested() -> None:
 
 
 async def test_one_private_address_among_public_ones_is_enough_to_refuse() -> None:
+    """S31"""
     with pytest.raises(addresses.Refused, match="not public"):
         await addresses.check("https://example.com/", resolve=_always("1.1.1.1", "10.0.0.1"))
 

@@ -17,6 +17,7 @@ from penstock.cli.options import Output, command, current_options, dsn
 from penstock.cli.output import Column
 from penstock.errors import Invalid, NotMigrated
 from penstock.postgres import db, embedded, migrate
+from penstock.redaction import RedactingFormatter
 from penstock.settings import settings
 
 if TYPE_CHECKING:
@@ -107,11 +108,12 @@ def log_to_stderr(level: int) -> None:
     import structlog
 
     # Through logging, whose handlers survive a closed stream: a worker must keep running.
-    logging.basicConfig(
-        level=logging.WARNING, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
-    )
+    others, handler = logging.StreamHandler(sys.stderr), logging.StreamHandler(sys.stderr)
+    others.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(RedactingFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[others])
     ours = logging.getLogger("penstock")
-    ours.handlers = [logging.StreamHandler(sys.stderr)]
+    ours.handlers = [handler]
     ours.setLevel(level)
     ours.propagate = False
     is_colored = sys.stderr.isatty() and not current_options().no_color

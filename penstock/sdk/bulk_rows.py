@@ -14,6 +14,7 @@ import pydantic_core
 
 from penstock.contract.bulks import Taken
 from penstock.errors import Invalid
+from penstock.redaction import redact
 from penstock.types import RowProblem
 
 T = TypeVar("T", bound=pydantic.BaseModel)
@@ -46,7 +47,8 @@ class RowError(pydantic.BaseModel):
 
     @pydantic.model_serializer
     def _write(self) -> dict[str, Any]:
-        return {"$error": {"code": self.code, "message": self.message}}
+        # It is stored as part of an output, which the database does not search for credentials.
+        return {"$error": {"code": self.code, "message": redact(self.message)}}
 
 
 @dataclass(slots=True)

@@ -65,6 +65,9 @@ to authenticated, service_role;
 
 -- The service: workers and operators.
 grant select on all tables in schema penstock to service_role;
+-- Secrets that must be read again are for functions only: take_notifications hands them to the sender that
+-- signs, open_wait to the handler that sends the link.
+revoke select on penstock.notification_secrets, penstock.wait_links from service_role;
 grant execute on function
   penstock.claim_tasks(text, integer, text[], integer), penstock.heartbeat_task(bigint, text, bigint),
   penstock.heartbeat_tasks(text, jsonb, integer),

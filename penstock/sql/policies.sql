@@ -1,6 +1,6 @@
 -- Which rows a role may read, beside the grants. `migrate` drops a policy before it creates it, one table at a time.
 
--- The service reads every table.
+-- The service reads every table, except those with secrets: grants.sql.
 create policy service_reads on penstock.access_changes for select to service_role using (true);
 create policy service_reads on penstock.accounts for select to service_role using (true);
 create policy service_reads on penstock.action_items for select to service_role using (true);
@@ -41,7 +41,6 @@ create policy service_reads on penstock.members for select to service_role using
 create policy service_reads on penstock.meters for select to service_role using (true);
 create policy service_reads on penstock.migrations for select to service_role using (true);
 create policy service_reads on penstock.mixed for select to service_role using (true);
-create policy service_reads on penstock.notification_secrets for select to service_role using (true);
 create policy service_reads on penstock.notification_targets for select to service_role using (true);
 create policy service_reads on penstock.notifications for select to service_role using (true);
 create policy service_reads on penstock.operations for select to service_role using (true);
@@ -73,7 +72,6 @@ create policy service_reads on penstock.upkeep_runs for select to service_role u
 create policy service_reads on penstock.usage_events for select to service_role using (true);
 create policy service_reads on penstock.usage_keys for select to service_role using (true);
 create policy service_reads on penstock.usage_sums for select to service_role using (true);
-create policy service_reads on penstock.wait_links for select to service_role using (true);
 create policy service_reads on penstock.waits for select to service_role using (true);
 create policy service_reads on penstock.webhooks for select to service_role using (true);
 create policy service_reads on penstock.workers for select to service_role using (true);
@@ -94,8 +92,6 @@ create policy members_read on penstock.failures for select to authenticated usin
 create policy members_read on penstock.holds for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.jobs for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.members for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.notification_targets for select to authenticated using (tenant_id in (select penstock.my_tenants()));
-create policy members_read on penstock.notifications for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.operations for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.phases for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.results for select to authenticated using (tenant_id in (select penstock.my_tenants()));
@@ -110,6 +106,12 @@ create policy members_read on penstock.waits for select to authenticated using (
 
 -- Stack traces show the app's code: its tenant's owners and admins read them.
 create policy admins_read on penstock.error_stacks for select to authenticated
+  using (tenant_id in (select penstock.my_admin_tenants()));
+
+-- The address of a webhook is often a credential: whoever knows it can post there.
+create policy admins_read on penstock.notification_targets for select to authenticated
+  using (tenant_id in (select penstock.my_admin_tenants()));
+create policy admins_read on penstock.notifications for select to authenticated
   using (tenant_id in (select penstock.my_admin_tenants()));
 
 -- Providers and prices without a tenant are everybody's.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 
+from penstock import doctor
 from penstock.api.alerts import Storms
 from tests.api.conftest import World
 
@@ -29,13 +31,35 @@ def test_subjects_are_bounded() -> None:
     assert len(storms._counts) == Storms.SUBJECTS
 
 
-def test_failed_logins_reach_the_operator(world: World) -> None:
-    """S83: as an alert, and on /metrics."""
+def reported(world: World, kind: str) -> dict[str, Any]:
+    """The alert of this kind, once the server has reported it."""
+    deadline = time.monotonic() + 60
+    query = "select * from penstock.list_alerts() where kind = %s"
+    while not (rows := world.db.execute(query, [kind])):
+        assert time.monotonic() < deadline, "no alert"
+        time.sleep(0.05)
+    return rows[0]
+
+
+async def test_failed_logins_reach_the_operator(world: World) -> None:
+    """S83: as an alert, on /metrics and in `penstock doctor`."""
     for _ in range(25):
         assert world.client.get("/api/jobs", headers={"Authorization": "Bearer psk_wrong"}).status_code == 401
-    deadline = time.monotonic() + 60
-    rows: list[dict[str, object]] = []
-    while not rows and time.monotonic() < deadline:
-        rows = list(world.db.execute("select * from penstock.list_alerts() where kind = 'failed_logins'"))
-        time.sleep(0.05)
-    assert rows[0]["count"] == 20
+    assert reported(world, "failed_logins")["count"] == 20
+    metrics = world.client.get("/metrics", headers=world.service).text
+    assert 'penstock_alerts{kind="failed_logins"} 20.0' in metrics
+    check = {each.name: each for each in await doctor.examine(world.db.dsn)}["alerts"]
+    assert check.state == "warn" and "failed logins: address:" in check.finding
+
+
+def test_quota_refusals_reach_the_operator(world: World) -> None:
+    """S83: one tenant's storm, with its tenant."""
+    world.kind("work")
+    ann = world.join("ann")
+    world.db.execute("select penstock.set_limit(%s, 'jobs', 0)", [ann.tenant])
+    body = {"type": "report", "tasks": [{"kind": "work"}]}
+    for _ in range(20):
+        answer = world.client.post("/api/jobs/start", json=body, headers=ann.headers)
+        assert answer.status_code == 429, answer.text
+    found = reported(world, "quota_refusals")
+    assert (found["count"], found["tenant_id"]) == (20, ann.tenant)

@@ -523,7 +523,7 @@ def filled(value: Any, things: Things, row: Row | Call) -> Any:
     """A template with the ids in it; one that is an id alone becomes what it is."""
     names = {field.name: getattr(things, field.name) for field in fields(Things)}
     names |= {name: names[other] for name, other in row.about.items()}
-    names |= {"name": things.provider if row.least == "service" else "nightly"}
+    names |= {"name": things.provider if row.least == "service" else "nightly", "gate": "none"}
     if isinstance(value, str):
         text = value.format(**names)
         return int(text) if value == "{letter_id}" else text
@@ -633,6 +633,33 @@ def test_roles(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
                     world.db.execute("select penstock.revoke_key(%s)", [key])
                 things = make(world, ann)
     assert wrong == []
+
+
+@pytest.mark.slow
+def test_revoked_key_is_rejected_on_every_route(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S24: at once, also while the server remembers the key; with signed URLs of files and streams among them."""
+    monkeypatch.setattr(events.Hub, "TICK_SECONDS", 0.01)
+    ann = world.join("ann")
+    things = make(world, ann)
+    owner, service = world.member("owner", ann.tenant), world.key("service")
+    keys = {"owner": owner.headers, "service": bearer(service)}
+    for headers in keys.values():
+        assert world.client.get("/api/me", headers=headers).status_code == 200
+    for row in world.db.execute("select id from penstock.api_keys where revoked_at is null"):
+        world.db.execute("select penstock.revoke_key(%s)", [row["id"]])
+    before = state(world, ann)
+    wrong: list[Any] = []
+    for name, row in ROWS.items():
+        if row.least in ("anybody", "nobody"):
+            continue
+        for role, headers in keys.items():
+            answer = ask(world, name, headers, things)
+            # The server refuses a tenant's key there without asking the database.
+            is_foreign = role == "owner" and row.least in ("service", "worker")
+            if answer.status_code not in ((401, 403) if is_foreign else (401,)):
+                wrong.append((name, role, answer.status_code, answer.text[:200]))
+    assert wrong == []
+    assert state(world, ann) == before
 
 
 @pytest.mark.slow

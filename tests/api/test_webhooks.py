@@ -104,7 +104,7 @@ def test_each_scheme_identifies_its_events(site: Site) -> None:
 
 
 def test_same_delivery_many_times_at_once_is_applied_once(site: Site) -> None:
-    """R4.3/deliveries, R2.5/once"""
+    """S36, R4.3/deliveries, R2.5/once"""
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: site.send({"id": "evt_1", "type": "paid"}), range(20)))
     assert {answer.status_code for answer in answers} == {200}

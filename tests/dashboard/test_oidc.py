@@ -23,9 +23,11 @@ from penstock.api import oidc as module
 from penstock.api.oidc import Identity, Login, Oidc
 from penstock.errors import Unauthenticated
 from penstock.settings import Settings
+from tests.dashboard import issuer as STRICT
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 CLIENT = "penstock-dashboard"
+SECRET = "a-secret-of-the-client"  # noqa: S105 of a server on loopback
 
 
 @pytest.fixture(scope="module")
@@ -43,14 +45,34 @@ def issuer() -> Iterator[str]:
         yield f"http://localhost:{running.server_port}"
 
 
+@pytest.fixture(scope="module")
+def strict() -> Iterator[Any]:
+    """An issuer that verifies all it can, and whose answers can be wrong."""
+    made = STRICT.Issuer(CLIENT, SECRET)
+    yield made
+    made.close()
+
+
 @pytest.fixture
 def site(db: testing.Database, dashboard_settings: Settings, issuer: str) -> Iterator[Any]:
+    yield from serving(db, dashboard_settings, issuer)
+
+
+@pytest.fixture
+def strict_site(db: testing.Database, dashboard_settings: Settings, strict: Any) -> Iterator[Any]:
+    strict.fault = ""
+    strict.refusals.clear()
+    yield from serving(db, dashboard_settings, strict.url)
+
+
+def serving(db: testing.Database, dashboard_settings: Settings, issuer: str) -> Iterator[Any]:
+    """The site with a sign-in at this issuer."""
     settings = replace(
         dashboard_settings,
         public_url="http://testserver",
         oidc_issuer=issuer,
         oidc_client_id=CLIENT,
-        oidc_client_secret="a secret of the client",
+        oidc_client_secret=SECRET,
         oidc_name="Example SSO",
         oidc_operators=("boss@example.org",),
     )
@@ -149,6 +171,71 @@ def test_return_path_is_local(site: Any, next: str) -> None:
     again.portal = site.portal
     answer = again.get(ask_issuer(begun.headers["location"], "ann-1"))
     assert answer.headers["location"] == "/dashboard/"
+
+
+class TestStrictIssuer:
+    """S85: the issuer verifies PKCE, the client and the redirect URI; its wrong answers are refused."""
+
+    def answer(self, client: Any) -> str:
+        """Begin a sign-in and return the path of the issuer's answer."""
+        begun = client.get("/dashboard/sign-in/oidc")
+        found = httpx.get(begun.headers["location"])
+        assert found.status_code == 302
+        parts = urlsplit(found.headers["location"])
+        return f"{parts.path}?{parts.query}"
+
+    def test_user_signs_in(self, strict_site: Any, strict: Any) -> None:
+        client = browser(strict_site)
+        assert client.get(self.answer(client)).status_code == 303
+        assert client.get("/dashboard/jobs").status_code == 200
+        assert strict.refusals == []
+
+    @pytest.mark.parametrize("fault", STRICT.FAULTS)
+    def test_wrong_answer_opens_no_session(self, strict_site: Any, strict: Any, fault: str) -> None:
+        client = browser(strict_site)
+        strict.fault = fault
+        refused = client.get(self.answer(client))
+        assert refused.status_code == 401
+        assert not any("penstock_session=" in each for each in refused.headers.get_list("set-cookie"))
+        assert client.get("/dashboard/jobs").status_code in (303, 401)
+        assert strict_site.db.execute("select * from penstock.sessions") == []
+        assert strict_site.db.execute("select * from penstock.identities") == []
+
+    @pytest.mark.parametrize(
+        ("changed", "refusal"), [("verifier", "verifier"), ("code", "code"), ("redirect", "redirect URI")]
+    )
+    def test_issuer_refuses_what_does_not_match(
+        self, strict_site: Any, strict: Any, monkeypatch: pytest.MonkeyPatch, changed: str, refusal: str
+    ) -> None:
+        """A stolen code is worth nothing without the verifier of the browser that began the sign-in."""
+        client = browser(strict_site)
+        path = self.answer(client)
+        cookie = client.cookies["penstock_oidc"]
+        state, nonce, verifier, target = json.loads(base64.urlsafe_b64decode(cookie))
+        if changed == "verifier":
+            value = json.dumps([state, nonce, "v" * 43, target])
+            cookie = base64.urlsafe_b64encode(value.encode()).decode()
+        elif changed == "code":
+            path = path.replace("code=", "code=x")
+        else:
+            monkeypatch.setattr(
+                "penstock.dashboard.sign_in._callback", lambda request: "http://testserver/elsewhere"
+            )
+        again = TestClient(
+            strict_site.app, follow_redirects=False, headers={"Cookie": f"penstock_oidc={cookie}"}
+        )
+        again.portal = strict_site.portal
+        assert again.get(path).status_code == 401
+        assert strict.refusals == [refusal]
+        assert verifier not in path, "the verifier never travels through the browser's address"
+        assert strict_site.db.execute("select * from penstock.sessions") == []
+
+    def test_other_client_secret_is_refused(self, strict_site: Any, strict: Any) -> None:
+        client = browser(strict_site)
+        path = self.answer(client)
+        strict_site.app.state.oidc._client_secret = "x"  # noqa: S105
+        assert client.get(path).status_code == 401
+        assert strict.refusals == ["client"]
 
 
 class TestAnswers:

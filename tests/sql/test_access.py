@@ -448,7 +448,7 @@ class TestCatalogue:
                 assert is_catalogue or any(word in policy["qual"] for word in known), name
             assert policy["cmd"] == "SELECT" or policy["with_check"] == policy["qual"], name
         tables = {r["name"] for r in sql.execute(RELATIONS) if not r["is_view"]}
-        assert {p["tablename"] for p in policies if p["roles"] == ["service_role"]} == tables
+        assert {p["tablename"] for p in policies if p["roles"] == ["service_role"]} == tables - {*SECRETS}
 
     def test_users_have_policies_where_they_have_grants_and_nowhere_else(self, sql: Contract) -> None:
         """R2.10/service-tables: service-only tables have no policy and no grant."""
@@ -538,12 +538,18 @@ def check_members(sql: Contract, world: World, relation: str) -> None:
             assert texts(sql, relation) == everything, relation
 
 
+SECRETS = ("notification_secrets", "wait_links")
+"""Only functions read these: see test_secrets."""
+
+
 def check_service(sql: Contract, relations: Iterable[str]) -> None:
     """The service reads everything, also where the server does not let us grant BYPASSRLS: by policies."""
     name = f"penstock_test_{uuid.uuid4().hex}"
     with sql.connection.transaction(force_rollback=True):
         sql.execute(f"create role {name} in role service_role")
         for relation in relations:
+            if relation in SECRETS:
+                continue
             everything = texts(sql, relation)
             with acting(sql, None, name):
                 assert texts(sql, relation) == everything, relation

@@ -7,6 +7,7 @@ import uuid
 
 import pytest
 
+from penstock import doctor
 from penstock.testing import Clock, Database
 
 WRITE = "select penstock._audit(%s, 'test.done', null, 'test:' || n, jsonb_build_object('n', n))"
@@ -71,6 +72,15 @@ def test_tampered_line_is_found(sealed: Database, how: str, place: int) -> None:
     assert len(found) == 1
     word = {"deleted": " were deleted", "inserted": "1 were inserted"}.get(how, "were changed")
     assert word in found[0]
+
+
+async def test_doctor_reports_tampering(sealed: Database) -> None:
+    """S82: `penstock doctor` compares the lines with their seals and fails."""
+    found = {check.name: check for check in await doctor.examine(sealed.dsn)}
+    assert found["audit log"].state == "ok"
+    sealed.execute(TAMPERING["changed"], [lines(sealed)[1]])
+    check = {each.name: each for each in await doctor.examine(sealed.dsn)}["audit log"]
+    assert check.state == "fail" and "were changed" in check.finding and check.action
 
 
 def test_tampered_seal_is_found(sealed: Database) -> None:

@@ -95,6 +95,19 @@ class TestConsent:
         with acting(sql, eve), sql.refused(409, "inviter_gone"):
             sql.value("accept_invitation", secret=made["secret"])
 
+    @pytest.mark.parametrize(
+        ("options", "code"),
+        [
+            ({"days": "soon"}, "invalid_options"), ({"days": 91}, "invalid_expiry"), ({"days": 0}, "invalid_expiry"),
+            ({"email": "ann"}, "invalid_address"), ({"email": "a@b\nc.org"}, "invalid_address"),
+            ({"email": "a@" + "b" * 10_000}, "invalid_address"), ({"note": "x"}, "unknown_field"),
+        ],
+    )  # fmt: skip
+    def test_invalid_options_are_rejected(self, sql: Contract, options: dict[str, Any], code: str) -> None:
+        ann = join(sql, "ann")
+        with sql.refused(422, code):
+            sql.rows("create_invitation", role="viewer", tenant_id=ann.tenant, options=Jsonb(options))
+
     def test_keys_and_the_service_accept_nothing(self, sql: Contract) -> None:
         ann, bob = join(sql, "ann"), join(sql, "bob")
         made = invite(sql, ann, ann.tenant)

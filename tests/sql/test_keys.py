@@ -246,6 +246,48 @@ class TestRoleAfterLock:
             lambda theirs: theirs.rows("create_key", name="k", role="admin", tenant_id=theirs.tenant),
         )
 
+    def test_revoke_key(self, sessions: Sessions) -> None:
+        service, found = sessions.open(), []
+
+        def prepare(removing: Contract, ann: Person) -> None:
+            found.append(create(service, None, "member", tenant_id=str(ann.tenant)))
+
+        race(sessions, prepare, lambda theirs: theirs.value("revoke_key", key_id=found[0]["id"]))
+        assert is_valid(service, found[0])
+
+    def test_answer_wait(self, sessions: Sessions) -> None:
+        found: list[uuid.UUID] = []
+
+        def prepare(service: Contract, ann: Person) -> None:
+            other = Contract(sessions.database.connect(), ann.tenant)
+            other.start()
+            task = other.claim_one()
+            other.park(task)
+            found.append(other.wait_id(task))
+            service.execute("select 1 from penstock.waits for update")
+
+        race(sessions, prepare, lambda theirs: theirs.value("answer_wait", wait_id=found[0]))
+        assert sessions.open().one("select outcome from penstock.waits") is None
+
+    def test_create_invitation(self, sessions: Sessions) -> None:
+        race(
+            sessions,
+            lambda service, ann: None,
+            lambda theirs: theirs.rows("create_invitation", role="viewer", tenant_id=theirs.tenant),
+        )
+
+    def test_set_notification_target(self, sessions: Sessions) -> None:
+        race(
+            sessions,
+            lambda service, ann: None,
+            lambda theirs: theirs.rows(
+                "set_notification_target",
+                channel="email",
+                address="a@example.org",
+                options=Jsonb({"tenant_id": str(theirs.tenant)}),
+            ),
+        )
+
     def test_set_member(self, sessions: Sessions) -> None:
         stranger = user(sessions, "stranger")
 
@@ -284,6 +326,23 @@ class TestRoleAfterLock:
             service.execute("select 1 from penstock.schedules for update")
 
         race(sessions, prepare, lambda theirs: theirs.value("remove_schedule", schedule_id=found[0]))
+
+    def test_revoking_and_removing_lock_keys_in_one_order(self, sessions: Sessions) -> None:
+        """Revoking a parent waits for the removal of its creator without a deadlock, whatever the ids are."""
+        service, other = sessions.open(), sessions.open()
+        ann, bob = user(sessions, "ann"), user(sessions, "bob")
+        service.execute("select penstock.set_member(%s, %s, 'admin')", ann.tenant, bob.id)
+        parent = create(service, bob, "admin", tenant_id=str(ann.tenant))
+        child = create(service, parent["id"], "member")
+        with service.connection.transaction():
+            # As far as a removal gets that has locked the tenant and the smaller of the ids.
+            service.execute("select from penstock.tenants where id = %s for update", ann.tenant)
+            service.execute("select from penstock.api_keys where id = %s for update", child["id"])
+            call = Call(lambda: other.execute("select penstock.revoke_key(%s)", parent["id"]))
+            sessions.wait_until_blocked(other, call)
+            service.execute(REMOVE, ann.tenant, bob.id)
+        call.result()
+        assert not is_valid(service, parent) and not is_valid(service, child)
 
     @pytest.mark.parametrize("verb", ["pause", "cancel"])
     def test_jobs(self, sessions: Sessions, verb: str) -> None:

@@ -247,6 +247,20 @@ def test_a_rotated_secret_and_the_old_one_sign_for_a_day(sql: Contract, clock: t
     assert take(sql)[0]["secrets"] == [new]
 
 
+def test_target_that_is_created_again_gets_no_more_test_messages(sql: Contract) -> None:
+    """S89: otherwise a tenant fills anybody's mailbox."""
+    for _ in range(2):
+        made = target(sql, "alert", address="victim@example.com", channel="email")
+        for _ in range(10):
+            sql.value("send_test_notification", target_id=made)
+        sql.value("remove_notification_target", target_id=made)
+    made = target(sql, "alert", address="victim@example.com", channel="email")
+    with sql.refused(429, "too_many_tests"):
+        sql.value("send_test_notification", target_id=made)
+    other = target(sql, "alert", address="other@example.com", channel="email")
+    assert sql.value("send_test_notification", target_id=other)
+
+
 def test_a_removed_target_gets_nothing_more(sql: Contract) -> None:
     chosen = target(sql, "alert")
     sql.value("send_test_notification", target_id=chosen)

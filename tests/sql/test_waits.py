@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 from penstock.postgres import db
 from penstock.testing import Clock
 from tests.sql.conftest import Call, Contract, Sessions
+from tests.sql.test_access import acting, join
 
 pytestmark = pytest.mark.every_postgres
 
@@ -158,6 +159,38 @@ class TestAnswer:
     def test_unknown_wait(self, sql: Contract) -> None:
         with sql.refused(404, "unknown_wait"):
             sql.value("answer_wait", wait_id=uuid.uuid4())
+
+    @pytest.mark.parametrize(
+        ("role", "scopes", "may"),
+        [
+            ("viewer", None, False), ("viewer", ["read"], False), ("member", ["read"], False),
+            ("member", ["start"], True), ("member", None, True), ("owner", ["read", "admin"], False),
+        ],
+    )  # fmt: skip
+    def test_key_that_may_only_read_answers_nothing(
+        self, sql: Contract, role: str, scopes: list[str] | None, may: bool
+    ) -> None:
+        """S24: also where viewers may answer. People who are viewers may, keys need the scope start."""
+        task = waiting(sql, options=["yes"], roles=["viewer", "member", "admin", "owner"])
+        options = {"tenant_id": str(sql.tenant)} | ({"scopes": scopes} if scopes else {})
+        [key] = sql.rows("create_api_key", name="k", role=role, options=Jsonb(options))
+        wait = sql.wait_id(task)
+        with acting(sql, key["id"]):
+            if may:
+                assert sql.value("answer_wait", wait_id=wait, option="yes") is True
+            else:
+                with sql.refused(403, "missing_scope") as refusal:
+                    sql.value("answer_wait", wait_id=wait, option="yes")
+                assert refusal.details["scope"] in ("start", "read")
+
+    def test_viewer_answers_where_viewers_may(self, sql: Contract) -> None:
+        task = waiting(sql, options=["yes"], roles=["viewer"])
+        ann, bob = join(sql, "ann"), join(sql, "bob")
+        for person, role in ((ann, "owner"), (bob, "viewer")):
+            sql.value("set_member", tenant_id=sql.tenant, user_id=person.id, role=role)
+        wait = sql.wait_id(task)
+        with acting(sql, bob):
+            assert sql.value("answer_wait", wait_id=wait, option="yes") is True
 
     def test_answer_is_audited(self, sql: Contract) -> None:
         task = waiting(sql, options=["yes"])

@@ -60,7 +60,7 @@ begin
         done := done + 1;
       exception when sqlstate 'PT409' or sqlstate 'PT404' or sqlstate 'PT403' then
         refused := refused + 1;
-        refusal := sqlerrm;
+        refusal := _redact(sqlerrm);
       end;
     end loop;
   end if;
@@ -96,7 +96,8 @@ begin
         perform set_config('penstock.actor', coalesce(v_caller, ''), true);
         return 0;
       when others then
-        select 0 as done, cardinality(v_allowed) as refused, left(sqlerrm, 500) as refusal into v_outcome;
+        select 0 as done, cardinality(v_allowed) as refused, _error_text(sqlerrm, 500) as refusal
+        into v_outcome;
     end;
     perform set_config('penstock.actor', coalesce(v_caller, ''), true);
     delete from action_items where action_id = p_action_id and subject = any (v_subjects);

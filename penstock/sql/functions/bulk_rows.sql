@@ -95,8 +95,9 @@ declare
   v_refused integer;
 begin
   with marked as (
-    update bulk_rows b set problem = r.problem, first_id = r.first_id, result_id = r.result_id,
-      last_id = r.last_id, batch_size = r.batch_size
+    update bulk_rows b set first_id = r.first_id, result_id = r.result_id, last_id = r.last_id,
+      batch_size = r.batch_size,
+      problem = case when r.problem is not null then _redact_document(r.problem) end
     from jsonb_to_recordset(p_rows) as r(number bigint, problem jsonb, first_id bigint, result_id bigint,
       last_id bigint, batch_size integer)
     where b.job_id = v_bulk.job_id and b.number = r.number and b.first_id is null and b.problem is null

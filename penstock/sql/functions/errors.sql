@@ -100,7 +100,7 @@ declare
 begin
   -- Most errors contain none of this, and the patterns below cost more.
   if v_text is null or v_text !~* ('://|key|token|secret|passw|pwd|auth|cookie|bearer|basic |credential'
-    || '|signature|sk[-_]|psk_|eyJ|AKIA|gh[pousr]_|github_pat_|xox|AIza|ya29|private') then
+    || '|signature|sk[-_]|ps[ski]_|whsec_|eyJ|AKIA|gh[pousr]_|github_pat_|xox|AIza|ya29|private') then
     return v_text;
   end if;
   v_text := regexp_replace(v_text, '-----BEGIN[^-]*?PRIVATE KEY-----.*?-----END[^-]*?-----', c_hidden, 'g');
@@ -115,7 +115,7 @@ begin
     || $r$)(?!\[redacted|[:=[{]|true\M|false\M|null\M|None\M|[0-9.]+\M)[^\s"'\\,;&)}\]<>]+$r$,
     '\1\2' || c_hidden, 'gi');
   -- Credentials that their form gives away, whatever stands before them.
-  return regexp_replace(v_text, $r$\m(?:psk_[0-9a-f]{16,}|[sr]k[-_][\w-]{12,}|whsec_[\w+/=-]{12,}|$r$
+  return regexp_replace(v_text, $r$\m(?:ps[kis]_[0-9a-f]{16,}|[sr]k[-_][\w-]{12,}|whsec_[\w+/=-]{12,}|$r$
     || $r$AKIA[0-9A-Z]{16}|gh[pousr]_\w{20,}|github_pat_\w{20,}|xox[a-z]-[\w-]{10,}|AIza[\w-]{30,}|$r$
     || $r$ya29\.[\w-]{10,}|eyJ[\w-]{5,}\.[\w-]{5,}(?:\.[\w-]*)?)$r$, c_hidden, 'g');
 end
@@ -123,6 +123,14 @@ $$;
 comment on function penstock._redact(text) is
   'Replaces credentials by [redacted]: keys, tokens, passwords, Authorization headers and cookies, the '
   'password and the query string of URLs and connection strings.';
+
+create or replace function penstock._error_text(p_text text, p_limit integer)
+returns text language sql immutable set search_path = penstock, pg_temp as $$
+  -- Cut twice: a text of megabytes is not searched, and the first cut leaves no half of a secret in the text.
+  select left(_redact(left(p_text, p_limit + 1000)), p_limit)
+$$;
+comment on function penstock._error_text(text, integer) is
+  'The text of an error or report as it is stored: without credentials, and at most p_limit characters.';
 
 create or replace function penstock._redact_document(p_document jsonb)
 returns jsonb language plpgsql immutable set search_path = penstock, pg_temp as $$

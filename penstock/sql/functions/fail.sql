@@ -88,7 +88,7 @@ language sql set search_path = penstock, pg_temp as $$
   with error as (
     select f.held,
       left(coalesce(nullif(f.error ->> 'code', ''), 'handler_error'), 100) as error_code,
-      _redact(left(coalesce(f.error ->> 'message', ''), 10000)) as error_message,
+      _error_text(coalesce(f.error ->> 'message', ''), 10000) as error_message,
       _error_details(f.error -> 'details') as error_details,
       case when octet_length((f.error -> 'details')::text) <= 100000
           and jsonb_typeof(f.error -> 'details' -> 'stack') = 'string'

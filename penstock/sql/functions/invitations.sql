@@ -11,10 +11,17 @@ declare
   v_secret text := 'psi_' || replace(gen_random_uuid()::text || gen_random_uuid()::text, '-', '');
   v_id uuid := gen_random_uuid();
   v_tenant_id uuid := coalesce(p_tenant_id, _own_tenant());
-  v_days integer := coalesce((p_options ->> 'days')::integer, 7);
+  v_days integer;
+  v_email text;
   v_expires_at timestamptz;
 begin
   perform _check_fields(p_options, array['email', 'days'], 'invitation');
+  v_days := coalesce((p_options ->> 'days')::integer, 7);
+  v_email := nullif(trim(p_options ->> 'email'), '');
+  if v_email !~ '^[^@[:space:][:cntrl:]]{1,64}@[^@[:space:][:cntrl:]]{1,255}$' then
+    perform _refuse(422, 'invalid_address', format('%L is not an e-mail address', left(v_email, 200)),
+      '{"field": "email"}');
+  end if;
   if p_role is null or p_role not in ('owner', 'admin', 'member', 'viewer') then
     perform _refuse(422, 'invalid_role',
       format('role must be owner, admin, member or viewer (got %L)', left(p_role, 100)), '{"field": "role"}');
@@ -38,7 +45,7 @@ begin
   end if;
   v_expires_at := _now() + make_interval(days => v_days);
   insert into invitations (id, tenant_id, role, email, digest, created_by, inviter_id, created_at, expires_at)
-  values (v_id, v_tenant_id, p_role, nullif(trim(p_options ->> 'email'), ''),
+  values (v_id, v_tenant_id, p_role, v_email,
     sha256(convert_to(v_secret, 'utf8')), _actor(), case when not _is_service() then auth.uid() end, _now(),
     v_expires_at);
   perform _audit(v_tenant_id, 'invitation.created', null, 'invitation:' || v_id,

@@ -247,10 +247,13 @@ declare
   v_key api_keys;
 begin
   select * into v_key from api_keys where id = p_key_id and (_is_service() or exists (
-    select from members m where m.tenant_id = api_keys.tenant_id and m.user_id = auth.uid())) for update;
+    select from members m where m.tenant_id = api_keys.tenant_id and m.user_id = auth.uid()));
   if v_key.id is null then
     perform _refuse(404, 'unknown_key', 'there is no such key');
   end if;
+  -- The tenant first, as everything that changes members does. Roles are read after the lock. _end_keys locks
+  -- the keys in their order: locking this one here would be a deadlock with the removal of its creator.
+  perform from tenants where id = v_key.tenant_id for no key update;
   perform _require_role(v_key.tenant_id, case
     when exists (select from members where tenant_id = v_key.tenant_id and user_id = v_key.id
       and role = 'owner')

@@ -130,7 +130,7 @@ begin
   -- Progress is not worth waiting for a locked lease: the lock may be that of the task's own transaction.
   update leases set
     fraction = case when p_fraction is null then fraction else least(1, greatest(0, p_fraction)) end,
-    message = coalesce(left(p_message, 500), message)
+    message = coalesce(_error_text(p_message, 500), message)
   where ctid = any (array(
     select ctid from leases where task_id = p_task_id and lease = coalesce(p_lease, lease)
       and worker_id = coalesce(p_worker_id, worker_id) and not is_canceled for no key update skip locked));

@@ -133,9 +133,12 @@ begin
   if v_target.channel <> 'webhook' then
     perform _refuse(422, 'invalid_channel', 'only webhooks have a secret');
   end if;
-  update notification_secrets set previous = secret, previous_until = _now() + interval '1 day',
-    secret = _new_secret()
-  where target_id = p_target_id returning secret into v_secret;
+  -- A database that was restored from a dump without the secrets has no row.
+  insert into notification_secrets as s (target_id, tenant_id, secret)
+  values (p_target_id, v_target.tenant_id, _new_secret())
+  on conflict (target_id) do update set previous = s.secret, previous_until = _now() + interval '1 day',
+    secret = excluded.secret
+  returning secret into v_secret;
   perform _audit(v_target.tenant_id, 'notification_target.rotated', null,
     'notification_target:' || p_target_id);
   return v_secret;
@@ -206,8 +209,9 @@ declare
   v_target notification_targets := _own_target(p_target_id);
   v_id uuid;
 begin
-  if (select count(*) from notifications where target_id = p_target_id and event = 'test'
-      and created_at > _now() - interval '1 hour') >= 20 then
+  -- By address: a target that is removed and created again gets no more of them.
+  if (select count(*) from notifications n where n.tenant_id = v_target.tenant_id and n.event = 'test'
+      and n.address = v_target.address and n.created_at > _now() - interval '1 hour') >= 20 then
     perform _refuse(429, 'too_many_tests', 'at most 20 test messages per hour and target');
   end if;
   insert into notifications (tenant_id, target_id, channel, address, event, subject, body, details,
@@ -227,6 +231,7 @@ returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_is_bulk boolean;
   v_event text;
+  v_reason text := _error_text(p_job.status_reason, 1000);
 begin
   if not exists (select from notification_targets t where t.tenant_id = p_job.tenant_id and t.is_enabled
       and t.events && array['job.completed', 'job.failed', 'bulk.completed']) then
@@ -238,9 +243,9 @@ begin
   -- A job that is retried ends again, which is news.
   perform _notify(p_job.tenant_id, v_event, format('%s %s', p_job.type, p_job.status),
     format('Job %s of type %s: %s.%s', p_job.id, p_job.type, p_job.status,
-      coalesce(' ' || left(p_job.status_reason, 1000), '')),
+      coalesce(' ' || v_reason, '')),
     jsonb_build_object('job_id', p_job.id, 'type', p_job.type, 'status', p_job.status,
-      'reason', left(p_job.status_reason, 1000), 'finished_at', p_job.finished_at),
+      'reason', v_reason, 'finished_at', p_job.finished_at),
     format('%s:%s:%s', v_event, p_job.id, extract(epoch from p_job.finished_at)));
 end
 $$;
@@ -255,6 +260,7 @@ returns jsonb language plpgsql security definer set search_path = penstock, pg_t
 declare
   v_now timestamptz := _now();
   v_wanted integer := (_setting('alert_failures'))::integer;
+  v_message text := _error_text(p_message, 2000);
   v_streak streaks;
   v_failure_id bigint;
   v_oldest timestamptz;
@@ -271,9 +277,9 @@ begin
   on conflict (tenant_id, scope) do update set failures = s.failures + 1, last_at = excluded.last_at
   returning * into v_streak;
   insert into failures (at, tenant_id, scope, subject, code, message, job_id, task_id, details)
-  values (v_now, p_tenant_id, p_scope, p_subject, p_code, left(p_message, 2000),
+  values (v_now, p_tenant_id, p_scope, p_subject, p_code, v_message,
     (p_options ->> 'job_id')::uuid, (p_options ->> 'task_id')::bigint,
-    coalesce(p_options -> 'details', '{}'))
+    _redact_document(coalesce(p_options -> 'details', '{}')))
   returning id into v_failure_id;
   if v_streak.alerted_at is null and v_streak.failures >= v_wanted then
     select f.at into v_oldest from failures f where f.tenant_id = p_tenant_id and f.scope = p_scope
@@ -285,9 +291,9 @@ begin
     perform _notify(p_tenant_id, 'alert', format('%s failures in a row: %s', v_streak.failures, p_scope),
       format('%s failed %s times in a row since %s. Last failure: %s (%s).', p_scope, v_streak.failures,
         to_char(v_streak.began_at at time zone 'UTC', 'YYYY-MM-DD HH24:MI "UTC"'),
-        left(p_message, 2000), p_code),
+        v_message, p_code),
       jsonb_build_object('scope', p_scope, 'failures', v_streak.failures, 'subject', p_subject,
-        'code', p_code, 'message', left(p_message, 2000)),
+        'code', p_code, 'message', v_message),
       'failure:' || v_failure_id);
   end if;
   return jsonb_build_object('failures', v_streak.failures, 'alerted', v_is_due);
@@ -374,6 +380,7 @@ returns boolean language plpgsql security definer set search_path = penstock, pg
 declare
   c_give_up constant interval := '24 hours';
   v_note notifications;
+  v_error text := _error_text(p_error, 1000);
   v_wait interval := least(interval '6 hours', interval '1 minute' * power(5, least(p_attempt, 6) - 1));
 begin
   if p_outcome is null or p_outcome not in ('sent', 'retry', 'failed', 'gone') then
@@ -389,13 +396,13 @@ begin
   if p_outcome = 'retry' and v_note.created_at + c_give_up < _now() + v_wait then
     p_outcome := 'failed';
   end if;
-  update notifications set last_error = left(p_error, 1000),
+  update notifications set last_error = v_error,
     status = case p_outcome when 'sent' then 'sent' when 'retry' then 'queued' else 'failed' end,
     sent_at = case p_outcome when 'sent' then _now() end,
     next_try_at = case p_outcome when 'retry' then _now() + v_wait else next_try_at end
   where id = p_id;
   if p_outcome = 'gone' then
-    update notification_targets set is_enabled = false, disabled_reason = left(p_error, 1000)
+    update notification_targets set is_enabled = false, disabled_reason = v_error
     -- Never waits: removing a target locks it before its notifications.
     where id in (select t.id from notification_targets t where t.id = v_note.target_id
       for no key update skip locked);

@@ -179,7 +179,7 @@ begin
     (_setting('max_output_bytes'))::integer);
   update operations set status = p_outcome, is_late = status = 'timeout', completed_at = _now(),
     result = p_values -> 'result', error_code = left(p_values ->> 'code', 100),
-    error_message = left(p_values ->> 'message', 2000),
+    error_message = _error_text(p_values ->> 'message', 2000),
     reconcile_at = case p_outcome when 'timeout' then _now() + interval '10 minutes' end
   where id = p_operation_id;
   if p_outcome <> 'completed' then

@@ -38,7 +38,7 @@ begin
   else
     insert into parked
     select (_ready_to_parked(_lease_to_ready(l), v_now + make_interval(secs => p_delay_seconds),
-      left(coalesce(p_reason, 'rescheduled'), 200))).*
+      _error_text(coalesce(p_reason, 'rescheduled'), 200))).*
     from unnest(v_leases) as l;
   end if;
   if coalesce(cardinality(v_leases), 0) < cardinality(p_task_ids) then

@@ -160,7 +160,7 @@ begin
   -- Of several workers that fail at the same time, one counts.
   update schedules s set
     failures = case when p_is_temporary then least(s.failures + 1, c_most - 1) else s.failures + 1 end,
-    last_error = _redact(left(coalesce(p_error, 'unknown error'), 1000)),
+    last_error = _error_text(coalesce(p_error, 'unknown error'), 1000),
     retry_at = v_now + make_interval(secs => least(3600, 60 * power(2, least(s.failures, 10)))),
     is_enabled = p_is_temporary or s.failures + 1 < c_most
   where s.id = p_schedule_id and s.next_run_at = p_due_at and s.is_enabled

@@ -96,7 +96,7 @@ begin
     refused_at = v_now, closed_reason = c_exhausted, is_exhausted = true
   where endpoint_id = p_endpoint.id;
   insert into provider_events (at, endpoint_id, tenant_id, event, details)
-  select v_now, p_endpoint.id, p_endpoint.tenant_id, 'exhausted', p_signal
+  select v_now, p_endpoint.id, p_endpoint.tenant_id, 'exhausted', _redact_document(p_signal)
   where p_state.closed_until <= v_now or not p_state.is_exhausted;
   if found then
     -- Without the provider's text, which may quote a request.
@@ -141,7 +141,7 @@ begin
   where endpoint_id = p_endpoint.id and closed_until < 'infinity';
   insert into provider_events (at, endpoint_id, tenant_id, event, details)
   values (v_now, p_endpoint.id, p_endpoint.tenant_id, 'refused',
-    p_signal || jsonb_build_object('closed_seconds', round(v_delay::numeric, 3)));
+    _redact_document(p_signal) || jsonb_build_object('closed_seconds', round(v_delay::numeric, 3)));
   if v_delay > 30 then
     perform pg_notify('penstock', 'chores');
   end if;

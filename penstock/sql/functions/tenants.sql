@@ -55,9 +55,11 @@ comment on function penstock._scope_for(text[]) is
 create or replace function penstock.my_admin_tenants()
 returns setof uuid language sql stable security definer set search_path = penstock, pg_temp as $$
   select tenant_id from members where user_id = auth.uid() and role in ('owner', 'admin')
+    and _has_scope(auth.uid(), 'read')
 $$;
 comment on function penstock.my_admin_tenants() is
-  'The tenants that the calling user is an owner or admin of. Policies for stack traces use it.';
+  'The tenants that the calling user is an owner or admin of. Policies for stack traces and for addresses of '
+  'notifications use it.';
 
 create or replace function penstock._require_role(p_tenant_id uuid, p_roles text[])
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$

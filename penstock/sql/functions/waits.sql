@@ -282,6 +282,30 @@ $$;
 comment on function penstock._visible_wait(uuid) is
   'A wait for an answer, if the caller is a member of its tenant.';
 
+create or replace function penstock._require_answerer(p_wait penstock.waits)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if _is_service() or 'viewer' <> all (p_wait.roles) then
+    perform _require_role(p_wait.tenant_id, p_wait.roles);
+    return;
+  end if;
+  if not exists (select from members m where m.tenant_id = p_wait.tenant_id and m.user_id = auth.uid()
+      and m.role = any (p_wait.roles)) then
+    perform _refuse(403, 'forbidden', 'you do not have permission to do this in this tenant');
+  end if;
+  -- People who may only read may answer this one, but a key that may only read changes nothing.
+  if exists (
+      select from api_keys k join members m on m.tenant_id = p_wait.tenant_id and m.user_id = k.id
+      where k.id = auth.uid() and ('start' <> all (k.scopes) or m.role = 'viewer')) then
+    perform _refuse(403, 'missing_scope', 'the API key does not have the scope start', '{"scope": "start"}',
+      'Create a key with this scope.');
+  end if;
+end
+$$;
+comment on function penstock._require_answerer(penstock.waits) is
+  'Raises an error unless the caller has a role that may answer; of an API key also unless it has the scope '
+  'start.';
+
 create or replace function penstock.answer_wait(
   p_wait_id uuid, p_option text default null, p_payload jsonb default '{}')
 returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -289,7 +313,10 @@ declare
   v_wait waits := _visible_wait(p_wait_id);
   v_payload jsonb := coalesce(p_payload, '{}');
 begin
-  perform _require_role(v_wait.tenant_id, v_wait.roles);
+  perform _require_answerer(v_wait);
+  -- The first check keeps others from locking a wait. The role may have changed while the call waited.
+  perform from waits where id = p_wait_id for update;
+  perform _require_answerer(v_wait);
   perform _check_answer(v_wait, p_option, v_payload);
   return _answer(v_wait.id, p_option, v_payload, _actor());
 end

@@ -33,7 +33,7 @@ begin
         coalesce(quote_literal(left(p_outcome, 100)), 'null')), '{"field": "p_outcome"}');
   end if;
   update webhooks w set attempts = w.attempts + 1, outcome = p_outcome,
-    tenant_id = coalesce(p_tenant_id, w.tenant_id), error = left(p_error, 2000),
+    tenant_id = coalesce(p_tenant_id, w.tenant_id), error = _error_text(p_error, 2000),
     processed_at = case when v_is_final then _now() end,
     -- A subscript beyond the last pause is null: from then on it is tried by hand only.
     next_try_at = case when not v_is_final then _now() + c_pauses[w.attempts + 1] end
