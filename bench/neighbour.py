@@ -1,17 +1,21 @@
 """A noisy neighbour: one tenant uses what tenants share at full speed while another tenant works.
 
-Shows the victim's p95 alone and beside each attack, and the ratio, which should stay below 3. An attack runs
-in a process of its own: `python -m bench.neighbour ATTACK PORT KEY TENANT`.
+Shows the victim's p95 alone and beside each attack, and the ratio, which should stay below 3; and how many
+requests of the attacker were answered with which status, because an attack that is refused at once proves
+little. An attack runs in a process of its own: `python -m bench.neighbour ATTACK PORT KEY TENANT`.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import random
 import subprocess
 import sys
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +29,8 @@ from bench.measure import REPOSITORY, Figure, percentile
 from penstock import App, server
 
 GOAL = 3.0
+PROVIDER = "neighbour/api"
+DEPTH = 20_000
 app = App()
 
 
@@ -37,6 +43,17 @@ def noop(n: int) -> int:
 def many(count: int) -> None:
     for n in range(count):
         noop.step(n)
+
+
+@app.task
+def call(n: int) -> int:
+    return n
+
+
+@app.job
+def calls(count: int) -> None:
+    for n in range(count):
+        call.options(provider=PROVIDER).step(n)
 
 
 class Line(BaseModel):
@@ -56,13 +73,29 @@ TABLE = "title,number\n" + "".join(f"row {n},{n}\n" for n in range(50_000))
 INVENTED = [str(uuid.UUID(int=n)) for n in range(1, 20_000)]
 
 
-def _stream(client: httpx.Client, tenant: str) -> None:
+BLANK = b" " * 999_999 + b"\n"
+
+
+def _stream(client: httpx.Client, tenant: str) -> httpx.Response:
     with client.stream("GET", f"/api/events?tenant_id={tenant}") as response:
         for _ in response.iter_lines():
             pass
+    return response
 
 
-ATTACKS: dict[str, Callable[[httpx.Client, str], Any]] = {
+def _upload(client: httpx.Client, tenant: str) -> httpx.Response:
+    """20 MB in four seconds: the server holds what has arrived."""
+
+    def slowly() -> Iterator[bytes]:
+        yield b"title,number\n"
+        for _ in range(20):
+            yield BLANK
+            time.sleep(0.2)
+
+    return client.post("/api/bulks/upload?type=lines&format=csv", content=slowly())
+
+
+ATTACKS: dict[str, Callable[[httpx.Client, str], httpx.Response]] = {
     "filters": lambda client, tenant: client.get(f"/rest/v1/job_list?{PATTERNS}"),
     "exports": lambda client, tenant: client.get("/dashboard/jobs.csv"),
     "requests": lambda client, tenant: client.get("/api/jobs?limit=200"),
@@ -74,26 +107,37 @@ ATTACKS: dict[str, Callable[[httpx.Client, str], Any]] = {
     ),
     "streams": _stream,
     "table checks": lambda client, tenant: client.post("/api/bulks/check?type=lines", content=TABLE),
+    "uploads": _upload,
+    "depth": lambda client, tenant: client.post(
+        "/api/jobs/start", json={"type": "calls", "params": {"count": 100}}
+    ),
 }
+SHARED_JOBS = {"depth": "calls"}
+"""The type of the victim's jobs, if the attack is on what they need."""
 THREADS = 20
 
 
 def attack(name: str, port: int, key: str, tenant: str) -> None:
-    """Repeat an attack at full speed until this process is killed."""
+    """Repeat an attack at full speed until standard input ends; then print the statuses as JSON."""
+    statuses: Counter[str] = Counter()
 
     def run() -> None:
         with httpx.Client(**_connection(port, key)) as client:
             while True:
                 try:
-                    ATTACKS[name](client, tenant)
+                    statuses[str(ATTACKS[name](client, tenant).status_code)] += 1
                 except httpx.HTTPError:
                     # Refused connections are part of the attack.
+                    statuses["no response"] += 1
                     time.sleep(0.01)
 
     for _ in range(THREADS):
         threading.Thread(target=run, daemon=True).start()
-    while True:
-        time.sleep(60)
+    print("started", flush=True)
+    sys.stdin.read()
+    print(json.dumps(dict(statuses)), flush=True)
+    # The threads wait for responses.
+    os._exit(0)
 
 
 def _connection(port: int, key: str) -> dict[str, Any]:
@@ -105,19 +149,24 @@ def _connection(port: int, key: str) -> dict[str, Any]:
 
 
 @contextmanager
-def attacking(name: str, port: int, key: str, tenant: str) -> Iterator[None]:
+def attacking(name: str, port: int, key: str, tenant: str) -> Iterator[dict[str, int]]:
+    """Run an attack. The dict has the statuses of its requests afterwards."""
     command = [sys.executable, "-m", "bench.neighbour", name, str(port), key, tenant]
-    process = subprocess.Popen(command, cwd=REPOSITORY)
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, cwd=REPOSITORY, **pipes)
+    statuses: dict[str, int] = {}
     try:
-        # Until its threads run.
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        # The first requests pass before limits take effect.
         time.sleep(2)
-        yield
+        yield statuses
+        statuses.update(json.loads(process.communicate(timeout=60)[0]))
     finally:
         process.kill()
         process.wait()
 
 
-def _victim(port: int, key: str, seconds: float) -> list[float]:
+def _victim(port: int, key: str, seconds: float, type: str = "many") -> list[float]:
     """Milliseconds of reads and of starts of small jobs, with short pauses."""
     found: list[float] = []
     pauses = random.Random(1)
@@ -128,7 +177,7 @@ def _victim(port: int, key: str, seconds: float) -> list[float]:
             if len(found) % 5:
                 response = client.get("/api/jobs?limit=20")
             else:
-                response = client.post("/api/jobs/start", json={"type": "many", "params": {"count": 1}})
+                response = client.post("/api/jobs/start", json={"type": type, "params": {"count": 1}})
             found.append((time.monotonic() - begin) * 1000)
             response.raise_for_status()
             time.sleep(pauses.uniform(0.005, 0.02))
@@ -161,19 +210,27 @@ def measure(dsn: str, jobs: int, seconds: float) -> list[Figure]:
             "from generate_series(1, %s)",
             ('[{"kind": "noop"}]', f'{{"tenant_id": "{attacker}", "paused": true}}', jobs),
         )
+        connection.execute(
+            "select penstock.set_provider(%s, %s::jsonb)", (PROVIDER, f'{{"depth_limit": {DEPTH}}}')
+        )
         connection.execute("vacuum analyze")
         # The first body starts a process.
         _victim(port, victim_key, 2)
         for name in ATTACKS:
-            alone = percentile(_victim(port, victim_key, seconds), 0.95)
-            with attacking(name, port, attacker_key, attacker):
-                beside = percentile(_victim(port, victim_key, seconds), 0.95)
+            type = SHARED_JOBS.get(name, "many")
+            alone = percentile(_victim(port, victim_key, seconds, type), 0.95)
+            with attacking(name, port, attacker_key, attacker) as statuses:
+                beside = percentile(_victim(port, victim_key, seconds, type), 0.95)
             # What the attack left behind is not the next one's.
             time.sleep(4)
             figures += [
                 Figure("p95_alone", name, alone, "ms"),
                 Figure("p95_beside", name, beside, "ms"),
                 Figure("neighbour_ratio", name, beside / alone, f"× (goal {GOAL:g})"),
+                *(
+                    Figure("attacker_requests", f"{name}: {status}", count, "requests")
+                    for status, count in sorted(statuses.items())
+                ),
             ]
     return figures
 

@@ -83,6 +83,8 @@ def version() -> str:
 def prepare(dsn: str) -> None:
     migrate.migrate(dsn)
     with psycopg.connect(dsn, autocommit=True) as connection:
+        # Limits of a plan are not what is measured.
+        connection.execute("select penstock.set_setting('tenant_plan', '\"unlimited\"')")
         connection.execute("select penstock.define_kind('noop', '{\"raw_tasks\": true}')")
 
 

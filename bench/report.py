@@ -320,6 +320,35 @@ def over_http(figures: list[Figure]) -> list[str]:
     return lines
 
 
+def beside_a_neighbour(figures: list[Figure]) -> list[str]:
+    """What one tenant notices of another that attacks, or nothing if that was not measured."""
+    found = {(figure.name, figure.system): figure.value for figure in figures}
+    attacks = [system for name, system in found if name == "neighbour_ratio"]
+    if not attacks:
+        return []
+    lines = [
+        "## Beside a noisy neighbour",
+        "",
+        "One tenant attacks what all tenants share with 20 connections at full speed, while another reads lists and starts",
+        "small jobs. The server, PostgreSQL and the attacker share the same two cores. The goal is a ratio below 3. The",
+        "last column has the responses to the attacker: most of an attack is refused, and what is admitted is its share.",
+        "",
+        "| attack | p95 alone, ms | p95 beside, ms | ratio | responses to the attacker |",
+        "|---|---:|---:|---:|---|",
+    ]
+    for attack in attacks:
+        alone, beside, ratio = (
+            found[name, attack] for name in ("p95_alone", "p95_beside", "neighbour_ratio")
+        )
+        answers = ", ".join(
+            f"{value:,.0f} × {system.partition(': ')[2]}"
+            for (name, system), value in found.items()
+            if name == "attacker_requests" and system.partition(": ")[0] == attack
+        )
+        lines.append(f"| {attack} | {alone:,.1f} | {beside:,.1f} | {ratio:.1f} | {answers or 'none ended'} |")
+    return [*lines, ""]
+
+
 def pages(figures: list[Figure]) -> list[str]:
     """What the dashboard's pages take, or nothing if that was not measured."""
     found = sorted((f for f in figures if f.name == "page_p95"), key=lambda f: -f.value)
@@ -385,6 +414,7 @@ def page(rows: list[dict[str, Any]]) -> str:
                 lines.append(f"- {statement}: {bound:,.0f} tasks/s{share}.")
         lines.append("")
     lines += over_http(figures)
+    lines += beside_a_neighbour(figures)
     lines += pages(figures)
     lines += ["## Promises", "", "| what | promised | measured |", "|---|---|---:|"]
     values = {figure.name: figure.value for figure in figures}

@@ -94,7 +94,7 @@ def many_tenants(new: Callable[[], str], sizes: tuple[int, ...], times: int) -> 
         with engine.database(new()) as connection:
             per_tenant = max(1, 50 * (times + 8) // tenants + 1)
             connection.execute(
-                """insert into penstock.tenants (id, name) select gen_random_uuid(), 's' || n from generate_series(1, %s) as n""",
+                """insert into penstock.tenants (id, name, plan) select gen_random_uuid(), 's' || n, 'unlimited' from generate_series(1, %s) as n""",
                 (tenants,),
             )
             job = engine.waiting_tasks(connection, engine.tenant(connection, "first"), 1)

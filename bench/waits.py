@@ -39,7 +39,7 @@ def prepare(dsn: str, waiting: int) -> psycopg.Connection[dict[str, Any]]:
     migrate.migrate(dsn)
     connection = psycopg.Connection[dict[str, Any]].connect(dsn, autocommit=True, row_factory=dict_row)
     connection.execute(_KIND)
-    tenant = connection.execute("select penstock.create_tenant('bench') as id").fetchone()
+    tenant = connection.execute("select penstock.ensure_tenant('bench') as id").fetchone()
     assert tenant
     for start in range(0, waiting, 20_000):
         job = connection.execute(_START, [min(20_000, waiting - start), tenant["id"]]).fetchone()

@@ -120,7 +120,7 @@ class Scene:
                 [KIND, db.Json({"max_attempts": 50, "backoff_seconds": 0.05, "backoff_cap_seconds": 0.5})],
             )
             connection.execute("select penstock.define_job_type('remote')")
-            self.tenant = _one(connection, "select penstock.create_tenant('rpc') as id")
+            self.tenant = _one(connection, "select penstock.ensure_tenant('rpc') as id")
             self.service_key = _one(
                 connection, "select secret from penstock.create_key('rpc', 'service', null)"
             )

@@ -94,7 +94,7 @@ class Run:
                 return next(iter(row.values()))
 
             tenants = {
-                name: one("select penstock.create_tenant(%s) as id", name)
+                name: one("select penstock.ensure_tenant(%s) as id", name)
                 for name in ("all", "calls", "tight")
             }
             limits = {"requests_per_minute": work.REQUESTS_PER_MINUTE, "tokens_per_minute": work.TOKENS_PER_MINUTE,

@@ -395,6 +395,19 @@ async def _alerts(pool: db.Pool) -> Check:
     return Check("alerts", "warn", finding, "See the overview of the dashboard, or penstock.list_alerts().")
 
 
+async def _providers(pool: db.Pool) -> Check:
+    names = [row["providers_without_hosts"] for row in await db.call(pool, "providers_without_hosts")]
+    if not names:
+        return Check("providers", "ok", "the hosts of all providers are known")
+    finding = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+    return Check(
+        "providers",
+        "warn",
+        f"no hosts are known for {finding}: a 429 in an exception does not slow them",
+        "Set the hosts of the provider's API, such as hosts=api.example.com: `penstock limits set`.",
+    )
+
+
 _PENSTOCK: dict[str, CheckFunction] = {
     "maintenance": _maintenance,
     "workers": _workers,
@@ -403,6 +416,7 @@ _PENSTOCK: dict[str, CheckFunction] = {
     "webhooks": _webhooks,
     "operations": _operations,
     "schedules": _schedules,
+    "providers": _providers,
     "audit log": _audit,
     "alerts": _alerts,
 }

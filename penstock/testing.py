@@ -64,6 +64,8 @@ grant select on penstock_test.clock to public;
 create or replace function penstock._now() returns timestamptz language sql volatile as
   $$ select coalesce(frozen_at, clock_timestamp()) + shift from penstock_test.clock $$;
 """
+# Tests of an app are not about the limits of the free plan.
+_PLAN = """update penstock.settings set value = '"unlimited"' where name = 'tenant_plan'"""
 
 
 # A statement that changes its session gets a session of its own.
@@ -260,11 +262,12 @@ class Server:
         migrate.migrate(self.dsn(partial))
         with db.connect(self.dsn(partial)) as connection:
             connection.execute(_CLOCK.encode())
+            connection.execute(_PLAN.encode())
         self._admin(f"alter database {partial} rename to {name}")
 
     def _digest(self) -> str:
         source = migrate.read()
-        text = json.dumps([(f.name, f.sha256) for f in (*source.migrations, *source.code)]) + _CLOCK
+        text = json.dumps([(f.name, f.sha256) for f in (*source.migrations, *source.code)]) + _CLOCK + _PLAN
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _exists(self, name: str) -> bool:

@@ -208,6 +208,7 @@ def test_plans_are_created_changed_and_assigned(
         "basic",
         "premium",
         "enterprise",
+        "unlimited",
     ]
     options = (
         "--title",
@@ -231,7 +232,7 @@ def test_plans_are_created_changed_and_assigned(
     assert penstock("plans", "assign", "test", "pro").code == 0
     [row] = db.execute("select plan, weight from penstock.tenants where id = %s", [tenant])
     assert row == {"plan": "pro", "weight": 3}
-    assert penstock("plans", "assign", "test", "none", "-o", "json").json["plan"] is None
+    assert penstock("plans", "assign", "test", "none", "-o", "json").json["plan"] == "unlimited"
     assert penstock("plans", "set", "pro", "--inactive", "-o", "json").json["is_active"] is False
     for arguments, refusal in {
         ("assign", "test", "pro"): (5, "unknown_plan"),

@@ -17,7 +17,7 @@ async def test_all_checks_run(db: testing.Database) -> None:
     found = await examine(db)
     assert list(found) == [
         "database", "durability", "clock", "transactions", "vacuum", "LISTEN", "schema",
-        "maintenance", "workers", "backlog", "chores", "webhooks", "operations", "schedules", "audit log", "alerts",
+        "maintenance", "workers", "backlog", "chores", "webhooks", "operations", "schedules", "providers", "audit log", "alerts",
     ]  # fmt: skip
     # The test server runs without fsync and autovacuum, and its clock function differs from the schema's.
     wrong = {name: check.state for name, check in found.items() if check.state != "ok"}
@@ -55,6 +55,16 @@ async def test_unresponsive_worker_is_a_warning(db: testing.Database, clock: tes
     check = (await examine(db))["workers"]
     assert check.state == "warn"
     assert "w1 last responded" in check.finding
+
+
+async def test_provider_without_hosts_is_a_warning(db: testing.Database) -> None:
+    """Only answers of a provider's own hosts slow it, and those of an unknown name are not known."""
+    db.execute("select penstock.set_provider('openai/gpt'), penstock.set_provider('acme/voice')")
+    check = (await examine(db))["providers"]
+    assert check.state == "warn"
+    assert "acme/voice" in check.finding and "openai" not in check.finding
+    db.execute("""select penstock.set_provider('acme/voice', '{"hosts": ["api.acme.example"]}')""")
+    assert (await examine(db))["providers"].state == "ok"
 
 
 async def test_open_transaction_is_reported(db: testing.Database) -> None:

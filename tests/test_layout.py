@@ -142,9 +142,7 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
     "sessions": {"docs": "docs/access.md"},
     # A Google account's quota; sheets are sources of bulk jobs.
     "sheets": {
-        "python": "penstock/sheets/account.py",
         "api": None,
-        "cli": None,
         "dashboard": None,
         "docs": "docs/bulk.md",
     },

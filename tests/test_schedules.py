@@ -322,6 +322,47 @@ def test_schedules_that_cannot_fire_are_refused(
     assert "\n" not in (refused.value.diag.message_primary or "")
 
 
+@pytest.mark.parametrize(
+    ("params", "field"),
+    [
+        ({}, "topics"),
+        ({"topics": 3}, "topics"),
+        ({"topics": None}, "topics"),
+        ({"topics": ["a"], "topic": "b"}, "topic"),
+        ({"topics": ["a"], "count": ["1"]}, "count"),
+        ({"topics": ["a"], "count": "1"}, None),
+        ({"topics": ["a"], "note": {"any": "thing"}}, None),
+    ],
+)
+async def test_params_of_a_schedule_are_checked_in_sql(
+    app: App, db: testing.Database, tenant: Any, params: dict[str, Any], field: str | None
+) -> None:
+    """S73: by the declaration of the app, which need not run where the schedule is set."""
+
+    @app.task
+    async def work(topic: str) -> None: ...
+
+    @app.job
+    def publish(topics: list[str], count: int = 1, note: Any = None) -> None: ...
+
+    async with app, app.connections() as pool:
+        await app.declare(pool)
+        chosen: dict[str, Any] = {
+            "name": "n",
+            "cron": "0 3 * * *",
+            "job_type": "publish",
+            "tenant_id": tenant,
+        }
+        if field is None:
+            await schedules.set(pool, params=params, **chosen)
+        else:
+            with pytest.raises(Invalid) as refused:
+                await schedules.set(pool, params=params, **chosen)
+            assert (refused.value.code, refused.value.details["field"]) == ("bad_input", field)
+            # A schedule that is off may be stored as it is.
+            await schedules.set(pool, params=params, is_enabled=False, **chosen)
+
+
 async def test_an_unreadable_schedule_does_not_block_the_others(
     app: App, db: testing.Database, drain: testing.Drain, clock: testing.Clock
 ) -> None:

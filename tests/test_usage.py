@@ -26,7 +26,7 @@ async def test_a_tenant_has_the_limits_of_its_plan(
 ) -> None:
     clock.freeze(datetime(2030, 3, 5, tzinfo=UTC))
     async with database.pool(db.dsn) as pool:
-        assert (await usage.status(pool, tenant_id=tenant)).plan is None
+        assert (await usage.status(pool, tenant_id=tenant)).plan == "unlimited"
         await usage.set_plan(
             pool,
             name="pro",
@@ -55,10 +55,11 @@ async def test_a_tenant_has_the_limits_of_its_plan(
 
 
 async def test_the_default_plans_exist(db: testing.Database) -> None:
-    """R3.7/plans: the four default plans."""
+    """R3.7/plans: the four default plans, and one without limits that is not for sale."""
     async with database.pool(db.dsn) as pool:
         plans = await usage.plans(pool)
-    assert [plan.name for plan in plans] == ["free", "basic", "premium", "enterprise"]
+    assert [plan.name for plan in plans if not plan.is_active] == ["unlimited"]
+    assert [plan.name for plan in plans if plan.is_active] == ["free", "basic", "premium", "enterprise"]
     assert plans[1].price == Decimal("9.99")
     assert plans[3].limits == {}
 

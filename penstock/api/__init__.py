@@ -43,6 +43,7 @@ from penstock.api.hosts import Hosts
 from penstock.api.isolated import Isolated
 from penstock.api.limits import Limits, Rates
 from penstock.api.routes import PROBLEM_SCHEMA
+from penstock.api.shares import Flights
 from penstock.api.tokens import Tokens
 from penstock.billing import add_to as add_billing
 from penstock.billing import reconciling
@@ -127,6 +128,7 @@ def create(
     made.state.rate = made.state.rates.callers
     made.state.rest_catalogues = {}
     made.state.isolated = Isolated(app, most)
+    made.state.body_flights = Flights(most.body_flights)
     problems.add_to(made)
     if chosen.allowed_origins:
         # Credentials stay disallowed: a browser then sends no cookies with cross-origin requests.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from datetime import datetime
 from email.utils import formatdate
 from functools import partial
@@ -17,12 +18,14 @@ from pydantic import BaseModel, Field
 
 from penstock.api.callers import Caller, Callers
 from penstock.api.fields import NUMERIC, RequestModel
-from penstock.api.limits import arriving
+from penstock.api.isolated import Isolated
+from penstock.api.limits import Limits, arriving
 from penstock.api.pages import LARGEST, LimitQuery, Page, UuidCursor, page
 from penstock.api.routes import PROBLEMS, Conn, Route, StartRoute
 from penstock.api.routes import router as routes_for
+from penstock.api.shares import Flight
 from penstock.contract import artifacts, jobs
-from penstock.errors import Conflict, Gone, Invalid, LeaseLost, NotFound, TooLarge
+from penstock.errors import Conflict, Gone, Invalid, LeaseLost, NotFound, TimedOut, TooLarge
 from penstock.sdk.app import App
 from penstock.storage import content
 from penstock.storage import objects as storages
@@ -283,7 +286,7 @@ _PARTS: dict[int | str, dict[str, Any]] = {
 @files.put(
     "/storage/{path:path}",
     status_code=204,
-    responses={status: PROBLEMS[status] for status in (408, 413)},
+    responses={status: PROBLEMS[status] for status in (408, 413, 429)},
     openapi_extra=_OPEN,
 )
 async def put_file(request: Request, path: str) -> None:
@@ -298,7 +301,23 @@ async def put_file(request: Request, path: str) -> None:
     async with callers.acting(_SERVICE, read_only=True) as conn:
         if not await artifacts.is_awaited(conn, path=grant.path):
             raise Conflict("this upload has been finished or abandoned", code="not_pending")
-    await folder.put(grant.path, arriving(request), limit=limit)
+    isolated: Isolated = request.app.state.isolated
+    tenant = f"tenant:{grant.fields['tenant']}"
+    # The URL is the only credential, so the tenant is the caller.
+    async with isolated.puts.take(tenant, tenant):
+        with isolated.flights.open(tenant, f"put:{tenant}") as flight:
+            await folder.put(grant.path, _counted(request, flight), limit=limit)
+
+
+async def _counted(request: Request, flight: Flight) -> AsyncGenerator[bytes]:
+    """The uploaded file. Raises Limited if the tenant has too many bytes in flight, or TimedOut."""
+    limits: Limits = request.app.state.limits
+    end = time.monotonic() + limits.file_seconds
+    async for chunk in arriving(request):
+        if time.monotonic() > end:
+            raise TimedOut(f"the file did not arrive within {limits.file_seconds:g} seconds")
+        flight.add(len(chunk))
+        yield chunk
 
 
 @files.get("/storage/{path:path}", response_class=Response, responses=_PARTS, openapi_extra=_OPEN)

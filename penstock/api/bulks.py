@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from decimal import Decimal
@@ -14,14 +13,13 @@ from fastapi import Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import BaseModel, Field
 
-from penstock import sources
 from penstock.api.fields import NUMERIC, MoneyText, RequestModel
 from penstock.api.jobs import JobResponse, JobStarted
 from penstock.api.limits import Limits, read_json
 from penstock.api.options import with_options
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, UuidCursor, filter_query, page
 from penstock.api.routes import Conn, ExportRoute, StartRoute, router, tag_of
-from penstock.api.uploads import FileRoute, examine
+from penstock.api.uploads import FileRoute, examine, parsed
 from penstock.contract import bulks, jobs
 from penstock.errors import Invalid, NotFound
 from penstock.postgres import db
@@ -186,10 +184,9 @@ _BODY: dict[str, Any] = {
 }
 
 
-async def _opened(request: Request, table: TableQuery) -> sources.Source:
+def _parsed(request: Request, table: TableQuery) -> Any:
     chosen = table.model_dump(include=set(TableQuery.model_fields))
-    file: IO[bytes] = request.state.file
-    return await asyncio.to_thread(sources.open, file, **chosen)
+    return parsed(request.app, request.state.file.name, chosen)
 
 
 def _params(text: str | None, limits: Limits) -> dict[str, Any]:
@@ -244,17 +241,16 @@ async def upload_bulk(
 ) -> JobStarted:
     """Start a bulk job from a file, which is the request body."""
     params = _params(bulk.params, request.app.state.limits)
-    with await _opened(request, bulk) as source:
-        async with _acting(request) as conn:
-            job_id = await bulks.start(
-                conn,
-                type=bulk.type,
-                rows=source,
-                source=bulks.describe(source),
-                params=params,
-                **bulk.options(),
-                idempotency_key=idempotency_key,
-            )
+    async with _parsed(request, bulk) as (rows, described), _acting(request) as conn:
+        job_id = await bulks.start(
+            conn,
+            type=bulk.type,
+            rows=rows,
+            source=described,
+            params=params,
+            **bulk.options(),
+            idempotency_key=idempotency_key,
+        )
     return JobStarted(id=job_id)
 
 
@@ -334,9 +330,8 @@ async def read_again(conn: Conn, job_id: UUID) -> None:
 @file_routes.post("/bulks/{job_id:uuid}/upload", summary="Add Rows From File", openapi_extra=_BODY)
 async def add_file(request: Request, job_id: UUID, table: Annotated[TableQuery, Query()]) -> RowsAdded:
     """Add new and corrected rows from a file to a bulk job that has not ended."""
-    with await _opened(request, table) as source:
-        async with _acting(request) as conn:
-            return await bulks.add_rows(conn, job_id=job_id, rows=source)
+    async with _parsed(request, table) as (rows, _), _acting(request) as conn:
+        return await bulks.add_rows(conn, job_id=job_id, rows=rows)
 
 
 @routes.post("/bulks/{job_id:uuid}/undo", status_code=201)

@@ -20,7 +20,7 @@ import pydantic_core
 import structlog
 
 from penstock.api.limits import Limits
-from penstock.api.shares import Shares
+from penstock.api.shares import Flights, Shares
 from penstock.errors import PenstockError, from_problem
 from penstock.postgres import db
 from penstock.sdk import child
@@ -55,6 +55,8 @@ class Isolated:
         self.bodies = Shares("job bodies", limits.bodies)
         self.uploads = Shares("uploads", limits.uploads)
         self.files = Shares("files read at once", limits.files)
+        self.puts = Shares("uploads", limits.puts)
+        self.flights = Flights(limits.file_flights)
 
     async def draw(self, type: str, params: dict[str, Any], *, tenant: str, caller: str) -> DrawnTasks | None:
         """Run the body of a job type. None if the app lacks the type."""
@@ -78,13 +80,16 @@ class Isolated:
     async def run(
         self, name: str, cpu_seconds: float, too_slow: Callable[[], PenstockError], **arguments: Any
     ) -> Any:
-        """Call a function of `penstock.sdk.child`. Raises `too_slow` if it uses more CPU time."""
-        app = self._app
-        assert app is not None
-        if app.path is None:
-            return await asyncio.to_thread(child.FUNCTIONS[name], app, **arguments)
+        """Call a function of `penstock.sdk.child`. Raises `too_slow` if it uses more CPU time.
+
+        A function that needs no app always runs in a child process.
+        """
+        path = self._app.path if self._app else None
+        if path is None and name not in child.WITHOUT_APP:
+            assert self._app is not None
+            return await asyncio.to_thread(child.FUNCTIONS[name], self._app, **arguments)
         message = json.dumps([name, cpu_seconds, arguments]).encode()
-        process = self._free.pop() if self._free else _Child(app.path)
+        process = self._free.pop() if self._free else _Child(path)
         self._all.add(process)
         try:
             async with asyncio.timeout(cpu_seconds * _WALL):
@@ -113,7 +118,7 @@ class Isolated:
 class _Child:
     """A child process, which answers one request at a time."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str | None) -> None:
         self._path = path
         self._process: Process | None = None
 

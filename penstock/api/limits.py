@@ -12,7 +12,7 @@ from typing import Any
 import jiter
 from fastapi import Request
 
-from penstock.api.shares import Share
+from penstock.api.shares import ByteShare, Flight, Flights, Share
 from penstock.errors import Invalid, Limited, TimedOut, TooLarge
 
 MAX_PER_PAGE = 200
@@ -22,7 +22,10 @@ _OTHER_FILES = 200
 _BODIES = Share(slots=2, per_tenant=1, per_caller=1, waiting=20, seconds=30)
 _UPLOADS = Share(slots=40, per_tenant=4, per_caller=3, waiting=0, seconds=0)
 _FILES = Share(slots=4, per_tenant=2, per_caller=1, waiting=10, seconds=120)
+_PUTS = Share(slots=40, per_tenant=8, per_caller=8, waiting=32, seconds=60)
 _EXPORTS = Share(slots=3, per_tenant=1, per_caller=1, waiting=4, seconds=60)
+_BODY_FLIGHTS = ByteShare(total=256 << 20, per_tenant=64 << 20, per_caller=32 << 20)
+_FILE_FLIGHTS = ByteShare(total=4 << 30, per_tenant=1 << 30, per_caller=512 << 20)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,13 @@ class Limits:
     file_bytes: int = 256 << 20
     """Size of an uploaded bulk file."""
     file_seconds: float = 600
-    """Time for a bulk file to arrive."""
+    """Time for a bulk file or an uploaded artifact to arrive."""
+    body_flights: ByteShare = _BODY_FLIGHTS
+    """Bytes of request bodies in memory."""
+    file_flights: ByteShare = _FILE_FLIGHTS
+    """Bytes of files that arrive or are read."""
+    puts: Share = _PUTS
+    """Artifacts that arrive at once with signed URLs."""
     uploads: Share = _UPLOADS
     """Bulk files that arrive at once."""
     files: Share = _FILES
@@ -142,7 +151,10 @@ class Rates:
 
 
 async def read_body(request: Request, limits: Limits) -> bytes:
-    """Read the request body. Raises TooLarge or TimedOut."""
+    """Read the request body. Raises TooLarge, TimedOut or Limited.
+
+    Its bytes count for the tenant and the caller until the request is answered.
+    """
     length = request.headers.get("content-length")
     if length is None and "transfer-encoding" not in request.headers:
         return b""
@@ -152,16 +164,31 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         raise _too_large(limits)
     parts: list[bytes] = []
     size = 0
+    flight = _flight(request)
     try:
         async with asyncio.timeout(limits.body_seconds):
             async for part in request.stream():
                 size += len(part)
+                flight.add(len(part))
                 if size > limits.body_bytes:
                     raise _too_large(limits)
                 parts.append(part)
     except TimeoutError as error:
         raise TimedOut(f"the request body did not arrive within {limits.body_seconds:g} seconds") from error
     return b"".join(parts)
+
+
+def _flight(request: Request) -> Flight:
+    """The bytes of this request's body. `Observed` forgets them when the request ends."""
+    flights: Flights = request.app.state.body_flights
+    caller = getattr(request.state, "caller", None)
+    if caller is None or caller.role == "anon":
+        tenant = name = f"nobody:{request.client.host if request.client else ''}"
+    else:
+        tenant, name = caller.share, caller.name
+    flight = Flight(flights, tenant, name)
+    request.state.flights.append(flight)
+    return flight
 
 
 def _too_large(limits: Limits) -> TooLarge:

@@ -28,6 +28,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.api import problems
 from penstock.api.callers import Callers
 from penstock.api.routes import PROBLEMS, identify
+from penstock.api.shares import Flight
 from penstock.contract import alerts, operations, webhooks, workers
 from penstock.errors import Forbidden, Unauthenticated, Unavailable
 from penstock.types import OperationCount
@@ -83,6 +84,8 @@ class Observed:
         given = Request(scope).headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
+        flights: list[Flight] = []
+        scope["state"]["flights"] = flights
         started_at = time.perf_counter()
         status = 0
 
@@ -108,6 +111,8 @@ class Observed:
                     raise
                 await problems.unexpected(request_id)(scope, receive, sending)
             finally:
+                for flight in flights:
+                    flight.close()
                 self._record(scope, status, time.perf_counter() - started_at)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:

@@ -136,7 +136,8 @@ class Route(APIRoute):
             callers: Callers = request.app.state.callers
             limits: Limits = request.app.state.limits
             caller = await self._caller(request)
-            body = await read_body(request, limits)
+            with callers.counting(caller):
+                body = await read_body(request, limits)
             again = with_body(request, body)
             if self.body_field is not None and body:
                 # FastAPI uses the value that has already been parsed.

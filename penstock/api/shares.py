@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from penstock.errors import Limited, Unavailable
@@ -156,3 +156,83 @@ class Shares:
             f"no {self._what} became free within {self._share.seconds:g} seconds",
             details={"retry_after_seconds": RETRY_SECONDS},
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ByteShare:
+    """The bytes of request bodies that a process holds at once, and one tenant's part of them."""
+
+    total: int
+    per_tenant: int
+    per_caller: int
+
+
+class Flights:
+    """The bytes of requests that have arrived and are not answered yet."""
+
+    def __init__(self, share: ByteShare) -> None:
+        self._share = share
+        self._used = 0
+        self._by_tenant: Counter[str] = Counter()
+        self._by_caller: Counter[str] = Counter()
+
+    @contextmanager
+    def open(self, tenant: str, caller: str) -> Generator[Flight]:
+        """Count the bytes of a request until its end."""
+        flight = Flight(self, tenant, caller)
+        try:
+            yield flight
+        finally:
+            flight.close()
+
+    def held(self, tenant: str) -> int:
+        """The bytes of a tenant in flight."""
+        return self._by_tenant[tenant]
+
+    def add(self, tenant: str, caller: str, size: int) -> None:
+        """Count bytes that arrive. Raises Limited or Unavailable if they are too many."""
+        if (
+            self._by_tenant[tenant] + size > self._share.per_tenant
+            or self._by_caller[caller] + size > self._share.per_caller
+        ):
+            raise Limited(
+                "the requests of this tenant or caller that are being received have too many bytes",
+                code="share_used_up",
+                hint="Send fewer requests at once.",
+                details={"retry_after_seconds": RETRY_SECONDS},
+            )
+        if self._used + size > self._share.total:
+            raise Unavailable(
+                "the server receives too many bytes at once", details={"retry_after_seconds": RETRY_SECONDS}
+            )
+        self._change(tenant, caller, size)
+
+    def remove(self, tenant: str, caller: str, size: int) -> None:
+        """Forget the bytes of a request that has ended."""
+        self._change(tenant, caller, -size)
+
+    def _change(self, tenant: str, caller: str, size: int) -> None:
+        self._used += size
+        for counts, name in ((self._by_tenant, tenant), (self._by_caller, caller)):
+            counts[name] += size
+            if not counts[name]:
+                del counts[name]
+
+
+class Flight:
+    """The bytes of one request."""
+
+    def __init__(self, flights: Flights, tenant: str, caller: str) -> None:
+        self._flights = flights
+        self._names = tenant, caller
+        self._size = 0
+
+    def add(self, size: int) -> None:
+        """Count bytes that arrive. Raises Limited or Unavailable if they are too many."""
+        self._flights.add(*self._names, size)
+        self._size += size
+
+    def close(self) -> None:
+        """Forget the bytes."""
+        self._flights.remove(*self._names, self._size)
+        self._size = 0

@@ -59,6 +59,7 @@ COMMANDS = {
     "members": Entry(_OPERATE, "invitations", "Manage members of tenants, and erase users.", "members_group"),
     "invitations": Entry(_OPERATE, "invitations", "Manage invitations to tenants.", "group"),
     "sessions": Entry(_OPERATE, "sessions", "Manage dashboard sessions.", "group"),
+    "sheets": Entry(_OPERATE, "sheets", "Show and release the tenants of Google Sheets.", "group"),
     "limits": Entry(_MONEY, "limits", "Manage providers, their rate limits and their state.", "group"),
     "usage": Entry(_MONEY, "usage", "Show usage and manage quotas.", "group"),
     "plans": Entry(_MONEY, "usage", "Manage subscription plans.", "plans_group"),

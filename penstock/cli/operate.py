@@ -70,9 +70,13 @@ async def tenants_create(
     pool: db.Pool,
     name: Annotated[str, typer.Argument(show_default=False, help="Tenant name.")],
     weight: Annotated[float, typer.Option(help="Share of capacity relative to other tenants.")] = 1,
+    plan: Annotated[
+        str | None,
+        typer.Option(help="Plan, or unlimited (default: the setting tenant_plan).", show_default=False),
+    ] = None,
 ) -> None:
     """Create a tenant. Prints its id."""
-    tenant_id = await tenants.create(pool, name=name, weight=weight)
+    tenant_id = await tenants.create(pool, name=name, weight=weight, plan=plan)
     output.document({"id": tenant_id}, lambda: print(tenant_id))
 
 

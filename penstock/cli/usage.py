@@ -294,13 +294,14 @@ async def _merged(pool: db.Pool, name: str, named: dict[str, Decimal | None]) ->
 async def plans_assign(
     pool: db.Pool,
     tenant: TenantArgument,
-    plan: Annotated[str, typer.Argument(metavar="PLAN|none", show_default=False, help="Plan name.")],
+    plan: Annotated[str, typer.Argument(metavar="PLAN|unlimited", show_default=False, help="Plan name.")],
 ) -> None:
-    """Assign a tenant to a plan; none removes its plan. Usage in the current period is kept."""
+    """Assign a tenant to a plan; unlimited has no limits. Usage in the current period is kept."""
     tenant_id = await tenant_id_of(pool, tenant)
-    chosen_plan = None if plan == "none" else plan
+    # `none` is the former name.
+    chosen_plan = "unlimited" if plan == "none" else plan
     await usage.set_tenant_plan(pool, tenant_id=tenant_id, plan=chosen_plan)
     output.document(
         {"tenant_id": tenant_id, "plan": chosen_plan},
-        lambda: output.note(f"Assigned to plan {plan}." if chosen_plan else "Removed from its plan."),
+        lambda: output.note(f"Assigned to plan {chosen_plan}."),
     )

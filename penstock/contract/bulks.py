@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import json
 import re
@@ -30,7 +31,10 @@ PART = 5000
 MAX_ROW_BYTES = 262_144
 """Default of the setting `max_input_bytes`: the size of a row as JSON above which the database refuses it."""
 _UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-_PAGE = 1000
+_SAMPLE = 1000
+"""Rows whose results decide the columns of an export."""
+_PAGE = 250
+"""Rows read at once. Decoding more would block other requests of the process."""
 
 _BULKS: LiteralString = """\
 select id, tenant_id, type, status, status_reason, created_by, created_at, started_at, finished_at, source,
@@ -103,6 +107,23 @@ def describe(source: Any) -> dict[str, Any]:
     return {**known, "columns": columns} if columns else known
 
 
+def batches(source: Iterable[Row]) -> Iterator[bytes]:
+    """The rows of a source as JSON arrays, as `PreparedRows` reads them again."""
+    return (text.encode() for text in db.json_arrays(map(_document, source), max_items=PART, dumps=_text))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRows:
+    """Rows that another process has read and written to a file: JSON arrays, each after its length."""
+
+    path: Path
+
+    def __iter__(self) -> Iterator[str]:
+        with self.path.open("rb") as file:
+            while size := int.from_bytes(file.read(4), "big"):
+                yield file.read(size).decode()
+
+
 # Starting
 
 
@@ -110,7 +131,7 @@ async def start(
     where: db.Pool | db.Connection,
     *,
     type: str,
-    rows: Iterable[Row] | None,
+    rows: Iterable[Row] | PreparedRows | None,
     source: Mapping[str, Any] | None = None,
     params: Mapping[str, Any] | None = None,
     **options: Unpack[BulkOptions],
@@ -136,7 +157,7 @@ async def start(
 
 
 async def add_rows(
-    where: db.Pool | db.Connection, *, job_id: UUID, rows: Iterable[Row], load: bool = True
+    where: db.Pool | db.Connection, *, job_id: UUID, rows: Iterable[Row] | PreparedRows, load: bool = True
 ) -> RowsAdded:
     """Add rows to a bulk job that has not ended, in one transaction. Those it has already are left out.
 
@@ -149,8 +170,14 @@ async def add_rows(
         async def send(part: db.Json, load: bool = False) -> None:
             counts.append(await db.value(held, "add_bulk_rows", p_job_id=job_id, p_rows=part, p_load=load))
 
-        is_file = isinstance(rows, sources.Source)
-        await db.send_in_batches(map(_document, rows), send, max_items=PART, dumps=_text, in_thread=is_file)
+        if isinstance(rows, PreparedRows):
+            for text in rows:
+                await send(db.Json([], dumps=lambda _, text=text: text))
+        else:
+            is_file = isinstance(rows, sources.Source)
+            await db.send_in_batches(
+                map(_document, rows), send, max_items=PART, dumps=_text, in_thread=is_file
+            )
         await send(db.Json([]), load)
     return RowsAdded(**{name: sum(count[name] for count in counts) for name in counts[0]})
 
@@ -302,25 +329,44 @@ async def export(
     A result that is an object has a column for each of its fields.
     """
     bulk = await get(where, job_id=job_id)
-    first = await rows(where, job_id=job_id, states=states, limit=_PAGE)
     data = dict.fromkeys(bulk.source.get("columns") or [])
     fields: dict[str, None] = {}
-    for row in first:
-        data |= dict.fromkeys(row.data)
-        fields |= dict.fromkeys(_fields(row.output))
+    first: builtins.list[BulkResult] = []
+    while len(first) < _SAMPLE:
+        after = first[-1].number if first else -1
+        page = await rows(where, job_id=job_id, states=states, after=after, limit=_PAGE)
+        first += page
+        for row in page:
+            data |= dict.fromkeys(row.data)
+            fields |= dict.fromkeys(_fields(row.output))
+        if len(page) < _PAGE:
+            break
     added = {name: _free(name, data) for name in ("row", "state", *fields, "error_code", "error", "cost")}
-    with sources.writer([*data, *added.values()], format, out) as table:
-        async for row in results(where, job_id=job_id, states=states):
-            found = {
-                "row": row.number,
-                "state": row.state,
-                "error_code": row.error_code,
-                "error": row.error_message,
-                "cost": row.cost,
-                **_fields(row.output),
-            }
-            table.add({**row.data, **{added[name]: value for name, value in found.items() if name in added}})
-        return table.count
+    table = sources.writer([*data, *added.values()], format, out)
+    try:
+        page = first
+        while page:
+            # Formatting takes longer than reading: other requests of the process must not wait for it.
+            await asyncio.to_thread(_add_to, table, page, added)
+            page = await rows(where, job_id=job_id, states=states, after=page[-1].number, limit=_PAGE)
+        await asyncio.to_thread(table.close)
+    except BaseException:
+        table.discard()
+        raise
+    return table.count
+
+
+def _add_to(table: sources.Writer, page: Sequence[BulkResult], added: Mapping[str, str]) -> None:
+    for row in page:
+        found = {
+            "row": row.number,
+            "state": row.state,
+            "error_code": row.error_code,
+            "error": row.error_message,
+            "cost": row.cost,
+            **_fields(row.output),
+        }
+        table.add({**row.data, **{added[name]: value for name, value in found.items() if name in added}})
 
 
 def _fields(output: Any) -> dict[str, Any]:

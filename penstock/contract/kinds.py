@@ -28,3 +28,10 @@ async def define_job_type(
     """Create or change a job type: its phases in order, as `{"name", "weight"}`, and what a failure does."""
     documents = db.Json([dict(phase) for phase in phases])
     await db.call(database, "define_job_type", p_name=name, p_phases=documents, p_on_failure=on_failure)
+
+
+async def define_params(database: db.Database, *, params: Mapping[str, Mapping[str, Any]]) -> None:
+    """Declare the params of job types and kinds by name, so that schedules are checked when they are set."""
+    await db.call(
+        database, "define_params", p_params=db.Json({name: dict(each) for name, each in params.items()})
+    )

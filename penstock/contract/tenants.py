@@ -33,13 +33,23 @@ where t.id = any (%s)"""
 _ROLES: LiteralString = "select tenant_id, role from penstock.members where user_id = %s"
 
 
-async def create(database: db.Database, *, name: str, weight: float = 1) -> UUID:
-    """Create a tenant. `weight` is its share of every lane, relative to other tenants."""
-    return await db.value(database, "create_tenant", p_name=name, p_weight=float(weight))
+async def create(database: db.Database, *, name: str, weight: float = 1, plan: str | None = None) -> UUID:
+    """Create a tenant. `weight` is its share of every lane, relative to other tenants.
+
+    Without a `plan` it gets the one in the setting `tenant_plan`; `unlimited` has no limits.
+    """
+    async with db.transaction(database) as conn:
+        tenant_id = await db.value(conn, "create_tenant", p_name=name, p_weight=float(weight))
+        if plan is not None:
+            await db.call(conn, "set_tenant_plan", p_tenant_id=tenant_id, p_plan=plan)
+            # The plan brought its own weight.
+            if weight != 1:
+                await set_weight(conn, tenant_id=tenant_id, weight=weight)
+    return tenant_id
 
 
 async def ensure(database: db.Database, *, name: str) -> UUID:
-    """The tenant with this name, the oldest if there are several; created if missing."""
+    """The tenant with this name, the oldest if there are several; created without limits if missing."""
     return await db.value(database, "ensure_tenant", p_name=name)
 
 

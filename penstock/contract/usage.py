@@ -169,8 +169,8 @@ async def set_plan(database: db.Database, *, name: str, **values: Unpack[PlanVal
 
 
 async def set_tenant_plan(database: db.Database, *, tenant_id: UUID, plan: str | None) -> None:
-    """Put a tenant on a plan (None: no limits). Its usage in the current period still counts."""
-    await db.call(database, "set_tenant_plan", p_tenant_id=tenant_id, p_plan=plan)
+    """Put a tenant on a plan (None or `unlimited`: no limits). Its usage in the period still counts."""
+    await db.call(database, "set_tenant_plan", p_tenant_id=tenant_id, p_plan=plan or "unlimited")
 
 
 async def meters(database: db.Database) -> list[Meter]:

@@ -79,6 +79,8 @@ def _create() -> FastAPI:
     dashboard.mount("/static", _Static(directory=Path(__file__).parent / "static"), name="static")
     # Links to locally stored files are relative to the mount point.
     dashboard.include_router(files.files)
+    # Before the route of one bulk job, which matches its path as well.
+    dashboard.include_router(bulks.table_router)
     for page in (
         sign_in,
         overview,

@@ -94,7 +94,7 @@ async def export_rows(
             break
     head = list(declared.page.columns)
     shown = [formatting.redacted(row) for row in rows]
-    return exports.as_csv(name, head, [[row[column] for column in head] for row in shown])
+    return await exports.as_csv(name, head, [[row[column] for column in head] for row in shown])
 
 
 @router.get("/app/{name}")

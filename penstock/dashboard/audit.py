@@ -78,4 +78,4 @@ async def export_lines(conn: Conn, viewer: CurrentViewer, filter: FilterQuery = 
     head = ("id", "at", "tenant_id", "actor", "action", "job_id", "subject", "details")
     to_rows = exports.fields(*head)
     rows = await exports.all_rows(audit.list, to_rows, conn, filter=filter, tenant_ids=viewer.tenant_ids)
-    return exports.as_csv("audit", head, rows)
+    return await exports.as_csv("audit", head, rows)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-import io
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncGenerator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from tempfile import NamedTemporaryFile
+from typing import IO, Annotated, Any, Literal
 from uuid import UUID
 
 from fastapi import APIRouter, Query, Request, Response
 
-from penstock import sources
 from penstock.api.bulks import exported
+from penstock.api.callers import Caller, Callers
+from penstock.api.uploads import examined, parsed
 from penstock.contract import bulks, jobs, tenants
 from penstock.dashboard import actors, formatting, forms
 from penstock.dashboard.pages import (
@@ -23,13 +26,14 @@ from penstock.dashboard.pages import (
     FilterQuery,
     Page,
     Viewer,
+    load_viewer,
     redirect,
     render,
 )
 from penstock.errors import Forbidden, Invalid, PenstockError
 from penstock.sdk.app import App
 from penstock.sdk.bulk_type import BulkType
-from penstock.types import BulkSummary, Forecast, RowState, SourceCheck, exact
+from penstock.types import BulkSummary, Forecast, RowProblem, RowState, SourceCheck, exact
 
 router = APIRouter(route_class=Page)
 
@@ -41,6 +45,8 @@ STATES: tuple[RowState, ...] = (
 MAX_COUNTED_ROWS = 20_000
 """Counting states reads every row, so larger jobs show no counts."""
 MAX_EXPORTED_ROWS = 100_000
+MAX_PROBLEMS = 1000
+"""Problems of a table that are reported."""
 
 
 @router.get("/bulks")
@@ -73,6 +79,69 @@ async def list_bulks(
 # Starting a job from a table
 
 
+@dataclass
+class Table:
+    """What a child process found in a posted table."""
+
+    error: PenstockError | None = None
+    checked: SourceCheck | None = None
+    sample: Any = None
+    """The tasks of some valid rows for a forecast, and the factor from them to all rows."""
+    rows: bulks.PreparedRows | None = None
+    described: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+class TablePage(Page):
+    """A page that reads a posted table, in a child process and before it uses a database connection."""
+
+    @asynccontextmanager
+    async def preparing(self, request: Request, caller: Caller) -> AsyncGenerator[None]:
+        if request.method == "GET":
+            yield
+            return
+        callers: Callers = request.app.state.callers
+        async with callers.acting(caller, read_only=True) as conn:
+            _require_write_access(request, await load_viewer(conn, caller))
+        table = request.state.table = Table()
+        async with AsyncExitStack() as stack:
+            try:
+                await self._read(request, caller, table, stack)
+            except PenstockError as error:
+                if error.code == "share_used_up":
+                    raise
+                # The form shows it.
+                table.error = error
+            yield
+
+    async def _read(self, request: Request, caller: Caller, table: Table, stack: AsyncExitStack) -> None:
+        form: forms.Form = request.state.form
+        inputs, isolated = _inputs(form), request.app.state.isolated
+        file = stack.enter_context(NamedTemporaryFile(prefix="penstock-table-"))  # noqa: SIM115
+        options = _save(inputs, file)
+        bulk_type = _bulk_type(request, inputs["type"])
+        with request.app.state.callers.counting(caller):
+            async with isolated.files.take(caller.share, caller.name):
+                if form.get("verb") == "start":
+                    found = parsed(request.app, file.name, options)
+                    table.rows, table.described = await stack.enter_async_context(found)
+                elif bulk_type is not None:
+                    await self._check(request, bulk_type, file.name, options, table)
+
+    async def _check(
+        self, request: Request, bulk_type: BulkType[Any], path: str, options: dict[str, Any], table: Table
+    ) -> None:
+        """Check all rows, and make the tasks of some valid ones for a forecast."""
+        common: Any = {"type": bulk_type.name, "table": options}
+        found = await examined(request.app, path, "check", most=MAX_PROBLEMS, **common)
+        problems = [RowProblem(**each) for each in found["problems"]]
+        table.checked = SourceCheck(found["rows"], found["good"], problems)
+        if table.checked.good:
+            table.sample = await examined(request.app, path, "sample", params={}, **common)
+
+
+table_router = APIRouter(route_class=TablePage)
+
+
 @router.get("/bulks/new")
 async def new_bulk(request: Request, viewer: CurrentViewer) -> Response:
     """Show the form for a new bulk job."""
@@ -80,41 +149,31 @@ async def new_bulk(request: Request, viewer: CurrentViewer) -> Response:
     return _form(request, {})
 
 
-@router.post("/bulks/new")
+@table_router.post("/bulks/new")
 async def check_bulk(request: Request, conn: Conn, viewer: CurrentViewer) -> Response:
     """Check the table and forecast cost and duration, or start the job."""
     form: forms.Form = request.state.form
     _require_write_access(request, viewer)
-    inputs = {name: form.get(name) for name in INPUTS}
-    inputs["rows"] = next(iter(form.all("rows")), "")
+    inputs = _inputs(form)
+    table: Table = request.state.table
     try:
+        if table.error is not None:
+            raise table.error
         if form.get("verb") == "start":
-            return redirect(request, f"/bulks/{await _start(conn, inputs)}", flash="Bulk job started.")
-        checked, forecast = await _check_and_forecast(conn, request, inputs)
+            job_id = await _start(conn, inputs, table)
+            return redirect(request, f"/bulks/{job_id}", flash="Bulk job started.")
+        forecast = await _forecast(conn, inputs, table)
     except PenstockError as error:
         return _form(request, inputs, error=error)
-    return _form(request, inputs, checked=checked, forecast=forecast, is_checked=True)
+    return _form(request, inputs, checked=table.checked, forecast=forecast, is_checked=True)
 
 
-async def _check_and_forecast(
-    conn: Conn, request: Request, inputs: dict[str, str]
-) -> tuple[SourceCheck | None, Forecast | None]:
-    bulk_type = _bulk_type(request, inputs["type"])
-    if bulk_type is None:
-        return None, None
-    checked, sample = await asyncio.to_thread(_check_and_sample, bulk_type, inputs)
-    if sample is None:
-        return checked, None
-    tasks, times = sample
+async def _forecast(conn: Conn, inputs: dict[str, str], table: Table) -> Forecast | None:
+    if table.sample is None:
+        return None
+    tasks, times = table.sample
     options: Any = {"tenant_id": await _tenant(conn, inputs), "budget": _budget(inputs)}
-    return checked, await jobs.forecast(conn, type=bulk_type.name, tasks=tasks, times=times, **options)
-
-
-def _check_and_sample(bulk_type: BulkType[Any], inputs: dict[str, str]) -> tuple[SourceCheck, Any]:
-    """Check all rows, and make the tasks of some valid ones for a forecast."""
-    with _table(inputs) as table:
-        checked = bulk_type.check(table)
-        return checked, bulk_type.sample(table, {}) if checked.good else None
+    return await jobs.forecast(conn, type=inputs["type"], tasks=tasks, times=times, **options)
 
 
 def _form(
@@ -141,7 +200,7 @@ def _form(
     )
 
 
-async def _start(conn: Conn, inputs: dict[str, str]) -> UUID:
+async def _start(conn: Conn, inputs: dict[str, str], table: Table) -> UUID:
     options: Any = {
         "tenant_id": await _tenant(conn, inputs),
         "budget": _budget(inputs),
@@ -149,25 +208,33 @@ async def _start(conn: Conn, inputs: dict[str, str]) -> UUID:
         "preview": bool(inputs["preview"]),
         "skip_done": bool(inputs["skip_done"]),
     }
-    with await asyncio.to_thread(_table, inputs) as table:
-        return await bulks.start(
-            conn, type=inputs["type"], rows=table, source=bulks.describe(table), **options
-        )
+    assert table.rows is not None
+    return await bulks.start(conn, type=inputs["type"], rows=table.rows, source=table.described, **options)
 
 
-def _table(inputs: dict[str, str]) -> sources.Source:
+def _inputs(form: forms.Form) -> dict[str, str]:
+    inputs = {name: form.get(name) for name in INPUTS}
+    inputs["rows"] = next(iter(form.all("rows")), "")
+    return inputs
+
+
+def _save(inputs: dict[str, str], file: IO[bytes]) -> dict[str, Any]:
+    """Write the posted table to a file. Returns how to read it."""
     if inputs["content"]:
         try:
-            file = io.BytesIO(base64.b64decode(inputs["content"], validate=True))
+            file.write(base64.b64decode(inputs["content"], validate=True))
         except ValueError:
             raise Invalid(
                 "the file is incomplete", code="invalid_form", hint="Choose the file again."
             ) from None
-        return sources.open(file, format=inputs["format"] or None, name=inputs["name"])
-    if not inputs["rows"].strip():
+    elif inputs["rows"].strip():
+        file.write(inputs["rows"].encode())
+    else:
         raise Invalid("the table has no rows", code="no_rows", hint="Choose a file or paste a table.")
-    file = io.BytesIO(inputs["rows"].encode())
-    return sources.open(file, format=inputs["format"] or None, name=inputs["name"] or "pasted.csv")
+    file.flush()
+    is_pasted = not inputs["content"]
+    name = inputs["name"] or ("pasted.csv" if is_pasted else None)
+    return {"format": inputs["format"] or None, "name": name}
 
 
 def _bulk_type(request: Request, name: str) -> BulkType[Any] | None:

@@ -79,4 +79,4 @@ async def export_dead_letters(conn: Conn, viewer: CurrentViewer, filter: FilterQ
     rows = await exports.all_rows(
         dead_letters.list, to_rows, conn, filter=filter, tenant_ids=viewer.tenant_ids
     )
-    return exports.as_csv("dead-letters", EXPORTED, rows)
+    return await exports.as_csv("dead-letters", EXPORTED, rows)

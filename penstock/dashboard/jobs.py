@@ -105,7 +105,7 @@ async def export_jobs(conn: Conn, viewer: CurrentViewer, filter: FilterQuery = "
         ]
 
     rows = await exports.all_rows(jobs.list, to_rows, conn, filter=filter, tenant_ids=viewer.tenant_ids)
-    return exports.as_csv("jobs", (*EXPORTED, *counts, "cost"), rows)
+    return await exports.as_csv("jobs", (*EXPORTED, *counts, "cost"), rows)
 
 
 def _without_status(text: str) -> str:

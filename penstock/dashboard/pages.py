@@ -7,7 +7,8 @@ the form, then open one transaction under the caller's role.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -191,11 +192,19 @@ class Page(APIRoute):
                 raise Forbidden(READ_ONLY_MESSAGE, code="read_only")
             request.state.form = await forms.read(request, caller)
         is_export = self.path_format.endswith(".csv")
-        async with callers.acting(caller, read_only=is_read, is_export=is_export) as conn:
+        async with (
+            self.preparing(request, caller),
+            callers.acting(caller, read_only=is_read, is_export=is_export) as conn,
+        ):
             request.state.conn = conn
             request.state.now = await db.value(conn, "_now")
-            request.state.viewer = await _load_viewer(conn, caller)
+            request.state.viewer = await load_viewer(conn, caller)
             return await handle(request)
+
+    @asynccontextmanager
+    async def preparing(self, request: Request, caller: Caller) -> AsyncGenerator[None]:
+        """Do what takes long before the page uses a database connection."""
+        yield
 
 
 class AdminPage(Page):
@@ -218,7 +227,8 @@ def credential_of(request: Request) -> str | None:
     return shown(request)
 
 
-async def _load_viewer(conn: db.Connection, caller: Caller) -> Viewer:
+async def load_viewer(conn: db.Connection, caller: Caller) -> Viewer:
+    """Return what the caller may see and do."""
     if caller.role == "service_role":
         return Viewer(caller, (), {})
     user_id = UUID(caller.claims["sub"])

@@ -88,8 +88,11 @@ async def change_tenant(request: Request, conn: Conn, tenant_id: UUID) -> Respon
         weight = float(form.get("weight"))
     except ValueError:
         raise Invalid("weight must be a number", code="invalid_weight") from None
+    if not form.get("plan"):
+        # A missing plan must not become one without limits.
+        raise Invalid("plan is missing", code="invalid_form")
     # Set the plan first, because it resets the weight.
-    await usage.set_tenant_plan(conn, tenant_id=tenant_id, plan=form.get("plan") or None)
+    await usage.set_tenant_plan(conn, tenant_id=tenant_id, plan=form.get("plan"))
     await tenants.set_weight(conn, tenant_id=tenant_id, weight=weight)
     return redirect(request, f"/tenants/{tenant_id}", flash="Tenant saved.")
 

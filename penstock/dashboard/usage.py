@@ -90,4 +90,4 @@ async def export_costs(
         await costs.days(conn, since=since, tenant_id=tenant_id) if tenant_id or viewer.is_operator else []
     )
     rows = ((each.day.isoformat(), each.provider, format(each.amount, "f")) for each in found)
-    return exports.as_csv("costs", ("day", "provider", f"amount_{request.app.state.currency}"), rows)
+    return await exports.as_csv("costs", ("day", "provider", f"amount_{request.app.state.currency}"), rows)

@@ -320,6 +320,13 @@ async def send_in_batches(
     return count
 
 
+def json_arrays(items: Iterable[Any], *, max_items: int, dumps: Callable[[Any], str]) -> Iterator[str]:
+    """The batches of `send_in_batches` as JSON texts."""
+    stream = iter(items)
+    while deque(_fill_batch([], texts := list[str](), stream, max_items, dumps), 0) or texts:
+        yield f"[{','.join(texts)}]"
+
+
 async def _batches(
     items: Iterable[Any], max_items: int, dumps: Callable[[Any], str], in_thread: bool
 ) -> AsyncGenerator[Json]:

@@ -383,6 +383,8 @@ class App(Extensions):
         if self._is_declared:
             return
         await kinds.define(pool, kinds=[task.settings for task in self.tasks.values()])
+        takers = {**self.tasks, **self.job_types}.items()
+        await kinds.define_params(pool, params={name: taker.signature.params for name, taker in takers})
         for kind in self.job_types.values():
             phases = [{"name": name, "weight": weight} for name, weight in kind.phases.items()]
             await kinds.define_job_type(pool, name=kind.name, phases=phases, on_failure=kind.on_failure)

@@ -274,8 +274,9 @@ class BulkType(Generic[T]):
             return source
         async with self.app.connections() as pool:
             options = await self.app.ready(pool, self.chosen)
-            google = self.app.sheets_of(cast("UUID", options.get("tenant_id")))
-            return await bulk_sheets.fetch(pool, google, source.description)
+            tenant_id = UUID(str(options.get("tenant_id")))
+            google = self.app.sheets_of(tenant_id)
+            return await bulk_sheets.fetch(pool, google, source.description, tenant_id)
 
     # --- rows ---
 

@@ -19,7 +19,8 @@ from typing import IO, Any
 import pydantic_core
 
 from penstock import sources
-from penstock.errors import PenstockError, to_problem
+from penstock.contract import bulks
+from penstock.errors import PenstockError, TooLarge, to_problem
 from penstock.sdk.app import App
 from penstock.sdk.graph import DrawLimit, draw_limit
 from penstock.sdk.load import load
@@ -32,7 +33,8 @@ def main() -> None:
     # What the app prints must not get between the responses.
     os.dup2(2, 1)
     sys.path[:] = json.loads(_next(requests))
-    app = load(json.loads(_next(requests)))
+    path = json.loads(_next(requests))
+    app = load(path) if path else None
     while message := _next(requests):
         name, cpu_seconds, arguments = json.loads(message)
         _limit_cpu(cpu_seconds)
@@ -53,7 +55,7 @@ def _limit_cpu(seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
-def _answer(app: App, name: str, arguments: dict[str, Any]) -> bytes:
+def _answer(app: App | None, name: str, arguments: dict[str, Any]) -> bytes:
     try:
         return pydantic_core.to_json({"result": FUNCTIONS[name](app, **arguments)})
     except PenstockError as error:
@@ -91,4 +93,20 @@ def sample(app: App, type: str, path: str, table: dict[str, Any], params: dict[s
         return app.bulks[type].sample(source, params)
 
 
-FUNCTIONS: dict[str, Any] = {"draw": draw, "check": check, "sample": sample}
+def rows(app: App | None, path: str, table: dict[str, Any], out: str, most: int) -> Any:
+    """Write the rows of a table to a file, for `bulks.PreparedRows`. Returns what the table is."""
+    with sources.open(Path(path), **table) as source, Path(out).open("wb") as file:
+        for text in bulks.batches(source):
+            if file.tell() + len(text) > most:
+                raise TooLarge(
+                    f"the rows have more than {most} bytes as JSON",
+                    hint="Split the file.",
+                    details={"limit": most},
+                )
+            file.write(len(text).to_bytes(4, "big") + text)
+        return bulks.describe(source)
+
+
+FUNCTIONS: dict[str, Any] = {"draw": draw, "check": check, "sample": sample, "rows": rows}
+WITHOUT_APP = ("rows",)
+"""Functions that need no app."""

@@ -25,6 +25,7 @@ from uuid import UUID
 from pydantic import TypeAdapter, ValidationError
 
 from penstock.contract import bulks, jobs, providers
+from penstock.contract import sheets as bindings
 from penstock.errors import Forbidden, Invalid, Limited, NotFound, Unauthenticated
 from penstock.postgres import db
 from penstock.sdk import signals
@@ -113,15 +114,20 @@ class _Tasks:
             source, _ = await _source(pool, ctx.job_id)
             if ctx.provider is None:
                 require_apart(source.get("write") or {}, self._columns())
+                await _bind(pool, google, ctx.tenant_id)
                 await providers.ensure_sheets_account(pool, account=google.id)
                 await self._call_next(ctx, "read", google, {})
                 return {"account": google.account or google.id}
             calls = _Calls(pool, google, ctx)
             if area is None:
+                # Bound after the first answer of Google, so that nobody binds a sheet that it cannot read.
+                await _bind(pool, google, ctx.tenant_id, source["id"], is_new=False)
                 found = await calls.read(google.describe, source["id"])
+                await _bind(pool, google, ctx.tenant_id, source["id"])
                 chosen = str(found.area(source.get("range"), source.get("gid")))
                 await self._call_next(ctx, "read", google, {"area": chosen})
                 return {"title": found.title, "range": chosen}
+            await _bind(pool, google, ctx.tenant_id, source["id"])
             part = Part(parse(area), done, size)
             assert part.next is not None
             [values] = await calls.read(google.get, source["id"], [part.next])
@@ -187,6 +193,7 @@ class _Tasks:
     ) -> dict[str, Any]:
         source, key = await _source(pool, ctx.job_id)
         id, calls = source["id"], _Calls(pool, google, ctx)
+        await _bind(pool, google, ctx.tenant_id, id)
         names, keys = await self._read_names_and_keys(calls, google, source, place, key)
         column_numbers, heading = _column_numbers(place, names, source["write"])
         if heading:
@@ -296,6 +303,15 @@ async def _source(pool: db.Pool, job_id: UUID) -> tuple[dict[str, Any], list[str
     return {"gid": found.get("gid")} | sheet.description, key
 
 
+async def _bind(
+    pool: db.Pool, google: Sheets, tenant_id: UUID, sheet: str | None = None, *, is_new: bool = True
+) -> None:
+    """Bind the account and the sheet to the tenant. Raises Forbidden if another tenant has one of them."""
+    await bindings.bind(
+        pool, tenant_id=tenant_id, account=google.id, label=google.account, sheet=sheet, is_new=is_new
+    )
+
+
 def require_apart(written: Mapping[str, str], columns: Iterable[str]) -> None:
     """Raise Invalid if a column is both read and written."""
     for name in set(written.values()).intersection(columns):
@@ -303,8 +319,9 @@ def require_apart(written: Mapping[str, str], columns: Iterable[str]) -> None:
         raise Invalid(f"column {name!r} is both read and written", code="duplicate_column", hint=hint)
 
 
-async def fetch(pool: db.Pool, google: Sheets, source: Mapping[str, Any]) -> list[Row]:
-    """Fetch all rows of a sheet for a check or forecast. Waits for the quotas."""
+async def fetch(pool: db.Pool, google: Sheets, source: Mapping[str, Any], tenant_id: UUID) -> list[Row]:
+    """Fetch all rows of a tenant's sheet for a check or forecast. Waits for the quotas."""
+    await _bind(pool, google, tenant_id, source["id"], is_new=False)
     await providers.ensure_sheets_account(pool, account=google.id)
 
     async def read(method: Callable[..., Awaitable[R]], *arguments: Any) -> R:
@@ -314,6 +331,7 @@ async def fetch(pool: db.Pool, google: Sheets, source: Mapping[str, Any]) -> lis
         return await method(*arguments)
 
     described = await read(google.describe, source["id"])
+    await _bind(pool, google, tenant_id, source["id"])
     part, table, rows = Part(described.area(source.get("range"), source.get("gid"))), None, list[Row]()
     while part.next is not None:
         [values] = await read(google.get, source["id"], [part.next])

@@ -17,6 +17,15 @@ from penstock.errors import Invalid
 from penstock.sdk.context import Context
 
 _PLAIN = (str, int, bool, type(None))
+# Text that is a number is accepted as one.
+_SAMPLES: dict[str, Any] = {
+    "string": "1",
+    "number": 1,
+    "boolean": True,
+    "null": None,
+    "array": [],
+    "object": {},
+}
 
 
 class Step:
@@ -111,6 +120,40 @@ class Signature:
             self._output = _output_adapter(hints.get("return", Any)) if is_handler else None
         except (pydantic.PydanticUserError, pydantic_core.SchemaError) as error:
             raise Invalid(f"{self._name}: {str(error).splitlines()[0]}") from error
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What SQL checks of the params of a schedule: names, and JSON types that a param always refuses."""
+        fields = [p for p in self._parameters.parameters.values() if p.name != self._rest]
+        names = [p.name for p in fields]
+        try:
+            properties: dict[str, Any] = self._input.json_schema().get("properties", {})
+        except pydantic.PydanticUserError:
+            # A type without a JSON Schema.
+            properties = {}
+        refused = {name: self._refused_types(name, properties.get(name, {}).get("type")) for name in names}
+        return {
+            "required": [p.name for p in fields if p.default is p.empty],
+            "allowed": None if self._rest else names,
+            "refused": {name: types for name, types in refused.items() if types},
+        }
+
+    def _refused_types(self, name: str, type: str | None) -> list[str]:
+        """JSON types that do not fit the parameter's schema, and of which a sample is refused as well."""
+        if type is None:
+            return []
+        others = [p for p in self._parameters.parameters if p != name]
+        found: list[str] = []
+        for sample_type, sample in _SAMPLES.items():
+            if sample_type == ("number" if type == "integer" else type):
+                continue
+            try:
+                self.check({name: sample}, pending=others)
+            except Invalid:
+                found.append(sample_type)
+            except Exception:  # noqa: S112 (the app's own validators may raise anything)
+                continue
+        return found
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call by name."""

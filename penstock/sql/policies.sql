@@ -33,6 +33,7 @@ create policy service_reads on penstock.holds for select to service_role using (
 create policy service_reads on penstock.identities for select to service_role using (true);
 create policy service_reads on penstock.invitations for select to service_role using (true);
 create policy service_reads on penstock.job_types for select to service_role using (true);
+create policy service_reads on penstock.job_params for select to service_role using (true);
 create policy service_reads on penstock.jobs for select to service_role using (true);
 create policy service_reads on penstock.kinds for select to service_role using (true);
 create policy service_reads on penstock.lanes for select to service_role using (true);
@@ -58,6 +59,7 @@ create policy service_reads on penstock.results for select to service_role using
 create policy service_reads on penstock.schedules for select to service_role using (true);
 create policy service_reads on penstock.sessions for select to service_role using (true);
 create policy service_reads on penstock.settings for select to service_role using (true);
+create policy service_reads on penstock.sheet_bindings for select to service_role using (true);
 create policy service_reads on penstock.shares for select to service_role using (true);
 create policy service_reads on penstock.spent for select to service_role using (true);
 create policy service_reads on penstock.steps for select to service_role using (true);

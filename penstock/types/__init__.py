@@ -62,6 +62,7 @@ from penstock.types.overview import Overview, OverviewProblem
 from penstock.types.providers import Provider, ProviderEvent, ProviderValues
 from penstock.types.schedules import Missed, Schedule
 from penstock.types.sessions import Session
+from penstock.types.sheets import BindingKind, SheetBinding
 from penstock.types.tasks import Attempt, GraphTask, Run, Task, TaskRate, TaskStatus
 from penstock.types.tenants import Me, Member, Role, Tenant, TenantShare
 from penstock.types.usage import Limit, Meter, MeterUsage, Plan, PlanValues, UsageDay, UsageStatus
@@ -85,6 +86,7 @@ __all__ = [
     "AuditSeal",
     "BillingLink",
     "BillingStatus",
+    "BindingKind",
     "Bulk",
     "BulkOptions",
     "BulkResult",
@@ -166,6 +168,7 @@ __all__ = [
     "Scope",
     "Session",
     "Setting",
+    "SheetBinding",
     "SourceCheck",
     "Starter",
     "Streak",

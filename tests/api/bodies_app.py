@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pydantic
+
 from penstock import App
 
 app = App()
@@ -36,3 +38,22 @@ def spin() -> None:
     """Never end, and never add a step."""
     while True:
         pass
+
+
+class SlowRow(pydantic.BaseModel):
+    """A row whose check never ends."""
+
+    n: int
+
+    @pydantic.field_validator("n")
+    @classmethod
+    def spin(cls, value: int) -> int:
+        """Use CPU time until the process is killed."""
+        while True:
+            pass
+
+
+@app.bulk(row=SlowRow)
+def slow_rows(row: SlowRow) -> None:
+    """Add a task for a row."""
+    note.step(row.n)

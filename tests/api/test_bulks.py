@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from fastapi.testclient import TestClient
 
 from penstock import App, BulkRow, Change, Context, api, sources, testing
 from penstock.api.limits import Limits
+from penstock.contract import bulks
 from penstock.settings import Settings
 from tests.api.conftest import World
 
@@ -118,10 +120,10 @@ def test_a_file_from_end_to_end(world: World, app: App, drain: testing.Drain) ->
     assert (listed["id"], listed["total"], listed["refused"]) == (job, 5, 1)
 
 
-def test_files_are_parsed_in_threads(
+def test_files_are_parsed_outside_of_the_event_loop(
     world: World, app: App, file_reads: list[bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is somebody else's, and others wait for the loop. Only some are read at a time."""
+    """S68: the app's model runs in a thread if the app is embedded; other files are read in a child process."""
     ann = world.join("ann")
     held: list[int] = []
     opened = sources.open
@@ -133,17 +135,40 @@ def test_files_are_parsed_in_threads(
     monkeypatch.setattr(sources, "open", open_noted)
 
     def post(path: str) -> Any:
-        before = len(file_reads)
         answer = world.client.post(f"/api/bulks/{path}", content=SHEET, headers=ann.headers)
         assert answer.is_success, answer.text
-        assert len(file_reads) > before + 4 and not any(file_reads), path
         return answer.json()
 
-    post("check?type=ideas&format=csv")
-    post("forecast?type=ideas&format=csv")
+    for path in ("check", "forecast"):
+        before = len(file_reads)
+        post(f"{path}?type=ideas&format=csv")
+        assert len(file_reads) > before + 4 and not any(file_reads), path
+    before = len(file_reads)
     job = post("upload?type=ideas&format=csv")["id"]
     post(f"{job}/upload?format=csv")
-    assert held == [1] * 4 and world.app.state.isolated.files.held(f"tenant:{ann.tenant}") == 0
+    assert len(file_reads) == before, "this process reads no file that starts or extends a job"
+    assert held == [1] * 2 and world.app.state.isolated.files.held(f"tenant:{ann.tenant}") == 0
+
+
+def test_exports_are_formatted_outside_of_the_event_loop(
+    world: World, app: App, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S64: in a thread, while the loop answers other requests."""
+    ann = world.join("ann")
+    on_loop: list[bool] = []
+    add = bulks._add_to  # pyright: ignore[reportPrivateUsage]
+
+    def noted(*arguments: Any) -> None:
+        on_loop.append(asyncio._get_running_loop() is not None)
+        add(*arguments)
+
+    monkeypatch.setattr(bulks, "_add_to", noted)
+    body = {"type": "ideas", "rows": [{"title": "a"}, {"title": "b"}]}
+    job = world.client.post("/api/bulks/start", headers=ann.headers, json=body).json()["id"]
+    for format in ("csv", "xlsx", "jsonl"):
+        answer = world.client.get(f"/api/bulks/{job}/export?format={format}", headers=ann.headers)
+        assert answer.status_code == 200 and b"a" in answer.content
+    assert on_loop == [False] * 3
 
 
 def test_rows_as_json(world: World, app: App, drain: testing.Drain) -> None:

@@ -390,7 +390,7 @@ QUERIES = {
 
 # A year of fifty tenants: so much that reading a table whole is not worth it.
 MUCH = """
-insert into penstock.tenants (name) select 'tenant ' || n from generate_series(1, 50) as n;
+insert into penstock.tenants (name, plan) select 'tenant ' || n, 'unlimited' from generate_series(1, 50) as n;
 insert into penstock.jobs (tenant_id, type, status, created_by, created_at, finished_at)
   select t.id, 'video_ideas', case when n % 50 = 0 then 'running' else 'completed' end, 'service:test', now(),
     case when n % 50 <> 0 then now() end

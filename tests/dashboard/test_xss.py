@@ -212,7 +212,7 @@ def poison(db: Any, payloads: Any, tenant: Any) -> list[Any]:
             "select penstock.cancel_job(%s, %s)", job, some(n * 10 + 4)
         )
     for n, text in enumerate(texts):
-        run("insert into penstock.tenants (name) values (%s)", text[:200])
+        run("insert into penstock.tenants (name, plan) values (%s, 'unlimited')", text[:200])
         run(
             "insert into penstock.audit_log (at, tenant_id, actor, action, subject, details) values (now(), %s, %s, %s, %s, %s)",
             tenant,

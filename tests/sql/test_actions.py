@@ -47,6 +47,40 @@ def test_users_take_turns(sql: Contract) -> None:
     assert 100 <= sql.one(done, actions["ann"]) < 400
 
 
+def test_tenants_take_turns_before_their_users(sql: Contract) -> None:
+    """S67, B9/shared: a tenant with many users gets no more turns than one with a single user."""
+    ann, bob = join(sql, "ann"), join(sql, "bob")
+    crowd = [join(sql, f"helper{n}") for n in range(3)]
+    for person in crowd:
+        sql.value("set_member", tenant_id=ann.tenant, user_id=person.id, role="member")
+    done = "select coalesce(sum(done), 0) from penstock.actions where tenant_id = %s"
+    for person in (ann, *crowd, bob):
+        tenant = bob.tenant if person is bob else ann.tenant
+        jobs = [str(sql.start(1, tenant_id=str(tenant))) for _ in range(140)]
+        with acting(sql, person):
+            sql.value("start_action", verb="pause", subjects=jobs)
+    before = sql.one(done, ann.tenant)
+    for _ in range(2):
+        assert sql.value("do_actions", bite=20) > 0
+    assert sql.one(done, bob.tenant) == 140
+    assert sql.one(done, ann.tenant) == before
+
+
+def test_a_tenant_has_a_limited_number_of_open_subjects(sql: Contract) -> None:
+    """S67"""
+    ann = join(sql, "ann")
+    jobs = [str(sql.start(1, tenant_id=str(ann.tenant))) for _ in range(2)]
+    sql.execute(
+        "insert into penstock.actions (actor, user_id, tenant_id, verb, total, created_at) "
+        "values ('user:other', gen_random_uuid(), %s, 'pause', 999999, now())",
+        ann.tenant,
+    )
+    with acting(sql, ann):
+        with sql.refused(429, "share_used_up"):
+            sql.value("start_action", verb="pause", subjects=jobs)
+        sql.value("start_action", verb="pause", subjects=jobs[:1])
+
+
 def test_a_user_has_a_limited_number_of_open_subjects(sql: Contract) -> None:
     """S67"""
     ann = join(sql, "ann")

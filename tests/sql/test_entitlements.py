@@ -95,11 +95,10 @@ class TestResolver:
         found = [sql.value("resolve_entitlements", tenant_id=sql.tenant) for _ in range(7)]
         assert found == found[:1] * 7
 
-    def test_a_user_without_a_plan_is_refused(self, sql: Contract, plans: None) -> None:
+    def test_a_tenant_cannot_be_without_a_plan(self, sql: Contract, plans: None) -> None:
         """R2.2: a missing plan never looks like an unlimited one."""
-        sql.execute("update penstock.tenants set plan = null, is_personal = true where id = %s", sql.tenant)
-        with sql.refused(409, "no_plan"):
-            sql.value("resolve_entitlements", tenant_id=sql.tenant)
+        with sql.refused("23502"):
+            sql.execute("update penstock.tenants set plan = null where id = %s", sql.tenant)
 
     def test_a_stranger_reads_nothing(self, sql: Contract, plans: None) -> None:
         other = sql.value("create_tenant", name="other")
@@ -174,12 +173,13 @@ class TestGates:
         gate(sql, "pictures", meter="images", mode="enforce")
         assert require(sql, "pictures", 10**6)["limit"] is None
 
-    def test_unknown_gates_and_tenants_without_a_plan_are_refused(self, sql: Contract, plans: None) -> None:
+    def test_unknown_gates_and_plans_without_features_are_refused(self, sql: Contract, plans: None) -> None:
         with sql.refused(404, "unknown_gate"):
             require(sql, "nothing")
         gate(sql, "export", feature="pdf", mode="enforce")
-        plan(sql, None)
-        with sql.refused(409, "no_plan"):
+        plan(sql, "unlimited")
+        # It has no limits, and no features either.
+        with sql.refused(402, "upgrade_required"):
             require(sql, "export")
 
     @pytest.mark.parametrize(

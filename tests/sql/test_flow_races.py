@@ -796,7 +796,9 @@ class FlowStorm:
             case "allowance":
                 sql.value("add_allowance", tenant_id=tenant, meter="pages", amount=5, source="purchase")
             case "plan":
-                sql.value("set_tenant_plan", tenant_id=tenant, plan=dice.choice([None, "free", "basic"]))
+                sql.value(
+                    "set_tenant_plan", tenant_id=tenant, plan=dice.choice(["unlimited", "free", "basic"])
+                )
             case "reset":
                 sql.value("reset_quota", tenant_id=tenant, meter=dice.choice(["pages", "tokens"]))
             case "provider":
@@ -923,7 +925,7 @@ class FlowStorm:
             if name != STEADY:
                 price(sql, "tokens", Decimal("0.01"), name)
         for tenant in [*self.moving, self.steady]:
-            sql.value("set_tenant_plan", tenant_id=tenant, plan=None)
+            sql.value("set_tenant_plan", tenant_id=tenant, plan="unlimited")
             for meter in ("pages", "tokens", "requests", "cost", "jobs"):
                 limit(sql, meter, None, tenant)
         for row in sql.execute("select id, status, budget from penstock.jobs where finished_at is null"):

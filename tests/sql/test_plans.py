@@ -26,8 +26,8 @@ BATCH = 50
 FILL = f"""
 set session_replication_role = replica;
 
-insert into penstock.tenants (id, name)
-select md5('tenant ' || n)::uuid, 'tenant ' || n from generate_series(0, {TENANTS - 1}) as n;
+insert into penstock.tenants (id, name, plan)
+select md5('tenant ' || n)::uuid, 'tenant ' || n, 'unlimited' from generate_series(0, {TENANTS - 1}) as n;
 
 create table fill as
 select lpad(to_hex(n), 32, '0')::uuid as id, md5('tenant ' || n % {TENANTS})::uuid as tenant_id, n,

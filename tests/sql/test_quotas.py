@@ -322,6 +322,24 @@ class TestLimits:
         sql.value("set_tenant_plan", tenant_id=sql.tenant, plan="unlimited")
         assert self.resolved(sql) == {}
 
+    def test_a_tenant_without_a_plan_gets_the_one_of_the_setting(self, sql: Contract) -> None:
+        """S76: `create_tenant` names no plan, and a plan without limits must be named."""
+
+        def plan_of(tenant: uuid.UUID) -> str:
+            return sql.one("select plan from penstock.tenants where id = %s", tenant)
+
+        sql.value("set_setting", name="tenant_plan", value=Jsonb("free"))
+        assert plan_of(sql.value("create_tenant", name="customer")) == "free"
+        # The tenant of the operator's own app.
+        assert plan_of(sql.value("ensure_tenant", name="own")) == "unlimited"
+        with sql.refused(404, "unknown_plan"):
+            sql.value("set_tenant_plan", tenant_id=sql.tenant, plan=None)
+        with sql.refused(422, "invalid_plan"):
+            sql.value("set_plan", name="unlimited", values=Jsonb({"limits": {"pages": 1}}))
+        sql.execute("update penstock.settings set value = '\"fre\"' where name = 'tenant_plan'")
+        with sql.refused(422, "unknown_plan"):
+            sql.value("create_tenant", name="customer")
+
     def test_new_users_have_the_default_plan(self, sql: Contract) -> None:
         user = uuid.uuid4()
         sql.execute("insert into auth.users (id, email) values (%s, 'a@b.c')", user)

@@ -118,25 +118,50 @@ comment on function penstock._run_action_batch(uuid, integer) is
 
 create or replace function penstock._check_open_subjects(p_user_id uuid, p_more integer)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
-declare
-  c_max constant integer := 500000;
-  v_open bigint;
 begin
-  if p_user_id is null then
-    return;
-  end if;
-  select coalesce(sum(total - done - refused), 0) into v_open from actions
-    where user_id = p_user_id and finished_at is null;
-  if v_open + p_more > c_max then
-    perform _refuse(429, 'share_used_up',
-      format('unfinished actions may have %s subjects in total (got %s more than %s)', c_max, p_more, v_open),
-      jsonb_build_object('limit', c_max, 'retry_after_seconds', 60),
-      'Wait until earlier actions have ended.');
+  if p_user_id is not null then
+    perform _refuse_open_subjects('user', 500000, (select sum(total - done - refused) from actions
+      where user_id = p_user_id and finished_at is null), p_more);
   end if;
 end
 $$;
 comment on function penstock._check_open_subjects(uuid, integer) is
   'Raises an error if a user has too many subjects in unfinished actions; null is the service.';
+
+create or replace function penstock._check_tenant_subjects(p_tenant_id uuid, p_more integer)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  perform _refuse_open_subjects('tenant', 1000000, (select sum(total - done - refused) from actions
+    where tenant_id = p_tenant_id and finished_at is null), p_more);
+end
+$$;
+comment on function penstock._check_tenant_subjects(uuid, integer) is
+  'Raises an error if the users of a tenant have too many subjects in unfinished actions.';
+
+create or replace function penstock._refuse_open_subjects(
+  p_what text, p_max integer, p_open bigint, p_more integer)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if coalesce(p_open, 0) + p_more > p_max then
+    perform _refuse(429, 'share_used_up',
+      format('unfinished actions of a %s may have %s subjects in total (got %s more than %s)', p_what, p_max,
+        p_more, coalesce(p_open, 0)),
+      jsonb_build_object('limit', p_max, 'retry_after_seconds', 60),
+      'Wait until earlier actions have ended.');
+  end if;
+end
+$$;
+comment on function penstock._refuse_open_subjects(text, integer, bigint, integer) is
+  'Raises an error if unfinished actions would have more subjects than the limit.';
+
+create or replace function penstock._tenant_of_subject(p_verb text, p_subject text)
+returns uuid language sql stable set search_path = penstock, pg_temp as $$
+  select case when p_verb in ('replay', 'discard')
+    then (select d.tenant_id from dead_letters d where d.id = p_subject::bigint)
+    else (select j.tenant_id from jobs j where j.id = p_subject::uuid) end
+$$;
+comment on function penstock._tenant_of_subject(text, text) is
+  'The tenant of a job or dead letter of an action.';
 
 create or replace function penstock.start_action(p_verb text, p_subjects text[], p_reason text default null)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -145,6 +170,7 @@ declare
   v_user_id uuid := case when not _is_service() then auth.uid() end;
   v_total integer := coalesce(cardinality(p_subjects), 0);
   v_allowed text[];
+  v_tenant_id uuid;
 begin
   if p_verb is null or p_verb not in ('pause', 'resume', 'cancel', 'retry', 'replay', 'discard') then
     perform _refuse(422, 'invalid_verb',
@@ -169,8 +195,12 @@ begin
   perform _check_open_subjects(v_user_id, v_total);
   -- Only what exists and the caller may change is queued: invented ids would keep the workers busy.
   v_allowed := _permitted_subjects(p_verb, p_subjects, v_user_id);
-  insert into actions (actor, user_id, verb, reason, total, refused, refusal, created_at)
-  select _actor(), v_user_id, p_verb, left(p_reason, 1000), t.n, t.n - cardinality(v_allowed),
+  if v_user_id is not null and cardinality(v_allowed) > 0 then
+    v_tenant_id := _tenant_of_subject(p_verb, v_allowed[1]);
+    perform _check_tenant_subjects(v_tenant_id, cardinality(v_allowed));
+  end if;
+  insert into actions (actor, user_id, tenant_id, verb, reason, total, refused, refusal, created_at)
+  select _actor(), v_user_id, v_tenant_id, p_verb, left(p_reason, 1000), t.n, t.n - cardinality(v_allowed),
     case when t.n > cardinality(v_allowed) then 'no longer exists' end, _now()
   from (select count(distinct lower(s)) as n from unnest(p_subjects) as s) as t returning id into v_id;
   insert into action_items (action_id, subject) select v_id, s from unnest(v_allowed) as s;
@@ -197,11 +227,13 @@ declare
   v_id uuid;
   v_count integer;
 begin
-  -- Users take turns: the one of whose open actions the fewest subjects have been done comes first.
+  -- Tenants take turns, then the users of a tenant: the one of whose open actions the fewest subjects have
+  -- been done comes first.
   for v_id in select a.id from (
-      select id, created_at, sum(done + refused) over (partition by user_id) as served
+      select id, created_at, sum(done + refused) over (partition by tenant_id) as served_tenant,
+        sum(done + refused) over (partition by user_id) as served_user
       from actions where finished_at is null) as a
-    order by a.served, a.created_at limit 20 loop
+    order by a.served_tenant, a.served_user, a.created_at limit 20 loop
     v_count := _run_action_batch(v_id, p_bite);
     -- One batch per transaction, because it keeps the locks of everything it changed.
     exit when v_count > 0;
@@ -210,7 +242,8 @@ begin
 end
 $$;
 comment on function penstock.do_actions(integer) is
-  'Runs the next batch of an unfinished action and returns the number of subjects in it. Users take turns.';
+  'Runs the next batch of an unfinished action and returns the number of subjects in it. Tenants take turns, '
+  'then the users of a tenant.';
 
 create or replace function penstock.weigh_action(p_verb text, p_subjects text[])
 returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp

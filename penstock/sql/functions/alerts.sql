@@ -30,7 +30,7 @@ begin
     perform _refuse(422, 'invalid', format('p_kind must be quota_refusals or failed_logins (got %L)',
       left(p_kind, 100)), '{"field": "p_kind"}');
   end if;
-  if coalesce(length(p_subject), 0) not between 1 and 400 or p_subject ~ '[[:cntrl:]]' then
+  if coalesce(length(p_subject), 0) not between 1 and 400 or not _is_clean(p_subject) then
     perform _refuse(422, 'invalid_subject',
       'p_subject must have 1 to 400 characters and no control characters', '{"field": "p_subject"}');
   end if;

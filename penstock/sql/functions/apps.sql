@@ -83,6 +83,7 @@ returns bigint language plpgsql security definer set search_path = penstock, pg_
 declare
   v_id bigint;
 begin
+  perform _check_clean(p_subject, 'p_subject', 'invalid_subject');
   if coalesce(p_action, '') !~ '^[a-z][a-z0-9_]*(\.[a-z0-9_]+)+$' or length(p_action) > 100 then
     perform _refuse(422, 'invalid_action',
       format('an audit action must be of the form app.verb, at most 100 characters (got %L)',

@@ -38,7 +38,7 @@ create or replace function penstock._check_artifact(p_name text, p_content_type 
   p_limit bigint)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 begin
-  if p_name is null or length(p_name) > 200 or p_name ~ '[[:cntrl:]/\\]' then
+  if p_name is null or length(p_name) > 200 or p_name ~ '[/\\]' or not _is_clean(p_name) then
     perform _refuse(422, 'invalid_name',
       format('a file name must have at most 200 characters and no slashes or control characters (got %L)',
         left(p_name, 100)), '{"field": "p_name"}');
@@ -353,6 +353,7 @@ declare
   v_artifact artifacts;
   v_until timestamptz := nullif(p_until, 'infinity');
 begin
+  perform _check_clean(p_subject, 'p_subject', 'invalid_subject');
   if coalesce(p_subject, '') !~ '^[a-z][a-z0-9_.]{0,62}:.+$' or length(p_subject) > 400 then
     perform _refuse(422, 'invalid_subject',
       format('subject must be of the form noun:id, at most 400 characters (got %L)', left(p_subject, 100)),

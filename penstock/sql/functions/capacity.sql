@@ -211,6 +211,7 @@ declare
   v_now timestamptz;
   v_free capacity;
 begin
+  perform _check_clean(p_key, 'p_key', 'invalid_key');
   if p_estimated_tokens is null or p_estimated_tokens not between 0 and 1000000000 then
     perform _refuse(422, 'invalid_units',
       format('p_estimated_tokens must be between 0 and 1000000000 (got %s)',

@@ -31,7 +31,7 @@
 --    0. billing_accounts
 --    1. tenants
 --    2. api_keys, subscriptions   by id
---    3. sessions, invitations
+--    3. sessions, invitations, sheet_bindings
 --    4. members, profiles
 --    5. schedules
 --    6. streaks           record_outcome may be part of a transactional handler

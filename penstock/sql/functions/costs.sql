@@ -70,6 +70,7 @@ declare
   v_tenant_id uuid;
   v_per numeric;
 begin
+  perform _check_clean(p_provider, 'p_provider', 'invalid_price');
   perform _check_fields(p_options,
     array['variant', 'cost_type', 'currency', 'valid_from', 'tenant_id', 'per'], 'price');
   begin

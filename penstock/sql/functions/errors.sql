@@ -151,6 +151,18 @@ $$;
 comment on function penstock._is_clean(text) is
   'Whether a text has no control characters, line separators or marks that change its direction.';
 
+create or replace function penstock._check_clean(p_text text, p_field text, p_code text)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  if not _is_clean(p_text) then
+    perform _refuse(422, p_code, format('%s must not contain control characters (got %s)', p_field,
+      left(to_json(p_text)::text, 100)), jsonb_build_object('field', p_field));
+  end if;
+end
+$$;
+comment on function penstock._check_clean(text, text, text) is
+  'Raises an error if a text has control characters; null has none.';
+
 create or replace function penstock._check_name(p_name text, p_field text, p_code text default 'invalid_name')
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 begin
@@ -158,10 +170,8 @@ begin
     perform _refuse(422, p_code,
       format('%s must have 1 to 200 characters (got %s)', p_field, coalesce(length(p_name), 0)),
       jsonb_build_object('field', p_field));
-  elsif not _is_clean(p_name) then
-    perform _refuse(422, p_code, format('%s must not contain control characters (got %s)', p_field,
-      left(to_json(p_name)::text, 100)), jsonb_build_object('field', p_field));
   end if;
+  perform _check_clean(p_name, p_field, p_code);
 end
 $$;
 comment on function penstock._check_name(text, text, text) is

@@ -6,11 +6,8 @@ create or replace function penstock._check_reservation(
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 begin
   perform _check_units(p_amounts, 'p_amounts');
-  if coalesce(length(p_action), 0) not between 1 and 200 then
-    perform _refuse(422, 'invalid_action',
-      format('p_action must have 1 to 200 characters (got %s)', coalesce(length(p_action), 0)),
-      '{"field": "p_action"}');
-  end if;
+  perform _check_name(p_action, 'p_action', 'invalid_action');
+  perform _check_clean(p_key, 'p_key', 'invalid_key');
   if length(p_key) not between 1 and 255 then
     perform _refuse(422, 'invalid_key', format('p_key must have 1 to 255 characters (got %s)', length(p_key)),
       '{"field": "p_key"}');
@@ -103,7 +100,8 @@ begin
   perform _require_kind_gates(v_job, p_rows);
   -- Only where something is limited: without a limit, starting a job locks no account.
   if not exists (select from tenants t where t.id = v_job.tenant_id
-      and (t.plan is not null or exists (select from tenant_limits x where x.tenant_id = t.id))) then
+      and (t.plan <> 'unlimited' or t.plan_until is not null
+        or exists (select from tenant_limits x where x.tenant_id = t.id))) then
     return;
   end if;
   -- All limited ones, also those that do not change now: a transaction that calls this twice locks no account

@@ -5,6 +5,7 @@ returns uuid language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_user_id uuid;
 begin
+  perform _check_clean(p_issuer || p_subject, 'issuer and subject', 'invalid_user');
   if coalesce(length(p_issuer), 0) not between 1 and 500
     or coalesce(length(p_subject), 0) not between 1 and 255 then
     perform _refuse(422, 'invalid_user', 'issuer and subject must not be empty');

@@ -405,6 +405,7 @@ declare
   v_actor text := _actor();
   v_earlier requests;
 begin
+  perform _check_clean(p_key, 'Idempotency-Key', 'invalid_key');
   if v_actor = 'anonymous' then
     perform _refuse(401, 'unauthenticated', 'authentication is required');
   elsif coalesce(length(p_key), 0) not between 1 and 255 or p_digest is null then

@@ -187,6 +187,7 @@ create or replace function penstock.notify(p_tenant_id uuid, p_subject text, p_b
   p_options jsonb default '{}')
 returns integer language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
+  perform _check_clean(p_subject, 'p_subject', 'invalid_notification');
   perform _check_fields(p_options, array['key', 'details'], 'notification');
   if not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
@@ -308,6 +309,8 @@ create or replace function penstock._check_outcome(
   p_tenant_id uuid, p_scope text, p_is_success boolean, p_code text, p_message text, p_options jsonb)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 begin
+  perform _check_clean(p_scope, 'scope', 'invalid_scope');
+  perform _check_clean(p_code, 'code', 'invalid_outcome');
   perform _check_fields(p_options, array['job_id', 'task_id', 'details'], 'outcome');
   perform _check_document(p_options -> 'details', 'details', 10000);
   if coalesce(length(p_scope), 0) not between 1 and 200 then

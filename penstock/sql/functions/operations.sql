@@ -52,6 +52,7 @@ declare
   v_last operations;
   v_new operations;
 begin
+  perform _check_clean(p_object, 'p_object', 'invalid_operation');
   if coalesce(length(p_object), 0) not between 1 and 255
      or coalesce(not p_timeout_seconds between 1 and 86400 * 30, true) then
     perform _refuse(422, 'invalid_operation',
@@ -112,6 +113,7 @@ declare
   v_found record := _leased_operation(p_operation_id, p_worker_id, p_lease);
   v_operation operations := v_found.operation;
 begin
+  perform _check_clean(p_external_id, 'p_external_id', 'invalid_operation');
   if v_operation.external_id = p_external_id then
     return;
   elsif v_operation.status <> 'pending' then

@@ -83,29 +83,44 @@ comment on function penstock.set_provider(text, jsonb, uuid) is
   'backpressure_threshold, backpressure_delay_seconds, depth_limit, features, hosts (whose answers count). '
   'Null: no limit. Takes effect at once.';
 
+create or replace function penstock._own_hosts(p_endpoint penstock.endpoints)
+returns text[] language sql immutable set search_path = penstock, pg_temp as $$
+  select coalesce(p_endpoint.hosts, case p_endpoint.provider
+    when 'openai' then array['api.openai.com']
+    when 'azure' then array['openai.azure.com', 'services.ai.azure.com', 'cognitive.microsoft.com']
+    when 'anthropic' then array['api.anthropic.com']
+    when 'google' then array['googleapis.com']
+    when 'google-sheets' then array['googleapis.com']
+    when 'mistral' then array['api.mistral.ai']
+    when 'cohere' then array['api.cohere.com', 'api.cohere.ai']
+    when 'groq' then array['api.groq.com']
+    when 'elevenlabs' then array['api.elevenlabs.io']
+    when 'deepgram' then array['api.deepgram.com']
+    when 'replicate' then array['api.replicate.com']
+    when 'runway' then array['runwayml.com']
+    when 'simulator' then array['127.0.0.1', 'localhost', '::1']
+    else '{}' end)
+$$;
+comment on function penstock._own_hosts(penstock.endpoints) is
+  'The hosts of a provider: those of the endpoint, or those known for the provider''s name.';
+
 create or replace function penstock._is_own_host(p_endpoint penstock.endpoints, p_host text)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
   select exists (
-    select from unnest(coalesce(p_endpoint.hosts, case p_endpoint.provider
-      when 'openai' then array['api.openai.com']
-      when 'azure' then array['openai.azure.com', 'services.ai.azure.com', 'cognitive.microsoft.com']
-      when 'anthropic' then array['api.anthropic.com']
-      when 'google' then array['googleapis.com']
-      when 'google-sheets' then array['googleapis.com']
-      when 'mistral' then array['api.mistral.ai']
-      when 'cohere' then array['api.cohere.com', 'api.cohere.ai']
-      when 'groq' then array['api.groq.com']
-      when 'elevenlabs' then array['api.elevenlabs.io']
-      when 'deepgram' then array['api.deepgram.com']
-      when 'replicate' then array['api.replicate.com']
-      when 'runway' then array['runwayml.com']
-      when 'simulator' then array['127.0.0.1', 'localhost', '::1']
-      else '{}' end)) as h
+    select from unnest(_own_hosts(p_endpoint)) as h
     where lower(p_host) = lower(h) or right(lower(p_host), length(h) + 1) = '.' || lower(h))
 $$;
 comment on function penstock._is_own_host(penstock.endpoints, text) is
   'Whether an answer of this host is an answer of the provider: the host, or a domain above it, is listed '
   'in the endpoint''s hosts, or known for the provider''s name.';
+
+create or replace function penstock.providers_without_hosts()
+returns setof text language sql stable security definer set search_path = penstock, pg_temp as $$
+  select distinct e.name from endpoints e where cardinality(_own_hosts(e)) = 0 order by 1
+$$;
+comment on function penstock.providers_without_hosts() is
+  'Endpoints of which no host is known: a 429 or 402 that a worker reads from an exception does not slow or '
+  'close them. set_provider sets hosts.';
 
 create or replace function penstock.open_provider(p_name text, p_tenant_id uuid default null)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$

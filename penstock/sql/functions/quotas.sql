@@ -31,7 +31,7 @@ select * from (values
   ('premium', 'Premium', 'For heavy use',
     '{"files": 500, "pages": 5000, "tokens": 2500000, "bytes": 5242880000}', 29.99, 4, 3),
   ('enterprise', 'Enterprise', 'Unlimited', '{}', 99.99, 8, 4)) as seed
-where not exists (select from penstock.plans);
+where not exists (select from penstock.plans where name <> 'unlimited');
 
 create or replace function penstock._period(p_meter text, p_at timestamptz, out starts date,
   out resets_at timestamptz)
@@ -120,6 +120,10 @@ begin
   perform _check_fields(p_values,
     array['title', 'comment', 'limits', 'features', 'price', 'currency', 'weight', 'is_active', 'position'],
     'plan');
+  if p_name = 'unlimited' then
+    perform _refuse(422, 'invalid_plan', 'the plan unlimited cannot be changed', '{"field": "name"}',
+      'Give a plan with limits another name.');
+  end if;
   if jsonb_typeof(coalesce(p_values -> 'limits', '{}')) <> 'object' then
     perform _refuse(422, 'invalid_plan', 'limits must be a JSON object of meters and amounts',
       '{"field": "limits"}');
@@ -160,12 +164,13 @@ comment on function penstock.set_plan(text, jsonb) is
 create or replace function penstock.set_tenant_plan(p_tenant_id uuid, p_plan text)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  p_plan := nullif(p_plan, 'unlimited');
-  if p_plan is not null and not exists (select from plans where name = p_plan and is_active) then
+  if p_plan is distinct from 'unlimited'
+     and not exists (select from plans where name = p_plan and is_active) then
     perform _refuse(404, 'unknown_plan', format('there is no active plan %L', left(p_plan, 100)), '{}',
-      'The word unlimited stands for no plan and no limits.');
+      'The plan unlimited has no limits.');
   end if;
-  update tenants set plan = p_plan, weight = coalesce((select weight from plans where name = p_plan), weight),
+  update tenants set plan = p_plan, weight = case when p_plan = 'unlimited' then weight
+      else (select weight from plans where name = p_plan) end,
     plan_since = _now(), plan_until = null, plan_after = null
   where id = p_tenant_id;
   if not found then
@@ -178,8 +183,8 @@ begin
 end
 $$;
 comment on function penstock.set_tenant_plan(uuid, text) is
-  'Puts a tenant on a plan (unlimited or null: no limits) and gives it the plan''s weight. Usage of the '
-  'period stays.';
+  'Puts a tenant on a plan and gives it the plan''s weight. The plan unlimited has no limits and keeps the '
+  'weight. Usage of the period stays.';
 
 create or replace function penstock.set_limit(p_tenant_id uuid, p_meter text, p_amount numeric,
   p_is_own boolean default true)
@@ -219,6 +224,7 @@ returns uuid language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_id uuid;
 begin
+  perform _check_clean(p_key, 'p_key', 'invalid_allowance');
   if not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;

@@ -7,9 +7,9 @@ returns boolean language plpgsql set search_path = penstock, pg_temp as $$
 begin
   return exists (
     select from (select distinct r.tenant_id, r.job_id from ready r where r.ctid = any (p_tids)) as d
-    cross join lateral (select t.plan from tenants t where t.id = d.tenant_id offset 0) as t
+    cross join lateral (select t.plan, t.plan_until from tenants t where t.id = d.tenant_id offset 0) as t
     cross join lateral (select j.budget from jobs j where j.id = d.job_id offset 0) as j
-    where t.plan is not null or j.budget is not null
+    where t.plan <> 'unlimited' or t.plan_until is not null or j.budget is not null
       or exists (select from tenant_limits x where x.tenant_id = d.tenant_id));
 end
 $$;

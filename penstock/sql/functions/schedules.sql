@@ -56,7 +56,7 @@ begin
       perform _apply_policy(null, v_specs, _starters(p_tenant_id, auth.uid()), true);
     end if;
   elsif coalesce((p_options ->> 'is_enabled')::boolean, true) then
-    perform _check_schedulable(p_job_type);
+    perform _check_schedulable(p_job_type), _check_params(p_job_type, p_options -> 'params');
   end if;
 end
 $$;
@@ -147,6 +147,39 @@ end
 $$;
 comment on function penstock._check_schedulable(text) is
   'Raises an error unless an app has declared this job type or kind, so that a worker can draw its tasks.';
+
+create or replace function penstock._check_params(p_job_type text, p_params jsonb)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_declared job_params;
+  v_params jsonb := coalesce(nullif(p_params, 'null'), '{}');
+  v_name text;
+begin
+  select * into v_declared from job_params where name = p_job_type;
+  if not found then
+    return;
+  end if;
+  select r into v_name from unnest(v_declared.required) as r where not v_params ? r limit 1;
+  if v_name is not null then
+    perform _refuse(422, 'bad_input', format('the param %L of %L is missing', v_name, p_job_type),
+      jsonb_build_object('field', v_name));
+  end if;
+  select k into v_name from jsonb_object_keys(v_params) as k where not k = any (v_declared.allowed) limit 1;
+  if v_name is not null then
+    perform _refuse(422, 'bad_input', format('%L has no param %L', p_job_type, left(v_name, 100)),
+      jsonb_build_object('field', left(v_name, 100)),
+      format('Params: %s.', array_to_string(v_declared.allowed, ', ')));
+  end if;
+  select e.key into v_name from jsonb_each(v_params) as e
+  where v_declared.refused -> e.key ? jsonb_typeof(e.value) limit 1;
+  if v_name is not null then
+    perform _refuse(422, 'bad_input', format('the param %L of %L must not be of the type %s', v_name,
+      p_job_type, jsonb_typeof(v_params -> v_name)), jsonb_build_object('field', v_name));
+  end if;
+end
+$$;
+comment on function penstock._check_params(text, jsonb) is
+  'Raises an error unless these params fit the job type, as far as the app has declared its params.';
 
 create or replace function penstock.fail_schedule(
   p_schedule_id uuid, p_due_at timestamptz, p_error text, p_is_temporary boolean default false)

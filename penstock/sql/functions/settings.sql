@@ -22,7 +22,11 @@ insert into penstock.settings (name, value, comment) values
   ('session_idle_minutes', '60', 'A dashboard session ends after this time without a request.'),
   ('session_hours', '24', 'A dashboard session ends this long after its sign-in.'),
   ('max_key_days', '0', 'Longest life of a new API key in days; 0: no limit.'),
-  ('default_plan', '"free"', 'Plan of a user''s personal tenant; unlimited: no limits.')
+  ('default_plan', '"free"', 'Plan of a user''s personal tenant; unlimited: no limits.'),
+  ('tenant_plan', '"free"', 'Plan of a tenant that is created without one; unlimited: no limits.'),
+  ('shared_sheet_accounts', '[]',
+    'Google accounts (e-mail address or id) that serve several tenants. Others serve the tenant that used '
+    'them first.')
 on conflict (name) do nothing;
 
 create or replace function penstock.set_setting(p_name text, p_value jsonb)
@@ -47,10 +51,15 @@ begin
       format('%s must be a %s (got %s)', p_name, jsonb_typeof(v_old),
         coalesce(left(p_value::text, 100), 'null')));
   end if;
-  if p_name = 'default_plan' and p_value <> '"unlimited"'
+  if p_name in ('default_plan', 'tenant_plan') and p_value <> '"unlimited"'
      and not exists (select from plans where name = p_value #>> '{}' and is_active) then
     perform _refuse(422, 'invalid_setting',
-      format('default_plan must be the name of a plan, or unlimited (got %s)', left(p_value::text, 100)));
+      format('%s must be the name of a plan, or unlimited (got %s)', p_name, left(p_value::text, 100)));
+  end if;
+  if p_name = 'shared_sheet_accounts' and exists (
+      select from jsonb_array_elements(p_value) as e where jsonb_typeof(e) <> 'string') then
+    perform _refuse(422, 'invalid_setting', format('%s must be an array of strings (got %s)', p_name,
+      left(p_value::text, 100)));
   end if;
   -- An unusable value would make every later call fail.
   if position('.' in p_name) > 0 then

@@ -128,6 +128,22 @@ $$;
 comment on function penstock._own_tenant() is
   'The tenant that a call acts for if it names none: the caller''s own, or the only one.';
 
+create or replace function penstock._plan_in_setting(p_setting text)
+returns text language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_plan text := (_setting(p_setting)) #>> '{}';
+begin
+  -- A missing plan must not look like one without limits.
+  if not exists (select from plans p where p.name = v_plan) then
+    perform _refuse(422, 'unknown_plan', format('the setting %s names no plan (got %L)', p_setting, v_plan),
+      '{}', 'Set it to the name of a plan, or to unlimited.');
+  end if;
+  return v_plan;
+end
+$$;
+comment on function penstock._plan_in_setting(text) is
+  'The plan that a setting names. Raises an error if there is no such plan.';
+
 create or replace function penstock.create_tenant(p_name text, p_weight double precision default 1)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
@@ -138,12 +154,14 @@ begin
     perform _refuse(422, 'invalid_weight',
       format('weight must be greater than 0 and at most 1000 (got %s)', coalesce(p_weight::text, 'null')));
   end if;
-  insert into tenants (name, weight, created_at) values (p_name, p_weight, _now()) returning id into v_id;
+  insert into tenants (name, weight, created_at, plan)
+  values (p_name, p_weight, _now(), _plan_in_setting('tenant_plan')) returning id into v_id;
   perform _audit(v_id, 'tenant.created', null, 'tenant:' || v_id, jsonb_build_object('name', p_name));
   return v_id;
 end
 $$;
-comment on function penstock.create_tenant(text, double precision) is 'Creates a tenant and returns its id.';
+comment on function penstock.create_tenant(text, double precision) is
+  'Creates a tenant with the plan in the setting tenant_plan and returns its id. set_tenant_plan changes it.';
 
 create or replace function penstock.ensure_tenant(p_name text)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -156,11 +174,16 @@ begin
     perform pg_advisory_xact_lock(hashtextextended('penstock.tenant:' || p_name, 0));
     select id into v_id from tenants where name = p_name and not is_personal order by id limit 1;
   end if;
-  return coalesce(v_id, create_tenant(p_name));
+  if v_id is null then
+    v_id := create_tenant(p_name);
+    perform set_tenant_plan(v_id, 'unlimited');
+  end if;
+  return v_id;
 end
 $$;
 comment on function penstock.ensure_tenant(text) is
-  'The oldest tenant with this name; creates it if there is none.';
+  'The oldest tenant with this name. Creates it if there is none, with the plan unlimited: for the tenants '
+  'of the operator''s own apps.';
 
 create or replace function penstock.set_tenant_weight(p_tenant_id uuid, p_weight double precision)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
@@ -257,17 +280,11 @@ create or replace function penstock._create_user(p_user_id uuid, p_email text)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_tenant_id uuid;
-  v_plan text := (_setting('default_plan')) #>> '{}';
   v_name text := left(coalesce(nullif(split_part(p_email, '@', 1), ''), 'personal'), 200);
 begin
   v_name := case when _is_clean(v_name) then v_name else 'personal' end;
-  -- A missing plan must not look like one without limits.
-  if v_plan is distinct from 'unlimited' and not exists (select from plans p where p.name = v_plan) then
-    perform _refuse(422, 'unknown_plan', format('the setting default_plan names no plan (got %L)', v_plan),
-      '{}', 'Set it to the name of a plan, or to unlimited.');
-  end if;
   insert into tenants (name, is_personal, created_at, plan)
-  values (v_name, true, _now(), nullif(v_plan, 'unlimited')) returning id into v_tenant_id;
+  values (v_name, true, _now(), _plan_in_setting('default_plan')) returning id into v_tenant_id;
   insert into profiles (user_id, tenant_id, email, created_at)
   values (p_user_id, v_tenant_id, p_email, _now());
   insert into members (tenant_id, user_id, role, created_at) values (v_tenant_id, p_user_id, 'owner', _now());

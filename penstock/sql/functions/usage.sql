@@ -249,6 +249,8 @@ returns void language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_lease leases;
 begin
+  perform _check_clean(p_action, 'p_action', 'invalid_action');
+  perform _check_clean(p_options ->> 'key', 'key', 'invalid_key');
   perform _check_units(p_units, 'p_units');
   if p_task_id is null then
     if not exists (select from tenants where id = p_tenant_id) then

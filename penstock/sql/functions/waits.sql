@@ -101,6 +101,7 @@ declare
   v_wait waits;
   v_token text;
 begin
+  perform _check_clean(p_name, 'p_name', 'invalid_wait');
   insert into waits (tenant_id, job_id, task_id, name, kind, message, options, fields, roles, default_option,
     generation, asked_at, until)
   values (v_lease.tenant_id, v_lease.job_id, p_task_id, v_new.name, v_new.kind, v_new.message, v_new.options,
@@ -374,6 +375,7 @@ declare
   v_lease leases := _keep_lease(p_task_id, p_worker_id, p_lease);
   v_output jsonb := coalesce(p_output, 'null');
 begin
+  perform _check_clean(p_name, 'p_name', 'invalid_step');
   if coalesce(length(p_name), 0) not between 1 and 200 then
     perform _refuse(422, 'invalid_step',
       format('the name of a step must have 1 to 200 characters (got %s)', coalesce(length(p_name), 0)),

@@ -6,6 +6,7 @@ create or replace function penstock.take_webhook(
   p_source text, p_key text, p_type text, p_payload jsonb, out is_done boolean, out attempts integer)
 language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
+  perform _check_clean(p_key || p_type, 'key and type', 'invalid_webhook');
   if coalesce(p_source, '') !~ '^[a-z][a-z0-9_-]{0,62}$' or coalesce(length(p_key), 0) not between 1 and 255
      or coalesce(length(p_type), 0) not between 1 and 200 then
     perform _refuse(422, 'invalid_webhook',

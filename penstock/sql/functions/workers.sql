@@ -5,6 +5,9 @@ returns void language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_now timestamptz := _now();
 begin
+  perform _check_name(p_worker_id, 'p_worker_id', 'invalid_worker');
+  perform _check_clean(concat(p_info ->> 'host', p_info ->> 'version', p_info ->> 'state'), 'p_info',
+    'invalid_worker');
   insert into workers as w (id, host, pid, kinds, concurrency, version, state, running, started_at, beat_at)
   values (p_worker_id, coalesce(p_info ->> 'host', '?'), coalesce((p_info ->> 'pid')::integer, 0),
     array(select jsonb_array_elements_text(coalesce(p_info -> 'kinds', '[]'))),

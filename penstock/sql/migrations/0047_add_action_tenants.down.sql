@@ -1,0 +1,1 @@
+alter table penstock.actions drop column tenant_id;

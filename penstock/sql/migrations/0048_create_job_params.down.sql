@@ -1,0 +1,1 @@
+drop table penstock.job_params;
