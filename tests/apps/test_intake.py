@@ -121,6 +121,7 @@ async def test_upload_is_processed_from_end_to_end(
     assert {row["pass"] for row in results} == {"ocr", "spatial", "pass1", "pass2", "pass3"}
     facts = {row["pass"]: row["summary"] for row in results}["pass2"]["facts"]
     assert facts and all(place["page"] <= 10 for fact in facts for place in fact["places"])
+    _check_pictures(site, ann, file)
     # Pages as they are, instead of the estimate; the minutes of the passes.
     counted = used(site, ann.tenant)
     assert (counted["pages"], counted["files"]) == ((10, 0), (1, 0)) and counted["minutes"][0] > 0
@@ -129,6 +130,23 @@ async def test_upload_is_processed_from_end_to_end(
     assert job["status"] == "completed"
     assert site.db.execute("select * from penstock.check_accounts()") == []
     _check_audit(site, ann, file)
+
+
+def _check_pictures(site: Site, ann: Person, file: dict[str, Any]) -> None:
+    """Every fact has the image of its page, which is kept, and the members of the tenant see it."""
+    facts = site.http.get("/rest/v1/fact_list", headers=bearer(ann.token)).json()
+    assert facts and all(fact["picture"] and fact["file"] == "letter.pdf" for fact in facts)
+    kept = site.db.execute(
+        "select content_type, subject from penstock.artifacts where id = any (%s::uuid[])",
+        [[fact["picture"] for fact in facts]],
+    )
+    assert {(row["content_type"], row["subject"]) for row in kept} == {
+        ("image/png", f"intake.shell_file:{file['id']}")
+    }
+    trail = site.http.get("/rest/v1/patient_trail", headers=bearer(ann.token)).json()
+    assert {line["patient_id"] for line in trail} == {str(ann.id)} and len(trail) > 7
+    [row] = site.http.get("/rest/v1/file_list", headers=bearer(ann.token)).json()
+    assert (row["status"], row["reason"]) == ("completed", None)
 
 
 def _check_audit(site: Site, ann: Person, file: dict[str, Any]) -> None:
@@ -324,6 +342,8 @@ def test_files_and_patients_of_others_are_invisible(site: Site) -> None:
     ):
         answer = ask(site, bob, **body)
         assert answer.status_code == 404, answer.text
+    for view in ("file_list", "fact_list", "patient_list", "patient_trail"):
+        assert site.http.get(f"/rest/v1/{view}", headers=bearer(bob.token)).json() == []
     for table in ("patients", "shell_files", "shell_file_results"):
         assert site.http.get(f"/rest/v1/{table}", headers=bearer(bob.token)).json() == []
         denied = site.http.post(

@@ -30,6 +30,8 @@ from penstock.types import Starter
 
 PAGES_PER_TASK = 8
 MOST_IMAGES = 3
+MOST_PICTURES = 20
+"""Pages of a document that are stored as images with boxes."""
 _LARGEST_LAYOUT = 64 << 20
 _TOKENS_PER_PAGE = 900
 SERVICE: tuple[Starter, ...] = ("service",)
@@ -56,6 +58,7 @@ class Laid(BaseModel):
     score: float
     methods: dict[str, int]
     poor_pages: list[int]
+    turned_pages: dict[int, int] = {}
 
 
 class Answered(BaseModel):
@@ -125,6 +128,7 @@ async def arrange(ctx: Context, shell_file_id: UUID, parts: list[list[dict[str, 
         score=round(sum(page["score"] for page in pages) / max(1, len(pages)), 4),
         methods=methods,
         poor_pages=[page["number"] for page in pages if page["score"] < reading.POOR_SCORE],
+        turned_pages={page["number"]: page["rotation"] for page in pages if page["rotation"]},
     )
 
 
@@ -155,8 +159,22 @@ async def pass1(ctx: Context, shell_file_id: UUID, laid: Laid) -> Answered:
 
 @app.task(kind="ai_queue_pass2", phase="pass2", timeout="3m", max_attempts=5, category="ai", starters=SERVICE)
 async def pass2(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered) -> Answered:
-    """The facts, each with the place that it comes from."""
-    return await _pass(ctx, "pass2", shell_file_id, laid, {"pass1": first.answer}, [])
+    """The facts, each with the place that it comes from, and images of these pages with the boxes drawn."""
+    answered = await _pass(ctx, "pass2", shell_file_id, laid, {"pass1": first.answer}, [])
+    boxes: dict[int, list[list[float]]] = {}
+    for place in (place for fact in answered.answer["facts"] for place in fact["places"]):
+        boxes.setdefault(place["page"], []).append(place["box"])
+    pictures: dict[str, str] = {}
+    async with _original(ctx, shell_file_id) as (path, file):
+        for number in sorted(boxes)[:MOST_PICTURES]:
+            turn = laid.turned_pages.get(number, 0)
+            marked = await ctx.acompute(
+                reading.image, str(path), file.mime_type, number, boxes=boxes[number], rotation=turn
+            )
+            saved = await ctx.asave(f"page-{number}.png", marked, "image/png")
+            pictures[str(number)] = saved["artifact_id"]
+    answered.answer["pictures"] = pictures
+    return answered
 
 
 @app.task(kind="ai_queue_pass3", phase="pass3", timeout="3m", max_attempts=5, category="ai", starters=SERVICE)
@@ -173,6 +191,9 @@ async def pass3(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered, 
 async def store(ctx: Context, shell_file_id: UUID, name: str, answered: Answered) -> None:
     """Store the result of a pass: the row, its audit line and the end of the task are one commit."""
     await _store(ctx, shell_file_id, name, answered.answer, None, answered)
+    for picture in answered.answer.get("pictures", {}).values():
+        subject = f"intake.shell_file:{shell_file_id}"
+        await artifacts.keep(ctx.connection, artifact_id=UUID(picture), subject=subject)
 
 
 @app.task(kind="intake_settle", phase="finishing", transactional=True, starters=SERVICE)
@@ -249,6 +270,7 @@ def _first_tasks(shell_file_id: UUID) -> tuple[db.Json, db.Json]:
     return db.Json(drawn.tasks), db.Json({"result": drawn.result_option})
 
 
+@app.upload("intake:")
 async def finish_upload(conn: db.Connection, stored: Any) -> None:
     """The app's writes when an upload is stored: kept, counted, on record and with a job, in one commit."""
     statement = "select id from intake.shell_files where artifact_id = %s"
@@ -329,6 +351,6 @@ async def _settle(ctx: Context, shell_file_id: UUID) -> str:
     return status or "unknown"
 
 
-from penstock.apps.intake import duties, uploads  # noqa: E402 (they declare more of the app)
+from penstock.apps.intake import duties, pages, uploads  # noqa: E402 (they declare more of the app)
 
-__all__ = ["app", "duties", "intake", "uploads"]
+__all__ = ["app", "duties", "intake", "pages", "uploads"]

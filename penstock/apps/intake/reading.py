@@ -11,6 +11,7 @@ import ctypes
 import importlib
 import io
 import statistics
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,32 @@ def read(path: str, content_type: str, first: int, last: int) -> list[dict[str, 
         raise Fail(f"pages {first} to {last}: {error}", code="document_too_large") from None
 
 
-def image(path: str, content_type: str, number: int, dpi: int = 100) -> bytes:
-    """A page as PNG, for people and for vision models."""
+def image(
+    path: str,
+    content_type: str,
+    number: int,
+    dpi: int = 100,
+    boxes: Sequence[Sequence[float]] = (),
+    rotation: int = 0,
+) -> bytes:
+    """A page as PNG, turned as it was read, with boxes drawn on it. For people and for vision models."""
+    from PIL import ImageDraw
+
     target = io.BytesIO()
     with limited(60):
-        _render(path, content_type, number, dpi).save(target, "PNG")
+        picture = _render(path, content_type, number, dpi)
+        if rotation:
+            picture = picture.rotate(rotation, expand=True)
+        draw = ImageDraw.Draw(picture)
+        for left, top, right, bottom in boxes:
+            corners = (
+                left * picture.width,
+                top * picture.height,
+                right * picture.width,
+                bottom * picture.height,
+            )
+            draw.rectangle(corners, outline=(200, 30, 30), width=max(2, picture.width // 400))
+        picture.save(target, "PNG")
     return target.getvalue()
 
 

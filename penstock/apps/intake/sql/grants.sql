@@ -6,6 +6,8 @@ grant select on intake.patients, intake.shell_file_results to authenticated, ser
 grant select on intake.shell_files to authenticated, service_role;
 grant select on intake.usage_warnings, intake.subscription_plans, intake.user_usage_tracking,
   intake.usage_events to authenticated, service_role;
+grant select on intake.file_list, intake.fact_list, intake.patient_list, intake.patient_trail
+to authenticated, service_role;
 grant select on intake.job_queue to service_role;
 -- For the view.
 grant execute on function intake._job_id(bigint), intake._job_types() to service_role;

@@ -96,3 +96,42 @@ where t.kind = any (intake._job_types());
 comment on view intake.job_queue is
   'Tasks of the twelve types as the seed''s queue: its ids, statuses and priorities. heartbeat_at is when '
   'the worker''s right ends without another heartbeat.';
+
+-- For the pages of the dashboard
+
+create or replace view intake.file_list with (security_invoker = true) as
+select f.tenant_id, f.id, f.name, f.status, f.pages, f.patient_id, f.job_id, f.artifact_id, f.created_at,
+  case when f.processing_error is not null
+      then concat_ws(': ', f.processing_error ->> 'code', coalesce(f.processing_error ->> 'message',
+        f.processing_error ->> 'legacy_error'))
+    when f.status = 'uploading' then 'the content has not been uploaded'
+    when f.status in ('uploaded', 'processing') then (
+      select concat_ws(': ', 'job ' || j.status, j.status_reason) from penstock.jobs j where j.id = f.job_id)
+  end as reason
+from intake.shell_files f;
+comment on view intake.file_list is 'Files with their state, and why they wait or ended so.';
+
+create or replace view intake.fact_list with (security_invoker = true) as
+select r.tenant_id, r.shell_file_id || ':' || x.number as id, s.name as file, r.patient_id,
+  x.fact ->> 'kind' as kind, x.fact ->> 'name' as name,
+  concat_ws(' ', x.fact ->> 'value', x.fact ->> 'unit') as value, x.fact -> 'is_verified' as is_verified,
+  (x.fact #>> '{places,0,page}')::integer as page, x.fact #> '{places,0,box}' as box,
+  (r.summary -> 'pictures' ->> (x.fact #>> '{places,0,page}'))::uuid as picture, r.created_at
+from intake.shell_file_results r
+join intake.shell_files s on s.tenant_id = r.tenant_id and s.id = r.shell_file_id
+cross join lateral jsonb_array_elements(r.summary -> 'facts') with ordinality as x(fact, number)
+where r.pass = 'pass2';
+comment on view intake.fact_list is
+  'Facts with the place that they come from, and the image of the page with its boxes.';
+
+create or replace view intake.patient_list with (security_invoker = true) as
+select p.tenant_id, p.id, p.name, p.is_self, p.consented_at, p.created_at,
+  (select count(*) from intake.shell_files f where f.tenant_id = p.tenant_id and f.patient_id = p.id) as files
+from intake.patients p;
+comment on view intake.patient_list is 'Patients with the number of their files.';
+
+create or replace view intake.patient_trail with (security_invoker = true) as
+select a.id, a.at, a.tenant_id, substr(a.subject, 9) as patient_id, a.action,
+  a.details ->> 'table' as record_of, a.details ->> 'record' as record, a.actor, a.job_id
+from penstock.audit_log a where a.subject like 'patient:%' and a.action like 'intake.%';
+comment on view intake.patient_trail is 'Who wrote what about which patient, from the audit log.';
