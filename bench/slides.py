@@ -25,7 +25,8 @@ _BIG_EVENTS = 20
 
 # As the app's functions leave the rows, without a call for each.
 _FILL = """
-insert into penstock.tenants (name, plan) select 'tenant ' || n, 'unlimited' from generate_series(1, %(tenants)s) as n;
+insert into penstock.tenants (name, plan)
+select 'tenant ' || n, 'unlimited' from generate_series(1, %(tenants)s) as n;
 insert into penstock.tenant_limits (tenant_id, meter, amount)
 select id, 'thumbnails', 1000000 from penstock.tenants;
 create temporary table t as select id, (row_number() over (order by id))::integer as n from penstock.tenants;

@@ -53,6 +53,22 @@ type penstock.claim_pick
   column is_more: boolean
   column has_reserved: boolean
 
+type penstock.forecast_group
+  column kind: text
+  column provider: text
+  column count: double precision
+  column running: double precision
+  column cost: numeric
+  column deviation: numeric
+  column units: jsonb
+  column parents: integer[]
+  column seconds: double precision
+  column spread: double precision
+  column samples: integer
+  column cost_ratio: numeric
+  column cost_spread: numeric
+  column cost_samples: integer
+
 type penstock.phase_delta
   column job_id: uuid
   column "position": smallint
@@ -71,6 +87,28 @@ type penstock.reservation
   column job_id: uuid
   column amounts: jsonb
   column has_budget: boolean
+
+type penstock.simulated_event
+  column delay: double precision
+  column slot: integer
+  column amount: double precision
+
+type penstock.simulated_group
+  column count: double precision
+  column running: double precision
+  column seconds: double precision
+  column spread: double precision
+  column requests: double precision
+  column tokens: double precision
+  column used_tokens: double precision
+  column parents: integer[]
+  column provider: text
+  column opens_in: double precision
+  column task_slot: integer
+  column worker_slot: integer
+  column request_slot: integer
+  column token_slot: integer
+  column place_slot: integer
 
 type penstock.task_spec
   column kind: text
@@ -155,8 +193,10 @@ table penstock.actions
   column refusal: text
   column created_at: timestamp with time zone not null
   column finished_at: timestamp with time zone
+  column tenant_id: uuid
   comment on column user_id: The user whose permissions are checked for each subject; null: the service.
   comment on column refusal: Why the last rejected subject was rejected.
+  comment on column tenant_id: The tenant whose turn the action takes: that of its first subject; null: the service.
   constraint actions_pkey: PRIMARY KEY (id)
   constraint actions_reason_check: CHECK ((length(reason) <= 1000))
   constraint actions_verb_check: CHECK ((verb = ANY (ARRAY['pause'::text, 'resume'::text, 'cancel'::text, 'retry'::text, 'replay'::text, 'discard'::text])))
@@ -608,11 +648,13 @@ table penstock.endpoint_states
   column told_at: timestamp with time zone not null default '1970-01-01 00:00:00+00'::timestamp with time zone
   column refusals: integer not null default 0
   column refused_at: timestamp with time zone
+  column is_exhausted: boolean not null default false
   comment on column open_at: When its full rate-limit windows have room again.
   comment on column closed_until: The provider asked to wait until then.
   comment on column pace: The fraction of the limits in use since the provider last rejected a call; it recovers over time.
   comment on column requests_limit: The limit that the provider reports, if it is lower than the configured one.
   comment on column told_at: When the provider last reported its limit. The report expires after an hour.
+  comment on column is_exhausted: It is closed because its account is exhausted, not because it asked to wait.
   constraint endpoint_states_endpoint_id_fkey: FOREIGN KEY (endpoint_id) REFERENCES penstock.endpoints(id) ON DELETE CASCADE
   constraint endpoint_states_pace_check: CHECK (((pace > (0)::double precision) AND (pace <= (1)::double precision)))
   constraint endpoint_states_pkey: PRIMARY KEY (endpoint_id)
@@ -820,6 +862,22 @@ table penstock.invitations
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.job_params
+  comment: The params that job types and kinds take, as the app declares them.
+  row security: enabled
+  column name: text not null
+  column required: text[] not null default '{}'::text[]
+  column allowed: text[]
+  column refused: jsonb not null default '{}'::jsonb
+  comment on column required: Params that must be given.
+  comment on column allowed: All params; null: also others.
+  comment on column refused: The JSON types that a param refuses: {"count": ["array", "object"]}.
+  constraint job_params_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
+  constraint job_params_pkey: PRIMARY KEY (name)
+  constraint job_params_refused_check: CHECK ((jsonb_typeof(refused) = 'object'::text))
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.job_types
   comment: Declared job types: their phases with weights, in order, and whether a failed task stops the job.
   row security: enabled
@@ -859,18 +917,21 @@ table penstock.jobs
   column stop_after: text
   column forgiven: integer not null default 0
   column result: jsonb
+  column paused_for: text
   comment on column budget: The highest cost, in the base currency. The job pauses before it exceeds it.
   comment on column on_limit: What happens to a task that exceeds the tenant's quota: it is held back (hold), it fails (refuse), or the job pauses (pause).
   comment on column confirmed_at: Tasks that were created before this time need no further confirmation.
   comment on column stop_after: The job pauses after this number of failed tasks, or this percentage of its largest phase.
   comment on column forgiven: Failures before the last resume; stop_after does not count them.
   comment on column result: The result as a template: {"$from": key} stands for the output of a task. Null: the output of the last task.
+  comment on column paused_for: What the platform paused the job for; null: somebody paused it, or it is not paused.
   constraint jobs_budget_check: CHECK ((budget >= (0)::numeric))
   constraint jobs_check: CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['completed'::text, 'failed'::text, 'canceled'::text]))))
   constraint jobs_forgiven_check: CHECK ((forgiven >= 0))
   constraint jobs_idempotency_key_check: CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 255)))
   constraint jobs_on_failure_check: CHECK ((on_failure = ANY (ARRAY['continue'::text, 'stop'::text])))
   constraint jobs_on_limit_check: CHECK ((on_limit = ANY (ARRAY['hold'::text, 'refuse'::text, 'pause'::text])))
+  constraint jobs_paused_for_check: CHECK ((paused_for = ANY (ARRAY['budget'::text, 'quota'::text])))
   constraint jobs_pkey: PRIMARY KEY (id)
   constraint jobs_priority_check: CHECK (((priority >= 0) AND (priority <= 10)))
   constraint jobs_status_check: CHECK ((status = ANY (ARRAY['queued'::text, 'running'::text, 'paused'::text, 'completed'::text, 'failed'::text, 'canceled'::text])))
@@ -1060,8 +1121,6 @@ table penstock.notification_secrets
   constraint notification_secrets_target_id_fkey: FOREIGN KEY (target_id) REFERENCES penstock.notification_targets(id) ON DELETE CASCADE
   constraint notification_secrets_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   index notification_secrets_tenant: CREATE INDEX notification_secrets_tenant ON penstock.notification_secrets USING btree (tenant_id)
-  policy service_reads: permissive for select to service_role using true
-  grant to service_role: select
 
 table penstock.notification_targets
   comment: Addresses that a tenant's notifications go to, with the events each wants.
@@ -1081,7 +1140,7 @@ table penstock.notification_targets
   constraint notification_targets_pkey: PRIMARY KEY (id)
   constraint notification_targets_tenant_id_channel_address_key: UNIQUE (tenant_id, channel, address)
   constraint notification_targets_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
-  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy admins_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_admin_tenants() AS my_admin_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
   grant to service_role: select
@@ -1117,7 +1176,7 @@ table penstock.notifications
   index notifications_key: CREATE UNIQUE INDEX notifications_key ON penstock.notifications USING btree (tenant_id, channel, address, key) WHERE (key IS NOT NULL)
   index notifications_list: CREATE INDEX notifications_list ON penstock.notifications USING btree (tenant_id, id)
   index notifications_target: CREATE INDEX notifications_target ON penstock.notifications USING btree (target_id) WHERE (target_id IS NOT NULL)
-  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy admins_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_admin_tenants() AS my_admin_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
   grant to service_role: select
@@ -1511,6 +1570,25 @@ table penstock.shares
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.sheet_bindings
+  comment: The tenant that a Google Sheet or a Google account serves. An account in the setting shared_sheet_accounts has no row.
+  row security: enabled
+  column tenant_id: uuid not null
+  column kind: text not null
+  column name: text not null
+  column label: text
+  column created_at: timestamp with time zone not null
+  comment on column name: The id of the spreadsheet, or the anonymous id of the account.
+  comment on column label: The e-mail address of the account, if known.
+  constraint sheet_bindings_kind_check: CHECK ((kind = ANY (ARRAY['account'::text, 'sheet'::text])))
+  constraint sheet_bindings_kind_name_key: UNIQUE (kind, name)
+  constraint sheet_bindings_label_check: CHECK ((length(label) <= 320))
+  constraint sheet_bindings_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
+  constraint sheet_bindings_pkey: PRIMARY KEY (tenant_id, kind, name)
+  constraint sheet_bindings_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.spent
   comment: Admitted requests and tokens, in slots of a quarter of a second for the minute window (width 1) and of a minute for the hour window (width 60).
   row security: enabled
@@ -1673,12 +1751,12 @@ table penstock.tenants
   column weight: real not null default 1
   column is_personal: boolean not null default false
   column created_at: timestamp with time zone not null default clock_timestamp()
-  column plan: text
+  column plan: text not null
   column plan_since: timestamp with time zone
   column plan_until: timestamp with time zone
   column plan_after: text
   comment on column weight: Share of each lane, relative to the weights of other tenants.
-  comment on column plan: Null: no limits.
+  comment on column plan: The plan unlimited has no limits.
   comment on column plan_until: From this time on the plan is plan_after. Null: it does not end.
   constraint tenants_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
   constraint tenants_pkey: PRIMARY KEY (id)
@@ -1775,8 +1853,6 @@ table penstock.wait_links
   constraint wait_links_pkey: PRIMARY KEY (token)
   constraint wait_links_wait_id_key: UNIQUE (wait_id)
   index wait_links_job: CREATE INDEX wait_links_job ON penstock.wait_links USING btree (job_id)
-  policy service_reads: permissive for select to service_role using true
-  grant to service_role: select
 
 table penstock.waits
   comment: What tasks wait for, or waited for: a person's answer or a time. One row per name and task.
@@ -2063,7 +2139,7 @@ view penstock.provider_list
   column features: text[]
   column changed_at: timestamp with time zone
   reads penstock.calls: endpoint_id, expires_at
-  reads penstock.endpoint_states: closed_reason, closed_until, endpoint_id, open_at, open_for, pace, paced_at, refusals, refused_at
+  reads penstock.endpoint_states: closed_reason, closed_until, endpoint_id, is_exhausted, open_at, open_for, pace, paced_at, refusals, refused_at
   reads penstock.endpoints: backpressure_delay_seconds, backpressure_threshold, changed_at, concurrency, default_tokens, depth_limit, features, id, name, requests_per_hour, requests_per_minute, status, tenant_id, tokens_per_hour, tokens_per_minute
   reads penstock.lanes: endpoint_id, id
   reads penstock.leases: is_gated, lane_id
@@ -2234,7 +2310,7 @@ function penstock._add_tasks_of(uuid, jsonb, text[], boolean)
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3f1aa8640b9ed01e50b2068d319b61e1
+  body: sha256 d04b0b31caa43c7d559c9a7bd44b82e7
   comment: Checks, inserts and queues new tasks of a job, and returns their ids. p_starters and p_is_raw: see _apply_policy.
 
 function penstock._add_up_costs()
@@ -2281,7 +2357,7 @@ function penstock._apply_action(text, text[], text)
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 167537f49668ff956741a31fd30d59cd
+  body: sha256 e71450e5d1bcd9f0cfda40837fee9e08
   comment: Applies an action to these subjects; returns how many succeeded, how many were rejected, and the last reason.
 
 function penstock._apply_failure_policies(uuid[])
@@ -2300,13 +2376,13 @@ function penstock._apply_policy(penstock.jobs, penstock.task_spec[], text[], boo
   body: sha256 da00d62f162bb91c1dee391c98327442
   comment: Checks new tasks against the policies of their kinds, and gives them the provider and the least units that their kind declares. p_starters: what the user who starts them counts as (null: the service). p_is_raw: the user wrote the tasks; an app or a handler did not.
 
-function penstock._apply_told_limits(penstock.endpoints, penstock.endpoint_states, bigint, bigint)
+function penstock._apply_reported_limits(penstock.endpoints, penstock.endpoint_states, bigint, bigint)
   arguments: p_endpoint penstock.endpoints, p_before penstock.endpoint_states, p_requests bigint, p_tokens bigint
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 04ae663649fa5a914a8f067f5e25cb12
-  comment: Keeps the limits that a provider reports, for an hour (see _forget_told_limits), and retries tasks that a lower one had parked.
+  comment: Keeps the limits that a provider reports, for an hour (see _forget_reported_limits), and retries tasks that a lower one had parked.
 
 function penstock._artifact_path(text, text, text, text)
   arguments: p_folder text, p_stem text, p_name text, p_content_type text
@@ -2381,6 +2457,14 @@ function penstock._billing_tenant(text, uuid)
   body: sha256 83f99496c2ba3947d3306b5f65fa4d39
   comment: The tenant of a customer, and null for customers of other products. The tenant that the object itself names is bound if neither has another; a contradiction is an error.
 
+function penstock._bind_sheet(uuid, text, text, text, boolean)
+  arguments: p_tenant_id uuid, p_kind text, p_name text, p_label text, p_is_new boolean
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 18d52c8535265ac6900f9b71178b639f
+  comment: Raises an error if a sheet or an account is bound to another tenant; p_is_new binds a free one.
+
 function penstock._book(penstock.booking[])
   arguments: p_bookings penstock.booking[]
   returns: void
@@ -2421,14 +2505,6 @@ function penstock._bulk_row_state(penstock.bulk_rows)
   grant to authenticated: execute
   grant to service_role: execute
 
-function penstock._bury(penstock.leases[], text[], text[], text[])
-  arguments: p_leases penstock.leases[], p_reasons text[], p_codes text[], p_messages text[]
-  returns: void
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 cb27d60b8ba6ab93a385399a09cf53f9
-  comment: Ends tasks as permanently failed: writes their results and dead letters, and updates their children and jobs.
-
 function penstock._call_size(jsonb, bigint)
   arguments: p_units jsonb, p_default_tokens bigint
   returns: TABLE(requests bigint, tokens bigint)
@@ -2452,12 +2528,20 @@ function penstock._can_count_calls(integer, timestamp with time zone)
   body: sha256 3b82da2ed48319c7144dad28e9d00a56
   comment: Whether calls admitted at a given time can be counted without waiting for another transaction.
 
+function penstock._cancel_children(uuid, bigint[], timestamp with time zone)
+  arguments: p_job_id uuid, p_task_ids bigint[], p_now timestamp with time zone, OUT deltas penstock.phase_delta[], OUT parents bigint[]
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ced2ef9f4c888db6d836e6313976aa1b
+  comment: Ends parked tasks as canceled because a parent did not succeed. Returns the changes of the phase counts, and the canceled tasks that have children.
+
 function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, jsonb)
   arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 aa64972043b64896e35285da85276d13
+  body: sha256 44a88ca3eb36c192e3ebebc54bb790de
   comment: Records the usage and costs of attempts, deducts them from their holds, and returns the bookings.
 
 function penstock._check_answer(penstock.waits, text, jsonb)
@@ -2473,7 +2557,7 @@ function penstock._check_artifact(text, text, bigint, bigint)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 90a7f9fe1c93d4e5e6ff62801872f558
+  body: sha256 2ecbd3de3def8fe09e7963be19ad558c
   comment: Raises an error for an invalid name, content type or size of a file.
 
 function penstock._check_batch(bigint[], bigint[], integer)
@@ -2491,6 +2575,14 @@ function penstock._check_claim(text, integer, integer)
   settings: search_path=penstock, pg_temp
   body: sha256 bcd2ffc882e317510cfdccaa19c1aa81
   comment: Rejects a claim with invalid arguments.
+
+function penstock._check_clean(text, text, text)
+  arguments: p_text text, p_field text, p_code text
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6627ffd6b19f111b6f613b3668172d11
+  comment: Raises an error if a text has control characters; null has none.
 
 function penstock._check_cycles(integer[], integer[], integer)
   arguments: p_parents integer[], p_children integer[], p_count integer
@@ -2540,6 +2632,14 @@ function penstock._check_job_arguments(text, jsonb, jsonb)
   body: sha256 a1af0c98969999720484fb00b19e4755
   comment: Raises an error for a malformed type, params or options object of open_job.
 
+function penstock._check_job_options(penstock.jobs)
+  arguments: p_job penstock.jobs
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e51ea0873b0cace2541bdd73edd69e05
+  comment: Rejects options of open_job that are well formed but not allowed.
+
 function penstock._check_keys(uuid, penstock.task_spec[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[]
   returns: void
@@ -2553,7 +2653,7 @@ function penstock._check_name(text, text, text)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6c4133f68d2029a7f7a4477d17715b02
+  body: sha256 078f191f39e2d470684fa70ade382214
   comment: Raises an error unless a name has 1 to 200 characters and no control characters.
 
 function penstock._check_open_subjects(uuid, integer)
@@ -2561,7 +2661,7 @@ function penstock._check_open_subjects(uuid, integer)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bf602a49d8a902b7ee1c338377d70fbc
+  body: sha256 fb589cecee7410254274705c1562c89c
   comment: Raises an error if a user has too many subjects in unfinished actions; null is the service.
 
 function penstock._check_outcome(uuid, text, boolean, text, text, jsonb)
@@ -2569,8 +2669,16 @@ function penstock._check_outcome(uuid, text, boolean, text, text, jsonb)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 eb434c5dc63ad7694843950e27946e73
+  body: sha256 f866f4168689e67f754697d931e628c5
   comment: Raises an error for an outcome that record_outcome cannot record.
+
+function penstock._check_params(text, jsonb)
+  arguments: p_job_type text, p_params jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7da3174f57c46320900217b4427636f0
+  comment: Raises an error unless these params fit the job type, as far as the app has declared its params.
 
 function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boolean)
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_starters text[], p_is_raw boolean
@@ -2580,6 +2688,14 @@ function penstock._check_policy(penstock.jobs, penstock.task_spec[], text[], boo
   body: sha256 1d104d85626511deb88000a248421a01
   comment: Raises an error for the first task that its kind does not allow, with its index and field.
 
+function penstock._check_price(numeric, numeric, text, timestamp with time zone)
+  arguments: p_amount numeric, p_per numeric, p_currency text, p_from timestamp with time zone
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 06e8ca6186a33ef8da99946fd83048e9
+  comment: Rejects a price with an invalid amount, unit or time, or in a currency without an exchange rate.
+
 function penstock._check_queue_depth(penstock.endpoints, uuid, bigint)
   arguments: p_endpoint penstock.endpoints, p_tenant_id uuid, p_more bigint
   returns: void
@@ -2587,6 +2703,14 @@ function penstock._check_queue_depth(penstock.endpoints, uuid, bigint)
   settings: search_path=penstock, pg_temp
   body: sha256 635c7111ec2014307e63ac73ce903084
   comment: Rejects tasks that would exceed the tenant's share of an endpoint's queue: depth_limit divided by the number of tenants that wait, at least 1. Tells nothing of other tenants.
+
+function penstock._check_reservation(jsonb, text, text, double precision)
+  arguments: p_amounts jsonb, p_action text, p_key text, p_ttl_seconds double precision
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 af9830e40e7ee4ac2df5453838b3a6dd
+  comment: Rejects a reservation with invalid arguments.
 
 function penstock._check_rows(jsonb)
   arguments: p_rows jsonb
@@ -2604,6 +2728,30 @@ function penstock._check_schedulable(text)
   body: sha256 b20c0ae1960530d21166a678e0c82fca
   comment: Raises an error unless an app has declared this job type or kind, so that a worker can draw its tasks.
 
+function penstock._check_schedule(text, text, text, timestamp with time zone, jsonb)
+  arguments: p_name text, p_cron text, p_job_type text, p_next_run_at timestamp with time zone, p_options jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1aae8934e0b3b1d56bedebdc8bd8f0c3
+  comment: Rejects a schedule with an invalid name, cron expression, time zone or document.
+
+function penstock._check_schedule_count(uuid)
+  arguments: p_tenant_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7044c678076170d5d27a2e407141641e
+  comment: Rejects one more schedule of a tenant that has as many as are allowed.
+
+function penstock._check_schedule_tasks(uuid, text, jsonb, jsonb)
+  arguments: p_tenant_id uuid, p_job_type text, p_options jsonb, p_old_tasks jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 84f56a7fe8d04b1d750ab681360ed155
+  comment: Rejects a schedule whose tasks the caller may not start, or whose job type has none.
+
 function penstock._check_target(text, text, text[])
   arguments: p_channel text, p_address text, p_events text[]
   returns: void
@@ -2617,8 +2765,16 @@ function penstock._check_tasks(penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a7664b1db61d0f6bc8e62a3946cc1fa7
+  body: sha256 cd55e105d084941c80f0a5dae3de6ca7
   comment: Raises an error for the first invalid task, with its index and field.
+
+function penstock._check_tenant_subjects(uuid, integer)
+  arguments: p_tenant_id uuid, p_more integer
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5c27bb09ee740ee711f8772e9f7073a8
+  comment: Raises an error if the users of a tenant have too many subjects in unfinished actions.
 
 function penstock._check_time(timestamp with time zone, text)
   arguments: p_at timestamp with time zone, p_field text
@@ -2680,7 +2836,7 @@ function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states,
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ad72b89d7cb0956ebfd2fc626b03b3c9
+  body: sha256 ec9b022fe6b2e6349e80f464aa24e408
   comment: Closes an endpoint whose account is exhausted for 15 minutes, or until open_provider.
 
 function penstock._compact()
@@ -2698,6 +2854,22 @@ function penstock._corrected_entry(penstock.cost_entries, numeric, text, uuid)
   body: sha256 7c88378f2a4d95bee78e108748a3070f
   comment: The ledger entry that a correction is for; raises an error if the correction is not valid.
 
+function penstock._cost_of_attempt(penstock.cost_entries, bigint, text, bigint)
+  arguments: p_entry penstock.cost_entries, p_task_id bigint, p_worker_id text, p_lease bigint
+  returns: penstock.cost_entries
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1e63c22c2fc170c2aa181b6854b351b2
+  comment: A cost entry with the task and the provider of an attempt, whose lease is locked.
+
+function penstock._cost_of_tenant(penstock.cost_entries, uuid)
+  arguments: p_entry penstock.cost_entries, p_tenant_id uuid
+  returns: penstock.cost_entries
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 615afc3b7d05394dad7e1bf62d042040
+  comment: A cost entry of a tenant outside an attempt; rejects a job of another tenant.
+
 function penstock._cost_on_day(uuid, date)
   arguments: p_tenant_id uuid, p_day date
   returns: numeric
@@ -2714,6 +2886,14 @@ function penstock._cost_ratio(text, text)
   body: sha256 29a35c6a75d76f1ed511c85a42f2988c
   comment: Actual cost divided by estimated cost of recent calls: mean, standard deviation, and the number of samples.
 
+function penstock._count_actual_tokens(penstock.leases, jsonb)
+  arguments: p_lease penstock.leases, p_units jsonb
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 317c00197729eb82fb182dcddf647a4d
+  comment: Corrects the tokens that an attempt counts in the windows of its endpoint. The lease is as it was before the report.
+
 function penstock._count_calls(penstock.endpoints, timestamp with time zone, bigint, bigint)
   arguments: p_endpoint penstock.endpoints, p_at timestamp with time zone, p_requests bigint, p_tokens bigint
   returns: void
@@ -2721,6 +2901,14 @@ function penstock._count_calls(penstock.endpoints, timestamp with time zone, big
   settings: search_path=penstock, pg_temp
   body: sha256 878b14733deb0a3ddb9a4deb0ebd6887
   comment: Counts calls admitted at a given time in their endpoint's windows. Negative amounts take them back.
+
+function penstock._count_down_children(uuid, bigint[], bigint)
+  arguments: p_job_id uuid, p_parent_ids bigint[], p_first_child_id bigint, OUT doomed bigint[], OUT free bigint[]
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0d2bcfa11bc8c3fa22d3a64674326d4c
+  comment: Subtracts ended parents from what their children wait for. Returns the children that a failed parent cancels, and those that wait for no parent any more.
 
 function penstock._count_foreign_calls(penstock.endpoints, bigint, bigint)
   arguments: p_endpoint penstock.endpoints, p_requests_left bigint, p_tokens_left bigint
@@ -2743,7 +2931,7 @@ function penstock._count_start(uuid, integer, jsonb, jsonb)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 770ae09b21221c6ec1d7b737b8b838b9
+  body: sha256 6babe6df586abb1185d1787bee9f7215
   comment: Counts new jobs, their rows (tasks, or rows of a bulk job) and the bytes of their input where these are limited, and rejects them over the limit.
 
 function penstock._create_user(uuid, text)
@@ -2751,7 +2939,7 @@ function penstock._create_user(uuid, text)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 15b7b2921793efc332f26caba3ae3155
+  body: sha256 9b34407c7cb4b90bd0c5305c460d0b57
   comment: Creates a profile and a personal tenant for a user.
 
 function penstock._current_pace(double precision, timestamp with time zone, timestamp with time zone)
@@ -2850,6 +3038,14 @@ function penstock._empty_webhooks(integer)
   body: sha256 97c79b8796af289f5876a9c361d5163b
   comment: Deletes the payloads of old webhooks. The rows stay, so that a late delivery is still known.
 
+function penstock._end_events(penstock.simulated_group, double precision, double precision)
+  arguments: p_group penstock.simulated_group, p_tasks double precision, p_delay double precision
+  returns: penstock.simulated_event[]
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6155558061484f034bfea5834d891ca0
+  comment: What the end of tasks gives back: their workers and concurrency, and the tokens they did not use.
+
 function penstock._end_keys(uuid[])
   arguments: p_key_ids uuid[]
   returns: integer
@@ -2873,6 +3069,22 @@ function penstock._end_operations()
   body: sha256 32813c32ddd6701f9cd1e768c5108f80
   comment: Ends operations whose task has ended and those that nobody settles, and frees their reservations and places.
 
+function penstock._end_short_claim(text[], integer, penstock.claim_pick)
+  arguments: p_task_types text[], p_claimed integer, p_pick penstock.claim_pick
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 36efce87c3cf843a659b331ab0d2b465
+  comment: What a claim that got nothing, or not all it wanted, does for others: moves tasks of stopped jobs, does overdue upkeep, and wakes workers if the next claim may find tasks. The pick is that of the last round.
+
+function penstock._end_succeeded(text, bigint[], bigint[], jsonb[], integer)
+  arguments: p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_outputs jsonb[], p_limit integer, OUT task_count integer, OUT deltas penstock.phase_delta[], OUT parent_jobs uuid[], OUT parents bigint[], OUT gated penstock.leases[]
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c34d45f09d174d18092c852437ec1b1d
+  comment: Moves the tasks of a batch from leases to results. Returns how many, the changes of the phase counts, the tasks that have children with their jobs, and the leases of gated tasks.
+
 function penstock._endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
   returns: penstock.endpoints
@@ -2886,7 +3098,7 @@ function penstock._endpoint_capacities(uuid, text[])
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 67aefb89d25506c5fec98ebb4f107a06
+  body: sha256 89531d3212ccfe0142544e4974a406cf
   comment: The free requests, tokens and concurrency of endpoints, and the seconds until each opens; 1e18: unlimited, or never.
 
 function penstock._enter_endpoint(integer, integer[], timestamp with time zone, boolean)
@@ -2912,6 +3124,22 @@ function penstock._erase_tenant(uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 d3586b195850901fd30151d1017ac94f
   comment: Removes what a tenant stored. Ledger and audit log keep amounts, actions and ids.
+
+function penstock._error_details(jsonb)
+  arguments: p_details jsonb
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 97e589640178d472f89e7bb49b2a2f01
+  comment: The details of an error as they are stored: without secrets, and without the stack, which has a table of its own.
+
+function penstock._error_text(text, integer)
+  arguments: p_text text, p_limit integer
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 045845ebf085700fd8d596857d6fc83a
+  comment: The text of an error or report as it is stored: without credentials, and at most p_limit characters.
 
 function penstock._estimated_cost(text, uuid, jsonb)
   arguments: p_provider text, p_tenant_id uuid, p_units jsonb
@@ -2968,6 +3196,14 @@ function penstock._explain_wait(uuid)
   body: sha256 393371067e74651812a52bb8952ea803
   comment: What a waiting task waits for.
 
+function penstock._fields_used(penstock.task_spec[], timestamp with time zone)
+  arguments: p_specs penstock.task_spec[], p_now timestamp with time zone, OUT idempotency_keys boolean, OUT keys boolean, OUT parents boolean, OUT routes boolean, OUT limits boolean, OUT times boolean, OUT confirmations boolean
+  returns: record
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ce9cd58b3ea32f10a93135ae4e3762ff
+  comment: Which optional fields any of these tasks has, so that the stages for the others are skipped.
+
 function penstock._fill_result(uuid, jsonb)
   arguments: p_job_id uuid, p_template jsonb
   returns: jsonb
@@ -2992,6 +3228,14 @@ function penstock._finish_jobs(uuid[])
   body: sha256 ba50b687b399a43cf207be2728ed4e57
   comment: Ends those of these jobs whose tasks have all ended.
 
+function penstock._first_events(uuid, penstock.simulated_group[], double precision[])
+  arguments: p_tenant_id uuid, p_groups penstock.simulated_group[], p_state double precision[]
+  returns: penstock.simulated_event[]
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 811c6196243a18f7609734d356392ae1
+  comment: What tasks and calls that run now, of this job and of others, give back later.
+
 function penstock._fit_into_windows(tid[], penstock.endpoints, penstock.capacity)
   arguments: p_tids tid[], p_endpoint penstock.endpoints, p_capacity penstock.capacity
   returns: penstock.window_fit
@@ -3000,13 +3244,29 @@ function penstock._fit_into_windows(tid[], penstock.endpoints, penstock.capacity
   body: sha256 50af66b753ccf6b14fde0eec823487f0
   comment: Which of these tasks fit into what is left of an endpoint's windows: the first ones, in order, until one does not fit.
 
-function penstock._forecast(uuid, jsonb)
-  arguments: p_tenant_id uuid, p_groups jsonb
+function penstock._forecast_cost(penstock.forecast_group[])
+  arguments: p_groups penstock.forecast_group[], OUT low numeric, OUT expected numeric, OUT high numeric, OUT unpriced text[]
+  returns: record
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 24bc1ca3d3e16842d0657b471bd846d6
+  comment: What groups of tasks will cost: at least, probably and at most, and the providers that have no price.
+
+function penstock._forecast_finish(uuid, penstock.forecast_group[], timestamp with time zone)
+  arguments: p_tenant_id uuid, p_groups penstock.forecast_group[], p_now timestamp with time zone
   returns: jsonb
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cf70f0b3457d033c7ebbac4eb65fea0f
-  comment: Forecasts cost and finish of groups of tasks [{"kind", "provider", "count", "running", "units", "cost", "deviation", "after": [group numbers]}].
+  body: sha256 053ad275ada3923506ec4d8356afaedf
+  comment: When groups of tasks will have ended, {"seconds", "low", "high", "at", "workers", "bottleneck", "reason"}.
+
+function penstock._forecast_groups(uuid, penstock.forecast_group[])
+  arguments: p_tenant_id uuid, p_groups penstock.forecast_group[]
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 78a92f9953c190a48265aed2ef186c28
+  comment: Forecasts cost, quota and finish of groups of tasks.
 
 function penstock._forecast_quota(uuid, jsonb, numeric, timestamp with time zone)
   arguments: p_tenant_id uuid, p_units jsonb, p_cost numeric, p_now timestamp with time zone
@@ -3016,15 +3276,7 @@ function penstock._forecast_quota(uuid, jsonb, numeric, timestamp with time zone
   body: sha256 37f2372dee1bc7db8cbc16393df744c0
   comment: For each limited meter, what these units need and what is left, [{"meter", "needs", "left", "limit", "fits"}].
 
-function penstock._forecast_waiting_rows(uuid, integer)
-  arguments: p_job_id uuid, p_groups integer
-  returns: jsonb
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 3c58c592bdc94665b8eb2c2fa0d9d19a
-  comment: Groups of tasks for _forecast that the waiting rows of a bulk job will have, numbered after p_groups.
-
-function penstock._forget_told_limits()
+function penstock._forget_reported_limits()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
@@ -3106,7 +3358,7 @@ function penstock._has_quota_or_budget(tid[])
   returns: boolean
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a40874f11cac186ee957510c8d1eb3d4
+  body: sha256 36fbe81ffd72d0188c867fb9ca0b3c56
   comment: Whether any of these tasks belongs to a tenant with limits or to a job with a budget. Most do not, and skip the accounts.
 
 function penstock._has_scope(uuid, text)
@@ -3162,7 +3414,7 @@ function penstock._is_own_host(penstock.endpoints, text)
   returns: boolean
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d256e5cb3bf0eb3a4a34ed3b94452860
+  body: sha256 ef06fabdb8f4f6dcbb38fc1e864b7a5e
   comment: Whether an answer of this host is an answer of the provider: the host, or a domain above it, is listed in the endpoint's hosts, or known for the provider's name.
 
 function penstock._is_readable(jsonb)
@@ -3219,8 +3471,16 @@ function penstock._job_from_options(jsonb)
   returns: penstock.jobs
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e6bdf9eb2eed38303bae532a7a6f1e84
+  body: sha256 66480bbdb008493d2238af2621c94b7f
   comment: Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not given.
+
+function penstock._judge_failures(penstock.leases[], jsonb[], timestamp with time zone)
+  arguments: p_failed penstock.leases[], p_errors jsonb[], p_now timestamp with time zone
+  returns: TABLE(held penstock.leases, error_code text, error_message text, error_details jsonb, stack text, delay double precision, death text)
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b782b84b90140027be7e011aaba38164
+  comment: For each failed attempt: the error as it is stored, the backoff in seconds, and why the task is not retried (null: it is): the error is permanent, no attempt is left, or its time for retries is over.
 
 function penstock._judge_gate(text, penstock.tenants, numeric)
   arguments: p_gate text, p_tenant penstock.tenants, p_amount numeric
@@ -3354,6 +3614,14 @@ function penstock._lock_account(uuid, uuid, text, date, boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 9c7f6e4b4832febd780964f1b33bc864
   comment: Locks an account and returns it, and creates a missing one. Null when that needs waiting and p_may_wait is false.
+
+function penstock._lock_changed_leases(text, bigint[], bigint[], jsonb[], integer)
+  arguments: p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_outputs jsonb[], p_limit integer
+  returns: boolean
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6356c9c191f540f838f4d91474a4a89b
+  comment: Locks the leases of a batch that a heartbeat, a report or a new child changed while the batch ended, so that they were skipped. Whether there are any.
 
 function penstock._lock_descendants(uuid, bigint[])
   arguments: p_job_id uuid, p_parent_ids bigint[]
@@ -3507,6 +3775,14 @@ function penstock._move_progress(penstock.phase_delta[])
   body: sha256 716fc011650f62067f0d7c7b8f722190
   comment: Adds deltas to the counts of phases, locked in one order, and ends the jobs whose tasks have all ended.
 
+function penstock._move_to_dead_letters(penstock.leases[], text[], text[], text[])
+  arguments: p_leases penstock.leases[], p_reasons text[], p_codes text[], p_messages text[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cb27d60b8ba6ab93a385399a09cf53f9
+  comment: Ends tasks as permanently failed: writes their results and dead letters, and updates their children and jobs.
+
 function penstock._needs_gate(penstock.gates, text)
   arguments: p_gate penstock.gates, p_kind text
   returns: boolean
@@ -3545,6 +3821,14 @@ function penstock._not_begun()
   body: sha256 7c29369683f8719e57fe1e921947158c
   comment: The reserved reason with which workers release tasks they claimed and never began: the calls admitted for these tasks were not made.
 
+function penstock._note_attempts(penstock.leases[], jsonb[], boolean, jsonb, timestamp with time zone)
+  arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_details jsonb, p_now timestamp with time zone
+  returns: penstock.booking[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6b25586b6ec36ba41497efc79aebe6a7
+  comment: Records the usage of attempts and returns the bookings for their tenants' accounts.
+
 function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_units jsonb, p_hold_id uuid, p_provider text, p_details jsonb
   returns: penstock.booking[]
@@ -3573,7 +3857,7 @@ function penstock._notify_job(penstock.jobs)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e638d302dccc3ae8e119bf6feb69dbbb
+  body: sha256 adff3f06106659bf23c9a4e8d6c68dac
   comment: Queues a message about the end of a job for each target that wants it.
 
 function penstock._now()
@@ -3647,6 +3931,14 @@ function penstock._output_value(jsonb)
   body: sha256 a9fed12deebe0ea210155cdeee482340
   comment: An output without the flag for cleaned text.
 
+function penstock._own_hosts(penstock.endpoints)
+  arguments: p_endpoint penstock.endpoints
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e20fc3a8d356a6bf95f5f4ffda322ceb
+  comment: The hosts of a provider: those of the endpoint, or those known for the provider's name.
+
 function penstock._own_target(uuid)
   arguments: p_target_id uuid
   returns: penstock.notification_targets
@@ -3661,14 +3953,6 @@ function penstock._own_tenant()
   settings: search_path=penstock, pg_temp
   body: sha256 2c715bf8d8736450bb82e510e8fbd081
   comment: The tenant that a call acts for if it names none: the caller's own, or the only one.
-
-function penstock._pace_of(text, text)
-  arguments: p_kind text, p_provider text, OUT seconds double precision, OUT spread double precision, OUT samples integer
-  returns: record
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 e38414fac4bdb4afbac441f2732f7eb5
-  comment: The mean duration of recent tasks of a kind, its standard deviation, and the number of samples.
 
 function penstock._parent_key()
   returns: penstock.api_keys
@@ -3733,6 +4017,14 @@ function penstock._parked_that_fit(uuid, text, uuid, integer)
   body: sha256 0347d9dada2aeddfe92e68300c19b2dd
   comment: The first 500 tasks parked for a quota or budget, those for which enough is left now.
 
+function penstock._parked_to_lease(penstock.parked)
+  arguments: p_parked penstock.parked
+  returns: penstock.leases
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c37da2dafad2bde9df1458c5ab23b1ac
+  comment: A parked task that ends without an attempt, as _move_to_dead_letters needs it.
+
 function penstock._parked_to_ready(penstock.parked)
   arguments: p_parked penstock.parked
   returns: penstock.ready
@@ -3756,11 +4048,19 @@ function penstock._parse_tasks(jsonb)
   body: sha256 1265c5e6514e75f17ac9b77f1db1c628
   comment: Converts p_tasks to records; raises an error if it is no array, too long, or has unknown or malformed fields.
 
+function penstock._pause_job(uuid, text, text)
+  arguments: p_job_id uuid, p_reason text, p_paused_for text
+  returns: text
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0235462fe6f5aa26310d4c8e8309b742
+  comment: Pauses a job: see pause_job. p_paused_for: budget or quota, if the platform pauses it.
+
 function penstock._pause_spent_jobs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 43cd8e2b311ded37e530c633da73062f
+  body: sha256 db883cb596b7659c2b86ca7cbf7ec63a
   comment: Pauses jobs whose remaining tasks exceed their budget, and jobs with on_limit = pause whose tenant's quota is exhausted.
 
 function penstock._percentile(jsonb, double precision)
@@ -3811,6 +4111,14 @@ function penstock._pick_open(text[], integer, uuid[], timestamp with time zone)
   body: sha256 dc9bbb7fb010bb5a567bfebf7e46c6da
   comment: Locks the next rows of ready in lanes without limits and returns them, so that no other claim takes them.
 
+function penstock._pick_round(text[], integer, uuid[], timestamp with time zone, text, boolean, boolean, boolean)
+  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone, p_gated text, p_is_first_round boolean, p_holds_nothing boolean, p_may_wait boolean
+  returns: penstock.claim_pick
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d2695542428532f5cef30cbedb3267e6
+  comment: Locks the next rows of ready, of lanes without limits and of gated lanes (p_gated: first, last or none). p_holds_nothing: earlier rounds leased no task, so a lock may be waited for.
+
 function penstock._plan(penstock.tenants, timestamp with time zone)
   arguments: p_tenant penstock.tenants, p_at timestamp with time zone
   returns: text
@@ -3819,6 +4127,14 @@ function penstock._plan(penstock.tenants, timestamp with time zone)
   body: sha256 d2361bee1d232ab33b723817ed6ef3f0
   comment: The effective plan of a tenant at a time. Every rule that depends on the plan uses this function.
 
+function penstock._plan_in_setting(text)
+  arguments: p_setting text
+  returns: text
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 db5d3a838f9ad720033e677ef617a26e
+  comment: The plan that a setting names. Raises an error if there is no such plan.
+
 function penstock._price(text, uuid, text, text, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_meter text, p_variant text, p_at timestamp with time zone
   returns: penstock.prices
@@ -3826,6 +4142,14 @@ function penstock._price(text, uuid, text, text, timestamp with time zone)
   settings: search_path=penstock, pg_temp
   body: sha256 3561f8ac5ecc0aa896461c077f051057
   comment: The price that is valid at this time.
+
+function penstock._price_attempts(penstock.leases[], jsonb[], text, timestamp with time zone)
+  arguments: p_leases penstock.leases[], p_units jsonb[], p_variant text, p_now timestamp with time zone
+  returns: penstock.booking[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 59e46e9249be85374f78cb1903a91233
+  comment: Records the costs of attempts, deducts usage and costs from their holds, and returns the bookings.
 
 function penstock._price_units(text, uuid, jsonb, text, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_units jsonb, p_variant text, p_at timestamp with time zone
@@ -3840,7 +4164,7 @@ function penstock._promote(integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 cceeb2cba804eb0754a2f669c31f5aa4
+  body: sha256 a9183ff79ecbde17b9a609bbd938ea82
   comment: Queues parked tasks whose time has come.
 
 function penstock._prune_audit_log()
@@ -3897,6 +4221,14 @@ function penstock._ready_to_parked(penstock.ready, timestamp with time zone, tex
   body: sha256 7f23fa52d1d6038f873af109773997b6
   comment: A task as a row of parked: until when it waits, why, and for which meter, limit, budget or price.
 
+function penstock._recent_durations(text, text)
+  arguments: p_kind text, p_provider text, OUT seconds double precision, OUT spread double precision, OUT samples integer
+  returns: record
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e38414fac4bdb4afbac441f2732f7eb5
+  comment: The mean duration of recent tasks of a kind, its standard deviation, and the number of samples.
+
 function penstock._recent_failures(uuid)
   arguments: p_tenant_id uuid
   returns: jsonb
@@ -3912,6 +4244,14 @@ function penstock._reclaim_before(timestamp with time zone)
   settings: search_path=penstock, pg_temp
   body: sha256 910d37a60754a5d996831de24e315934
   comment: The time before which an expired lease counts as lost: now, or after an outage the time it began.
+
+function penstock._record_failures(penstock.leases[], jsonb[], timestamp with time zone)
+  arguments: p_failed penstock.leases[], p_errors jsonb[], p_now timestamp with time zone, OUT again penstock.ready[], OUT dead penstock.leases[], OUT reasons text[], OUT codes text[], OUT messages text[]
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 faa8b5c4a08aa28567c976a3282407c5
+  comment: Logs failed attempts and parks the tasks that back off. Returns the tasks to requeue at once, and those that fail permanently with the reason, the code and the message.
 
 function penstock._record_holds(penstock.reservation[], timestamp with time zone)
   arguments: p_reservations penstock.reservation[], p_now timestamp with time zone
@@ -3933,7 +4273,7 @@ function penstock._redact(text)
   returns: text
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c7c7eb9e65da43b4b23c80dc4ab56b23
+  body: sha256 df0654adafada10218d80bac848a6060
   comment: Replaces credentials by [redacted]: keys, tokens, passwords, Authorization headers and cookies, the password and the query string of URLs and connection strings.
 
 function penstock._redact_document(jsonb)
@@ -3968,11 +4308,27 @@ function penstock._refuse_lost(bigint)
   body: sha256 9ae5927ee956f369a7da4821d5a0f71b
   comment: Rejects a report whose lease is not current.
 
+function penstock._refuse_open_subjects(text, integer, bigint, integer)
+  arguments: p_what text, p_max integer, p_open bigint, p_more integer
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 859ad8c9402a9df7be8ee9ff7d9815a7
+  comment: Raises an error if unfinished actions would have more subjects than the limit.
+
+function penstock._refuse_task(integer, text, text, text)
+  arguments: p_index integer, p_field text, p_code text, p_message text
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 076b5eb65c390a17a908e4fad2c084d7
+  comment: Raises the error of an invalid task, with its index and field.
+
 function penstock._refuse_waiting()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 942eb13ddee70e83fb6ab327f6e0763b
+  body: sha256 35509c229eab50a63cf20a10e94d425f
   comment: Ends parked tasks that had no quota, in jobs whose on_limit is refuse.
 
 function penstock._related_tasks(bigint[])
@@ -4004,7 +4360,7 @@ function penstock._remove_ready_tasks(penstock.chores, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c3beba53b1ac3c9f1e4c3d141b8fbdeb
+  body: sha256 2adeca7845bf0e6adfd3a0826d973f61
   comment: Takes up to p_limit tasks of a job out of the ready set, parks them (verb park) or drops them, and returns their number.
 
 function penstock._reopen_job(penstock.jobs)
@@ -4022,6 +4378,14 @@ function penstock._replay(bigint[])
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 103cfc0b2f68ab40dff280a5047c6e35
   comment: Queues dead-lettered tasks again with a fresh number of attempts, reopens their jobs, and returns the number of tasks.
+
+function penstock._require_answerer(penstock.waits)
+  arguments: p_wait penstock.waits
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ec5fe3f6190fe379cd955c8d19c99b1d
+  comment: Raises an error unless the caller has a role that may answer; of an API key also unless it has the scope start.
 
 function penstock._require_consent(uuid, uuid)
   arguments: p_tenant_id uuid, p_user_id uuid
@@ -4070,6 +4434,14 @@ function penstock._require_role(uuid, text[])
   settings: search_path=penstock, pg_temp
   body: sha256 860031149a58e1b5ea61f2573aa1e2af
   comment: Raises an error unless the caller is the service or a member with one of these roles; of an API key also unless it has the scope that follows from the roles.
+
+function penstock._required_bulk_type(text)
+  arguments: p_type text
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b6231e7c3531d267860725330c085838
+  comment: The declaration of a bulk type; raises an error when there is none.
 
 function penstock._required_endpoint(text, uuid)
   arguments: p_name text, p_tenant_id uuid
@@ -4155,7 +4527,7 @@ function penstock._return_tasks(penstock.leases[], integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e44baba7b1b9ff355bba9f600b6161ea
+  body: sha256 d3307b7284b55c867be92d6ae2990812
   comment: Requeues leased tasks at the front.
 
 function penstock._revive_operation(penstock.operations)
@@ -4179,7 +4551,7 @@ function penstock._route_candidates(jsonb, uuid, jsonb)
   returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ad7395d675a42a9e6693b417696d77db
+  body: sha256 997697abd8fbfd88d9985ed6aa582785
   comment: The endpoints that have the features of a route, with what decides between them.
 
 function penstock._row_cost(penstock.bulk_rows)
@@ -4205,8 +4577,16 @@ function penstock._run_action_batch(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 49434135dabc6a6da46cb7a7038f6063
+  body: sha256 6e3a4581095b786c53b154e893677dd8
   comment: Runs the next batch of an action and returns the number of subjects in it.
+
+function penstock._run_simulation(penstock.simulated_group[], double precision[], penstock.simulated_event[], double precision)
+  arguments: p_groups penstock.simulated_group[], p_state double precision[], p_events penstock.simulated_event[], p_workers double precision, OUT seconds double precision, OUT limits text[]
+  returns: record
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 73e7d07d23bcec9c50590996737a9a70
+  comment: Runs the steps of a simulation: the seconds until all tasks have ended, and what held tasks back in each step.
 
 function penstock._scope_for(text[])
   arguments: p_roles text[]
@@ -4253,7 +4633,7 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 4e659e9fc5849da7f7739b800388886d
+  body: sha256 ac180fc1cb6e40f2f4cea2e5772a38c2
   comment: Updates the children of parents that have ended. Children of a parent that did not succeed are canceled with their descendants. Returns the changes of the phase counts, and the children without open parents, which the caller queues once it has all its locks.
 
 function penstock._settle_late(penstock.operations, jsonb)
@@ -4264,6 +4644,14 @@ function penstock._settle_late(penstock.operations, jsonb)
   body: sha256 a856a7e568559f6824c4bd3530cc047c
   comment: Notes and charges a late success that no task uses any more.
 
+function penstock._settle_parents(uuid[], bigint[])
+  arguments: p_jobs uuid[], p_parents bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9e80e2dfd5e04e9547e9086e3fb3e812
+  comment: Updates the children of parents that have ended, job by job in the lock order: see _settle_children.
+
 function penstock._settle_plan(uuid)
   arguments: p_tenant_id uuid
   returns: void
@@ -4272,13 +4660,29 @@ function penstock._settle_plan(uuid)
   body: sha256 6ff305f392ac650e11e3c0e65423b73b
   comment: Sets plan and plan_until of a tenant from its subscriptions: the newest live one, else the newest. Past due and canceled ones last 30 days beyond their period.
 
-function penstock._simulate_finish(uuid, jsonb)
-  arguments: p_tenant_id uuid, p_groups jsonb, OUT seconds double precision, OUT bottleneck text, OUT workers double precision
+function penstock._shrink_bookings(penstock.holds, jsonb)
+  arguments: p_hold penstock.holds, p_units jsonb
+  returns: penstock.booking[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a387a2ce49f75239076612c6fbf58b42
+  comment: What to book when units are used from a hold: the reservation shrinks by them, down to 0.
+
+function penstock._simulated_finish(uuid, penstock.forecast_group[])
+  arguments: p_tenant_id uuid, p_groups penstock.forecast_group[], OUT seconds double precision, OUT bottleneck text, OUT workers double precision
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 73688505bbb8849aa7a010a1e75f4e65
+  body: sha256 8fa1704c831723004a7e0009e14d7a5d
   comment: Simulates when groups of tasks will have ended, with the current workers, rate limits and concurrency. Null: never under the current limits. The bottleneck is the limit that held tasks back most often.
+
+function penstock._simulated_groups(penstock.forecast_group[], text[], double precision[])
+  arguments: p_groups penstock.forecast_group[], p_endpoints text[], p_opens_in double precision[]
+  returns: penstock.simulated_group[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 38db0a956ed28d510bacf14bdcd415aa
+  comment: The groups of a forecast with what one of their tasks needs, and the places of their figures.
 
 function penstock._skip_completed_rows(penstock.bulks, integer)
   arguments: p_bulk penstock.bulks, p_max integer
@@ -4301,7 +4705,7 @@ function penstock._slow_down(penstock.endpoints, penstock.endpoint_states, jsonb
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 589a4fec60c5df77cde0345503121710
+  body: sha256 56e335eb7aa6f12c35cd30601d8db80a
   comment: Closes an endpoint that rejected a call for as long as it asked for, and lowers its pace.
 
 function penstock._some_waiting_tenants()
@@ -4311,6 +4715,22 @@ function penstock._some_waiting_tenants()
   body: sha256 a8a168b9bbb14ab7c0575356c6aff3bb
   comment: Ten tenants with tasks parked for a limit: the first two, and eight from a random one on.
 
+function penstock._spec_groups(uuid, penstock.task_spec[], numeric)
+  arguments: p_tenant_id uuid, p_specs penstock.task_spec[], p_scale numeric
+  returns: penstock.forecast_group[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 31c9109850248149578dc6bdf699b4ea
+  comment: New tasks as groups for _forecast_groups; p_scale: how many times as many tasks the job will have.
+
+function penstock._start_events(penstock.simulated_group, double precision)
+  arguments: p_group penstock.simulated_group, p_tasks double precision
+  returns: penstock.simulated_event[]
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 65b43add7458b0d63b73be5af2288e03
+  comment: What tasks that start now give back later.
+
 function penstock._start_job(text, jsonb, jsonb, jsonb, text[], boolean)
   arguments: p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb, p_starters text[], p_is_raw boolean
   returns: uuid
@@ -4318,6 +4738,14 @@ function penstock._start_job(text, jsonb, jsonb, jsonb, text[], boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 90e4b0cdc05026d3a2cb4c9463476575
   comment: Creates a job with its tasks. p_starters and p_is_raw: see _apply_policy.
+
+function penstock._startable(penstock.simulated_group[], penstock.simulated_group, double precision, double precision[], double precision)
+  arguments: p_groups penstock.simulated_group[], p_group penstock.simulated_group, p_started double precision, p_state double precision[], p_time double precision, OUT tasks double precision, OUT limited_by text
+  returns: record
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d044e3a23bfbf685014320cc9c7f575f
+  comment: How many tasks of a group can start now, and what keeps the others back.
 
 function penstock._starters(uuid, uuid)
   arguments: p_tenant_id uuid, p_user_id uuid
@@ -4343,11 +4771,19 @@ function penstock._subscribed_plan(text[])
   body: sha256 bad8b64706cebcd2e5235e361d9b4835
   comment: The plan of a subscription with these prices: the highest, if there are several.
 
+function penstock._sum_minutes(timestamp with time zone, timestamp with time zone)
+  arguments: p_from timestamp with time zone, p_until timestamp with time zone
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ad1036e798f298ccb9fac3711931bf66
+  comment: Writes the sums of the minutes from p_from to p_until, and returns the number of rows.
+
 function penstock._sum_tasks()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 6696d4f669fbfee4cb0e2ac2e9acd5f0
+  body: sha256 002b005ae9417e4b580b227211a61099
   comment: Sums the tasks that ended, per tenant and minute, for minutes that are over.
 
 function penstock._sum_units(jsonb, jsonb)
@@ -4374,6 +4810,22 @@ function penstock._take_from_limits(penstock.claim_limit[], penstock.claim_candi
   body: sha256 d45f54dabb299969c0b60f789d54951f
   comment: The limits after a task's reservation, for the next task of the batch.
 
+function penstock._task_name_error(text, text, text, text)
+  arguments: p_key text, p_idempotency_key text, p_provider text, p_phase text
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 62daa40fa7067205fccb8692dad30f0b
+  comment: What is wrong with the names of a task, {field, code, message}.
+
+function penstock._task_number_error(integer, integer, real)
+  arguments: p_priority integer, p_max_attempts integer, p_timeout_seconds real
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8e3538af1f1a754d966c27e2aa08721d
+  comment: What is wrong with the numbers of a task, {field, code, message}.
+
 function penstock._task_state(uuid, bigint)
   arguments: p_job_id uuid, p_task_id bigint
   returns: TABLE(state text, reason text, until timestamp with time zone, attempt integer, started_at timestamp with time zone, worker_id text, fraction real, message text)
@@ -4383,6 +4835,14 @@ function penstock._task_state(uuid, bigint)
   comment: The state of a task that has not ended, if the caller may see it. No row: the task is ready to be claimed.
   grant to authenticated: execute
   grant to service_role: execute
+
+function penstock._tenant_of_subject(text, text)
+  arguments: p_verb text, p_subject text
+  returns: uuid
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f85fe11b2ff569833eae737e900b1b2f
+  comment: The tenant of a job or dead letter of an action.
 
 function penstock._tenant_option(jsonb)
   arguments: p_options jsonb
@@ -4405,7 +4865,7 @@ function penstock._unpark_tasks(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 507226f3be7c3ab32f4087190b82005b
+  body: sha256 2a427a44cf537895232808896f766090
   comment: Queues up to p_limit tasks that were parked when their job was paused, and returns their number.
 
 function penstock._uuid7()
@@ -4463,6 +4923,14 @@ function penstock._waiting_count(uuid)
   body: sha256 1e0eb9db34b0d0485550e86e0f87626d
   comment: How many tasks of a job wait for an answer, an event or a time, up to 100,000.
 
+function penstock._waiting_row_groups(uuid, integer)
+  arguments: p_job_id uuid, p_groups integer
+  returns: penstock.forecast_group[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b4b7044e09f6b59646a8c7d74c3fdb84
+  comment: The groups of tasks that the waiting rows of a bulk job will have, numbered after p_groups.
+
 function penstock._waiting_task(penstock.jobs)
   arguments: p_job penstock.jobs
   returns: bigint
@@ -4502,6 +4970,14 @@ function penstock._whole_units(jsonb, boolean)
   body: sha256 cbc2d623008726c1db63e1d1a8154453
   comment: Adds the implied requests and tokens to units.
 
+function penstock._with_history(penstock.forecast_group[])
+  arguments: p_groups penstock.forecast_group[]
+  returns: penstock.forecast_group[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 23e958b9253ceb9d5263685738005334
+  comment: The groups with the durations and the actual costs of recent tasks of their kind and provider.
+
 function penstock._without_known_tasks(uuid, penstock.task_spec[])
   arguments: p_job_id uuid, p_specs penstock.task_spec[]
   returns: penstock.task_spec[]
@@ -4525,7 +5001,7 @@ function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double pr
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d26cf50a4a7161c03e64a15394bfbd97
+  body: sha256 2a28c9aeb7e66663138842f6af3e9257
   comment: Reserves capacity for one call outside a claim: true, or false when there is none now. The call counts as concurrent until release_api_capacity, or for p_ttl_seconds. The same p_key reserves once.
   grant to service_role: execute
 
@@ -4534,7 +5010,7 @@ function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 210dcbf6a2c62769332fc7919f08bc09
+  body: sha256 94a271de413bbb60d64707fba45868d4
   comment: Raises a tenant's limit of a meter: an override until p_expires_on (inclusive), or a purchase. The same p_key counts once.
   grant to service_role: execute
 
@@ -4572,7 +5048,7 @@ function penstock.answer_wait(uuid, text, jsonb)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7a27e0805f20f7bdb73e899c49dc509f
+  body: sha256 ffadba38a5d816ef1cc4a87fc60f65b5
   comment: Answers a wait with one of its options and a payload: the task runs on. The first answer counts; repeating it returns false.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4617,7 +5093,7 @@ function penstock.begin_operation(bigint, text, bigint, text, double precision)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c73ad65f862bc7eba4337114cf81dab0
+  body: sha256 62d8c7352341bff824456bc692450a0a
   comment: The newest operation of a running task, or a new one. Commit it before you call the provider. After a failed operation a new one begins only in a later attempt.
   grant to service_role: execute
 
@@ -4636,7 +5112,7 @@ function penstock.begin_request(text, bytea)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 20bf7927af2a4dd2515db45a0bea028f
+  body: sha256 07848fdc34ca574531dfd73581b59239
   comment: Registers a request under its idempotency key; returns null the first time, else the recorded response. Responses are kept for a day.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4668,6 +5144,15 @@ function penstock.bind_customer(uuid, text)
   settings: search_path=penstock, pg_temp
   body: sha256 1070f41f1b88fc849c9d56e8fba0e713
   comment: Binds a customer of Stripe to a tenant and returns the bound one: the first that is bound stays. With null it only returns it.
+  grant to service_role: execute
+
+function penstock.bind_sheet(uuid, text, jsonb)
+  arguments: p_tenant_id uuid, p_account text, p_options jsonb DEFAULT '{}'::jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fc4fa8de1c5e312455f65342956e51dd
+  comment: Binds a Google account, and with the option sheet a spreadsheet, to the tenant that uses them first. Raises an error for every other tenant. Accounts in the setting shared_sheet_accounts serve all tenants. Options: sheet, label (e-mail address of the account), is_new (false: only check the sheet).
   grant to service_role: execute
 
 function penstock.bulk_rows_to_write(uuid, integer)
@@ -4758,7 +5243,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 81d26a5982fc580a4626e1b7efa3c7be
+  body: sha256 259a844b2dd6a090fa3ff4667a9690e8
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -4803,7 +5288,7 @@ function penstock.complete_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 9320475ec09952caf5ccd2aa4af7e8b0
+  body: sha256 9da1d9b487f63bd3739b42bd705f6d16
   comment: Ends tasks as succeeded. Returns only those rejected, with lease_lost, canceled or too_large. Repeating the call is accepted.
   grant to service_role: execute
 
@@ -4812,7 +5297,7 @@ function penstock.confirm_job(uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3032a4c849e97832bb80a281b4e7ced7
+  body: sha256 83126f6f1e923efee31ee0b897384f8b
   comment: Releases the tasks that wait for confirmation and returns their number. A second call changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
@@ -4832,7 +5317,7 @@ function penstock.create_invitation(text, uuid, jsonb)
   returns: TABLE(id uuid, tenant_id uuid, secret text, expires_at timestamp with time zone)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 177ecb6f68349ae04fcae62c2cb168b9
+  body: sha256 5b01afb0c5929bd21d68ae734ec85361
   comment: Creates an invitation to a tenant. The secret for its link is returned once and is not stored. Options: email (only this user may accept), days (until it expires; default 7).
   grant to authenticated: execute
   grant to service_role: execute
@@ -4852,8 +5337,8 @@ function penstock.create_tenant(text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 00d6c5b379bd41eb9af92a544d1e97d2
-  comment: Creates a tenant and returns its id.
+  body: sha256 0ecd55251680946abccb790d67c814f1
+  comment: Creates a tenant with the plan in the setting tenant_plan and returns its id. set_tenant_plan changes it.
   grant to service_role: execute
 
 function penstock.decline_invitation(text)
@@ -4902,6 +5387,15 @@ function penstock.define_kinds(jsonb)
   comment: Creates or changes kinds: [{"name", "category", "max_attempts", "backoff_seconds", "backoff_cap_seconds", "retry_seconds", "timeout_seconds"}], and their policy: "providers", "units", "units_per_kb", "max_timeout_seconds", "attempts_limit", "min_priority", "starters", "raw_tasks". A field of the policy that is missing stays as it is; null removes it.
   grant to service_role: execute
 
+function penstock.define_params(jsonb)
+  arguments: p_params jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 084b6dc17bc9505601bc4d31e79c2747
+  comment: Declares the params of job types and kinds, by name: {"report": {"required": [], "allowed": [] or null, "refused": {param: [JSON types]}}}. Schedules are checked against them when they are set.
+  grant to service_role: execute
+
 function penstock.define_setting(text, jsonb, text)
   arguments: p_name text, p_value jsonb, p_comment text
   returns: void
@@ -4936,15 +5430,15 @@ function penstock.do_actions(integer)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 339cd9ba85ba5827034ad12fbf566aa4
-  comment: Runs the next batch of an unfinished action and returns the number of subjects in it. Users take turns.
+  body: sha256 2851e67b0e482957476e9db11cb8feab
+  comment: Runs the next batch of an unfinished action and returns the number of subjects in it. Tenants take turns, then the users of a tenant.
   grant to service_role: execute
 
 function penstock.drain_rates()
   returns: TABLE(kind text, provider text, per_second double precision)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6013244ec56600e0e6f70858eb9fe628
+  body: sha256 51db5fd496ea1322a4f7fcd81f043fd6
   comment: Per lane with running tasks: tasks that end per second, estimated from the latest durations.
   grant to service_role: execute
 
@@ -4988,7 +5482,7 @@ function penstock.end_notification(uuid, integer, text, text)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3d68cd0961833dcd7652f288ef71340e
+  body: sha256 75ceb437e65d5a48b55be464ff97694e
   comment: Reports how sending went: sent, retry (waits 1 minute to 6 hours, gives up after 24 hours), failed, or gone (also disables the target).
   grant to service_role: execute
 
@@ -5026,7 +5520,7 @@ function penstock.end_webhook(text, text, text, uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 50ffce36d10b7ca6c333b1870bdae2e8
+  body: sha256 29113e22b46ffad4696eba8f7ac94e6b
   comment: Notes what became of a webhook: applied, stale or ignored end it; unmatched and failed are tried again after 1 minute, 10 minutes, 1 hour and 6 hours.
   grant to service_role: execute
 
@@ -5044,8 +5538,8 @@ function penstock.ensure_tenant(text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4a04237bae806ed3a594ef78ef03ad45
-  comment: The oldest tenant with this name; creates it if there is none.
+  body: sha256 0b442135602c9ee8947518edf453c483
+  comment: The oldest tenant with this name. Creates it if there is none, with the plan unlimited: for the tenants of the operator's own apps.
   grant to service_role: execute
 
 function penstock.erase_user(uuid)
@@ -5082,7 +5576,7 @@ function penstock.fail_schedule(uuid, timestamp with time zone, text, boolean)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5f3ee09de27c9a1f6262a48796aab49e
+  body: sha256 573d6762eb874c3cb73ee9fcd6c4d473
   comment: Reports that a due schedule could not start its job. It is tried again after 1, 2, 4, … minutes, and turned off after 8 failures in a row: then this returns true. A temporary failure, such as a used-up quota, never turns it off. set_schedule starts over.
   grant to service_role: execute
 
@@ -5100,7 +5594,7 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c0902a70b946248b93b959f9f96ede0a
+  body: sha256 1c5f1492e8651adc4a394504a65a42d0
   comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
   grant to service_role: execute
 
@@ -5127,7 +5621,7 @@ function penstock.forecast(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6797724342292981d13ee20fb251c712
+  body: sha256 1ba98c36e1d4f446777a82e2490ba7d8
   comment: Forecasts the cost and the finish of the remaining tasks of a job, and of the rows of a bulk job that have no tasks yet.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5137,7 +5631,7 @@ function penstock.forecast_job(text, jsonb, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c7cd7b49f6d69b607cae08f0354e24ce
+  body: sha256 306eb63c47ee058e9ab478d3843b6648
   comment: Forecasts what start_job with the same arguments would cost (low, expected, high), which quotas it needs, and when it would end, from the current limits, backlog and history. The option times scales the estimate: the tasks are then a sample of a job with that many times as many tasks. Changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5298,7 +5792,7 @@ function penstock.keep_artifact(uuid, text, timestamp with time zone)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9d41ff1cec8fd1239dd5932d000052c2
+  body: sha256 c55fea5a98ee23fd8ae1268b9bf778af
   comment: Keeps a file beyond retention_days and beyond its job, for a subject of an app such as slides.slide:42: until a time, or without end. Call unkeep_artifact when the subject is deleted.
   grant to service_role: execute
 
@@ -5307,7 +5801,7 @@ function penstock.lane_states(uuid)
   returns: TABLE(lane_id integer, kind text, provider text, tenant_id uuid, waiting bigint, running bigint, oldest_seconds double precision, workers bigint, state text, reason text, opens_at timestamp with time zone)
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 7aed99a934a5d3bb62ee9b17c8302ae0
+  body: sha256 88152d08c2b6ad8a58e60a2f2d73510d
   comment: Lanes, all of them or those in which a tenant has tasks: waiting and running tasks, the age of the next task, live workers for the kind, and whether the provider accepts work. Counts stop at 100,001.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5394,7 +5888,7 @@ function penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 d8d617f2c8f6703387a26985489e1c12
+  body: sha256 b9e0d66973c70a653a23be77f1d96a99
   comment: Marks rows of take_bulk_rows, in the same transaction, as loaded ({"number", "first_id", "result_id", "last_id", "batch_size"}) or refused ({"number", "problem"}). p_next_id is the task that loads the next rows.
   grant to service_role: execute
 
@@ -5411,8 +5905,8 @@ function penstock.my_admin_tenants()
   returns: SETOF uuid
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 113d6bb9ac1c49ad3e86eb3e4ba201bb
-  comment: The tenants that the calling user is an owner or admin of. Policies for stack traces use it.
+  body: sha256 14540dd9d4dad75c5004bef0726c17f5
+  comment: The tenants that the calling user is an owner or admin of. Policies for stack traces and for addresses of notifications use it.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -5466,7 +5960,7 @@ function penstock.notify(uuid, text, text, jsonb)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 16db76e0c5de66884a6f576b81fd4444
+  body: sha256 7ea5fabfa158075683afa05d0859573f
   comment: Queues a message for each target of the tenant that wants alerts, and returns their number. Options: key (the same key queues once per target), details.
   grant to service_role: execute
 
@@ -5482,7 +5976,7 @@ function penstock.open_bulk(text, jsonb, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 75ad00a93d1fa4afe7615c6222098a3b
+  body: sha256 02899b9565f7935a683306afa1af7616
   comment: Creates a bulk job without rows, or finds the job with the same idempotency key. add_bulk_rows adds the rows, or a worker if the source is a Google Sheet. p_source describes where the rows come from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5502,7 +5996,7 @@ function penstock.open_provider(text, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 530b2971bdef1b340a1655099884b29e
+  body: sha256 e311ea3ab836a0d95fff25296b5c1d19
   comment: Opens an endpoint that closed after a provider's answer, once its account is topped up or the problem is solved. Forgets a lower limit that the provider reported.
   grant to service_role: execute
 
@@ -5520,7 +6014,7 @@ function penstock.open_wait(bigint, text, bigint, text, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 32d7b629f8a9f8931c68a487db69a317
+  body: sha256 9672db2d1a455169ba0fad9e3340d695
   comment: Opens a wait of a running task, or finds the one with this name, and returns its outcome (null: open). Options: kind (answer, sleep), seconds (the timeout, or how long to sleep), options, fields, roles, default, message, link. The timeout runs from the first call.
   grant to service_role: execute
 
@@ -5538,7 +6032,7 @@ function penstock.overview(uuid)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 7d2f5f664a97e97d56d269c4be81ec4d
+  body: sha256 c679f4de38496bd3c06a43bd06ec9e76
   comment: The current state of a tenant or (for the service) of all tenants: waiting, running and failed tasks, costs of today, problems, and the causes of failures.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5566,9 +6060,17 @@ function penstock.pause_job(uuid, text)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1477afc652484fb5ebf8a0520c896951
+  body: sha256 44e3247969caf701ef6e71f40a02a487
   comment: Pauses a job: no more of its tasks are claimed, and running tasks end normally. Takes effect at once, also for large jobs.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.providers_without_hosts()
+  returns: SETOF text
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b948d19fa0f7c2b0d3a695c5a652f1f5
+  comment: Endpoints of which no host is known: a 429 or 402 that a worker reads from an exception does not slow or close them. set_provider sets hosts.
   grant to service_role: execute
 
 function penstock.prune(integer)
@@ -5593,7 +6095,7 @@ function penstock.raise_alert(text, text, bigint, uuid, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d5fad2410888d7e62aba82aa036b0caf
+  body: sha256 243f83ce9061493438a7ecee2160896c
   comment: Reports a storm of refusals or failed logins that a server has counted.
   grant to service_role: execute
 
@@ -5619,7 +6121,7 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c1aaa092b13333fd5ad1c7d7cad24982
+  body: sha256 a867fee037ca274fe0c3ffa561514b9e
   comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
   grant to service_role: execute
 
@@ -5647,7 +6149,7 @@ function penstock.record_audit(text, text, jsonb, uuid, uuid)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6e03c3fcafe38f038f7c8a5462df76a6
+  body: sha256 58f7357e5a83a786e688758846fc2bce
   comment: Adds a line of an app to the audit log, in the transaction of the caller. Members of the tenant can read it; a line without a tenant is for the service only.
   grant to service_role: execute
 
@@ -5665,7 +6167,7 @@ function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, j
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9270fccff4b7472365cd0c2b5e3a456f
+  body: sha256 1d762ee9424e61ad1f88f08570191e04
   comment: Adds an entry to the cost ledger, for an attempt (p_task_id, p_worker_id, p_lease) or a tenant, and returns its id. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (the same key counts once), corrects (the id of the entry that it corrects; the amount may be negative), reason.
   grant to service_role: execute
 
@@ -5674,7 +6176,7 @@ function penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 23d0e90f907cb7b3e821544792b2a52a
+  body: sha256 2a70c93d18630c96dc86c52cefc46d41
   comment: Records that something in a scope succeeded or failed. After alert_failures failures in a row within alert_within_hours the tenant gets one alert; a success ends the streak. Options: job_id, task_id, details. Returns the number of failures in a row and whether this call alerted.
   grant to service_role: execute
 
@@ -5701,7 +6203,7 @@ function penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 54d2a1a9fc1b194cb39052827c7cadfc
+  body: sha256 89457e19f6638881a26f9eb028bb14d6
   comment: Records the usage of an attempt (p_task_id, p_worker_id, p_lease) or of a tenant's action (p_tenant_id, p_action), as {"requests", "input_tokens", …}, and its cost if the provider has prices. Options: variant, provider, details, key (a report sent again with the same key counts once).
   grant to service_role: execute
 
@@ -5740,6 +6242,15 @@ function penstock.release_hold(uuid, uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 ba2e8c85ba6b68f96db88b5083f871b7
   comment: Frees what a hold reserved. A second release changes nothing and returns false.
+  grant to service_role: execute
+
+function penstock.release_sheet(text, text)
+  arguments: p_kind text, p_name text
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b8ee7a8b7d4807ef998c92666beb3beb
+  comment: Ends the binding of a Google Sheet (p_kind: sheet) or account (account) and returns its former tenant. The next tenant that uses it gets it.
   grant to service_role: execute
 
 function penstock.remove_gate(text)
@@ -5795,7 +6306,7 @@ function penstock.report_limited(bigint, text, bigint, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 316e78fb8b2a68032c6d19880f5f6e79
+  body: sha256 2416cd8250a6576cb498f2bccf41127c
   comment: Reports that a provider rejected an attempt's call (see report_provider for the signal): its endpoint closes for all workers, and the task is requeued without using up an attempt. If the signal has a "host" that is not the provider's, only this task waits; an exhausted account there fails the attempt.
   grant to service_role: execute
 
@@ -5804,7 +6315,7 @@ function penstock.report_progress(bigint, text, bigint, double precision, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f20edc8c6c4b88a8ac6b6fcf8dab6ef7
+  body: sha256 88bd68f27779b37b865d000d00726b51
   comment: Reports how far a running task is (0 to 1), with a message for people.
   grant to service_role: execute
 
@@ -5813,7 +6324,7 @@ function penstock.report_provider(text, jsonb, uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4c40655145ae1f8037fc36820d24b2f0
+  body: sha256 c69dfb6f56f7d734f45b0e539bec02e0
   comment: Reports what a provider answered: {"status", "retry_after_seconds", "exhausted", "message", "requests": {"limit", "remaining"}, "tokens": {"limit", "remaining"}}. A 429 closes the endpoint for all workers at once and slows it for a while; an exhausted account closes it for 15 minutes.
   grant to service_role: execute
 
@@ -5822,7 +6333,7 @@ function penstock.report_worker(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8f31a047be6a3b8b0463b2cfe3bdbe9f
+  body: sha256 dd3c25152d6f245164ba8a96d810befc
   comment: Records that a worker is running: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}. Removes workers that have not reported for 10 minutes, and stopped ones after a day.
   grant to service_role: execute
 
@@ -5869,7 +6380,7 @@ function penstock.reschedule_tasks(text, bigint[], bigint[], double precision, t
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 da3c9753aca31bc08e44d62a00ec8ea2
+  body: sha256 ecd09020f7b993020c6ad99398284db4
   comment: Requeues tasks, now or after a delay, without using up an attempt. The reason "not begun" is reserved for tasks whose handler never ran: the provider calls admitted for them do not count. Returns only those rejected.
   grant to service_role: execute
 
@@ -5878,7 +6389,7 @@ function penstock.reserve_quota(uuid, jsonb, text, text, double precision)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5d9c56f9cf5db61aedcc5a3de7464034
+  body: sha256 a871d49f70078fa1eeab64f384bbb0e4
   comment: Reserves amounts of meters, all or none, and returns the id of the hold; fails with 429 quota_exceeded. A hold that is neither committed nor released expires. The same p_key returns the same hold.
   grant to service_role: execute
 
@@ -5916,7 +6427,7 @@ function penstock.resume_job(uuid)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c69064eed31b77dfc9682400c725e3ce
+  body: sha256 37b94801e17e57af5e743585068265e4
   comment: Resumes a paused job. The first 1,000 tasks are queued at once, the others by upkeep.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5955,7 +6466,7 @@ function penstock.revoke_key(uuid)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 39269305a8ee1c60a78ddc9057a58686
+  body: sha256 bb8598ce6fbe8348aaf98871257b4310
   comment: Revokes an API key and all keys that it created, at once. Revoking it again changes nothing.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5965,7 +6476,7 @@ function penstock.rotate_notification_secret(uuid)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d0cb8de0f954a81938ec2986db7dc2fb
+  body: sha256 2c38ec6da32e60c096555330da753da5
   comment: Gives a webhook a new secret and returns it once. For a day the old one signs as well.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5984,7 +6495,7 @@ function penstock.send_test_notification(uuid)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b31c5c99e74a354eec86067e8dd7b5e8
+  body: sha256 c34fa0ee22aa73510bdea232320518dd
   comment: Queues a test message for a target and returns its id.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5994,7 +6505,7 @@ function penstock.set_budget(uuid, numeric)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8ac8d6bf264f0f76ec2abba07d2be048
+  body: sha256 e83893e8727602103706faf974e78d10
   comment: Sets the budget of a job, in the base currency (null: unlimited). A job that was paused by its budget resumes.
   grant to authenticated: execute
   grant to service_role: execute
@@ -6060,7 +6571,7 @@ function penstock.set_plan(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d2496cb1c0762c572fe4321ce44e6f70
+  body: sha256 25f1c2a7921a5fa8064d8ab45f26e1b5
   comment: Creates or changes a plan: title, comment, limits {meter: amount or null}, features, price, currency, weight, is_active, position. New limits apply to its tenants at once.
   grant to service_role: execute
 
@@ -6078,7 +6589,7 @@ function penstock.set_price(text, text, numeric, jsonb)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d1771f28b7454e95878405280f406299
+  body: sha256 9d1978a1cd99aa13a1a12b319f245fd1
   comment: Adds the price of a unit of a meter at a provider (null: no price from then on). Options: per (1, 1000, 1000000), currency, variant, cost_type, valid_from, tenant_id. Earlier usage keeps its price.
   grant to service_role: execute
 
@@ -6096,7 +6607,7 @@ function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 52e08ab230b0097a8285a037484575f5
+  body: sha256 fb17d21159bbf7438533565c56608782
   comment: Creates or changes a schedule. Options: tenant_id, timezone, params, tasks (null: the tasks of the job type), options, missed (skip, once, all), is_enabled.
   grant to authenticated: execute
   grant to service_role: execute
@@ -6106,7 +6617,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ab11d8cca628d93c7234965ce2f765cc
+  body: sha256 c68cedfbb05f1304005f71f24ec9ca55
   comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 
@@ -6115,8 +6626,8 @@ function penstock.set_tenant_plan(uuid, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 27addcf4f4db86ed66b0d239319aceec
-  comment: Puts a tenant on a plan (unlimited or null: no limits) and gives it the plan's weight. Usage of the period stays.
+  body: sha256 595e4477730bacfca1d97f70904d6cbe
+  comment: Puts a tenant on a plan and gives it the plan's weight. The plan unlimited has no limits and keeps the weight. Usage of the period stays.
   grant to service_role: execute
 
 function penstock.set_tenant_weight(uuid, double precision)
@@ -6133,7 +6644,7 @@ function penstock.settle_operation(uuid, text, bigint, text, jsonb)
   returns: text
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7935343f62a35d287718298fdcc74d9d
+  body: sha256 eccce9e1790d2b774a7c9929c2142d8a
   comment: Ends an operation: completed charges its units at the provider, failed and canceled free its reservation, timeout lets it expire. A success after a timeout counts and is late. Returns the status that counts. Values: result, units, code, message.
   grant to service_role: execute
 
@@ -6142,7 +6653,7 @@ function penstock.sign_in_identity(text, text, text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 49c57b8af28ca149108933a643df12ad
+  body: sha256 eee7f408bc72262ee184208a16996497
   comment: The user of an issuer's subject, created with a profile and a personal tenant at the first sign-in. p_email is the verified address, if there is one. Only code that has verified the identity may call this.
   grant to service_role: execute
 
@@ -6151,7 +6662,7 @@ function penstock.start_action(text, text[], text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8e2d7bf5f288527c36e8d2e39d4380f9
+  body: sha256 5fe32521fa385d25dcca9938427d8dcd
   comment: Starts an action on many jobs (pause, resume, cancel, retry) or dead letters (replay, discard), given by id, and returns the action's id. The first 100 are done at once, the rest by workers; the action's row shows its progress.
   grant to authenticated: execute
   grant to service_role: execute
@@ -6180,7 +6691,7 @@ function penstock.store_step(bigint, text, bigint, text, jsonb)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2ddfbbe24717cecaf1b48314832d16a2
+  body: sha256 ef6be58c592569dfb49ca2f08da4ad87
   comment: Stores the result of a step of a running task and returns it. The first result of a name counts.
   grant to service_role: execute
 
@@ -6189,7 +6700,7 @@ function penstock.submit_operation(uuid, text, bigint, text)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cb51ff85e90d8190e75c089d47aff692
+  body: sha256 1e61313d0b153580a81cd98ad10faeac
   comment: Notes the id that the provider gave an operation. Repeating it is no error.
   grant to service_role: execute
 
@@ -6260,7 +6771,7 @@ function penstock.take_webhook(text, text, text, jsonb)
   returns: record
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bdb75525fa42d69b1926aec7f642c6e7
+  body: sha256 5ad9d599ec3c8b05541967b301d2b71b
   comment: Records a delivery and locks the row of its event. is_done: it was processed before.
   grant to service_role: execute
 
@@ -6315,8 +6826,8 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 366d222daa9136db40dce592e5d07a5e
-  comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, does a bite of a large pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
+  body: sha256 241392bd2b45fbaff320756427bce24a
+  comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, moves a batch of tasks after a pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 
 function penstock.upkeep_if_idle()
