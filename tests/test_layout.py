@@ -47,6 +47,7 @@ PARTS = {
     "simulation": "when a job will end, for forecasts",
     "explanations": "why a task waits: verbs of jobs",
     "results": "what a job returned: a verb of jobs",
+    "reconciliation": "how operations that timed out or were canceled end: a verb of operations",
     "bulk_rows": "the rows of bulk jobs: the worker's side of bulks",
 }
 
@@ -67,8 +68,6 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "tests": "tests/sql/test_audit_seals.py",
         "docs": "docs/security.md",
     },
-    # Operations are part of tasks: `jobs why` and the task's page explain them. No page or command of their own yet.
-    "operations": {"api": None, "cli": None, "dashboard": None},
     # A job's page shows its files.
     "artifacts": {"dashboard": "penstock/dashboard/jobs.py"},
     # The command is `penstock bulk`.

@@ -175,6 +175,10 @@ async def read_body(request: Request, limits: Limits) -> bytes:
                 parts.append(part)
     except TimeoutError as error:
         raise TimedOut(f"the request body did not arrive within {limits.body_seconds:g} seconds") from error
+    finally:
+        if not hasattr(request.state, "flights"):
+            # A dashboard within another application: nobody forgets the bytes later.
+            flight.close()
     return b"".join(parts)
 
 
@@ -187,7 +191,8 @@ def _flight(request: Request) -> Flight:
     else:
         tenant, name = caller.share, caller.name
     flight = Flight(flights, tenant, name)
-    request.state.flights.append(flight)
+    if hasattr(request.state, "flights"):
+        request.state.flights.append(flight)
     return flight
 
 

@@ -15,6 +15,21 @@ from penstock.cli import output
 from penstock.cli.options import command
 from penstock.errors import Invalid
 
+FaultsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FAULT=SHARE,…",
+        help="Share of requests that fail, such as 429=0.01,500=0.01,529=0.005,timeout=0.002",
+    ),
+]
+SheetsFaultsOption = Annotated[
+    str,
+    typer.Option(
+        metavar="FAULT=SHARE,…",
+        help="Share of Sheets requests that fail, such as 429=0.1,500=0.01,timeout=0.01",
+    ),
+]
+
 
 def add_to(app: typer.Typer) -> None:
     """Add this command to the program."""
@@ -33,13 +48,7 @@ def simulate(
     concurrency: Annotated[int | None, typer.Option(min=1, help="Concurrent requests, per model.")] = None,
     latency: Annotated[str, typer.Option(metavar="FROM..TO", help="Response time in seconds.")] = "0.2..0.8",
     seed: Annotated[int, typer.Option(help="Random seed of answers, latency and faults.")] = 0,
-    faults: Annotated[
-        str,
-        typer.Option(
-            metavar="FAULT=SHARE,…",
-            help="Share of requests that fail, such as 429=0.01,500=0.01,529=0.005,timeout=0.002",
-        ),
-    ] = "",
+    faults: FaultsOption = "",
     quota_exhausted_after: Annotated[
         int | None,
         typer.Option(min=0, metavar="N", help="Report an exhausted quota after N requests per key."),
@@ -50,13 +59,7 @@ def simulate(
             metavar="FILE", show_default=False, help="CSV file to serve as a spreadsheet. Repeatable."
         ),
     ] = None,
-    sheets_faults: Annotated[
-        str,
-        typer.Option(
-            metavar="FAULT=SHARE,…",
-            help="Share of Sheets requests that fail, such as 429=0.1,500=0.01,timeout=0.01",
-        ),
-    ] = "",
+    sheets_faults: SheetsFaultsOption = "",
     cloudconvert_faults: Annotated[
         str, typer.Option(metavar="FAULT=SHARE,…", help="Share of lost, doubled, early or late webhooks.")
     ] = "",

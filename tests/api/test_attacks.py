@@ -142,7 +142,9 @@ def test_sql_in_headers_has_no_effect(world: World, name: str) -> None:
             world.client.get("/api/jobs", headers=headers),  # pyright: ignore[reportArgumentType]
             world.client.post("/api/jobs/forecast", json=body, headers=headers),  # pyright: ignore[reportArgumentType]
         ):
-            assert answer.status_code in (200, 409), answer.text
+            # Keys are stored, so they have no control characters.
+            is_refused = name == "Idempotency-Key" and answer.json().get("code") == "invalid_key"
+            assert is_refused or answer.status_code in (200, 409), answer.text
             assert text not in answer.headers.get("x-request-id", "")
 
 

@@ -50,7 +50,8 @@ def test_command_line_shows_reconciles_and_cancels(
     def run(*arguments: str) -> tuple[int, str]:
         capsys.readouterr()
         code = cli.execute(["--database", sample.db.dsn, "operations", *arguments])
-        return code, capsys.readouterr().out
+        printed = capsys.readouterr()
+        return code, printed.out or printed.err
 
     code, text = run("ls", "status:processing")
     assert code == 0 and operation in text and "slide" in text

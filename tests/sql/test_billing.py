@@ -22,6 +22,7 @@ from penstock.testing import Clock
 from .conftest import Contract
 
 GRACE = 30 * DAY
+BEFORE = "unlimited"  # the plan of tenants in tests
 PRICES = {"price_basic": "basic", "price_premium": "premium"}
 LIVE = ("active", "trialing", "past_due")
 
@@ -80,7 +81,7 @@ class Site:
             if each["status"] not in ("incomplete", "incomplete_expired")
         ]
         if not found:
-            return None
+            return BEFORE
         each = max(found, key=lambda s: (s["status"] in LIVE, s["created"], s["id"]))
         plan = PRICES[each["items"]["data"][0]["price"]["id"]]
         end = max(item["current_period_end"] for item in each["items"]["data"])
@@ -316,7 +317,7 @@ class TestRejected:
         site.account.subscriptions[id]["status"] = "sleeping"
         with site.sql.refused(422, "unknown_status"):
             site.fetch(id)
-        assert (site.stored(), site.tier()) == ({}, None)
+        assert (site.stored(), site.tier()) == ({}, BEFORE)
 
     def test_an_unknown_price(self, site: Site) -> None:
         id = site.account.subscribe(site.customer, ["price_of_another"], {"tenant_id": str(site.tenant)})[
@@ -324,7 +325,7 @@ class TestRejected:
         ]
         with site.sql.refused(422, "unknown_price"):
             site.fetch(id)
-        assert (site.stored(), site.tier()) == ({}, None)
+        assert (site.stored(), site.tier()) == ({}, BEFORE)
 
     def test_the_end_counts_although_its_price_is_mapped_no_more(self, site: Site) -> None:
         id = site.subscribe()
@@ -348,7 +349,7 @@ class TestRejected:
         theirs = site.account.subscribe(second, ["price_premium"], {"tenant_id": str(site.tenant)})["id"]
         with site.sql.refused(409, "foreign_customer"):
             site.fetch(theirs)
-        assert site.sql.one("select plan from penstock.tenants where id = %s", other) is None
+        assert site.sql.one("select plan from penstock.tenants where id = %s", other) == BEFORE
 
     def test_a_customer_of_another_product_is_ignored(self, site: Site) -> None:
         stranger = site.account.add_customer({})["id"]
@@ -359,12 +360,13 @@ class TestRejected:
     def test_invalid_prices(self, sql: Contract) -> None:
         for values in (
             {},
-            {"plan": "none"},
             {"plan": "free", "meter": "pages", "amount": 1},
             {"meter": "pages"},
         ):
             with sql.refused(422, "invalid_price"):
                 sql.value("set_plan_price", price_id="p", values=Jsonb(values))
+        with sql.refused(404, "unknown_plan"):
+            sql.value("set_plan_price", price_id="p", values=Jsonb({"plan": "none"}))
 
 
 def test_a_pack_counts_once(site: Site) -> None:

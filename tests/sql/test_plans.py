@@ -291,7 +291,7 @@ class TestCalls:
 
     def test_upkeep(self, big: Big) -> None:
         """Nor of 100,000 that are parked until later."""
-        found = self.small(big, 150, "select * from penstock.upkeep()")
+        found = self.small(big, 200, "select * from penstock.upkeep()")
         assert found["parked_due"] >= 2 and found["schedules_due"] == 1
 
     def test_prune(self, big: Big) -> None:

@@ -12,6 +12,10 @@ begin
   else
     perform _check_fields(p_values, array['plan', 'meter', 'amount'], 'price');
     v_new := jsonb_populate_record(null::plan_prices, p_values);
+    if not exists (select from plans where name = v_new.plan) and v_new.plan is not null then
+      perform _refuse(404, 'unknown_plan', format('there is no plan %L', left(v_new.plan, 100)), '{}',
+        'See penstock plans.');
+    end if;
     insert into plan_prices (price_id, plan, meter, amount)
     values (p_price_id, v_new.plan, v_new.meter, v_new.amount)
     on conflict (price_id) do update set plan = excluded.plan, meter = excluded.meter,
@@ -20,7 +24,7 @@ begin
   perform _audit(null, 'price.mapped', null, left('price:' || p_price_id, 300), coalesce(p_values, '{}'));
 exception when integrity_constraint_violation or data_exception then
   perform _refuse(422, 'invalid_price',
-    'a price stands for a plan that exists, or for an amount of a meter that exists: ' || left(sqlerrm, 200));
+    'a price stands for a plan, or for a positive amount of a meter that exists');
 end
 $$;
 comment on function penstock.set_plan_price(text, jsonb) is

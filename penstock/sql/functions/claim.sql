@@ -28,30 +28,30 @@
 -- LOCK ORDER. A transaction that holds row locks may wait for another row lock only further down this list.
 -- Within a table rows are locked in the order given. tests/sql/lock_order.py reads this list.
 --
---    0. billing_accounts
---    1. tenants
---    2. api_keys, subscriptions   by id
---    3. sessions, invitations, sheet_bindings
---    4. members, profiles
---    5. schedules
---    6. streaks           record_outcome may be part of a transactional handler
---    7. leases            the leases of a batch by position in the table
---    8. waits, wait_links, steps, operations   of the task of the lease
---    9. bulks
---   10. bulk_changes
---   11. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
---   12. parked            by task id
---   13. phases            by job and position
---   14. jobs              by id
---   15. notification_targets, notifications   the end of a job queues messages
---   16. dead_letters, results   to delete them
---   17. chores
---   18. artifacts         by id
---   19. endpoints
---   20. endpoint_states   a claim waits for one only while it has locked nothing else
---   21. spent, calls      after the state of their endpoint
---   22. holds
---   23. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
+--    1. billing_accounts
+--    2. tenants
+--    3. api_keys, subscriptions   by id
+--    4. sessions, invitations, sheet_bindings
+--    5. members, profiles
+--    6. schedules
+--    7. streaks           record_outcome may be part of a transactional handler
+--    8. leases            the leases of a batch by position in the table
+--    9. waits, wait_links, steps, operations   of the task of the lease
+--   10. bulks
+--   11. bulk_changes
+--   12. ready             by job and task id; add_tasks and replay wait for a claim that locked a parent
+--   13. parked            by task id
+--   14. phases            by job and position
+--   15. jobs              by id
+--   16. notification_targets, notifications   the end of a job queues messages
+--   17. dead_letters, results   to delete them
+--   18. chores
+--   19. artifacts         by id
+--   20. endpoints
+--   21. endpoint_states   a claim waits for one only while it has locked nothing else
+--   22. spent, calls      after the state of their endpoint
+--   23. holds
+--   24. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
 --   never waited for: lanes, shares, mixed
 --   inserted into at any point: dead_letters, results
