@@ -14,7 +14,7 @@ begin
     v_new := jsonb_populate_record(null::plan_prices, p_values);
     if not exists (select from plans where name = v_new.plan) and v_new.plan is not null then
       perform _refuse(404, 'unknown_plan', format('there is no plan %L', left(v_new.plan, 100)), '{}',
-        'See penstock plans.');
+        'See `penstock plans ls`.');
     end if;
     insert into plan_prices (price_id, plan, meter, amount)
     values (p_price_id, v_new.plan, v_new.meter, v_new.amount)
