@@ -6580,7 +6580,7 @@ function penstock.set_plan_price(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3ea26223d4ce2d94a1cf1f851814aad9
+  body: sha256 b882120788fc70afe644bc31a30813e4
   comment: Says what a price of Stripe stands for: {"plan"}, or {"meter", "amount"} for a pack bought once; null removes it.
   grant to service_role: execute
 
