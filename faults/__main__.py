@@ -15,7 +15,7 @@ from faults.plan import Plan
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m faults", description=__doc__)
     parser.add_argument("--server", type=int, default=18, help="which PostgreSQL: 15, 16 or 18")
-    parser.add_argument("--tasks", type=int, default=200_000)
+    parser.add_argument("--tasks", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=7, help="of the schedule and of the work")
     parser.add_argument("--minutes", type=float, default=20, help="how long faults happen")
     parser.add_argument("--every", type=float, default=2.5, help="seconds between two faults, on average")

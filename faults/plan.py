@@ -17,7 +17,7 @@ class Plan:
     """How large a run is."""
 
     server: int = 18
-    tasks: int = 200_000
+    tasks: int = 100_000
     seed: int = 7
     seconds: float = 900
     """How long faults happen, and how long work comes."""

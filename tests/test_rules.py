@@ -182,6 +182,5 @@ def test_make_targets_that_files_name_exist(name: str) -> None:
     assert named or name == "README.md"
 
 
-@pytest.mark.xfail(reason="the published run on PostgreSQL 18 is to be repeated", strict=True)
 def test_published_fault_runs_hold_every_promise() -> None:
     assert "**wrong**" not in (ROOT / "docs/reliability.md").read_text()
