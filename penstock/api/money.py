@@ -9,6 +9,7 @@ from uuid import UUID
 
 from fastapi import Path, Query
 
+from penstock.api.fields import MoneyText
 from penstock.api.pages import LimitQuery, NumberCursor, Page, TenantQuery, page
 from penstock.api.routes import Conn, router
 from penstock.contract import costs, entitlements, usage
@@ -67,7 +68,7 @@ async def check_gate(
     conn: Conn,
     gate: Annotated[str, Path(max_length=63)],
     tenant_id: TenantQuery = None,
-    amount: Annotated[Decimal, Query(ge=0, le=10**15, description="How much more of a meter.")] = Decimal(1),
+    amount: Annotated[MoneyText, Query(description="How much more of a meter.")] = Decimal(1),
 ) -> GateVerdict:
     """Check whether a tenant passes a gate. Reserves and records nothing."""
     return await entitlements.check(conn, gate=gate, tenant_id=tenant_id, amount=amount)

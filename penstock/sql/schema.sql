@@ -3051,7 +3051,7 @@ function penstock._end_keys(uuid[])
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 743344439c97ec073aa4d433870da980
+  body: sha256 d8e90a596f61934898490ee0fa3650a1
   comment: Revokes these keys and their descendants; returns their number.
 
 function penstock._end_member_keys(uuid, uuid, text)
