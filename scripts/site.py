@@ -1,0 +1,151 @@
+"""`make site`: build the documentation site from docs/ into build/site. `--pages` only gathers the pages.
+
+build/site has the HTML, a Markdown twin beside each page, llms.txt (a list of the pages) and llms-full.txt (all of them
+in one file). mkdocs.yml has the order of the pages; a page that it does not name is an error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "build/pages"
+SITE = ROOT / "build/site"
+# Pages that do not live in docs/, by their name on the site.
+OTHERS = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+_LINK = re.compile(r"(\]\()([^)\s]+)(\))")
+
+
+class Broken(Exception):
+    """A page that the site cannot show."""
+
+
+def main() -> int:
+    try:
+        config = read_config()
+        gather(PAGES)
+        check_navigation(config)
+    except Broken as error:
+        print(error, file=sys.stderr)
+        return 1
+    if "--pages" in sys.argv:
+        return 0
+    shutil.rmtree(SITE, ignore_errors=True)
+    built = subprocess.run(
+        [sys.executable, "-m", "zensical", "build", "--clean", "--strict"], cwd=ROOT, check=False
+    )
+    if built.returncode:
+        return built.returncode
+    add_twins(config)
+    broken = list(broken_links(SITE))
+    print("\n".join(broken) or f"{len(list(SITE.rglob('*.html')))} pages in {SITE.relative_to(ROOT)}")
+    return 1 if broken else 0
+
+
+def read_config() -> dict[str, Any]:
+    return cast("dict[str, Any]", yaml.safe_load((ROOT / "mkdocs.yml").read_text()))
+
+
+def gather(target: Path) -> None:
+    """Copy every page into one folder, with links that hold there."""
+    shutil.rmtree(target, ignore_errors=True)
+    shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("*.toml"))
+    for page in sorted(target.rglob("*.md")):
+        page.write_text(_with_links(page.read_text(), ROOT / "docs" / page.relative_to(target), page, target))
+    for name, source in OTHERS.items():
+        page = target / name
+        page.write_text(_with_links((ROOT / source).read_text(), ROOT / source, page, target))
+
+
+def _with_links(text: str, source: Path, page: Path, target: Path) -> str:
+    """The text of a page with its relative links turned into links between the gathered pages."""
+    places = {(ROOT / path).resolve(): target / name for name, path in OTHERS.items()}
+
+    def moved(found: re.Match[str]) -> str:
+        link, _, anchor = found[2].partition("#")
+        if not link or re.match(r"[a-z]+:", link):
+            return found[0]
+        file = (source.parent / link).resolve()
+        if file.is_relative_to(ROOT / "docs"):
+            place = target / file.relative_to(ROOT / "docs")
+        elif file in places:
+            place = places[file]
+        else:
+            # A file of the repository that is no page: name it without a link.
+            return "](#)" if found[1] == "](" else found[0]
+        way = os.path.relpath(place, page.parent)
+        return f"{found[1]}{way}{'#' + anchor if anchor else ''}{found[3]}"
+
+    return _LINK.sub(moved, text)
+
+
+def _titled(nav: list[Any]) -> Iterator[tuple[str, str, str]]:
+    """Section, title and file of each page, in order."""
+    for section in nav:
+        [(name, pages)] = section.items()
+        for page in pages:
+            [(title, file)] = page.items()
+            yield name, title, file
+
+
+def check_navigation(config: dict[str, Any]) -> None:
+    """Raise unless mkdocs.yml names each page once."""
+    named = [file for _, _, file in _titled(config["nav"])]
+    pages = {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")}
+    if missing := sorted(pages - set(named)):
+        raise Broken(f"mkdocs.yml does not name these pages: {', '.join(missing)}")
+    if unknown := sorted(set(named) - pages):
+        raise Broken(f"mkdocs.yml names pages that do not exist: {', '.join(unknown)}")
+    if doubled := sorted({file for file in named if named.count(file) > 1}):
+        raise Broken(f"mkdocs.yml names these pages twice: {', '.join(doubled)}")
+
+
+def add_twins(config: dict[str, Any]) -> None:
+    """A Markdown twin beside each page, llms.txt and llms-full.txt."""
+    lines = [f"# {config['site_name']}", "", f"> {config['site_description']}."]
+    texts: list[str] = []
+    section = ""
+    for name, title, file in _titled(config["nav"]):
+        if name != section:
+            section = name
+            lines += ["", f"## {name}", ""]
+        lines.append(f"- [{title}]({file})")
+        text = (PAGES / file).read_text()
+        (SITE / file).parent.mkdir(parents=True, exist_ok=True)
+        (SITE / file).write_text(text)
+        texts.append(f"<!-- {file} -->\n\n{text}")
+    (SITE / "llms.txt").write_text("\n".join(lines) + "\n")
+    (SITE / "llms-full.txt").write_text("\n\n".join(texts))
+
+
+def broken_links(site: Path) -> Iterator[str]:
+    """Links of the HTML pages to files or anchors that the site does not have."""
+    ids: dict[Path, set[str]] = {}
+    for page in sorted(site.rglob("*.html")):
+        if page.name == "404.html":
+            continue
+        for link in re.findall(r'(?:href|src)="([^"]+)"', page.read_text()):
+            path, _, anchor = link.partition("#")
+            if re.match(r"[a-z]+:|//", link):
+                continue
+            file = (page.parent / path.partition("?")[0]).resolve() if path else page
+            if not file.exists():
+                yield f"{page.relative_to(site)}: {link}"
+            elif anchor and file.suffix == ".html":
+                if file not in ids:
+                    ids[file] = set(re.findall(r'id="([^"]+)"', file.read_text()))
+                if anchor not in ids[file]:
+                    yield f"{page.relative_to(site)}: {link}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
