@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --dist worksteal --reruns $${PENSTOCK_TEST_RERUNS:-0} --durations 30
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs clean
+.PHONY: help setup system-packages demo test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -79,6 +79,9 @@ schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 
 docs: setup ## Rewrite the generated parts of docs/
 	$(BIN)/python scripts/docs.py
+
+site: setup ## Build the documentation site into build/site, with a Markdown twin of each page and llms.txt
+	$(BIN)/python scripts/website.py
 
 screenshots: setup system-packages ## Check every page in every theme and size, and rewrite docs/images/
 	PENSTOCK_SCREENSHOTS=1 $(BIN)/pytest -q tests/dashboard/test_browser.py -k 'every_page or bulk'

@@ -17,7 +17,10 @@ import pytest
 from penstock import testing
 
 ROOT = Path(__file__).parents[1]
-_BLOCK = re.compile(r"(?:^<!-- background: (?P<background>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
+_BLOCK = re.compile(
+    r"(?:^<!-- background: (?P<background>[^\n]+) -->\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+    re.M | re.S,
+)
 # The test has its own environment.
 _INSTALL = ("pip ", "python -m venv", ". .venv", "export PENSTOCK_APP")
 
@@ -44,7 +47,9 @@ class Terminal:
     def running(self, command: str) -> Iterator[subprocess.Popen[bytes]]:
         words = [sys.executable, "-m", *shlex.split(self.adapted(command))]
         with (self.folder / "background.log").open("ab") as log:
-            process = subprocess.Popen(words, cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=log)
+            process = subprocess.Popen(
+                words, cwd=self.folder, env=self.env, stdout=subprocess.PIPE, stderr=log
+            )
             try:
                 yield process
             finally:
@@ -57,13 +62,15 @@ class Terminal:
         script = "\n".join(line for line in lines if not line.startswith(_INSTALL))
         program = shlex.quote(sys.executable)
         functions = f'penstock() {{ {program} -m penstock "$@"; }}\npytest() {{ {program} -m pytest -p no:cacheprovider "$@"; }}\n'
-        wait = "$(penstock waits ls status:open -o json | grep -o '\"id\": *\"[^\"]*\"' | head -1 | cut -d'\"' -f4)"
+        wait = '$(penstock waits ls status:open -o json | grep -o \'"id": *"[^"]*"\' | head -1 | cut -d\'"\' -f4)'
         done = subprocess.run(
             ["sh", "-e", "-c", functions + self.adapted(script).replace(" ID ", f" {wait} ")],
             cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=170,
         )  # fmt: skip
         log = self.folder / "background.log"
-        assert done.returncode == 0, script + done.stdout + done.stderr + (log.read_text() if log.exists() else "")
+        assert done.returncode == 0, (
+            script + done.stdout + done.stderr + (log.read_text() if log.exists() else "")
+        )
         return done.stdout + done.stderr
 
 
@@ -72,7 +79,9 @@ class Terminal:
 def test_the_tutorial_runs(db: testing.Database, tmp_path: Path) -> None:
     """Every block: the code grows in shop.py, and the commands run beside a worker and the simulator."""
     terminal, shop, printed = Terminal(tmp_path, db.dsn), tmp_path / "shop.py", ""
-    with terminal.running("penstock simulate --port 8090 --rpm 120 --concurrency 2 --latency 0.05..0.1") as simulator:
+    with terminal.running(
+        "penstock simulate --port 8090 --rpm 120 --concurrency 2 --latency 0.05..0.1"
+    ) as simulator:
         assert simulator.stdout
         simulator.stdout.readline()
         for found in _BLOCK.finditer((ROOT / "docs/tutorial.md").read_text()):
@@ -89,7 +98,10 @@ def test_the_tutorial_runs(db: testing.Database, tmp_path: Path) -> None:
                     with terminal.running("penstock worker shop:app"):
                         printed += terminal.type(text)
                 case "console":
-                    assert found["background"].split()[:2] in (["penstock", "worker"], ["penstock", "simulate"])
+                    assert found["background"].split()[:2] in (
+                        ["penstock", "worker"],
+                        ["penstock", "simulate"],
+                    )
                 case language:
                     pytest.fail(f"{language} is not run")
     texts = (tmp_path / "texts.csv").read_text("utf-8-sig").splitlines()

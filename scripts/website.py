@@ -1,7 +1,7 @@
 """`make site`: build the documentation site from docs/ into build/site. `--pages` only gathers the pages.
 
-build/site has the HTML, a Markdown twin beside each page, llms.txt (a list of the pages) and llms-full.txt (all of them
-in one file). mkdocs.yml has the order of the pages; a page that it does not name is an error.
+build/site has the HTML, a Markdown twin beside each page, llms.txt (a list of the pages) and llms-full.txt (all
+pages in one file). mkdocs.yml has the order of the pages; a page that it does not name is an error.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def read_config() -> dict[str, Any]:
 def gather(target: Path) -> None:
     """Copy every page into one folder, with links that hold there."""
     shutil.rmtree(target, ignore_errors=True)
-    shutil.copytree(ROOT / "docs", target, ignore=shutil.ignore_patterns("*.toml"))
+    shutil.copytree(ROOT / "docs", target)
     for page in sorted(target.rglob("*.md")):
         page.write_text(_with_links(page.read_text(), ROOT / "docs" / page.relative_to(target), page, target))
     for name, source in OTHERS.items():
@@ -88,7 +88,7 @@ def _with_links(text: str, source: Path, page: Path, target: Path) -> str:
     return _LINK.sub(moved, text)
 
 
-def _titled(nav: list[Any]) -> Iterator[tuple[str, str, str]]:
+def titled(nav: list[Any]) -> Iterator[tuple[str, str, str]]:
     """Section, title and file of each page, in order."""
     for section in nav:
         [(name, pages)] = section.items()
@@ -99,7 +99,7 @@ def _titled(nav: list[Any]) -> Iterator[tuple[str, str, str]]:
 
 def check_navigation(config: dict[str, Any]) -> None:
     """Raise unless mkdocs.yml names each page once."""
-    named = [file for _, _, file in _titled(config["nav"])]
+    named = [file for _, _, file in titled(config["nav"])]
     pages = {str(path.relative_to(PAGES)) for path in PAGES.rglob("*.md")}
     if missing := sorted(pages - set(named)):
         raise Broken(f"mkdocs.yml does not name these pages: {', '.join(missing)}")
@@ -114,7 +114,7 @@ def add_twins(config: dict[str, Any]) -> None:
     lines = [f"# {config['site_name']}", "", f"> {config['site_description']}."]
     texts: list[str] = []
     section = ""
-    for name, title, file in _titled(config["nav"]):
+    for name, title, file in titled(config["nav"]):
         if name != section:
             section = name
             lines += ["", f"## {name}", ""]
