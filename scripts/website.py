@@ -1,7 +1,7 @@
 """`make site`: build the documentation site from docs/ into build/site. `--pages` only gathers the pages.
 
-build/site has the HTML, a Markdown twin beside each page, llms.txt (a list of the pages) and llms-full.txt (all
-pages in one file). mkdocs.yml has the order of the pages; a page that it does not name is an error.
+build/site has the HTML, a Markdown twin beside each page, llms.txt (a list of the pages) and llms-full.txt
+(all pages in one file). mkdocs.yml has the order of the pages; a page that it does not name is an error.
 """
 
 from __future__ import annotations
