@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shlex
@@ -104,8 +105,9 @@ def test_the_tutorial_runs(db: testing.Database, tmp_path: Path) -> None:
                     )
                 case language:
                     pytest.fail(f"{language} is not run")
-    texts = (tmp_path / "texts.csv").read_text("utf-8-sig").splitlines()
-    assert len(texts) == 5
+    with (tmp_path / "texts.csv").open(encoding="utf-8-sig", newline="") as file:
+        states = [row["state"] for row in csv.DictReader(file)]
+    assert sorted(states) == ["refused", "succeeded", "succeeded", "succeeded"]
     assert "oak chair" in printed or "tone" in printed, printed
     assert "2 passed" in printed
     statuses = {row["type"]: row["status"] for row in db.execute("select type, status from penstock.jobs")}
