@@ -3,6 +3,9 @@ SHELL := /bin/bash
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# Compiled modules are kept, outside of the source tree: otherwise every process that a test starts compiles them again.
+unexport PYTHONDONTWRITEBYTECODE
+export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --dist worksteal --reruns $${PENSTOCK_TEST_RERUNS:-0} --durations 30
 
 .DEFAULT_GOAL := help
