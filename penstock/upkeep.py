@@ -21,7 +21,7 @@ from penstock.settings import Settings
 from penstock.storage.objects import Storage
 
 log = structlog.get_logger("penstock.upkeep")
-MAX_CANCELLATIONS = 10
+MAX_CANCELLATIONS = 3
 
 Draw = schedules.BuildTasks
 
