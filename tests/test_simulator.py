@@ -864,7 +864,7 @@ async def test_simulate_command_runs_until_stopped(tmp_path: Path) -> None:
     try:
         assert process.stdout
         words = (await asyncio.to_thread(process.stdout.readline)).split()
-        assert words[0::2] == ["OpenAI:", "Anthropic:", "Sheets:"]
+        assert words[0::2] == ["OpenAI:", "Anthropic:", "Sheets:", "CloudConvert:", "Stripe:"]
         async with openai.AsyncOpenAI(base_url=words[1], api_key="any", max_retries=0) as client:
             await client.chat.completions.create(model=GPT, messages=MESSAGES)
             with pytest.raises(openai.RateLimitError):

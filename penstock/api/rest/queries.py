@@ -130,7 +130,8 @@ def statement(
     page = f"select {select} from {source.sql} where {where}{query.order} limit %s offset %s"  # noqa: S608 names from the catalogue
     # In the order of the placeholders.
     values = [*select_values, *where_values, *query.order_values, query.limit, query.offset, most_bytes]
-    body = f"json_agg({'page.value' if source.is_scalar else 'page'})"
+    # The whole row, also of a relation that has a column `page`.
+    body = f"json_agg({'page.value' if source.is_scalar else 'page.*'})"
     if is_stripped:
         body = f"json_strip_nulls({body})"
     body = f"coalesce(({body} -> 0)::text, 'null')" if is_single else f"coalesce({body}::text, '[]')"
