@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         Unavailable,
         UpgradeRequired,
     )
+    from penstock.guards import Guard
     from penstock.sdk.app import App
     from penstock.sdk.bulk_rows import BulkRow, Change, RowError
     from penstock.sdk.context import Context, Fail, Reschedule, Retry, WaitTimedOut
@@ -53,6 +54,7 @@ _MODULES = {
         "Unavailable",
         "UpgradeRequired",
     ),
+    "penstock.guards": ("Guard",),
     "penstock.types": ("Answer", "Job"),
     "penstock.worker": ("Worker",),
 }
@@ -70,6 +72,7 @@ __all__ = [
     "Forbidden",
     "FunctionRequest",
     "FunctionResponse",
+    "Guard",
     "Invalid",
     "Job",
     "JobFailed",

@@ -1,4 +1,5 @@
-"""Removes credentials from texts that Python writes: log lines, and errors of rows.
+"""Removes credentials from texts that Python writes: log lines, and errors of rows. `redact_personal` also
+removes personal data, from texts that leave for a provider.
 
 The rule is `penstock._redact` in the database, which every stored error goes through. These are the same
 patterns for texts that never reach it; a test compares both on the same texts.
@@ -63,6 +64,36 @@ def redact(text: str) -> str:
         for pattern, replacement in _RULES:
             text = pattern.sub(replacement, text)
     return text
+
+
+_EMAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63})+")
+# Groups of digits as people write a card's number; the checksum decides.
+_CARD = re.compile(r"(?<![\w.+-])\d(?:[ -]?\d){12,18}(?![\w-])")
+_PHONE = re.compile(
+    r"(?<![\w+.-])(?:"
+    r"(?:\+|00(?=[1-9]))\d{1,3}[ ./-]?(?:\(\d{1,5}\)[ ./-]?)?\d(?:[ ./-]?\d){5,12}"  # with a country code
+    r"|\(\d{2,5}\)[ ./-]?\d{2,4}(?:[ ./-]?\d{2,4}){1,3}"  # (030) 123456
+    r"|\d{3}[ .-]\d{3}[ .-]\d{4}"  # 555-867-5309
+    r"|0[1-9]\d{1,3}[ /-]\d{3,}(?:[ -]?\d{2,4}){0,3}"  # 030 1234567
+    r")(?![\w-])"
+)
+# A long word of letters and digits is a credential, not language.
+_KEY = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])[A-Za-z0-9_]{32,}\b", re.A)
+
+
+def redact_personal(text: str) -> str:
+    """Replace e-mail addresses, card and phone numbers, and credentials, before a text leaves."""
+    text = _KEY.sub(HIDDEN, redact(text))
+    text = _EMAIL.sub("[email]", text)
+    text = _CARD.sub(lambda found: "[card]" if _has_checksum(found[0]) else found[0], text)
+    return _PHONE.sub("[phone]", text)
+
+
+def _has_checksum(number: str) -> bool:
+    """Whether the digits pass the Luhn check, as every card number does."""
+    digits = [int(each) for each in number if each.isdigit()][::-1]
+    doubled = (sum(divmod(2 * digit, 10)) for digit in digits[1::2])
+    return (sum(digits[::2]) + sum(doubled)) % 10 == 0
 
 
 class RedactingFormatter(logging.Formatter):

@@ -124,6 +124,13 @@ class Settings:
     stripe_live: bool = False
     """`PENSTOCK_STRIPE_LIVE`: `1` or `true` for a live key. Events of the other mode are ignored."""
 
+    shield_url: str | None = None
+    """`PENSTOCK_SHIELD_URL`: the endpoint of Azure AI Content Safety, whose prompt shield screens texts of
+    guarded bulk types. Default: patterns on this machine only."""
+
+    shield_key: str | None = field(default=None, repr=False)
+    """`PENSTOCK_SHIELD_KEY`: the key of that endpoint. Mandatory with `PENSTOCK_SHIELD_URL`."""
+
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
@@ -166,6 +173,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         mail_from=environment.get("PENSTOCK_MAIL_FROM") or None,
         allow_private_webhooks=_flag("PENSTOCK_ALLOW_PRIVATE_WEBHOOKS", environment),
         **_stripe(environment),
+        **_shield(environment),
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )
@@ -230,6 +238,17 @@ def _stripe(environment: Mapping[str, str]) -> dict[str, Any]:
         "stripe_url": environment.get("PENSTOCK_STRIPE_URL") or None,
         "stripe_live": is_live,
     }
+
+
+def _shield(environment: Mapping[str, str]) -> dict[str, Any]:
+    url, key = environment.get("PENSTOCK_SHIELD_URL"), environment.get("PENSTOCK_SHIELD_KEY")
+    if not url:
+        return {}
+    if not re.match(r"https://|http://(localhost|127\.0\.0\.1|\[::1\])(:\d+)?", url):
+        raise Invalid(f"PENSTOCK_SHIELD_URL must be an https URL (got {url!r})")
+    if not key:
+        raise Invalid("PENSTOCK_SHIELD_URL requires PENSTOCK_SHIELD_KEY")
+    return {"shield_url": url, "shield_key": key}
 
 
 def _flag(name: str, environment: Mapping[str, str]) -> bool:

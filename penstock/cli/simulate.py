@@ -72,7 +72,7 @@ def simulate(
         typer.Option(metavar="FILE", show_default=False, help="Write a Sheets service account to this file."),
     ] = None,
 ) -> int:
-    """Simulate OpenAI, Anthropic, Google Sheets, CloudConvert and Stripe until stopped."""
+    """Simulate OpenAI, Anthropic, Google Sheets, CloudConvert, Stripe and a prompt shield until stopped."""
     how = {
         "host": host,
         "port": port,
@@ -159,6 +159,7 @@ async def _serve(
             "cloudconvert_secret": running.cloudconvert.secret,
             "stripe_url": running.stripe_url,
             "stripe_webhook_secret": running.stripe.secret,
+            "shield_url": running.shield_url,
             "control_url": running.control_url,
         }
         output.document(urls, lambda: print(_line(urls)))

@@ -30,15 +30,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    Concatenate,
-    ParamSpec,
-    TypeVar,
-    Unpack,
-    overload,
-)
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
 import pydantic
@@ -46,6 +38,7 @@ import pydantic
 from penstock.contract import bulks, jobs, kinds, schedules, tenants
 from penstock.errors import Invalid
 from penstock.formatting import seconds
+from penstock.guards import Guard
 from penstock.postgres import db, embedded, migrate
 from penstock.sdk.bulk_type import BulkType
 from penstock.sdk.connections import LoopConnections, LoopThread
@@ -238,12 +231,14 @@ class App(Extensions):
         exclusive: bool = False,
         phases: dict[str, float] | None = None,
         on_failure: str = "continue",
+        guard: Guard | Sequence[str] | None = None,
     ) -> Callable[[Callable[..., Any]], BulkType[RowModel]]:
         """Declare a function that draws the graph of one row, or of a batch of rows, as a bulk job type.
 
         `row`: the pydantic model that validates every row. `key`: the columns that identify a row; without it
         the row number does. `batch`: the maximum number of rows in one graph. `group_by`: a batch holds only
-        rows with the same value in this column. `exclusive`: a tenant runs one such job at a time.
+        rows with the same value in this column. `exclusive`: a tenant runs one such job at a time. `guard`:
+        text columns that are redacted and screened before a handler gets them.
         """
 
         def add(function: Callable[..., Any]) -> BulkType[RowModel]:
@@ -253,6 +248,7 @@ class App(Extensions):
             kind = BulkType(
                 self, function, chosen, row=row, key=key, batch=batch, group_by=group_by,
                 is_exclusive=exclusive, phases=phases or {}, on_failure=on_failure,
+                guard=Guard.of(guard),
             )  # fmt: skip
             self.bulks[chosen] = kind
             self._is_declared = False

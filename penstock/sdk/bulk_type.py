@@ -29,7 +29,9 @@ import pydantic
 from penstock.contract import bulks, jobs
 from penstock.contract.bulks import By, Taken
 from penstock.errors import Invalid, Limited, PenstockError
+from penstock.guards import Guard
 from penstock.postgres import db
+from penstock.sdk import bulk_guards
 from penstock.sdk import sheet_results as bulk_sheets
 from penstock.sdk.bulk_rows import (
     MAX_KEY_LENGTH,
@@ -86,7 +88,7 @@ class BulkType(Generic[T]):
     def __init__(
         self, app: Host, function: Callable[..., Any], name: str, *, row: type[T], key: Sequence[str],
         batch: int | None, group_by: str | None, is_exclusive: bool, phases: dict[str, float],
-        on_failure: str,
+        on_failure: str, guard: Guard | None = None,
     ) -> None:  # fmt: skip
         if inspect.iscoroutinefunction(function):
             raise Invalid(
@@ -95,13 +97,13 @@ class BulkType(Generic[T]):
         if group_by is not None and batch is None:
             raise Invalid(f"{name}: group_by requires batch", hint="Add batch=25, for example.")
         self.row = row
-        for column in (*key, *([group_by] if group_by else [])):
+        for column in (*key, *([group_by] if group_by else []), *(guard.columns if guard else ())):
             if column not in self.columns() and row.model_config.get("extra") != "allow":
                 raise Invalid(f"{name}: {row.__name__} has no column {column!r}")
         self.app, self.function, self.name = app, function, name
         self.key, self.batch, self.group_by = list(key), batch, group_by
         self.is_exclusive, self.phases, self.on_failure = is_exclusive, phases, on_failure
-        self.chosen = Options()
+        self.guard, self.chosen = guard, Options()
         parameters = list(inspect.signature(function).parameters)
         if not parameters:
             raise Invalid(f"{name}: the body of a bulk job must have a parameter for the row or rows")
@@ -295,7 +297,8 @@ class BulkType(Generic[T]):
             ]
 
     def _draw(self, rows: Sequence[BulkRow[T]], values: dict[str, Any], *, is_preview: bool) -> Drawing:
-        """Draw the tasks of a row or of a batch."""
+        """Draw the tasks of a row or of a batch, from redacted rows if the type has a guard."""
+        rows = bulk_guards.redacted(self.guard, rows)
         graph = Graph(f"{rows[0].number}/")
         with drawing(graph):
             given = rows[0].data if self.batch is None else list(rows)
@@ -307,6 +310,7 @@ class BulkType(Generic[T]):
                 f"the body of {self.name} must return a step or None (got {type(returned).__name__})",
                 code="no_result",
             )
+        bulk_guards.mark(self, graph.tasks)
         result = graph.tasks[-1]["key"] if returned is None else key_of(returned)
         tasks = graph.tasks
         if not any(result in task.get("after", ()) for task in tasks):

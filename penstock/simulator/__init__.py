@@ -1,5 +1,5 @@
-"""Simulated providers for tests: enough of the OpenAI, Anthropic, Google Sheets, CloudConvert and Stripe
-APIs for their clients, with the same rate limits, and statistics of violations.
+"""Simulated providers for tests: enough of the OpenAI, Anthropic, Google Sheets, CloudConvert, Stripe and
+prompt shield APIs for their clients, with the same rate limits, and statistics of violations.
 
     async with simulator.serve(limits=Limits(rpm=60, tpm=10_000)) as sim:
         client = openai.AsyncOpenAI(base_url=sim.openai_url, api_key="any")
@@ -17,6 +17,7 @@ from penstock.simulator.config import Config, Fault
 from penstock.simulator.limits import AccountStats, Limits
 from penstock.simulator.server import serve
 from penstock.simulator.sheets import SheetsConfig, SheetsServer, SheetsStats
+from penstock.simulator.shield import ShieldConfig, ShieldServer, ShieldStats
 from penstock.simulator.simulator import Simulator, Stats, Violation
 from penstock.simulator.stripe import StripeServer
 
@@ -31,6 +32,9 @@ __all__ = [
     "SheetsConfig",
     "SheetsServer",
     "SheetsStats",
+    "ShieldConfig",
+    "ShieldServer",
+    "ShieldStats",
     "Simulator",
     "Stats",
     "StripeServer",

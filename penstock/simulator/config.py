@@ -14,6 +14,7 @@ from penstock.simulator.limits import Limits
 from penstock.simulator.openai import OpenAI
 from penstock.simulator.provider import Provider, Reason
 from penstock.simulator.sheets import SheetsConfig
+from penstock.simulator.shield import ShieldConfig
 
 PROVIDERS: tuple[Provider, ...] = (OpenAI(), Anthropic())
 
@@ -45,6 +46,8 @@ class Config(BaseModel):
     """Configuration of the Sheets server, which has its own limits, faults and latency."""
     cloudconvert: CloudConvertConfig = CloudConvertConfig()
     """Configuration of the simulated CloudConvert."""
+    shield: ShieldConfig = ShieldConfig()
+    """Configuration of the simulated prompt shield."""
 
     @field_validator("limits", mode="before")
     @classmethod

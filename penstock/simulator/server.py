@@ -26,6 +26,8 @@ from penstock.simulator.config import FAULTS, PROVIDERS, Fault, read
 from penstock.simulator.limits import HOUR, Account, Amount, Limits
 from penstock.simulator.provider import Problem, Provider, ProviderRequest, Reply, document
 from penstock.simulator.sheets import API, SheetsConfig
+from penstock.simulator.shield import PATH as SHIELD_PATH
+from penstock.simulator.shield import ShieldConfig
 from penstock.simulator.simulator import Clock, Simulator, Slot
 from penstock.simulator.stripe import PATHS as STRIPE_PATHS
 from penstock.simulator.subscriptions import StripeError
@@ -55,6 +57,7 @@ async def serve(
     quota_exhausted_after: int | None = None,
     sheets: SheetsConfig | Mapping[str, Any] | None = None,
     cloudconvert: CloudConvertConfig | Mapping[str, Any] | None = None,
+    shield: ShieldConfig | Mapping[str, Any] | None = None,
     seed: int = 0,
     speed: float = 1,
     clock: Clock | None = None,
@@ -62,7 +65,8 @@ async def serve(
     """Run a simulator in this event loop during the block. Port 0 picks a free port.
 
     `limits`: for all models, or by `provider/model`, `provider` or `default`. `sheets`: configuration of the
-    Sheets server, `cloudconvert` of CloudConvert. `clock`: returns the time in seconds, for tests.
+    Sheets server, `cloudconvert` of CloudConvert, `shield` of the prompt shield. `clock`: returns
+    the time in seconds, for tests.
     """
     if not 0 < speed <= _FASTEST:
         raise Invalid(f"speed must be more than 0 and at most {_FASTEST:,} (got {speed:g})")
@@ -74,6 +78,7 @@ async def serve(
             "quota_exhausted_after": quota_exhausted_after,
             "sheets": sheets or {},
             "cloudconvert": cloudconvert or {},
+            "shield": shield or {},
         }
     )
     simulator = Simulator(config, seed=seed, speed=speed, clock=clock)
@@ -147,6 +152,8 @@ class _Server:
                 await exchange.keep_sheets()
             elif exchange.path.startswith(converter.API):
                 await exchange.convert()
+            elif exchange.path == SHIELD_PATH:
+                await exchange.screen()
             elif STRIPE_PATHS.match(exchange.path):
                 await exchange.bill()
             else:
@@ -327,6 +334,17 @@ class _Exchange:
             response = Response(answer.body, answer.status, media_type=answer.media_type)
         response.headers.update(answer.headers)
         await self._answer(response)
+
+    # Prompt shield
+
+    async def screen(self) -> None:
+        """Answer as Azure's prompt shield."""
+        body = await self._body()
+        query = QueryParams(self.scope["query_string"])
+        status, found = self.simulator.shield.respond(self.method, query, self.headers, body)
+        if self.simulator.config.shield.is_hanging:
+            await self._wait_for_disconnect()
+        await self._answer(_json(found, status))
 
     # Stripe
 

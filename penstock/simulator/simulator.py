@@ -15,6 +15,7 @@ from penstock.simulator.config import FAULTS, Config, Fault, read
 from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Rejection
 from penstock.simulator.provider import Problem, Provider, Reply
 from penstock.simulator.sheets import SheetsServer, SheetsStats
+from penstock.simulator.shield import ShieldServer, ShieldStats
 from penstock.simulator.stripe import StripeServer
 
 Clock = Callable[[], float]
@@ -47,6 +48,7 @@ class Stats(TypedDict):
     accounts: list[AccountStats]
     sheets: SheetsStats
     cloudconvert: CloudConvertStats
+    shield: ShieldStats
 
 
 def running_clock(speed: float) -> Clock:
@@ -90,6 +92,8 @@ class Simulator:
         """The simulated CloudConvert."""
         self.stripe = StripeServer(self.clock, seed)
         """The Stripe account: customers, subscriptions and webhooks."""
+        self.shield = ShieldServer(lambda: self.config.shield)
+        """The simulated prompt shield."""
         self.reset()
 
     @property
@@ -124,6 +128,11 @@ class Simulator:
         return self.url
 
     @property
+    def shield_url(self) -> str:
+        """The endpoint of a client of the prompt shield."""
+        return self.url
+
+    @property
     def token_url(self) -> str:
         """The token URL of a Sheets client."""
         return self.sheets.tokens.url
@@ -153,6 +162,7 @@ class Simulator:
         self.sheets.reset()
         self.cloudconvert.reset()
         self.stripe.reset()
+        self.shield.reset()
 
     def configure(self, /, **changes: Any) -> Config:
         """Change parts of the configuration."""
@@ -179,6 +189,7 @@ class Simulator:
             ],
             "sheets": self.sheets.stats(),
             "cloudconvert": self.cloudconvert.stats(),
+            "shield": self.shield.stats(),
         }
 
     # Called by the server

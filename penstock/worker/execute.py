@@ -19,7 +19,7 @@ import structlog
 from penstock.contract import artifacts, jobs, tasks, waits
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
-from penstock.sdk import signals
+from penstock.sdk import bulk_guards, signals
 from penstock.sdk.context import Context, Fail, Hooks, Reschedule, Waiting
 from penstock.sdk.operations import Waits
 from penstock.sdk.signature import decode
@@ -240,7 +240,9 @@ class Execute(Hooks):
     async def _attempt(self, task: Task[Any, Any], leased: LeasedTask, context: Context) -> Any:
         try:
             claim = await self._with_stored_outputs(leased.claim, context)
-            values = task.signature.check(_arguments_of(claim))
+            arguments = _arguments_of(claim)
+            task, arguments = await bulk_guards.screened(self._buffer.app.bulks, task, arguments, context)
+            values = task.signature.check(arguments)
         except Invalid as error:
             raise Fail(error.message, code="bad_input", details=error.details) from None
         limit = leased.claim.timeout_seconds
