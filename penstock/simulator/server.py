@@ -76,15 +76,12 @@ async def serve(
             "faults": faults or {},
             "latency": latency,
             "quota_exhausted_after": quota_exhausted_after,
-            "sheets": sheets or {},
-            "cloudconvert": cloudconvert or {},
-            "shield": shield or {},
+            **{"sheets": sheets or {}, "cloudconvert": cloudconvert or {}, "shield": shield or {}},
         }
     )
     simulator = Simulator(config, seed=seed, speed=speed, clock=clock)
     listener = _listen(host, port)
-    address, number = listener.getsockname()[:2]
-    simulator.url = f"http://[{address}]:{number}" if ":" in address else f"http://{address}:{number}"
+    simulator.url = _url(*listener.getsockname()[:2])
     app = _Server(simulator)
     server = uvicorn.Server(
         uvicorn.Config(
@@ -110,6 +107,10 @@ async def serve(
         app.closing.set()
         await simulator.cloudconvert.aclose()
         await server.shutdown(sockets=[listener])
+
+
+def _url(address: str, port: int) -> str:
+    return f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
 
 
 def _listen(host: str, port: int) -> socket.socket:
