@@ -145,6 +145,8 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "dashboard": None,
         "docs": "docs/bulk.md",
     },
+    # Apps' migrations call it, and devices over /rest/v1.
+    "sync": {"python": None, "api": "penstock/api/rest/__init__.py", "cli": None, "dashboard": None},
     # Small command groups share a file.
     "tenants": {"cli": "penstock/cli/operate.py", "tests": "tests/sql/test_access.py", "docs": "docs/access.md"},
     "workers": {

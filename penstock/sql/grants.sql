@@ -59,6 +59,8 @@ grant execute on function
   penstock.refuse(integer, text, text, jsonb, text), penstock.is_service(), penstock.my_tenant(),
   penstock.is_member(uuid, text[]), penstock.require_member(uuid, text[]),
   penstock.require_tenant(uuid),
+  penstock.push_changes(jsonb, text), penstock.sync_state(text), penstock._synced_tables(text),
+  penstock._push_change(regclass, jsonb), penstock._refusal_code(text, text, text),
   penstock.set_notification_target(text, text, text[], jsonb), penstock.remove_notification_target(uuid),
   penstock.rotate_notification_secret(uuid), penstock.send_test_notification(uuid)
 to authenticated, service_role;
@@ -142,6 +144,7 @@ grant execute on function
   penstock.do_actions(integer), penstock.keep_artifact(uuid, text, timestamptz),
   penstock.unkeep_artifact(uuid), penstock.record_audit(text, text, jsonb, uuid, uuid),
   penstock.define_setting(text, jsonb, text), penstock.get_setting(text),
+  penstock.purge_tombstones(uuid, integer),
   penstock.notify(uuid, text, text, jsonb),
   penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb),
   penstock.take_notifications(integer), penstock.end_notification(uuid, integer, text, text)

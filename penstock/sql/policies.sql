@@ -64,6 +64,7 @@ create policy service_reads on penstock.shares for select to service_role using 
 create policy service_reads on penstock.spent for select to service_role using (true);
 create policy service_reads on penstock.steps for select to service_role using (true);
 create policy service_reads on penstock.streaks for select to service_role using (true);
+create policy service_reads on penstock.sync_horizons for select to service_role using (true);
 create policy service_reads on penstock.subscriptions for select to service_role using (true);
 create policy service_reads on penstock.task_sums for select to service_role using (true);
 create policy service_reads on penstock.tasks for select to service_role using (true);

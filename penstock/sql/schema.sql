@@ -135,6 +135,9 @@ type penstock.window_fit
   column next_tokens: bigint
   column oversized: tid[]
 
+sequence penstock.change_seqs
+  definition: bigint start 1 increment 1 minimum 1 maximum 9223372036854775807 cache 1
+
 sequence penstock.lease_numbers
   definition: bigint start 1 increment 10000 minimum 1 maximum 9223372036854775807 cache 1
 
@@ -1666,6 +1669,18 @@ table penstock.subscriptions
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.sync_horizons
+  comment: Up to which change rows of a synced table were deleted for good. A device whose cursor is lower pulls everything again.
+  row security: enabled
+  column user_id: uuid not null
+  column schema_name: text not null
+  column table_name: text not null
+  column seq: bigint not null
+  comment on column seq: The highest change number that a deleted row had, or got when it was deleted.
+  constraint sync_horizons_pkey: PRIMARY KEY (user_id, schema_name, table_name)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.task_sums
   comment: Tasks that ended in a minute, of each tenant and (tenant null) of all tenants. Upkeep adds a minute when it is over.
   row security: enabled
@@ -2536,6 +2551,13 @@ function penstock._cancel_children(uuid, bigint[], timestamp with time zone)
   body: sha256 ced2ef9f4c888db6d836e6313976aa1b
   comment: Ends parked tasks as canceled because a parent did not succeed. Returns the changes of the phase counts, and the canceled tasks that have children.
 
+function penstock._cascade_delete()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 23798b275c535bb78609d55d09f87836
+  comment: Trigger of a parent table: deletes the children of a deleted row, except those that were edited later.
+
 function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, jsonb)
   arguments: p_leases penstock.leases[], p_units jsonb[], p_is_estimate boolean, p_variant text, p_details jsonb
   returns: penstock.booking[]
@@ -2751,6 +2773,14 @@ function penstock._check_schedule_tasks(uuid, text, jsonb, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 84f56a7fe8d04b1d750ab681360ed155
   comment: Rejects a schedule whose tasks the caller may not start, or whose job type has none.
+
+function penstock._check_synced_columns(regclass)
+  arguments: p_table regclass
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 290b695b670b19dcc39fe4b978e3e025
+  comment: Raises an error unless a table has the columns and the primary key of a synced table.
 
 function penstock._check_target(text, text, text[])
   arguments: p_channel text, p_address text, p_events text[]
@@ -3117,6 +3147,14 @@ function penstock._entitled_tenant(uuid)
   body: sha256 243fdc86b742c1cf57f68bb0d8006537
   comment: The tenant whose entitlements are asked for: the named one if the caller may read it, else the caller's own.
 
+function penstock._erase_synced_rows(uuid)
+  arguments: p_user_id uuid
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 db3f80104e61e3a366463f6be32857fd
+  comment: Deletes all rows of a user in synced tables.
+
 function penstock._erase_tenant(uuid)
   arguments: p_tenant_id uuid
   returns: void
@@ -3243,6 +3281,13 @@ function penstock._fit_into_windows(tid[], penstock.endpoints, penstock.capacity
   settings: search_path=penstock, pg_temp
   body: sha256 50af66b753ccf6b14fde0eec823487f0
   comment: Which of these tasks fit into what is left of an endpoint's windows: the first ones, in order, until one does not fit.
+
+function penstock._follow_parent()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9c85dda3f00e760ae62b0c15a7f369f9
+  comment: Trigger of a child table: a row that is not newer than the deletion of its parent is deleted, too.
 
 function penstock._forecast_cost(penstock.forecast_group[])
   arguments: p_groups penstock.forecast_group[], OUT low numeric, OUT expected numeric, OUT high numeric, OUT unpriced text[]
@@ -3615,6 +3660,13 @@ function penstock._lock_account(uuid, uuid, text, date, boolean)
   body: sha256 9c7f6e4b4832febd780964f1b33bc864
   comment: Locks an account and returns it, and creates a missing one. Null when that needs waiting and p_may_wait is false.
 
+function penstock._lock_caller()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2ce8ca43799e60cb74ca8b83d0948a51
+  comment: Trigger of synced tables: takes the lock of the calling user.
+
 function penstock._lock_changed_leases(text, bigint[], bigint[], jsonb[], integer)
   arguments: p_worker_id text, p_task_ids bigint[], p_leases bigint[], p_outputs jsonb[], p_limit integer
   returns: boolean
@@ -3686,6 +3738,14 @@ function penstock._lock_limits(tid[], timestamp with time zone, boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 3d6679b3a9bf74514f9a9fafcfc0d923
   comment: Locks the accounts of the quotas and budgets that these tasks may use and returns what remains of each. busy_tenants: those with an account that another transaction has locked, when this one may not wait.
+
+function penstock._lock_owner(uuid)
+  arguments: p_user_id uuid
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6a9d2f987d03d5eca167da0a41efd304
+  comment: Waits until no other transaction changes synced rows of this user. Held until the commit.
 
 function penstock._lock_visible_artifact(uuid, text[])
   arguments: p_artifact_id uuid, p_roles text[]
@@ -3867,6 +3927,13 @@ function penstock._now()
   comment: The current time. Every function reads it here.
   grant to authenticated: execute
   grant to service_role: execute
+
+function penstock._number_change()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7ebf568398134bd6d92e6e17117711ca
+  comment: Trigger of synced tables: gives a changed row the next change number, under the lock of its owner.
 
 function penstock._on_access_change()
   returns: trigger
@@ -4198,6 +4265,16 @@ function penstock._prune_providers(integer)
   body: sha256 99c10bbeda5d9083d51ae3ad169f9b7c
   comment: Deletes slots and calls that no window counts any more, at most p_limit of each.
 
+function penstock._push_change(regclass, jsonb)
+  arguments: p_table regclass, p_record jsonb
+  returns: TABLE(outcome text, change_seq bigint, code text, message text)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a81186cde60ddc9abebf2573afc03296
+  comment: Inserts or updates one row of a synced table as the caller, and returns what became of it.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock._queue(penstock.ready[], boolean)
   arguments: p_rows penstock.ready[], p_is_front boolean
   returns: void
@@ -4205,6 +4282,13 @@ function penstock._queue(penstock.ready[], boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 c13e7afb231fe8fabe880a4289948745
   comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
+
+function penstock._raise_horizon()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 dca575d90f775b21d7217a06f91e3cbe
+  comment: Trigger of synced tables: notes that a row was deleted for good, so that devices pull everything again.
 
 function penstock._ready_task(penstock.jobs)
   arguments: p_job penstock.jobs
@@ -4283,6 +4367,16 @@ function penstock._redact_document(jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 ea7224d81d69183b86336ca2f540913b
   comment: Redacts the texts of a JSON document; drops a document that would be no JSON afterwards.
+
+function penstock._refusal_code(text, text, text)
+  arguments: p_sqlstate text, p_detail text, p_constraint text
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b1f8fd1e602385d2a4c60e5ffdacacf5
+  comment: The code of a change that the database refused; null for an error that is not about the change.
+  grant to authenticated: execute
+  grant to service_role: execute
 
 function penstock._refuse(integer, text, text, jsonb, text)
   arguments: p_status integer, p_code text, p_message text, p_fields jsonb DEFAULT '{}'::jsonb, p_hint text DEFAULT NULL::text
@@ -4692,6 +4786,13 @@ function penstock._skip_completed_rows(penstock.bulks, integer)
   body: sha256 5a47dd9de4f978c55ac04f7a7883d817
   comment: Skips the next rows that an earlier job of the same type and source has completed, until the next p_max rows are new.
 
+function penstock._skip_stale_change()
+  returns: trigger
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 665ff72afa94d6b0372b0b1191d37fc1
+  comment: Trigger of synced tables: skips an update whose updated_at is older than that of the stored row.
+
 function penstock._slot_ends(smallint, bigint)
   arguments: p_width smallint, p_slot bigint
   returns: double precision
@@ -4801,6 +4902,16 @@ function penstock._swap_in_best_priority(tid[])
   settings: search_path=penstock, pg_temp
   body: sha256 7cf6b4270d4c9e9aa77dff695d189e48
   comment: Where a tenant's queue holds several priorities, gives the picked slots to its best tasks and returns their rows.
+
+function penstock._synced_tables(text)
+  arguments: p_schema text
+  returns: TABLE(relation regclass, schema_name text, name text, "position" integer, horizon bigint)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2576cc10e0a99d6ac194be8946814de5
+  comment: The synced tables of a schema, or of all, and the calling user's horizon of each.
+  grant to authenticated: execute
+  grant to service_role: execute
 
 function penstock._take_from_limits(penstock.claim_limit[], penstock.claim_candidate, jsonb)
   arguments: p_limits penstock.claim_limit[], p_task penstock.claim_candidate, p_amounts jsonb
@@ -5184,6 +5295,14 @@ function penstock.cancel_operation(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.cascade_deletes(regclass, regclass, text)
+  arguments: p_parent regclass, p_child regclass, p_column text
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c7627794b52aeea0b9e18fa6a019655b
+  comment: Lets the deletion of a synced row delete its children: rows of p_child whose p_column holds its id. An app's migration calls it after make_synced.
+
 function penstock.check_accounts()
   returns: TABLE(tenant_id uuid, job_id uuid, meter text, period date, what text, kept numeric, true_amount numeric)
   attributes: sql, stable, security definer, parallel unsafe
@@ -5547,7 +5666,7 @@ function penstock.erase_user(uuid)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2f0b362ec738a3517564e37421f5e5bc
+  body: sha256 71a8b59e55545152fa09338947feb7b5
   comment: Erases a user: memberships, API keys, sessions, invitations, the profile, and the personal tenant with its jobs, rows and files. Ledger and audit log keep ids only. Upkeep removes job rows and files within minutes. Returns the teams that the user left, and those that have no owner now.
   grant to service_role: execute
 
@@ -5883,6 +6002,14 @@ function penstock.list_strangers(uuid[], uuid[])
   comment: The positions (from 1) of users and keys that are not members of the tenant at the same position; where the tenant is null, of keys that are expired or revoked.
   grant to service_role: execute
 
+function penstock.make_synced(regclass, integer)
+  arguments: p_table regclass, p_position integer
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b737f92a9e54f4ad864b49ec8c37b0af
+  comment: Makes a table of an app a synced table. An app's migration calls it, as the owner of the table. Tables with a lower position are pushed first: parents before children.
+
 function penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint)
   arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_rows jsonb, p_next_id bigint DEFAULT NULL::bigint
   returns: void
@@ -6088,6 +6215,25 @@ function penstock.pulse()
   settings: search_path=penstock, pg_temp
   body: sha256 47a6f3618f3f9ea14cb57986cec889d5
   comment: Whether any task runs, and the number of the last lease: if it has changed, a task was claimed in the meantime.
+  grant to service_role: execute
+
+function penstock.purge_tombstones(uuid, integer)
+  arguments: p_user_id uuid, p_older_than_days integer
+  returns: bigint
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6055bfd8a67e64d4374c7a2c2ab09b14
+  comment: Deletes a user's tombstones that are older than so many days, and returns their number. Devices that have not seen them pull everything again.
+  grant to service_role: execute
+
+function penstock.push_changes(jsonb, text)
+  arguments: p_changes jsonb, p_schema text DEFAULT NULL::text
+  returns: TABLE("table" text, id text, outcome text, change_seq bigint, code text, message text)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8012a75fa4d507ef8d48fb0fa95f40e2
+  comment: Applies changes of synced tables as the caller, each by itself, and returns what became of each: applied, stale (the stored row is newer) or refused, with a code. Parents are applied before children.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.raise_alert(text, text, bigint, uuid, jsonb)
@@ -6702,6 +6848,16 @@ function penstock.submit_operation(uuid, text, bigint, text)
   settings: search_path=penstock, pg_temp
   body: sha256 1e61313d0b153580a81cd98ad10faeac
   comment: Notes the id that the provider gave an operation. Repeating it is no error.
+  grant to service_role: execute
+
+function penstock.sync_state(text)
+  arguments: p_schema text DEFAULT NULL::text
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 73153bbc7ea2e10a23f577174216183e
+  comment: The highest change number and the horizon of each synced table for the calling user, and the server's time. A device whose cursor is below the horizon pulls everything again.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.take_alerts()

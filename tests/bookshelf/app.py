@@ -20,7 +20,7 @@ def make_app() -> App:
     app = App(
         schema="bookshelf",
         sql=Path(__file__).parent / "sql",
-        writable_tables=["notes", "loans"],
+        writable_tables=["notes", "loans", "topics", "cards"],
         worker_functions={"next_page": None, "finish_page": "p_lease"},
     )
     _add_functions(app)

@@ -379,6 +379,7 @@ begin
   end if;
   delete from members where user_id = p_user_id;
   delete from profiles where user_id = p_user_id;
+  perform _erase_synced_rows(p_user_id);
   perform _clear_audit_details(null, p_user_id);
   delete from auth.users where id = p_user_id;
   perform _audit(null, 'user.erased', null, 'user:' || p_user_id);

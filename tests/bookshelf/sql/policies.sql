@@ -8,3 +8,9 @@ create policy members on bookshelf.jobs for select to authenticated using (tenan
 create policy service_reads on bookshelf.notes for select to service_role using (true);
 create policy service_reads on bookshelf.loans for select to service_role using (true);
 create policy service_reads on bookshelf.jobs for select to service_role using (true);
+create policy own_topics on bookshelf.topics for all to authenticated
+  using (user_id = (select auth.uid())) with check (user_id = (select auth.uid()));
+create policy service_reads on bookshelf.topics for select to service_role using (true);
+create policy own_cards on bookshelf.cards for all to authenticated
+  using (user_id = (select auth.uid())) with check (user_id = (select auth.uid()));
+create policy service_reads on bookshelf.cards for select to service_role using (true);

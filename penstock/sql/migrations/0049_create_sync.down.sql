@@ -1,0 +1,2 @@
+drop table penstock.sync_horizons;
+drop sequence penstock.change_seqs;
