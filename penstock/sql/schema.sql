@@ -4373,7 +4373,7 @@ function penstock._refusal_code(text, text, text)
   returns: text
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b1f8fd1e602385d2a4c60e5ffdacacf5
+  body: sha256 ceffe96c11c29ed0a7afe60ded6d8016
   comment: The code of a change that the database refused; null for an error that is not about the change.
   grant to authenticated: execute
   grant to service_role: execute

@@ -223,7 +223,7 @@ comment on function penstock._synced_tables(text) is
 create or replace function penstock._refusal_code(p_sqlstate text, p_detail text, p_constraint text)
 returns text language sql immutable set search_path = penstock, pg_temp as $$
   select case
-    when p_sqlstate like 'PT4%' then coalesce(p_detail::jsonb ->> 'code', 'refused')
+    when p_sqlstate like 'PT4%' then coalesce(substring(p_detail from '"code": "(\w+)"'), 'not_allowed')
     when p_sqlstate = '23503' then 'missing_parent'
     when p_sqlstate = '23505' then 'duplicate'
     when p_sqlstate = '23514' then p_constraint
