@@ -95,6 +95,14 @@ def test_serve_reports_a_busy_port_a_broken_app_and_an_unsafe_login_in_one_line(
         settings.settings.cache_clear()
 
 
+def test_accepted_connections_send_without_delay() -> None:
+    """Otherwise every response on a kept-alive connection takes 40 ms longer."""
+    with server.listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname()):
+        accepted, _ = listening.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 @pytest.mark.slow
 def test_serve_runs_until_sigterm(db: testing.Database, tmp_path: Path, eventually: Eventually) -> None:
     """The whole command: starts, answers with a key from the command line, and ends at SIGTERM."""
