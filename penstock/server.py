@@ -87,8 +87,8 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listening = socket.create_server((host, port), family=family, backlog=2048)
-        # asyncio does not recognize a socket without a protocol number as TCP. Without this option, which accepted
-        # connections inherit, Nagle's algorithm delays every response on a kept-alive connection by 40 ms.
+        # asyncio does not recognize a socket without a protocol number as TCP. Without this option, which
+        # accepted connections inherit, Nagle's algorithm delays responses on kept-alive connections by 40 ms.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return listening
     except OSError as error:

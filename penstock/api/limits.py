@@ -74,6 +74,10 @@ class Limits:
     tenant_per_second: float = 300
     """Average requests per second of one tenant, across all its keys and users."""
     tenant_burst: float = 600
+    bytes_per_request: int = 16 << 10
+    """Bytes of a request or response that count as one more request."""
+    refusals_per_second: float = 50
+    """Responses with status 429 that one tenant or address gets; the others wait their turn."""
     streams: int = 5000
     """Open event streams."""
     streams_per_caller: int = 200
@@ -137,12 +141,36 @@ class Rate:
             self._buckets[name] = min(self._burst, left + 1), at
 
 
+class Refusals:
+    """Spreads refusals over time: each tenant or address gets a limited number per second.
+
+    A client that repeats refused requests at once would otherwise keep the process busy with refusals alone.
+    A refusal that waits costs nothing but an open connection.
+    """
+
+    LONGEST_SECONDS = 20
+
+    def __init__(self, per_second: float) -> None:
+        self._seconds = 1 / per_second
+        self._next: OrderedDict[str, float] = OrderedDict()
+
+    def delay(self, name: str) -> float:
+        """Seconds that the next refusal waits; none if the last one was a while ago."""
+        now = time.monotonic()
+        at = min(max(now, self._next.pop(name, now)), now + self.LONGEST_SECONDS)
+        self._next[name] = at + self._seconds
+        if len(self._next) > Rate.MOST:
+            self._next.popitem(last=False)
+        return at - now
+
+
 class Rates:
     """The rate limits of callers and of their tenants."""
 
     def __init__(self, limits: Limits) -> None:
         self.callers = Rate(limits.per_second, limits.burst)
         self.tenants = Rate(limits.tenant_per_second, limits.tenant_burst)
+        self.refusals = Refusals(limits.refusals_per_second)
 
     def charge(self, caller: str, tenant: str, count: float) -> None:
         """Count a request as several: it was refused for a used-up share, or used much of one."""
@@ -179,21 +207,35 @@ async def read_body(request: Request, limits: Limits) -> bytes:
         if not hasattr(request.state, "flights"):
             # A dashboard within another application: nobody forgets the bytes later.
             flight.close()
+    weigh(request, size)
     return b"".join(parts)
 
 
 def _flight(request: Request) -> Flight:
     """The bytes of this request's body. `Observed` forgets them when the request ends."""
     flights: Flights = request.app.state.body_flights
-    caller = getattr(request.state, "caller", None)
-    if caller is None or caller.role == "anon":
-        tenant = name = f"nobody:{request.client.host if request.client else ''}"
-    else:
-        tenant, name = caller.share, caller.name
-    flight = Flight(flights, tenant, name)
+    flight = Flight(flights, *_tenant_and_caller(request))
     if hasattr(request.state, "flights"):
         request.state.flights.append(flight)
     return flight
+
+
+def weigh(request: Request, size: int) -> None:
+    """Count the bytes of a user's request or response as further requests: handling them takes time."""
+    limits: Limits = request.app.state.limits
+    caller = getattr(request.state, "caller", None)
+    if size > limits.bytes_per_request and (caller is None or caller.role != "service_role"):
+        tenant, name = _tenant_and_caller(request)
+        request.app.state.rates.charge(name, tenant, size / limits.bytes_per_request)
+
+
+def _tenant_and_caller(request: Request) -> tuple[str, str]:
+    """The names in shares and rate limits; for an anonymous request, the client's address."""
+    caller = getattr(request.state, "caller", None)
+    if caller is None or caller.role == "anon":
+        address = f"nobody:{request.client.host if request.client else ''}"
+        return address, address
+    return caller.share, caller.name
 
 
 def _too_large(limits: Limits) -> TooLarge:

@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.api import problems
 from penstock.api.callers import Callers
+from penstock.api.limits import Refusals
 from penstock.api.routes import PROBLEMS, identify
 from penstock.api.shares import Flight
 from penstock.contract import alerts, operations, webhooks, workers
@@ -39,6 +40,7 @@ router = APIRouter(tags=["health"])
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _READY_SECONDS = 3
+_REFUSED = 429
 _GONE = 499
 """Status in logs and metrics if the client disconnected before the response."""
 _OPEN: dict[str, Any] = {"security": []}
@@ -73,9 +75,10 @@ class Metrics:
 class Observed:
     """Middleware that gives every request an id, counts and logs it, and answers unexpected errors."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, refusals: Refusals) -> None:
         self._app = app
         self._metrics = metrics
+        self._refusals = refusals
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -93,6 +96,8 @@ class Observed:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status == _REFUSED:
+                    await asyncio.sleep(self._refusals.delay(_share(scope)))
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id
                 headers.setdefault("X-Content-Type-Options", "nosniff")
@@ -133,10 +138,19 @@ class Observed:
         )
 
 
+def _share(scope: Scope) -> str:
+    """The tenant or caller that a refusal counts for; without one, the client's address."""
+    caller = scope["state"].get("caller")
+    if caller is None or caller.role == "anon":
+        client = scope.get("client")
+        return f"nobody:{client[0] if client else ''}"
+    return caller.share
+
+
 def add_to(app: FastAPI) -> None:
     """Add request logs, metrics and health checks to the application."""
     app.state.metrics = Metrics()
-    app.add_middleware(Observed, metrics=app.state.metrics)
+    app.add_middleware(Observed, metrics=app.state.metrics, refusals=app.state.rates.refusals)
     app.include_router(router)
 
 

@@ -17,7 +17,7 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 
 from penstock.api.callers import Caller, Callers, shown
-from penstock.api.limits import Limits, Rate, Rates, read_body, read_json
+from penstock.api.limits import Limits, Rate, Rates, read_body, read_json, weigh
 from penstock.errors import Conflict, Forbidden, Invalid, Unauthenticated
 from penstock.postgres import db
 from penstock.types import Scope
@@ -147,7 +147,10 @@ class Route(APIRoute):
             async with callers.acting(caller, read_only=is_read, is_export=self.is_export) as conn:
                 request.state.conn = conn
                 if is_read:
-                    return _tagged(request, await handle(again))
+                    response = _tagged(request, await handle(again))
+                    if not self.is_export:
+                        weigh(request, len(response.body))
+                    return response
                 key = request.headers.get("idempotency-key")
                 if key is None or self.is_key_passed_on:
                     return await handle(again)
@@ -212,12 +215,12 @@ async def identify(
         raise
     if is_new:
         rate.give(anonymous)
+    request.state.caller = caller
     if caller.role != "service_role" or is_service_limited:
         rate.take(anonymous if caller.role == "anon" else caller.name)
     if caller.tenant is not None:
         rates: Rates = request.app.state.rates
         rates.tenants.take(caller.share)
-    request.state.caller = caller
     return caller
 
 

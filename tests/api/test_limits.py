@@ -16,7 +16,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from penstock import api, dashboard, testing
-from penstock.api.limits import Limits, read_json
+from penstock.api.limits import Limits, Refusals, read_json
 from penstock.errors import Invalid, TooLarge
 from penstock.settings import Settings
 from tests.api.conftest import SECRET, Person, Served, World, bearer, serving
@@ -163,6 +163,43 @@ def test_key_guessing_at_metrics_is_rate_limited(db: testing.Database, api_setti
         assert guesses == [401, 401, 401, 429, 429]
 
 
+def test_large_requests_count_as_several(db: testing.Database, api_settings: Settings) -> None:
+    """S44: bodies of 400 kB use up a caller's requests, so that they cannot keep the process busy."""
+    app = api.create(api_settings, limits=Limits(per_second=0.001, burst=20, tenant_burst=1000))
+    with TestClient(app) as client:
+        world = World(db, app, client)
+        person = world.join("ada")
+        text = json.dumps({"p_verb": "cancel", "p_subjects": [str(person.tenant)] * 10_000})
+
+        def call() -> int:
+            return client.post("/rest/v1/rpc/start_action", content=text, headers=person.headers).status_code
+
+        assert [call(), call()] == [200, 429]
+
+
+def test_refusals_of_a_tenant_are_spread_over_time() -> None:
+    """S44: a client that ignores Retry-After waits longer and longer; other clients do not wait."""
+    refusals = Refusals(per_second=10)
+    waits = [refusals.delay("tenant:a") for _ in range(300)]
+    assert waits[0] == 0
+    assert waits[5] == pytest.approx(0.5, abs=0.2)
+    assert waits[-1] == pytest.approx(Refusals.LONGEST_SECONDS, abs=0.2)
+    assert refusals.delay("tenant:b") == 0
+
+
+def test_refused_requests_wait_their_turn(db: testing.Database, api_settings: Settings) -> None:
+    """S44: the second refusal comes half a second after the first."""
+    app = api.create(api_settings, limits=Limits(per_second=0.001, burst=1, refusals_per_second=2))
+    with TestClient(app) as client:
+        world = World(db, app, client)
+        person = world.join("ada")
+        times: list[float] = []
+        for expected in (200, 429, 429):
+            assert client.get("/api/me", headers=person.headers).status_code == expected
+            times.append(time.monotonic())
+        assert times[2] - times[1] > 0.3
+
+
 # Over a real socket
 
 
@@ -256,7 +293,7 @@ def test_slow_request_uses_no_database_connection(
     db: testing.Database, api_settings: Settings, eventually: Eventually, how: str
 ) -> None:
     """S44: more slow clients than there are connections, and everybody else is answered at once."""
-    app = api.create(api_settings, limits=Limits(statement_seconds=5))
+    app = api.create(api_settings, limits=Limits(statement_seconds=5, bytes_per_request=1 << 30))
     with serving(app) as served, ExitStack() as open:
         world = World(db, app, None)  # pyright: ignore[reportArgumentType]
         ann = world.join("ann")

@@ -17,7 +17,7 @@ import structlog
 from fastapi import APIRouter, Request, Response
 
 from penstock.api.callers import ANON, Caller, Callers
-from penstock.api.limits import Limits, read_body, read_json
+from penstock.api.limits import Limits, read_body, read_json, weigh
 from penstock.api.rest import catalogue, preferences, queries, writing
 from penstock.api.rest.catalogue import Catalogue, Function, Relation
 from penstock.api.rest.errors import RestError, error_for, permission_denied, shortened
@@ -117,7 +117,9 @@ async def _answered(request: Request, answer: Callable[[Caller], Awaitable[Respo
         # Service credentials are not rate limited: workers share one and poll often.
         caller = await identify(request, is_service_limited=False)
         is_anon = caller.role == "anon"
-        return await answer(caller)
+        response = await answer(caller)
+        weigh(request, len(response.body))
+        return response
     except Exception as error:
         reported = error_for(error, is_anon=is_anon)
         if reported is None:
