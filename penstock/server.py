@@ -75,6 +75,8 @@ def run(settings: Settings, listening: socket.socket, *, app: App | None = None,
     gc.collect()
     gc.freeze()
     gc.set_threshold(5000, 20, 50)
+    # A thread that formats an export would otherwise stop the event loop for 5 ms at each of its turns.
+    sys.setswitchinterval(0.0005)
     config = uvicorn.Config(made, root_path=root_path, timeout_graceful_shutdown=20, **UVICORN_OPTIONS)
     server = uvicorn.Server(config)
     server.run([listening])

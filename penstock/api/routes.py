@@ -148,8 +148,7 @@ class Route(APIRoute):
                 request.state.conn = conn
                 if is_read:
                     response = _tagged(request, await handle(again))
-                    if not self.is_export:
-                        weigh(request, len(response.body))
+                    weigh(request, len(getattr(response, "body", b"")))
                     return response
                 key = request.headers.get("idempotency-key")
                 if key is None or self.is_key_passed_on:

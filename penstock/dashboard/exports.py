@@ -14,7 +14,7 @@ from penstock.sources.writers import cell, csv_writer
 
 MAX_ROWS = 10_000
 """Rows in a file."""
-PER_PAGE = 200
+PER_PAGE = 50
 """Rows read per query."""
 
 

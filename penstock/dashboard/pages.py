@@ -27,6 +27,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from penstock.api.callers import ANON, Caller, Callers, SessionToken, shown
+from penstock.api.limits import weigh
 from penstock.api.problems import is_from_postgres
 from penstock.api.routes import admitted
 from penstock.contract import costs, filters, tenants
@@ -199,7 +200,10 @@ class Page(APIRoute):
             request.state.conn = conn
             request.state.now = await db.value(conn, "_now")
             request.state.viewer = await load_viewer(conn, caller)
-            return await handle(request)
+            response = await handle(request)
+        if is_export:
+            weigh(request, len(getattr(response, "body", b"")))
+        return response
 
     @asynccontextmanager
     async def preparing(self, request: Request, caller: Caller) -> AsyncGenerator[None]:
