@@ -88,6 +88,7 @@ def _request(request: Request, function: Function, caller: Caller, body: bytes) 
         acting=partial(callers.acting, caller),
         service=partial(callers.acting, _SERVICE),
         storage=partial(storage_of, request),
+        address=request.client.host if request.client else None,
     )
 
 

@@ -49,6 +49,8 @@ class FunctionRequest:
     service: Callable[[], AbstractAsyncContextManager[db.Connection]] = field(repr=False)
     """The same as the service, which may do everything: check the caller first."""
     storage: Callable[[], Storage] = field(repr=False)
+    address: str | None = None
+    """The address that the request came from. Personal data: store it only where you have to."""
 
     @property
     def is_service(self) -> bool:

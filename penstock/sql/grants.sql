@@ -145,6 +145,7 @@ grant execute on function
   penstock.unkeep_artifact(uuid), penstock.record_audit(text, text, jsonb, uuid, uuid),
   penstock.define_setting(text, jsonb, text), penstock.get_setting(text),
   penstock.purge_tombstones(uuid, integer),
+  penstock.backpressure_delay(text, uuid, double precision),
   penstock.notify(uuid, text, text, jsonb),
   penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb),
   penstock.take_notifications(integer), penstock.end_notification(uuid, integer, text, text)

@@ -461,7 +461,9 @@ def test_every_table_of_patient_data_writes_its_audit_line(site: Site) -> None:
     for role in ("authenticated", "service_role"):
         [row] = site.db.execute(
             "select bool_or(has_table_privilege(%s, c.oid, 'insert, update, delete, truncate')) as any"
-            " from pg_class c where relnamespace = 'intake'::regnamespace and relkind in ('r', 'v')",
+            " from pg_class c where relnamespace = 'intake'::regnamespace and relkind in ('r', 'v')"
+            # Views of settings and providers: their triggers check the caller.
+            " and relname not in ('system_configuration', 'api_rate_limits')",
             [role],
         )
         assert row["any"] is False

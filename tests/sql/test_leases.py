@@ -272,6 +272,29 @@ class TestWithoutNumber:
             sql.value("complete_task", task_id=task["id"], worker_id=None, lease=task["lease"])
 
 
+def test_tasks_of_dead_workers_return_with_jitter(sql: Contract, clock: Clock) -> None:
+    """R3.1/configuration: the setting; 0, the default, is at once."""
+    clock.freeze()
+    sql.value("set_setting", name="reclaim_jitter_seconds", value=Jsonb(60))
+    sql.start(20)
+    assert len(sql.claim(20)) == 20
+    clock.advance(seconds=31)
+    assert sql.reclaim() == 20
+    waits = [
+        row["s"]
+        for row in sql.execute("select extract(epoch from until - penstock._now()) as s from penstock.parked")
+    ]
+    assert len(waits) == 20 and all(0 <= wait <= 60 for wait in waits) and len(set(waits)) > 10
+    clock.advance(seconds=60)
+    sql.upkeep()
+    assert {task["attempt"] for task in sql.claim(20)} == {2}
+    clock.advance(seconds=31)
+    sql.value("set_setting", name="reclaim_jitter_seconds", value=Jsonb(0))
+    assert sql.reclaim() == 20 and sql.one("select count(*) from penstock.parked") == 0
+    with sql.refused(422, "invalid_setting"):
+        sql.value("set_setting", name="reclaim_jitter_seconds", value=Jsonb(3601))
+
+
 class TestHeartbeat:
     def test_extends_the_lease(self, sql: Contract, clock: Clock) -> None:
         """R3.1/heartbeat: a task whose worker sends heartbeats is never reclaimed."""

@@ -548,6 +548,20 @@ class TestBackpressure:
         ]
         assert len(waits) == 50 and all(10 <= wait <= 30 for wait in waits) and len(set(waits)) > 25
 
+    def test_apps_read_the_delay(self, sql: Contract, clock: Clock) -> None:
+        """A provider without a delay of its own has the caller's default."""
+        clock.freeze()
+        provider(sql, requests_per_minute=10, backpressure_threshold=0.8, backpressure_delay_seconds=None)
+        read = f"select penstock.backpressure_delay('{NAME}', null, %s)"
+        sql.start(calls(9))
+        assert sql.one(read, 7) == 0
+        sql.claim(9)
+        assert (sql.one(read, 7), sql.one(read, None)) == (7, 0)
+        provider(sql, backpressure_delay_seconds=20)
+        assert sql.one(read, 7) == 20
+        with sql.refused(422, "unknown_provider"):
+            sql.value("backpressure_delay", provider="x/nowhere")
+
     def test_refuses_past_the_depth_limit(self, sql: Contract) -> None:
         provider(sql, depth_limit=10)
         sql.start(calls(8))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -216,6 +217,34 @@ class TestLimits:
         assert sql.value("reset_quota", tenant_id=sql.tenant, meter="thumbnails", reason="goodwill") == 15
         assert usage(sql, "thumbnails") == (0, 0)
         reserve(sql, thumbnails=15)
+
+    def test_a_pack_is_used_up_once(self, sql: Contract, clock: Clock) -> None:
+        """A pack does not renew itself: what a month used beyond its limit is gone, settled or not."""
+        clock.freeze(datetime(2031, 1, 10, tzinfo=UTC))
+        limit(sql, "pages", 100)
+        for number in (1, 2):
+            sql.value(
+                "add_allowance",
+                tenant_id=sql.tenant,
+                meter="pages",
+                amount=50,
+                source="purchase",
+                key=f"order-{number}",
+            )
+        lefts = [self.resolved(sql)["pages"]]
+        # The third month stays below its limit and uses nothing of the pack.
+        for is_settled, pages in ((True, 130), (False, 110), (True, 90), (True, 160)):
+            sql.value("commit_hold", hold_id=reserve(sql, pages=pages))
+            clock.advance(days=31)
+            if is_settled:
+                for _ in range(3):
+                    sql.execute("select penstock._settle_packs(penstock._now())")
+            lefts.append(self.resolved(sql)["pages"])
+        assert lefts == [200, 170, 160, 160, 100]
+        with sql.refused(429, "quota_exceeded"):
+            reserve(sql, pages=101)
+        used = sql.execute("select amount, used from penstock.allowances order by created_at, key")
+        assert [(row["amount"], row["used"]) for row in used] == [(50, 50), (50, 50)]
 
     def test_null_is_unlimited_and_zero_is_nothing(self, sql: Contract) -> None:
         sql.value("set_tenant_plan", tenant_id=sql.tenant, plan="free")
@@ -567,7 +596,8 @@ def test_one_function_adds_up_plan_limit_and_allowances(sql: Contract) -> None:
     rows = sql.execute("""
         select proname as name from pg_proc where pronamespace = 'penstock'::regnamespace
           and prosrc ~ '\\m(from|join) (penstock\\.)?allowances\\M' and prosrc ~ 'sum\\('""")
-    assert [row["name"] for row in rows] == ["_limits"]
+    # _limits calls _packs_left.
+    assert sorted(row["name"] for row in rows) == ["_limits", "_packs_left"]
 
 
 class TestUsage:

@@ -37,7 +37,13 @@ _TOKENS_PER_PAGE = 900
 SERVICE: tuple[Starter, ...] = ("service",)
 """Who may start these kinds: they take a file from their input."""
 
-app = App(tenant="intake", schema="intake", sql=Path(__file__).parent / "sql")
+app = App(
+    tenant="intake",
+    schema="intake",
+    sql=Path(__file__).parent / "sql",
+    # Views whose updates change settings and providers. For the service only.
+    writable_tables=("system_configuration", "api_rate_limits"),
+)
 
 
 class Scanned(BaseModel):

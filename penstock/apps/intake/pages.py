@@ -65,6 +65,28 @@ app.page(
     order="billing_cycle_start",
 )
 app.page(
+    "overview",
+    "Usage of all tenants",
+    source="usage_overview",
+    columns={
+        "billing_cycle_start": "Month",
+        "tenant": "Tenant",
+        "plan_type": "Plan",
+        "events": "Events",
+        "files_percent": "Files %",
+        "pages_percent": "Pages %",
+        "tokens_percent": "Tokens %",
+        "storage_percent": "Storage %",
+        "is_over_limit": "Over limit",
+        "warnings_sent": "Warnings",
+    },
+    key="id",
+    filters=["tenant", "plan_type"],
+    order="billing_cycle_start",
+    is_for_operators=True,
+    description="how much of its limits each tenant has used",
+)
+app.page(
     "queue",
     "Queue",
     source="job_queue",

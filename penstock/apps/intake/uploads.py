@@ -1,4 +1,5 @@
-"""The HTTP functions: `shell-file-processor-v3` takes files in, `audit-logger-v3` writes audit lines."""
+"""The HTTP functions: `shell-file-processor-v3` takes files in, `audit-logger-v3` writes audit lines, `plans`
+lists the plans."""
 
 from __future__ import annotations
 
@@ -108,7 +109,29 @@ async def audit_logger_v3(request: FunctionRequest) -> FunctionResponse:
     return FunctionResponse(201, json={"id": line})
 
 
+@app.function("plans", methods=["GET"], is_open=True)
+async def plans(request: FunctionRequest) -> FunctionResponse:
+    """The plans that are for sale, for everyone."""
+    statement = """\
+select to_jsonb(p) from intake.subscription_plans p where is_active order by sort_order, plan_type"""
+    async with request.service() as conn:
+        rows = await db.rows(conn, statement, ())
+    return FunctionResponse(json=[plan for (plan,) in rows])
+
+
 async def _begin(request: FunctionRequest, wanted: Begin) -> FunctionResponse:
+    try:
+        return FunctionResponse(json=await _begun(request, wanted))
+    except PenstockError as error:
+        if error.code == "quota_exceeded":
+            tenant_id = wanted.tenant_id or await request.tenant_id()
+            async with request.service() as conn:
+                noted = (tenant_id, error.details.get("meter", ""))
+                await db.rows(conn, "select intake.note_limit_hit(%s, %s)", noted)
+        raise
+
+
+async def _begun(request: FunctionRequest, wanted: Begin) -> dict[str, Any]:
     # As the platform stores them, so that the same request always finds the same upload.
     name, kind = content.clean_name(wanted.name), content.known(wanted.content_type)
     if not name:
@@ -120,6 +143,8 @@ async def _begin(request: FunctionRequest, wanted: Begin) -> FunctionResponse:
     made: dict[str, Any] = {}
     async with request.acting() as conn:
         [(file_id, tenant_id, artifact_id, status)] = await db.rows(conn, _BEGUN, arguments)
+        origin = (tenant_id, file_id, request.headers.get("user-agent"), request.address)
+        await db.rows(conn, "select intake.note_address(%s, %s, %s, %s)", origin)
         if status == "uploading":
             # The same key again: returns the upload that begin_shell_file began.
             upload = await artifacts.begin_upload(
@@ -137,7 +162,7 @@ async def _begin(request: FunctionRequest, wanted: Begin) -> FunctionResponse:
             )
             made["expires_in"] = int(storage.lifetime())
     made |= {"shell_file_id": file_id, "tenant_id": tenant_id, "status": status}
-    return FunctionResponse(200, json=made | {"artifact_id": artifact_id})
+    return made | {"artifact_id": artifact_id}
 
 
 async def _finish(request: FunctionRequest, file_id: UUID) -> None:

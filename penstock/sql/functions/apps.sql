@@ -107,6 +107,23 @@ comment on function penstock.record_audit(text, text, jsonb, uuid, uuid) is
   'Adds a line of an app to the audit log, in the transaction of the caller. Members of the tenant can read '
   'it; a line without a tenant is for the service only.';
 
+create or replace function penstock.backpressure_delay(
+  p_provider text, p_tenant_id uuid default null, p_default_seconds double precision default null)
+returns double precision language plpgsql stable security definer set search_path = penstock, pg_temp as $$
+declare
+  v_endpoint endpoints := _required_endpoint(p_provider, p_tenant_id);
+begin
+  if v_endpoint.backpressure_delay_seconds is null then
+    v_endpoint.backpressure_delay_seconds := p_default_seconds;
+  end if;
+  return case when _is_under_pressure(v_endpoint, _now()) then v_endpoint.backpressure_delay_seconds
+    else 0 end;
+end
+$$;
+comment on function penstock.backpressure_delay(text, uuid, double precision) is
+  'By how many seconds new tasks of a provider are delayed now: 0 below its backpressure_threshold. A '
+  'provider without a delay of its own uses p_default_seconds.';
+
 -- Settings of apps
 
 create or replace function penstock.define_setting(p_name text, p_value jsonb, p_comment text)

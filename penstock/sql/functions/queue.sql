@@ -223,8 +223,8 @@ begin
       array_fill('worker_lost'::text, array[cardinality(v_dead)]),
       array_fill(format('its worker died %s times', v_max_deaths), array[cardinality(v_dead)]));
   end if;
-  perform _return_tasks(array(
-    select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 < v_max_deaths), 1);
+  perform _return_lost_tasks(array(
+    select l from unnest(v_lost) as l where not l.is_canceled and l.deaths + 1 < v_max_deaths), v_now);
   perform _keep_canceled(array(select l from unnest(v_lost) as l where l.is_canceled));
   perform _settle(v_lost, false, null);
   return cardinality(v_lost);
@@ -243,6 +243,24 @@ end
 $$;
 comment on function penstock._return_tasks(penstock.leases[], integer) is
   'Requeues leased tasks at the front.';
+
+create or replace function penstock._return_lost_tasks(p_leases penstock.leases[], p_now timestamptz)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_jitter double precision := coalesce((_setting('reclaim_jitter_seconds'))::double precision, 0);
+begin
+  if v_jitter = 0 then
+    perform _return_tasks(p_leases, 1);
+    return;
+  end if;
+  insert into parked
+  select (_ready_to_parked(_lease_to_ready(l, 0, 1), p_now + make_interval(secs => random() * v_jitter),
+    'retry')).*
+  from unnest(p_leases) as l;
+end
+$$;
+comment on function penstock._return_lost_tasks(penstock.leases[], timestamptz) is
+  'Requeues the tasks of workers that died, each after up to reclaim_jitter_seconds.';
 
 create or replace function penstock._keep_canceled(p_leases penstock.leases[])
 returns void language sql set search_path = penstock, pg_temp as $$
@@ -276,6 +294,7 @@ begin
     return;
   end if;
   perform _lapse_weights();
+  perform _settle_packs(v_now);
   promoted := _promote(5000);
   perform _refuse_waiting();
   perform _end_operations();

@@ -47,12 +47,81 @@ $$;
 comment on function penstock._period(text, timestamptz) is
   'The period of a meter that contains this time, in UTC.';
 
+create or replace function penstock._packs_left(
+  p_tenant_id uuid, p_meter text, p_limit numeric, p_period date, p_at timestamptz)
+returns numeric language sql stable set search_path = penstock, pg_temp as $$
+  with packs as (
+    select sum(a.amount - a.used) as amount, min(a.settled_until) as since from allowances a
+    where a.tenant_id = p_tenant_id and a.meter = p_meter and a.source = 'purchase'
+      and (a.expires_on is null or a.expires_on >= (p_at at time zone 'utc')::date)
+  )
+  -- Ended periods that _settle_packs has not booked yet count here.
+  select greatest(0, coalesce(p.amount, 0) - coalesce((
+    select sum(greatest(0, c.used - p_limit)) from accounts c
+    where c.tenant_id = p_tenant_id and c.job_id is null and c.meter = p_meter
+      and c.period >= p.since and c.period < p_period), 0))
+  from packs p
+$$;
+comment on function penstock._packs_left(uuid, text, numeric, date, timestamptz) is
+  'What is left of the packs that a tenant bought, at the beginning of a period. A pack is used up once: '
+  'what a period used beyond its limit is gone.';
+
+create or replace function penstock._settle_packs(p_now timestamptz)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+declare
+  v_group record;
+  v_pack record;
+  v_over numeric;
+  v_next date;
+begin
+  -- The oldest period first: _limits counts those that are not settled yet with the limits of today.
+  for v_group in
+    select a.tenant_id, a.meter, min(a.settled_until) as period
+    from allowances a cross join lateral _period(a.meter, p_now) as p
+    where a.source = 'purchase' and a.used < a.amount and a.settled_until < p.starts
+    group by a.tenant_id, a.meter limit 100
+  loop
+    v_next := ((_period(v_group.meter, v_group.period::timestamp at time zone 'utc')).resets_at
+      at time zone 'utc')::date;
+    -- A second transaction waits for these rows, and then finds none of this period.
+    perform 1 from allowances a where a.tenant_id = v_group.tenant_id and a.meter = v_group.meter
+      and a.source = 'purchase' and a.settled_until = v_group.period order by a.id for no key update;
+    continue when not found;
+    v_over := _over_limit(v_group.tenant_id, v_group.meter, v_group.period, v_next);
+    for v_pack in
+      select a.id, a.amount - a.used as amount from allowances a
+      where a.tenant_id = v_group.tenant_id and a.meter = v_group.meter and a.source = 'purchase'
+        and a.settled_until = v_group.period order by a.created_at, a.id
+    loop
+      update allowances set used = used + least(v_over, v_pack.amount), settled_until = v_next
+      where id = v_pack.id;
+      v_over := v_over - least(v_over, v_pack.amount);
+    end loop;
+  end loop;
+end
+$$;
+comment on function penstock._settle_packs(timestamptz) is
+  'Takes what an ended period used beyond its limit from the packs that the tenant bought, the oldest first.';
+
+create or replace function penstock._over_limit(
+  p_tenant_id uuid, p_meter text, p_period date, p_next date)
+returns numeric language sql stable set search_path = penstock, pg_temp as $$
+  with ended as (select (p_next::timestamp at time zone 'utc') - interval '1 second' as at)
+  select coalesce(greatest(0, c.used - (l.amount
+    - _packs_left(p_tenant_id, p_meter, l.amount, p_period, e.at))), 0)
+  from ended e
+  left join accounts c on c.tenant_id = p_tenant_id and c.job_id is null and c.meter = p_meter
+    and c.period = p_period
+  left join lateral _limits(p_tenant_id, e.at) as l on l.meter = p_meter
+$$;
+comment on function penstock._over_limit(uuid, text, date, date) is
+  'What the oldest period that is not settled used beyond the limit without packs. 0 without a limit.';
+
 create or replace function penstock._limits(p_tenant_id uuid, p_at timestamptz)
 returns table (meter text, amount numeric, mode text, period date, resets_at timestamptz)
 language sql stable set search_path = penstock, pg_temp as $$
-  select m.name, x.base + coalesce((
-      select sum(a.amount) from allowances a where a.tenant_id = t.id and a.meter = m.name
-        and (a.expires_on is null or a.expires_on >= (p_at at time zone 'utc')::date)), 0),
+  select m.name, x.base + g.granted + case when g.has_packs
+      then _packs_left(t.id, m.name, x.base + g.granted, p.starts, p_at) else 0 end,
     m.mode, p.starts, p.resets_at
   from tenants t cross join meters m
   left join plans l on l.name = _plan(t, p_at)
@@ -60,6 +129,11 @@ language sql stable set search_path = penstock, pg_temp as $$
   cross join lateral (select case when o.meter is not null then o.amount
     else (l.limits ->> m.name)::numeric end as base) as x
   cross join lateral _period(m.name, p_at) as p
+  cross join lateral (
+    select coalesce(sum(a.amount) filter (where a.source = 'override'), 0) as granted,
+      coalesce(bool_or(a.source = 'purchase'), false) as has_packs
+    from allowances a where a.tenant_id = t.id and a.meter = m.name
+      and (a.expires_on is null or a.expires_on >= (p_at at time zone 'utc')::date)) as g
   where t.id = p_tenant_id and x.base is not null
 $$;
 comment on function penstock._limits(uuid, timestamptz) is
@@ -238,8 +312,10 @@ begin
       coalesce(p_amount::text, 'null')), '{"field": "p_amount"}');
   end if;
   perform _check_time(p_expires_on::timestamp at time zone 'utc', 'p_expires_on');
-  insert into allowances (tenant_id, meter, amount, expires_on, source, reason, key, created_at)
-  values (p_tenant_id, p_meter, p_amount, p_expires_on, p_source, left(p_reason, 1000), p_key, _now())
+  insert into allowances (tenant_id, meter, amount, expires_on, source, reason, key, created_at,
+    settled_until)
+  values (p_tenant_id, p_meter, p_amount, p_expires_on, p_source, left(p_reason, 1000), p_key, _now(),
+    (_period(p_meter, _now())).starts)
   on conflict (tenant_id, key) where key is not null do nothing returning id into v_id;
   if v_id is null then
     select id into v_id from allowances where tenant_id = p_tenant_id and key = p_key and meter = p_meter

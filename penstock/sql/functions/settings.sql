@@ -10,6 +10,8 @@ insert into penstock.settings (name, value, comment) values
   ('maintenance', 'false', 'While true, no task is claimed; running tasks end normally.'),
   ('lease_seconds', '30', 'How long a lease lasts without a heartbeat.'),
   ('max_deaths', '3', 'A task whose worker dies this many times becomes a dead letter.'),
+  ('reclaim_jitter_seconds', '0',
+    'Tasks of a worker that died start again after a random time of at most this; 0: at once.'),
   ('max_input_bytes', '262144', 'Maximum size of a task''s input and of a job''s params.'),
   ('max_output_bytes', '262144', 'Maximum size of a task''s output in the database.'),
   ('max_tasks_per_call', '100000', 'Maximum number of tasks that one call may add.'),
@@ -39,7 +41,7 @@ declare
   v_max bigint := case p_name when 'lease_seconds' then 86400
     when 'retention_days' then 36500 when 'max_key_days' then 36500
     when 'session_hours' then 8760 when 'session_idle_minutes' then 525600
-    when 'audit_retention_days' then 36500
+    when 'audit_retention_days' then 36500 when 'reclaim_jitter_seconds' then 3600
     else 2000000000 end;
 begin
   select value into v_old from settings where name = p_name for update;
@@ -71,7 +73,7 @@ begin
       format('%s must be an integer between %s and %s (got %s)', p_name, v_min, v_max,
         left(p_value::text, 100)));
   end if;
-  update settings set value = p_value where name = p_name;
+  update settings set value = p_value, changed_at = _now() where name = p_name;
   perform _audit(null, 'setting.changed', null, 'setting:' || p_name,
     jsonb_build_object('from', v_old, 'to', p_value));
 end

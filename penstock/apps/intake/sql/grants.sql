@@ -8,14 +8,20 @@ grant select on intake.usage_warnings, intake.subscription_plans, intake.user_us
   intake.usage_events to authenticated, service_role;
 grant select on intake.file_list, intake.fact_list, intake.patient_list, intake.patient_trail
 to authenticated, service_role;
-grant select on intake.job_queue to service_role;
+grant select on intake.upload_addresses to authenticated, service_role;
+grant select on intake.job_queue, intake.usage_overview to service_role;
+-- Updates call set_setting and set_provider.
+grant select, update on intake.system_configuration, intake.api_rate_limits to service_role;
 -- For the view.
-grant execute on function intake._job_id(bigint), intake._job_types() to service_role;
+grant execute on function intake._job_id(bigint), intake._job_types(), intake._configuration() to service_role;
 grant execute on function
   intake.has_profile_access(uuid),
   intake.add_patient(text, uuid),
+  intake.ai_jobs(uuid, date),
+  intake.shows_upgrades(),
   intake.begin_shell_file(text, text, bigint, uuid, text, integer, uuid),
   intake.get_user_usage_status(uuid),
+  intake.note_address(uuid, uuid, text, text),
   intake.record_consent(uuid, boolean),
   intake.track_shell_file_upload_usage(uuid, uuid, bigint, integer)
 to authenticated, service_role;
@@ -34,6 +40,7 @@ grant execute on function
   intake.log_audit_event(text, text, text, jsonb, jsonb, text, text, uuid),
   intake.may_process(uuid, uuid),
   intake.note_ai_start(uuid, uuid, uuid),
+  intake.note_limit_hit(uuid, text),
   intake.reject_upload(uuid, uuid, text, text),
   intake.set_feature(text, boolean),
   intake.settle_file(uuid, uuid),

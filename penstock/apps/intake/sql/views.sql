@@ -7,7 +7,7 @@ select p.name as plan_type, p.title as display_name, p.comment as description,
   (p.limits ->> 'tokens')::bigint as ai_tokens_limit,
   round((p.limits ->> 'bytes')::numeric / 1048576, 2) as storage_limit_mb,
   round(p.price * 100)::integer as monthly_price_cents, to_jsonb(p.features) as features, p.is_active,
-  p.position as sort_order
+  p.position as sort_order, md5('intake.plan:' || p.name)::uuid as id
 from penstock.plans p;
 comment on view intake.subscription_plans is 'Plans with their monthly limits. A null limit is no limit.';
 
@@ -26,7 +26,11 @@ select md5('intake.usage:' || t.id || m.starts)::uuid as id, t.id as profile_id,
   coalesce(u.files >= l.files, false) or coalesce(u.pages >= l.pages, false)
     or coalesce(u.tokens >= l.tokens, false) or coalesce(s.used >= l.bytes, false) as is_over_limit,
   (select count(*) from intake.usage_warnings w where w.tenant_id = t.id and w.period = m.starts)::integer
-    as warnings_sent
+    as warnings_sent,
+  intake.ai_jobs(t.id, m.starts) as ai_processing_jobs,
+  intake.shows_upgrades() and (coalesce(u.files >= l.files, false) or coalesce(u.pages >= l.pages, false)
+    or coalesce(u.tokens >= l.tokens, false) or coalesce(s.used >= l.bytes, false)) as upgrade_required,
+  m.starts::timestamp at time zone 'utc' as created_at, u.updated_at
 from penstock.tenants t
 join lateral (select distinct a.period as starts from penstock.accounts a
   where a.tenant_id = t.id and a.job_id is null and a.meter in ('files', 'pages', 'tokens', 'minutes')) as m
@@ -35,7 +39,10 @@ cross join lateral (
   select max(a.used) filter (where a.meter = 'files') as files,
     max(a.used) filter (where a.meter = 'pages') as pages,
     max(a.used) filter (where a.meter = 'tokens') as tokens,
-    max(a.used) filter (where a.meter = 'minutes') as minutes
+    max(a.used) filter (where a.meter = 'minutes') as minutes,
+    (select max(e.at) from penstock.usage_events e where e.tenant_id = t.id
+      and e.at >= m.starts::timestamp at time zone 'utc'
+      and e.at < (m.starts + interval '1 month') at time zone 'utc') as updated_at
   from penstock.accounts a where a.tenant_id = t.id and a.job_id is null and a.period = m.starts
     and a.meter in ('files', 'pages', 'tokens', 'minutes')) as u
 left join penstock.accounts s on s.tenant_id = t.id and s.job_id is null and s.meter = 'bytes'
@@ -53,12 +60,14 @@ select 'usage:' || e.id as id, e.tenant_id as profile_id,
   case when e.details ? 'would_have_blocked' then 'limit_hit' when e.action = 'artifact' then 'storage_used'
     when e.action like 'ai\_queue\_pass%' then 'ai_processing_completed' else e.action end as event_type,
   e.units as metrics, coalesce((e.details ->> 'shell_file_id')::uuid, f.id, g.id) as shell_file_id, e.job_id,
-  null::text as user_agent, null::inet as ip_address, e.at as created_at
+  h.user_agent, h.ip_address, e.at as created_at
 from penstock.usage_events e
 left join intake.shell_files f on f.files_hold_id = e.hold_id
 left join intake.shell_files g on g.pages_hold_id = e.hold_id
+left join intake.upload_addresses h on e.action = 'shell_file_uploaded' and h.tenant_id = f.tenant_id
+  and h.shell_file_id = f.id
 where e.action in ('shell_file_uploaded', 'shell_file_processed', 'ai_processing_started',
-    'ai_processing_completed', 'page_extracted', 'artifact')
+    'ai_processing_completed', 'page_extracted', 'limit_hit', 'artifact')
   or e.action like 'ai\_queue\_pass%'
 union all
 select 'plan:' || p.id, p.tenant_id,
@@ -86,10 +95,12 @@ select intake._job_id(t.id) as id, t.kind as job_type, coalesce(j.params ->> 'jo
   d.died_at as dead_letter_at, l.retry_count,
   case when l.error_code is not null
     then jsonb_build_object('code', l.error_code, 'message', l.error_message) end as error_details,
-  l.output as job_result, t.created_at, coalesce(l.finished_at, l.started_at, t.created_at) as updated_at
+  l.output as job_result, t.created_at, coalesce(l.finished_at, l.started_at, t.created_at) as updated_at,
+  coalesce(t.max_attempts, k.max_attempts, 3) - 1 as max_retries
 from penstock.tasks t
 join penstock.jobs j on j.id = t.job_id
 join penstock.task_list l on l.job_id = t.job_id and l.id = t.id
+left join penstock.kinds k on k.name = t.kind
 left join penstock.leases e on e.task_id = t.id
 left join penstock.dead_letters d on d.tenant_id = t.tenant_id and d.job_id = t.job_id and d.task_id = t.id
 where t.kind = any (intake._job_types());
@@ -97,7 +108,64 @@ comment on view intake.job_queue is
   'Tasks of the twelve types as the seed''s queue: its ids, statuses and priorities. heartbeat_at is when '
   'the worker''s right ends without another heartbeat.';
 
+create or replace view intake.system_configuration with (security_invoker = true) as
+select coalesce(c.config_key, s.name) as config_key,
+  case when x.is_sensitive then null else s.value #>> '{}' end as config_value,
+  coalesce(c.config_type, case jsonb_typeof(s.value) when 'boolean' then 'boolean' else 'system' end)
+    as config_type,
+  s.comment as description, x.is_sensitive, s.changed_at as updated_at
+from penstock.settings s
+left join intake._configuration() as c on c.setting = s.name
+cross join lateral (select s.name ~ '(secret|password|token|credential|api_key)' as is_sensitive) as x
+where c.config_key is not null or s.name like 'intake.%';
+comment on view intake.system_configuration is
+  'Settings by their old keys. The service changes config_value. Values of secrets are not shown.';
+create or replace trigger set_configuration instead of update on intake.system_configuration
+  for each row execute function intake._set_configuration();
+
+create or replace view intake.api_rate_limits with (security_invoker = true) as
+select md5('intake.endpoint:' || e.id)::uuid as id, e.provider as provider_name, e.endpoint as api_endpoint,
+  e.requests_per_minute, e.requests_per_hour, e.tokens_per_minute, e.tokens_per_hour,
+  e.concurrency as concurrent_requests, coalesce(m.requests, 0)::bigint as current_requests_minute,
+  coalesce(h.requests, m.requests, 0)::bigint as current_requests_hour,
+  coalesce(m.tokens, 0)::bigint as current_tokens_minute,
+  coalesce(h.tokens, m.tokens, 0)::bigint as current_tokens_hour,
+  (select count(*) from penstock.lanes l join penstock.leases y on y.lane_id = l.id and y.is_gated
+    where l.provider = e.name and l.tenant_id is null)
+    + (select count(*) from penstock.calls c where c.endpoint_id = e.id and c.expires_at > penstock.clock())
+    + (select count(*) from penstock.operations o where o.endpoint_id = e.id and o.has_place
+      and o.status in ('pending', 'processing')) as active_requests,
+  to_timestamp(m.oldest * 0.25 + 60.75) as minute_reset_at, to_timestamp(h.oldest * 60 + 3661) as hour_reset_at,
+  e.backpressure_threshold, e.backpressure_delay_seconds, e.depth_limit as queue_depth_limit, e.status,
+  s.refused_at as last_rate_limit_hit, s.refusals as rate_limit_violations, e.changed_at as created_at,
+  e.changed_at as updated_at
+from penstock.endpoints e join penstock.endpoint_states s on s.endpoint_id = e.id
+cross join lateral (select extract(epoch from penstock.clock()) as epoch) as n
+-- The windows slide: a slot of 250 ms counts for a minute after it ends, a slot of a minute for an hour.
+cross join lateral (select sum(p.requests) as requests, sum(p.tokens) as tokens, min(p.slot) as oldest
+  from penstock.spent p where p.endpoint_id = e.id and p.width = 1
+    and p.slot > floor(4 * (n.epoch - 60.75))::bigint) as m
+cross join lateral (select sum(p.requests) as requests, sum(p.tokens) as tokens, min(p.slot) as oldest
+  from penstock.spent p where p.endpoint_id = e.id and p.width = 60 and p.slot * 60 + 3661 > n.epoch) as h
+where e.tenant_id is null;
+comment on view intake.api_rate_limits is
+  'Limits of the providers for all tenants, and what of them is used now. The service changes limits and status.';
+create or replace trigger set_rate_limit instead of update on intake.api_rate_limits
+  for each row execute function intake._set_rate_limit();
+
 -- For the pages of the dashboard
+
+create or replace view intake.usage_overview with (security_invoker = true) as
+select u.id, t.name as tenant, u.profile_id, u.plan_type, u.billing_cycle_start,
+  (select count(*) from intake.usage_events e where e.profile_id = u.profile_id
+    and e.created_at >= u.billing_cycle_start and e.created_at < u.billing_cycle_end) as events,
+  round(100.0 * u.shell_files_uploaded / nullif(u.shell_files_limit, 0), 1) as files_percent,
+  round(100.0 * u.total_pages_processed / nullif(u.pages_limit, 0), 1) as pages_percent,
+  round(100.0 * u.ai_tokens_used / nullif(u.ai_tokens_limit, 0), 1) as tokens_percent,
+  round(100.0 * u.storage_used_mb / nullif(u.storage_limit_mb, 0), 1) as storage_percent,
+  u.is_over_limit, u.warnings_sent
+from intake.user_usage_tracking u join penstock.tenants t on t.id = u.profile_id;
+comment on view intake.usage_overview is 'The usage of each tenant and month as percentages, for operators.';
 
 create or replace view intake.file_list with (security_invoker = true) as
 select f.tenant_id, f.id, f.name, f.status, f.pages, f.patient_id, f.job_id, f.artifact_id, f.created_at,

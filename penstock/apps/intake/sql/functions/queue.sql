@@ -53,6 +53,8 @@ declare
   v_job_id uuid;
   v_task_id bigint;
   v_tokens text := coalesce(job_payload ->> 'estimated_tokens', '1000');
+  v_tenant_id uuid;
+  v_delay double precision := 0;
 begin
   if job_type is null or job_type <> all (intake._job_types()) then
     perform penstock.refuse(422, 'invalid_job_type', format('job_type must be one of %s (got %L)',
@@ -67,13 +69,22 @@ begin
       'priority must be between 0 and 10 and estimated_tokens a whole number (got %s and %L)',
       coalesce(priority::text, 'null'), left(v_tokens, 50)));
   end if;
+  v_tenant_id := intake._tenant_of_payload(job_payload);
+  if job_type like 'ai\_queue\_%' then
+    v_delay := penstock.backpressure_delay(penstock.get_setting('intake.queue_provider') #>> '{}', v_tenant_id,
+      (penstock.get_setting('intake.backpressure_delay_seconds'))::double precision);
+    -- With jitter, so that delayed jobs do not start at one moment.
+    v_delay := v_delay + random() * least(v_delay * 0.5, 30);
+  end if;
   v_job_id := penstock.start_job(job_type,
     jsonb_build_object('job_name', job_name, 'job_category', job_category),
     jsonb_build_array(jsonb_build_object('kind', job_type, 'key', 'job',
       'input', job_payload || jsonb_build_object('estimated_tokens', v_tokens::bigint))),
     -- The seed runs the highest priority first, Penstock the lowest.
-    jsonb_strip_nulls(jsonb_build_object('tenant_id', intake._tenant_of_payload(job_payload),
-      'priority', 10 - priority, 'run_at', scheduled_at)));
+    jsonb_strip_nulls(jsonb_build_object('tenant_id', v_tenant_id, 'priority', 10 - priority,
+      'run_at', case when v_delay > 0
+        then coalesce(scheduled_at, penstock.clock()) + make_interval(secs => v_delay)
+        else scheduled_at end)));
   select t.id into v_task_id from penstock.tasks t where t.job_id = v_job_id;
   return intake._job_id(v_task_id);
 end
@@ -94,9 +105,11 @@ comment on function intake.claim_next_job_v3(text, text[]) is
 create or replace function intake.update_job_heartbeat(p_job_id uuid, p_worker_id text)
 returns boolean language plpgsql security definer set search_path = intake, pg_temp as $$
 begin
-  return coalesce(penstock.heartbeat_task(intake._task_id(p_job_id), p_worker_id), false);
-exception when sqlstate 'PT410' or sqlstate 'PT404' or sqlstate 'PT422' then
-  return false;
+  -- The whole timeout counts from each heartbeat.
+  return intake._task_id(p_job_id) is not null and p_worker_id is not null and not exists (
+    select from penstock.heartbeat_tasks(p_worker_id,
+      jsonb_build_array(jsonb_build_object('id', intake._task_id(p_job_id))),
+      (penstock.get_setting('intake.timeout_seconds'))::integer));
 end
 $$;
 comment on function intake.update_job_heartbeat(uuid, text) is

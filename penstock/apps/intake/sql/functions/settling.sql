@@ -137,6 +137,7 @@ declare
   v_file record;
   v_count integer := 0;
 begin
+  delete from intake.upload_addresses where created_at < penstock.clock() - interval '30 days';
   -- Each row is checked again under its lock.
   for v_file in
     select f.tenant_id, f.id, f.status from intake.shell_files f
@@ -159,8 +160,8 @@ begin
 end
 $$;
 comment on function intake.sweep_files(integer) is
-  'Ends files whose job ended without its last task, and uploads whose content never came. Called every '
-  'minute.';
+  'Ends files whose job ended without its last task, and uploads whose content never came, and deletes '
+  'addresses after 30 days. Called every minute.';
 
 create or replace function intake.store_result(
   p_tenant_id uuid, p_id uuid, p_pass text, p_job_id uuid, p_summary jsonb, p_artifact_id uuid default null,

@@ -122,7 +122,7 @@ begin
   v_tokens := penstock.get_usage_status(v_tenant_id) #> '{usage,tokens}';
   perform intake._warn_limits(v_tenant_id);
   return jsonb_build_object('ai_tokens_used', v_tokens -> 'used', 'ai_tokens_limit', v_tokens -> 'limit',
-    'ai_processing_jobs', intake._ai_jobs(v_tenant_id, penstock.clock()),
+    'ai_processing_jobs', intake.ai_jobs(v_tenant_id, (penstock.clock() at time zone 'utc')::date),
     'over_limit', coalesce((v_tokens ->> 'used')::numeric >= (v_tokens ->> 'limit')::numeric, false));
 end
 $$;
@@ -130,16 +130,23 @@ comment on function intake.track_ai_processing_usage(uuid, uuid, bigint, numeric
   'Counts the tokens and minutes of a job, once per job. For workers that report themselves; the app''s own '
   'tasks report each call.';
 
-create or replace function intake._ai_jobs(p_tenant_id uuid, p_at timestamptz)
+create or replace function intake.ai_jobs(p_tenant_id uuid, p_month date)
 returns integer language sql stable security definer set search_path = intake, pg_temp as $$
   select count(distinct coalesce(e.details ->> 'job_id', e.job_id::text))::integer
   from penstock.usage_events e
-  where e.tenant_id = p_tenant_id
-    and e.at >= date_trunc('month', p_at at time zone 'utc') at time zone 'utc'
-    and e.at < (date_trunc('month', p_at at time zone 'utc') + interval '1 month') at time zone 'utc'
+  where e.tenant_id = p_tenant_id and penstock.is_member(p_tenant_id)
+    and e.at >= date_trunc('month', p_month::timestamp) at time zone 'utc'
+    and e.at < (date_trunc('month', p_month::timestamp) + interval '1 month') at time zone 'utc'
     and (e.action = 'ai_processing_completed' or e.action like 'ai\_queue\_pass%')
 $$;
-comment on function intake._ai_jobs(uuid, timestamptz) is 'The number of jobs with AI passes in a UTC month.';
+comment on function intake.ai_jobs(uuid, date) is
+  'The number of jobs with AI passes in a UTC month, for members of the tenant and the service.';
+
+create or replace function intake.shows_upgrades()
+returns boolean language sql stable security definer set search_path = intake, pg_temp as $$
+  select intake._flag('upgrade_prompts_enabled')
+$$;
+comment on function intake.shows_upgrades() is 'Whether a tenant over a limit is told to upgrade.';
 
 create or replace function intake._warn_limits(p_tenant_id uuid)
 returns integer language plpgsql security definer set search_path = intake, pg_temp as $$
@@ -173,6 +180,17 @@ end
 $$;
 comment on function intake._warn_limits(uuid) is
   'Notifies a tenant at 80 and at 100 % of a limit, once per period. Returns the number of warnings.';
+
+create or replace function intake.note_limit_hit(p_tenant_id uuid, p_meter text)
+returns void language sql security definer set search_path = intake, pg_temp as $$
+  -- One event an hour tells as much as one for every attempt.
+  select penstock.record_usage('{}', p_tenant_id => p_tenant_id, p_action => 'limit_hit',
+    p_options => jsonb_build_object(
+      'key', format('intake.limit_hit:%s:%s', p_meter, date_trunc('hour', penstock.clock() at time zone 'utc')),
+      'details', jsonb_build_object('meter', p_meter)))
+$$;
+comment on function intake.note_limit_hit(uuid, text) is
+  'Notes that an upload was refused over a limit, at most once an hour for each meter.';
 
 create or replace function intake.set_feature(p_name text, p_is_on boolean)
 returns void language plpgsql security definer set search_path = intake, pg_temp as $$

@@ -1,0 +1,3 @@
+alter table penstock.settings drop column changed_at;
+drop index penstock.allowances_open;
+alter table penstock.allowances drop column settled_until, drop column used;
