@@ -222,6 +222,10 @@ table penstock.allowances
   column reason: text
   column key: text
   column created_at: timestamp with time zone not null
+  column used: numeric not null default 0
+  column settled_until: date not null default '1970-01-01'::date
+  comment on column used: How much of a purchase ended periods have used up. The current period is not included.
+  comment on column settled_until: Periods of the meter before this day are included in used.
   constraint allowances_amount_check: CHECK ((amount > (0)::numeric))
   constraint allowances_check: CHECK (((source <> 'override'::text) OR (expires_on IS NOT NULL)))
   constraint allowances_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
@@ -230,8 +234,10 @@ table penstock.allowances
   constraint allowances_reason_check: CHECK ((length(reason) <= 1000))
   constraint allowances_source_check: CHECK ((source = ANY (ARRAY['override'::text, 'purchase'::text])))
   constraint allowances_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  constraint allowances_used_check: CHECK ((used >= (0)::numeric))
   index allowances_key: CREATE UNIQUE INDEX allowances_key ON penstock.allowances USING btree (tenant_id, key) WHERE (key IS NOT NULL)
   index allowances_meter: CREATE INDEX allowances_meter ON penstock.allowances USING btree (meter)
+  index allowances_open: CREATE INDEX allowances_open ON penstock.allowances USING btree (settled_until) WHERE ((source = 'purchase'::text) AND (used < amount))
   index allowances_tenant: CREATE INDEX allowances_tenant ON penstock.allowances USING btree (tenant_id, meter)
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
@@ -1556,6 +1562,8 @@ table penstock.settings
   column name: text not null
   column value: jsonb not null
   column comment: text not null
+  column changed_at: timestamp with time zone
+  comment on column changed_at: When an operator last changed it; null: never.
   constraint settings_pkey: PRIMARY KEY (name)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
@@ -3633,7 +3641,7 @@ function penstock._limits(uuid, timestamp with time zone)
   returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f176636ca486abef18cdf09a2197e746
+  body: sha256 3da834c8ff8e24079eb259ebe4d970b2
   comment: The effective limits of a tenant: its own limit or that of its plan, plus its allowances. Every check uses this function. A meter without a row is not limited.
 
 function penstock._limits_waited_for(uuid[])
@@ -3998,6 +4006,14 @@ function penstock._output_value(jsonb)
   body: sha256 a9fed12deebe0ea210155cdeee482340
   comment: An output without the flag for cleaned text.
 
+function penstock._over_limit(uuid, text, date, date)
+  arguments: p_tenant_id uuid, p_meter text, p_period date, p_next date
+  returns: numeric
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b7ba0b6cf8aea5d553af9be7a0a967fd
+  comment: What the oldest period that is not settled used beyond the limit without packs. 0 without a limit.
+
 function penstock._own_hosts(penstock.endpoints)
   arguments: p_endpoint penstock.endpoints
   returns: text[]
@@ -4020,6 +4036,14 @@ function penstock._own_tenant()
   settings: search_path=penstock, pg_temp
   body: sha256 2c715bf8d8736450bb82e510e8fbd081
   comment: The tenant that a call acts for if it names none: the caller's own, or the only one.
+
+function penstock._packs_left(uuid, text, numeric, date, timestamp with time zone)
+  arguments: p_tenant_id uuid, p_meter text, p_limit numeric, p_period date, p_at timestamp with time zone
+  returns: numeric
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9fdd30f38272ffc5d1ee869a75baf7f9
+  comment: What is left of the packs that a tenant bought, at the beginning of a period. A pack is used up once: what a period used beyond its limit is gone.
 
 function penstock._parent_key()
   returns: penstock.api_keys
@@ -4616,6 +4640,14 @@ function penstock._retry_parked(text, integer[], timestamp with time zone)
   body: sha256 7a49eb359c771497d8e7d7af32003567
   comment: Makes the tasks of these lanes that wait for a limit or a price due at a given time.
 
+function penstock._return_lost_tasks(penstock.leases[], timestamp with time zone)
+  arguments: p_leases penstock.leases[], p_now timestamp with time zone
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fe6107ec8d11c6ab98256273f06fd1f2
+  comment: Requeues the tasks of workers that died, each after up to reclaim_jitter_seconds.
+
 function penstock._return_tasks(penstock.leases[], integer)
   arguments: p_leases penstock.leases[], p_deaths integer
   returns: void
@@ -4737,6 +4769,14 @@ function penstock._settle_late(penstock.operations, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 a856a7e568559f6824c4bd3530cc047c
   comment: Notes and charges a late success that no task uses any more.
+
+function penstock._settle_packs(timestamp with time zone)
+  arguments: p_now timestamp with time zone
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5ad38f17f4648d88a1c7ec83af49e662
+  comment: Takes what an ended period used beyond its limit from the packs that the tenant bought, the oldest first.
 
 function penstock._settle_parents(uuid[], bigint[])
   arguments: p_jobs uuid[], p_parents bigint[], OUT deltas penstock.phase_delta[], OUT freed penstock.ready[]
@@ -5121,7 +5161,7 @@ function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 94a271de413bbb60d64707fba45868d4
+  body: sha256 816d1bf81857efa9b171fd6f5cf0ed30
   comment: Raises a tenant's limit of a meter: an override until p_expires_on (inclusive), or a purchase. The same p_key counts once.
   grant to service_role: execute
 
@@ -5178,6 +5218,15 @@ function penstock.backlog()
   settings: search_path=penstock, pg_temp
   body: sha256 af3d6fa96a11f10279e20a3020e812cb
   comment: Per lane: waiting tasks, running tasks, and the age of the next task. Read by autoscalers.
+  grant to service_role: execute
+
+function penstock.backpressure_delay(text, uuid, double precision)
+  arguments: p_provider text, p_tenant_id uuid DEFAULT NULL::uuid, p_default_seconds double precision DEFAULT NULL::double precision
+  returns: double precision
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c490976d4becabdbd82e9af2a71c401b
+  comment: By how many seconds new tasks of a provider are delayed now: 0 below its backpressure_threshold. A provider without a delay of its own uses p_default_seconds.
   grant to service_role: execute
 
 function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
@@ -6267,7 +6316,7 @@ function penstock.reclaim_stale_tasks()
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a867fee037ca274fe0c3ffa561514b9e
+  body: sha256 3dd76d7d0290a938cb001cc54801202d
   comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
   grant to service_role: execute
 
@@ -6763,7 +6812,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c68cedfbb05f1304005f71f24ec9ca55
+  body: sha256 c8b4a24389a4cec58c81ebc0656d6908
   comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 
@@ -6982,7 +7031,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 241392bd2b45fbaff320756427bce24a
+  body: sha256 306edc621d78cf0a97784f10c1aeb41a
   comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, moves a batch of tasks after a pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 
