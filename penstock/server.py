@@ -9,9 +9,11 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import psycopg
@@ -64,8 +66,19 @@ UVICORN_OPTIONS: dict[str, Any] = {
 }
 
 
-def run(settings: Settings, listening: socket.socket, *, app: App | None = None, root_path: str = "") -> None:
-    """Serve until SIGTERM or Ctrl-C; requests that are being processed are completed."""
+def run(
+    settings: Settings,
+    listening: socket.socket,
+    *,
+    app: App | None = None,
+    root_path: str = "",
+    drain_seconds: float = 0,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C; requests that are being processed are completed.
+
+    For `drain_seconds` after SIGTERM, `/readyz` answers 503 and requests are still accepted: a load balancer
+    needs a moment to send them elsewhere. A second signal ends that.
+    """
     # Each client's connection is an open file, and the usual soft limit is 1024.
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))
@@ -78,7 +91,7 @@ def run(settings: Settings, listening: socket.socket, *, app: App | None = None,
     # A thread that formats an export would otherwise stop the event loop for 5 ms at each of its turns.
     sys.setswitchinterval(0.0005)
     config = uvicorn.Config(made, root_path=root_path, timeout_graceful_shutdown=20, **UVICORN_OPTIONS)
-    server = uvicorn.Server(config)
+    server = _DrainingServer(config, made, drain_seconds)
     server.run([listening])
     if not server.started:
         raise PenstockError("The API did not start.", code="no_api", hint="Its log above says why.")
@@ -218,6 +231,21 @@ async def serving(
         yield
     finally:
         await server.shutdown(sockets=[listening])
+
+
+class _DrainingServer(uvicorn.Server):
+    """A server that is not ready for a while before it stops accepting connections."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI, drain_seconds: float) -> None:
+        super().__init__(config)
+        self._app, self._drain_seconds = app, drain_seconds
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig != signal.SIGTERM or self._drain_seconds == 0 or self._app.state.is_draining:
+            super().handle_exit(sig, frame)
+            return
+        self._app.state.is_draining = True
+        threading.Timer(self._drain_seconds, super().handle_exit, (sig, None)).start()
 
 
 class _ChildServer(uvicorn.Server):

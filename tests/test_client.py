@@ -492,6 +492,7 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     ]  # fmt: skip
     assert await got(service.workers.list()) == []
     assert {lane.kind for lane in await got(service.workers.backlog())} >= {"work"}
+    assert {slots.kind for slots in await got(service.workers.wanted_slots())} >= {"work"}
 
     for each in (owner, service, bob):
         await each.aclose() if kind is AsyncClient else each.close()

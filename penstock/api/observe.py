@@ -150,6 +150,7 @@ def _share(scope: Scope) -> str:
 def add_to(app: FastAPI) -> None:
     """Add request logs, metrics and health checks to the application."""
     app.state.metrics = Metrics()
+    app.state.is_draining = False
     app.add_middleware(Observed, metrics=app.state.metrics, refusals=app.state.rates.refusals)
     app.include_router(router)
 
@@ -162,7 +163,9 @@ async def is_alive() -> dict[str, str]:
 
 @router.get("/readyz", summary="Readiness", responses={503: PROBLEMS[503]}, openapi_extra=_OPEN)
 async def is_ready(request: Request) -> dict[str, str]:
-    """Readiness: the database responds on both logins."""
+    """Readiness: the database responds on both logins, and the server is not about to stop."""
+    if request.app.state.is_draining:
+        raise Unavailable("the server is draining: it stops in a moment", code="draining")
     callers: Callers = request.app.state.callers
     try:
         async with asyncio.timeout(_READY_SECONDS):
@@ -191,6 +194,7 @@ async def show_metrics(request: Request) -> Response:
     async with callers.acting(caller, read_only=True) as conn:
         lanes = await workers.backlog(conn)
         rates = await workers.drain_rates(conn)
+        slots = await workers.wanted_slots(conn)
         told = await alerts.list(conn, days=2, limit=1000)
         outside = await operations.counts(conn)
         inbox = await webhooks.open_counts(conn)
@@ -206,6 +210,14 @@ async def show_metrics(request: Request) -> Response:
         running.labels(*labels).set(lane.running)
         oldest.labels(*labels).set(lane.oldest_seconds or 0)
         drain.labels(*labels).set(rates.get((lane.kind, lane.provider), 0))
+    wanted = Gauge(
+        "penstock_wanted_slots",
+        "Tasks that could run at once now, under limits, quotas and budgets.",
+        names,
+        registry=registry,
+    )
+    for each in slots:
+        wanted.labels(each.kind, each.provider or "").set(each.wanted)
     told_of = Gauge(
         "penstock_alerts", "Alerts to the operator since yesterday (UTC).", ["kind"], registry=registry
     )

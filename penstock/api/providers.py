@@ -12,7 +12,7 @@ from penstock.api.fields import NUMERIC, RequestModel
 from penstock.api.pages import LimitQuery, NumberCursor, Page, page
 from penstock.api.routes import Conn, ServiceRoute, router
 from penstock.contract import providers, workers
-from penstock.types import Lane, Provider, ProviderEvent, Worker
+from penstock.types import Lane, Provider, ProviderEvent, WantedSlots, Worker
 
 routes = router("operations", ServiceRoute)
 
@@ -21,6 +21,10 @@ Name = Annotated[str, Query(min_length=1, max_length=200, examples=["openai/gpt-
 OfTenant = Annotated[
     UUID | None,
     Query(description="Tenant of a tenant's own provider. Default: the provider for all tenants."),
+]
+KindsQuery = Annotated[
+    str | None,
+    Query(max_length=2000, description="Only these kinds, separated by commas.", examples=["write,typeset"]),
 ]
 Amount = Annotated[int, Field(ge=0, le=2_000_000_000), NUMERIC]
 
@@ -44,6 +48,13 @@ class ProviderRequest(RequestModel):
         description="Only answers of these hosts close or slow it. Null: the hosts known for its name.",
         examples=[["api.openai.com"]],
     )
+
+
+class WantedTotal(BaseModel):
+    """The slots wanted by all chosen kinds, and those of each kind and provider."""
+
+    wanted: int
+    lanes: list[WantedSlots]
 
 
 class ProviderMade(BaseModel):
@@ -93,3 +104,11 @@ async def list_workers(conn: Conn) -> list[Worker]:
 async def list_backlog(conn: Conn) -> list[Lane]:
     """List waiting and running tasks and the longest wait per kind and provider."""
     return await workers.backlog(conn)
+
+
+@routes.get("/wanted-slots")
+async def list_wanted_slots(conn: Conn, kinds: KindsQuery = None) -> WantedTotal:
+    """Get how many tasks could run at once now, under limits, quotas and budgets. For autoscalers."""
+    chosen = None if kinds is None else {kind.strip() for kind in kinds.split(",")}
+    found = [each for each in await workers.wanted_slots(conn) if chosen is None or each.kind in chosen]
+    return WantedTotal(wanted=sum(each.wanted for each in found), lanes=found)

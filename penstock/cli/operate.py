@@ -81,8 +81,12 @@ async def tenants_create(
 
 
 async def backlog(pool: db.Pool) -> None:
-    """Show waiting and running tasks, and live workers, by kind and provider."""
+    """Show waiting and running tasks, wanted slots and live workers by kind and provider.
+
+    WANTED: tasks that could run at once now, under limits, quotas and budgets.
+    """
     found = await workers.backlog(pool)
+    slots = {(each.kind, each.provider): each.wanted for each in await workers.wanted_slots(pool)}
     alive = [worker for worker in await workers.list(pool) if worker.is_alive]
     workers_of_kind = Counter(kind for worker in alive for kind in worker.kinds)
     if current_options().output is Output.text:
@@ -92,6 +96,7 @@ async def backlog(pool: db.Pool) -> None:
         Column("PROVIDER", lambda lane: lane.provider or "", style="dim"),
         Column("WAITING", lambda lane: f"{lane.waiting:,}", is_right=True),
         Column("RUNNING", lambda lane: f"{lane.running:,}", is_right=True),
+        Column("WANTED", lambda lane: f"{slots.get((lane.kind, lane.provider), 0):,}", is_right=True),
         Column("LONGEST WAIT", lambda lane: output.duration(lane.oldest_seconds), is_right=True),
         Column("WORKERS", lambda lane: str(workers_of_kind[lane.kind] or "none"), is_right=True),
     ]

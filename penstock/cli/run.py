@@ -77,6 +77,13 @@ def worker(
         float, typer.Option(min=0, help="Seconds that running tasks get to finish when the worker stops.")
     ] = 25,
     drain: Annotated[bool, typer.Option("--drain", help="Exit when no tasks are left.")] = False,
+    health: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PORT|FILE",
+            help="Answer /healthz and /readyz on this port (or host:port), or write a file (a path with /).",
+        ),
+    ] = None,
 ) -> int:
     """Run the tasks of an app until stopped.
 
@@ -91,6 +98,7 @@ def worker(
         lease_seconds=lease,
         grace_seconds=grace,
         drain=drain,
+        health=health,
     )
 
 

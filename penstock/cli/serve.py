@@ -35,6 +35,15 @@ def serve(
         str,
         typer.Option(metavar="PATH", help="Path prefix that a proxy serves this under, such as /penstock."),
     ] = "",
+    drain: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=600,
+            metavar="SECONDS",
+            help="Seconds on SIGTERM during which /readyz answers 503 and requests are still accepted.",
+        ),
+    ] = 0,
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Disable changes in the dashboard. Does not affect the API.")
     ] = False,
@@ -65,5 +74,5 @@ def serve(
         url = f"http://{host}:{listening.getsockname()[1]}{root_path}"
         output.note(f"Dashboard  {url}/dashboard/")
         output.note(f"API        {url}/api (OpenAPI: /api/openapi.json)")
-        server.run(ready, listening, app=app, root_path=root_path)
+        server.run(ready, listening, app=app, root_path=root_path, drain_seconds=drain)
     return 0

@@ -11,7 +11,7 @@ from uuid import UUID
 from penstock.client.core import identifier
 from penstock.client.responses import read
 from penstock.client.transport import IO, Resource, call, listing
-from penstock.types import Lane, Provider, ProviderEvent, ProviderValues, Worker
+from penstock.types import Lane, Provider, ProviderEvent, ProviderValues, WantedSlots, Worker
 
 Id = UUID | str
 
@@ -58,6 +58,12 @@ class Workers(Resource[IO]):
     async def backlog(self) -> builtins.list[Lane]:
         """Waiting and running tasks and the longest wait, per kind and provider."""
         return await self._core.get(builtins.list[Lane], "/api/backlog")
+
+    @call
+    async def wanted_slots(self) -> builtins.list[WantedSlots]:
+        """How many tasks could run at once now, per kind and provider."""
+        found = await self._core.get(dict[str, Any], "/api/wanted-slots")
+        return [WantedSlots(**each) for each in found["lanes"]]
 
 
 def _of(name: str, tenant_id: Id | None) -> dict[str, Any]:

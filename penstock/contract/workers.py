@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, LiteralString
 
 from penstock.postgres import db
-from penstock.types import Lane, Run, Worker
+from penstock.types import Lane, Run, WantedSlots, Worker
 
 _WORKERS: LiteralString = """\
 select id, host, pid, kinds, concurrency, version, state, running, started_at, beat_at
@@ -47,6 +47,14 @@ async def backlog(database: db.Database) -> builtins.list[Lane]:
     rows = await db.call(database, "backlog")
     lanes = [Lane(r["kind"], r["provider"], r["waiting"], r["running"], r["oldest_seconds"]) for r in rows]
     return sorted(lanes, key=lambda lane: (lane.kind, lane.provider or ""))
+
+
+async def wanted_slots(database: db.Database) -> builtins.list[WantedSlots]:
+    """How many tasks could run at once now, per kind and provider. For autoscalers."""
+    rows = await db.call(database, "wanted_slots")
+    return sorted(
+        (WantedSlots(**row) for row in rows), key=lambda slots: (slots.kind, slots.provider or "")
+    )
 
 
 async def drain_rates(database: db.Database) -> dict[tuple[str, str | None], float]:

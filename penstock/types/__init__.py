@@ -45,7 +45,7 @@ from penstock.types.invitations import Invitation, Invited, NewInvitation
 from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb, Phase, Progress, failure
 from penstock.types.keys import ApiKey, KeyRole, NewKey, Scope
 from penstock.types.kinds import KindPolicy, Starter, declared_policy
-from penstock.types.lanes import Lane, LaneState
+from penstock.types.lanes import Lane, LaneState, WantedSlots
 from penstock.types.notifications import (
     Channel,
     Failure,
@@ -187,6 +187,7 @@ __all__ = [
     "UsageStatus",
     "Wait",
     "WaitStatus",
+    "WantedSlots",
     "Webhook",
     "WebhookOutcome",
     "Weight",

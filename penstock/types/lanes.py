@@ -20,6 +20,21 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True)
+class WantedSlots:
+    """How many tasks of a kind and provider could run at once now."""
+
+    kind: str
+    provider: str | None
+    waiting: int
+    """Counted up to 10,000 per lane, without tasks of stopped jobs and without quota or budget."""
+    running: int
+    runnable: int
+    """Waiting tasks that limits, quotas and budgets let run now."""
+    wanted: int
+    """Runnable and running together."""
+
+
+@dataclass(frozen=True, slots=True)
 class LaneState:
     """A lane: its tasks, the live workers for its kind, and whether its provider admits tasks."""
 

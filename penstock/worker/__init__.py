@@ -5,6 +5,7 @@ fetch    claims tasks into the local task buffer
 execute  runs the handler of one task, in the event loop, a thread or a process
 finish   reports outcomes in batches
 beat     extends the leases, from its own thread
+health   answers liveness and readiness probes, from its own thread
 
 Each worker also runs the two loops of `penstock.upkeep` and delivers notifications (`penstock.delivery`).
 """
@@ -12,6 +13,7 @@ Each worker also runs the two loops of `penstock.upkeep` and delivers notificati
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -38,6 +40,7 @@ from penstock.worker.beat import Beat
 from penstock.worker.execute import CALL_CONNECTIONS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
+from penstock.worker.health import Health, Pulse
 from penstock.worker.outcome import AttemptEnd
 from penstock.worker.reconcile import Reconcile
 from penstock.worker.task_buffer import TaskBuffer
@@ -66,6 +69,7 @@ class Worker:
         grace_seconds: float = 25,
         drain: bool = False,
         buffer: int = 1000,
+        pulse: Pulse | None = None,
     ) -> None:
         if unknown := [kind for kind in kinds or () if kind not in app.tasks]:
             raise Invalid(f"the app has no task of kind {unknown[0]!r}", code="unknown_kind")
@@ -86,17 +90,36 @@ class Worker:
         """Called when a handler ends, unless its attempt was stopped."""
         self._stopping = asyncio.Event()
         self._task_buffer: TaskBuffer | None = None
+        self._beat: Beat | None = None
+        self._pulse = pulse
         if dsn is not None:
             app.use(dsn)
 
     async def run(self) -> None:
         """Work until `stop()` is called; when draining, until no task is left."""
+        ticking = asyncio.create_task(self._tick(), name="tick") if self._pulse else None
         try:
             await self._run(await asyncio.to_thread(self.app.dsn))
         except Unavailable:
             # A worker stopped while it waits for the database has leased nothing, so this is no error.
             if not self._stopping.is_set() or self._task_buffer is not None:
                 raise
+        finally:
+            if ticking is not None:
+                ticking.cancel()
+
+    async def _tick(self) -> None:
+        """Tell the health checks that the event loop runs."""
+        assert self._pulse is not None
+        while True:
+            answered_at = 0.0 if self._beat is None else self._beat.answered_at
+            state = "draining" if self._stopping.is_set() else "running" if answered_at else "starting"
+            # A heartbeat comes every third of a lease; one may be missed.
+            self._pulse.tick(state, answered_at, max_silence=max(10.0, self.lease_seconds))
+            with contextlib.suppress(TimeoutError):
+                # `stop()` ends the first pause early: readiness changes at once.
+                async with asyncio.timeout(0.5):
+                    await (asyncio.sleep(1) if state == "draining" else self._stopping.wait())
 
     async def _run(self, dsn: str) -> None:
         name = f"penstock worker {self.id}"
@@ -123,7 +146,7 @@ class Worker:
             execute = Execute(buffer, finish, dsn, calls)
             execute.on_attempt = self.on_attempt
             fetch = Fetch(buffer, wake, finish, upkeep, stop_when_idle=self.is_draining)
-            beat = Beat(dsn, buffer, self._description())
+            beat = self._beat = Beat(dsn, buffer, self._description())
             wake.on_cancel = beat.beat_now
             beat.on_drain = self._stopping.set
             finish.on_parked = upkeep.due.set
@@ -240,10 +263,12 @@ def run(
     grace_seconds: float = 25,
     processes: int = 1,
     drain: bool = False,
+    health: str | None = None,
 ) -> int:
     """Run a worker until SIGTERM or SIGINT; with several processes, restart those that die.
 
-    Returns the exit code. A second signal does not wait for running handlers.
+    `health` is a port, host:port or file for liveness and readiness probes. Returns the exit code. A second
+    signal does not wait for running handlers.
     """
     options: dict[str, Any] = {
         "dsn": dsn or app.dsn(),
@@ -253,7 +278,17 @@ def run(
         "grace_seconds": grace_seconds,
         "drain": drain,
     }
-    return _run_one(app, options) if processes == 1 else _run_many(app, options, processes)
+    pulses = [Pulse() for _ in range(processes)]
+    # Draining is what SIGTERM does, and this process gets that in either case.
+    checks = Health(health, pulses, on_drain=lambda: os.kill(os.getpid(), signal.SIGTERM))
+    if processes == 1:
+        checks.start()
+    try:
+        if processes == 1:
+            return _run_one(app, {**options, "pulse": pulses[0]})
+        return _run_many(app, options, pulses, checks)
+    finally:
+        checks.stop()
 
 
 def _run_one(app: App, options: dict[str, Any]) -> int:
@@ -285,12 +320,14 @@ def _run_one_of_many(app: App, options: dict[str, Any]) -> None:
     _run_one(app, options)
 
 
-def _run_many(app: App, options: dict[str, Any], processes: int) -> int:
+def _run_many(app: App, options: dict[str, Any], pulses: list[Pulse], checks: Health) -> int:
     context = multiprocessing.get_context("fork")
     is_stopping = False
 
-    def start() -> BaseProcess:
-        child = context.Process(target=_run_one_of_many, args=(app, options), name="penstock worker")
+    def start(pulse: Pulse) -> BaseProcess:
+        pulse.reset()
+        own = {**options, "pulse": pulse}
+        child = context.Process(target=_run_one_of_many, args=(app, own), name="penstock worker")
         # The child would run the parent's handler for a signal that arrives during the fork.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         child.start()
@@ -307,7 +344,9 @@ def _run_many(app: App, options: dict[str, Any], processes: int) -> int:
     children: list[BaseProcess] = []
     for number in _SIGNALS:
         signal.signal(number, stop)
-    children.extend(start() for _ in range(processes))
+    children.extend(start(pulse) for pulse in pulses)
+    # After the fork: a process with threads should not fork.
+    checks.start()
     if is_stopping:
         stop(0, None)
     while any(child.is_alive() for child in children):
@@ -318,5 +357,5 @@ def _run_many(app: App, options: dict[str, Any], processes: int) -> int:
                 log.warning("worker.died", exit_code=child.exitcode)
                 time.sleep(1)
                 if not is_stopping:
-                    children[index] = start()
+                    children[index] = start(pulses[index])
     return 0 if all(child.exitcode in (0, -signal.SIGTERM) for child in children) else 1

@@ -31,6 +31,8 @@ class Beat:
         self._connection: db.SyncConnection | None = None
         self._extended_at = time.monotonic()
         self._waiting_since: float | None = None
+        self.answered_at = 0.0
+        """When the database last answered (monotonic seconds); 0 before the first answer."""
         self.on_drain: Callable[[], None] = lambda: None
         """Called when an operator has asked the worker to stop."""
 
@@ -114,6 +116,7 @@ class Beat:
         info = {**self._description, "running": self._buffer.running}
         if workers.report_sync(self._connection, worker_id=self._buffer.worker_id, info=info):
             self._loop.call_soon_threadsafe(self.on_drain)
+        self.answered_at = time.monotonic()
 
     def _disconnect(self) -> None:
         if self._connection is not None:

@@ -167,6 +167,7 @@ ROWS: dict[str, Row] = {
     "PUT /api/providers": Row("service", 403, "?name={name}", body={"concurrency": 3}),
     "GET /api/workers": Row("service", 403),
     "GET /api/backlog": Row("service", 403),
+    "GET /api/wanted-slots": Row("service", 403),
     "GET /api/me": Row("viewer", 200),
     "GET /api/tenants": Row("viewer", 200),
     "GET /api/tenants/{tenant_id}/members": Row("viewer", 200),

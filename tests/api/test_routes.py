@@ -590,6 +590,10 @@ class TestHealth:
         lines = answer.text.splitlines()
         assert 'penstock_lane_waiting{kind="work",provider=""} 2.0' in lines
         assert 'penstock_lane_running{kind="work",provider=""} 1.0' in lines
+        assert 'penstock_wanted_slots{kind="work",provider=""} 3.0' in lines
+        found = world.client.get("/api/wanted-slots?kinds=work,else", headers=world.service).json()
+        assert (found["wanted"], found["lanes"][0]["runnable"]) == (3, 2)
+        assert world.client.get("/api/wanted-slots?kinds=else", headers=world.service).json()["wanted"] == 0
         for name in ("penstock_lane_oldest_seconds", "penstock_lane_drain_per_second"):
             assert any(line.startswith(f'{name}{{kind="work"') for line in lines)
         expected = 'penstock_http_requests_total{method="POST",route="/api/jobs/start",status="201"} 1.0'

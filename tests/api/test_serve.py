@@ -118,7 +118,7 @@ def test_serve_runs_until_sigterm(db: testing.Database, tmp_path: Path, eventual
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command, "-o", "json", "serve", "--port", str(port)], env=environment, stderr=out
+            [*command, "-o", "json", "serve", "--port", str(port), "--drain", "2"], env=environment, stderr=out
         )
     try:
         headers = {"Authorization": f"Bearer {made.stdout.strip()}"}
@@ -132,6 +132,11 @@ def test_serve_runs_until_sigterm(db: testing.Database, tmp_path: Path, eventual
 
         assert eventually(asked, "an answer")["role"] == "service_role"
         process.send_signal(signal.SIGTERM)
+        drained = eventually(
+            lambda: (r := httpx.get(f"http://127.0.0.1:{port}/readyz")).status_code == 503 and r, "not ready"
+        )
+        assert drained.json()["code"] == "draining"
+        assert asked()["role"] == "service_role", "requests are still accepted"
         assert process.wait(30) in (0, -signal.SIGTERM), log.read_text()
     finally:
         process.kill()
