@@ -179,7 +179,10 @@ def table(day: Day) -> list[str]:
     found = {metric: simulate(day, metric) for metric in ("backlog", "wanted")}
     rows = [
         ("machine hours of the day", [f"{each.machine_hours:,.0f}" for each in found.values()]),
-        ("machine hours in the outage (2 h)", [f"{each.outage_machine_hours:,.0f}" for each in found.values()]),
+        (
+            "machine hours in the outage (2 h)",
+            [f"{each.outage_machine_hours:,.0f}" for each in found.values()],
+        ),
         ("most machines", [str(each.most_machines) for each in found.values()]),
         *(
             (f"p95 wait of `{kind.name}`", [f"{each.p95_wait[kind.name]:,} s" for each in found.values()])

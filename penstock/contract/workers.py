@@ -52,9 +52,7 @@ async def backlog(database: db.Database) -> builtins.list[Lane]:
 async def wanted_slots(database: db.Database) -> builtins.list[WantedSlots]:
     """How many tasks could run at once now, per kind and provider. For autoscalers."""
     rows = await db.call(database, "wanted_slots")
-    return sorted(
-        (WantedSlots(**row) for row in rows), key=lambda slots: (slots.kind, slots.provider or "")
-    )
+    return sorted((WantedSlots(**row) for row in rows), key=lambda slots: (slots.kind, slots.provider or ""))
 
 
 async def drain_rates(database: db.Database) -> dict[tuple[str, str | None], float]:

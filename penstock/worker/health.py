@@ -165,7 +165,9 @@ def _listen(address: str, health: Health) -> _Server:
         server = _Server((host or "0.0.0.0", int(port)), _Handler)  # noqa: S104 - probes come from the node
     except OSError as error:
         raise Conflict(
-            f"cannot listen on {address}: {error.strerror}", code="address_in_use", hint="Choose another port."
+            f"cannot listen on {address}: {error.strerror}",
+            code="address_in_use",
+            hint="Choose another port.",
         ) from error
     server.health = health
     return server

@@ -118,7 +118,9 @@ def test_serve_runs_until_sigterm(db: testing.Database, tmp_path: Path, eventual
     log = tmp_path / "log"
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command, "-o", "json", "serve", "--port", str(port), "--drain", "2"], env=environment, stderr=out
+            [*command, "-o", "json", "serve", "--port", str(port), "--drain", "2"],
+            env=environment,
+            stderr=out,
         )
     try:
         headers = {"Authorization": f"Bearer {made.stdout.strip()}"}

@@ -26,8 +26,6 @@ def wanted(sql: Contract, kind: str = "work") -> tuple[int, int]:
     return sum(row["runnable"] for row in found), sum(row["wanted"] for row in found)
 
 
-
-
 def test_tasks_without_limits_all_count(sql: Contract) -> None:
     sql.start(30)
     sql.start(["other", "other"])
@@ -175,7 +173,12 @@ def test_a_claim_gets_what_was_runnable(sql: Contract, clock: Clock, seed: int) 
     """Workers with that many slots get that many tasks, and no more, under any mix of limits."""
     dice = random.Random(seed)
     clock.freeze()
-    sql.provider(NAME, concurrency=dice.choice([None, 7, 40]), tokens_per_minute=dice.choice([None, 900]), default_tokens=dice.choice([0, 1000]))
+    sql.provider(
+        NAME,
+        concurrency=dice.choice([None, 7, 40]),
+        tokens_per_minute=dice.choice([None, 900]),
+        default_tokens=dice.choice([0, 1000]),
+    )
     sql.value("set_limit", tenant_id=sql.tenant, meter="pages", amount=dice.choice([5, 50]))
     for _ in range(6):
         units = {"pages": dice.choice([0, 1, 2])} if dice.random() < 0.6 else {"tokens": 100}
