@@ -1,10 +1,10 @@
 """A day of an autoscaled pool with an outage of its provider: scaling on the backlog beside `wanted_slots`.
 
-`python -m bench.autoscale` prints the table of docs/deploy/kubernetes.md. Steps of one second, no database: tasks
-of two kinds arrive by a daily curve with a burst, one kind calls a provider with a window per minute, and the
+`python -m bench.autoscale` prints the table of docs/deploy/autoscaling.md. Steps of one second, no database:
+tasks of two kinds arrive by a daily curve, one kind calls a provider with a window per minute, and the
 provider is closed for two hours. The scaler polls every 30 seconds as KEDA does; a machine takes a minute to
 start and leaves after five minutes in which it was not wanted. `wanted` follows `_endpoint_room` in
-penstock/sql/functions/wanted.sql; tests/test_autoscale.py compares both.
+penstock/sql/functions/wanted.sql; tests/sql/test_wanted.py compares both.
 """
 
 from __future__ import annotations

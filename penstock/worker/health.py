@@ -69,8 +69,8 @@ class Pulse:
 class Health:
     """Answers for the pulses of one or several worker processes.
 
-    `address` is a port, `host:port`, or the path of a file (with a slash). The file holds a JSON document that
-    is replaced every second.
+    `address` is a port, `host:port`, or the path of a file (with a slash). The file holds a JSON document
+    that is replaced every second.
     """
 
     def __init__(self, address: str | None, pulses: list[Pulse], on_drain: Callable[[], None]) -> None:
