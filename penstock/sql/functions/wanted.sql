@@ -146,7 +146,8 @@ language sql stable security definer set search_path = penstock, pg_temp set jit
     sum(l.running + x.runnable)::bigint
   from lane l left join endpoint e on e.endpoint_id = l.endpoint_id
   cross join lateral (
-    select least(l.waiting, ceil(e.room::numeric * l.waiting / nullif(e.waiting, 0))::bigint) as runnable) as x
+    select least(l.waiting, ceil(e.room::numeric * l.waiting / nullif(e.waiting, 0))::bigint) as runnable
+  ) as x
   group by l.kind, l.provider
 $$;
 comment on function penstock.wanted_slots() is
