@@ -3139,6 +3139,14 @@ function penstock._endpoint_capacities(uuid, text[])
   body: sha256 89531d3212ccfe0142544e4974a406cf
   comment: The free requests, tokens and concurrency of endpoints, and the seconds until each opens; 1e18: unlimited, or never.
 
+function penstock._endpoint_room(integer, bigint, timestamp with time zone)
+  arguments: p_endpoint_id integer, p_waiting bigint, p_now timestamp with time zone
+  returns: bigint
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 dbe909da1027a1d6602f1acf2a0e6499
+  comment: How many more tasks an endpoint lets run now (null: no limit). If its windows admit all that waits, its concurrency decides. Otherwise as many as its rate per minute keeps busy at their mean duration.
+
 function penstock._enter_endpoint(integer, integer[], timestamp with time zone, boolean)
   arguments: p_endpoint_id integer, p_admitted integer[], p_now timestamp with time zone, p_may_wait boolean, OUT verdict text, OUT is_locked boolean, OUT endpoint penstock.endpoints, OUT capacity penstock.capacity
   returns: record
@@ -4794,6 +4802,14 @@ function penstock._settle_plan(uuid)
   body: sha256 6ff305f392ac650e11e3c0e65423b73b
   comment: Sets plan and plan_until of a tenant from its subscriptions: the newest live one, else the newest. Past due and canceled ones last 30 days beyond their period.
 
+function penstock._short_tasks(integer[], uuid[], timestamp with time zone)
+  arguments: p_lane_ids integer[], p_job_ids uuid[], p_now timestamp with time zone
+  returns: TABLE(lane_id integer, waiting bigint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6d56665d06a70a747681b2c26fdfac35
+  comment: How many waiting tasks of these lanes and jobs have no quota, budget or price left, taken in order.
+
 function penstock._shrink_bookings(penstock.holds, jsonb)
   arguments: p_hold penstock.holds, p_units jsonb
   returns: penstock.booking[]
@@ -5073,6 +5089,13 @@ function penstock._waiting_count(uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 1e0eb9db34b0d0485550e86e0f87626d
   comment: How many tasks of a job wait for an answer, an event or a time, up to 100,000.
+
+function penstock._waiting_groups()
+  returns: TABLE(lane_id integer, tenant_id uuid, job_id uuid, waiting bigint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f5b7ac03982184fa870ba7dd9aa803e7
+  comment: Waiting tasks that the claim would not skip, by lane, tenant and job, of the first 10,000 of each lane: none in maintenance, none of stopped jobs or behind a gate.
 
 function penstock._waiting_row_groups(uuid, integer)
   arguments: p_job_id uuid, p_groups integer
@@ -7068,6 +7091,14 @@ function penstock.use_session(bytea, boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 cd636da35bde7ab2cf862c7423de1f07
   comment: Finds the session with this SHA-256 digest; no row if it has ended. An active request restarts its idle time.
+  grant to service_role: execute
+
+function penstock.wanted_slots()
+  returns: TABLE(kind text, provider text, waiting bigint, running bigint, runnable bigint, wanted bigint)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 cbb8bceb187f779084ea9653e6e34e2c
+  comment: Per kind and provider: how many tasks could run at once now. wanted is runnable (waiting tasks that limits, quotas and budgets let run now) plus running. Scale workers on it. Counts at most 10,000 waiting tasks of each lane; waiting leaves out tasks of stopped jobs and without quota or budget.
   grant to service_role: execute
 
 function penstock.weigh_action(text, text[])
