@@ -48,6 +48,7 @@ PARTS = {
     "explanations": "why a task waits: verbs of jobs",
     "results": "what a job returned: a verb of jobs",
     "reconciliation": "how operations that timed out or were canceled end: a verb of operations",
+    "wanted": "how many slots autoscalers should provide: the worker's side of lanes",
     "bulk_rows": "the rows of bulk jobs: the worker's side of bulks",
 }
 
