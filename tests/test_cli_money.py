@@ -270,6 +270,29 @@ def test_costs_are_summed_by_each_field(
     assert penstock("costs", "--since", "31.12.", "-o", "json").refusal == (2, "usage")
 
 
+def test_estimates_are_reconciled_with_a_bill(
+    db: testing.Database, penstock: Command, priced: Callable[..., UUID], tmp_path: Path
+) -> None:
+    priced(2)
+    run_all(db)  # Two successes without a report: 1.20 USD estimated.
+    month = db.execute("select to_char(penstock._now() at time zone 'utc', 'YYYY-MM') as month")[0]["month"]
+    export = tmp_path / "usage.csv"
+    export.write_text(f"date,line_item,cost\n{month}-01,model,0.5\n{month}-02,model,0.25\n{month}-02,model,0.15\n")
+    columns = ("--day", "date", "--amount", "cost", "--item", "line_item")
+    assert penstock("costs", "import", "test", export, *columns).out == "Imported 2 lines.\n"
+    [line] = penstock("costs", "differences", month, "-o", "json").json
+    assert (line["booked"], line["estimated"], line["billed"], line["difference"]) == ("1.2", "1.2", "0.9", "0.3")
+    done = penstock("costs", "reconcile", "test", month)
+    assert lines(done)[1] == ["test", "0.90", "USD", "0.90", "USD", "0.90", "USD", "0.00", "USD"]
+    assert "Corrected 2 estimates." in done.err
+    assert lines(penstock("costs"))[-1][1] == "0.90"
+    assert penstock("costs", "import", "test", export, "-o", "json").refusal == (2, "usage")
+    export.write_text("day,amount\nsoon,1\n")
+    assert penstock("costs", "import", "test", export, "-o", "json").refusal == (2, "usage")
+    assert penstock("costs", "differences", "March", "-o", "json").refusal == (2, "usage")
+    assert penstock("costs", "reconcile", "other", month, "-o", "json").refusal == (6, "no_bill")
+
+
 def test_ledger_entry_is_corrected(
     db: testing.Database, penstock: Command, priced: Callable[..., UUID]
 ) -> None:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 from uuid import UUID
 
 import typer
 
+from penstock import sources
 from penstock.cli import output
 from penstock.cli.jobs import LimitOption
 from penstock.cli.options import Output, TenantOption, WithDefault, command, current_options, tenant_id_of
 from penstock.cli.output import Column
 from penstock.cli.parsing import amount_of, amount_or_none, day_of, moment_of
-from penstock.contract import costs, tenants
+from penstock.contract import bills, costs, tenants
+from penstock.errors import Invalid
+from penstock.formatting import counted
 from penstock.postgres import db
-from penstock.types import CostSum, Price
+from penstock.types import BillLine, CostDifference, CostSum, Price
 
 group = typer.Typer(help="Show and correct costs.\n\nDefault command: ls.", cls=WithDefault)
 prices_group = typer.Typer(
@@ -147,6 +151,94 @@ async def correct(
     """Correct a ledger entry by adding another one. Prints the new entry's id."""
     entry_id = await costs.correct(pool, entry_id=line_id, amount=amount_of(amount), reason=reason, key=key)
     output.document({"id": entry_id}, lambda: print(entry_id))
+
+
+# Bills of providers
+
+
+@command(group, "import")
+async def import_bill(
+    pool: db.Pool,
+    provider: Annotated[str, typer.Argument(show_default=False, help="Provider, for example openai.")],
+    file: Annotated[Path, typer.Argument(show_default=False, help="Its usage export: CSV, TSV, XLSX or JSONL.")],
+    day: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the day, UTC.")] = "day",
+    amount: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the amount.")] = "amount",
+    item: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the item, if there is one.")] = "item",
+    currency: Annotated[
+        str | None, typer.Option(help="Currency (default: column `currency`, or the base currency).")
+    ] = None,
+) -> None:
+    """Import what a provider billed. Replaces earlier imports of the same days."""
+    other = currency or await costs.base_currency(pool)
+    with sources.open(file) as source:
+        missing = {day, amount} - set(source.columns)
+        if missing:
+            raise Invalid(
+                f"{file.name} has no column {', '.join(sorted(missing))} (columns: {', '.join(source.columns)})",
+                code="usage",
+            )
+        found = [
+            BillLine(
+                _day(row.data[day], f"row {row.number}"),
+                str(row.data.get(item) or ""),
+                amount_of(str(row.data[amount]), f"{amount} in row {row.number}"),
+                currency or str(row.data.get("currency") or other).upper(),
+            )
+            for row in source
+        ]
+    count = await bills.import_lines(pool, provider=provider, lines=found)
+    output.document({"lines": count}, lambda: print(f"Imported {counted(count, 'line')}."))
+
+
+def _day(cell: object, where: str) -> date:
+    try:
+        return date.fromisoformat(str(cell)[:10])
+    except ValueError:
+        raise Invalid(f"{where}: the day must be like 2026-03-31 (got {str(cell)!r})", code="usage") from None
+
+
+MonthArgument = Annotated[
+    str, typer.Argument(metavar="MONTH", show_default=False, help="Month, UTC, for example 2026-03.")
+]
+
+
+@command(group, "differences")
+async def differences(pool: db.Pool, month: MonthArgument) -> None:
+    """Compare the costs of a month with the providers' bills."""
+    _show(await bills.differences(pool, month=_month(month)), await costs.base_currency(pool))
+
+
+@command(group, "reconcile")
+async def reconcile(
+    pool: db.Pool,
+    provider: Annotated[str, typer.Argument(show_default=False, help="Provider, for example openai.")],
+    month: MonthArgument,
+) -> None:
+    """Reduce the estimated costs of a month to what the provider billed."""
+    found, count = await bills.reconcile(pool, provider=provider, month=_month(month))
+    _show([found], await costs.base_currency(pool))
+    output.note(f"Corrected {counted(count, 'estimate')}.", "dim")
+
+
+def _month(text: str) -> date:
+    try:
+        return date.fromisoformat(f"{text}-01")
+    except ValueError:
+        raise Invalid(f"MONTH must be like 2026-03 (got {text!r})", code="usage") from None
+
+
+def _show(found: list[CostDifference], currency: str) -> None:
+    def money(value: Decimal | None) -> str:
+        return "" if value is None else output.money(value, currency)
+
+    columns = [
+        Column("PROVIDER", lambda line: line.provider),
+        Column("LEDGER", lambda line: money(line.booked), is_right=True),
+        Column("ESTIMATED", lambda line: money(line.estimated), is_right=True),
+        Column("BILLED", lambda line: money(line.billed), is_right=True),
+        Column("DIFFERENCE", lambda line: money(line.difference), is_right=True),
+    ]
+    output.rows(found, columns, empty="No costs and no bills in this month.")
 
 
 # prices

@@ -45,7 +45,7 @@ where job_id is not null and at >= coalesce(%s::date::timestamp at time zone 'ut
 group by job_id order by 2 desc, 1 limit 1000"""
 _ENTRIES: LiteralString = """\
 select id, at, tenant_id, job_id, task_id, provider, cost_type, meter, unit_count, amount, currency,
-  base_amount, corrects, reason
+  base_amount, corrects, reason, is_estimate
 from penstock.cost_entries where """
 _JOB: LiteralString = """\
 select j.id, coalesce(c.cost, 0), coalesce(c.held, 0), j.budget

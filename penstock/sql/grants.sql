@@ -62,7 +62,8 @@ grant execute on function
   penstock.push_changes(jsonb, text), penstock.sync_state(text), penstock._synced_tables(text),
   penstock._push_change(regclass, jsonb), penstock._refusal_code(text, text, text),
   penstock.set_notification_target(text, text, text[], jsonb), penstock.remove_notification_target(uuid),
-  penstock.rotate_notification_secret(uuid), penstock.send_test_notification(uuid)
+  penstock.rotate_notification_secret(uuid), penstock.send_test_notification(uuid),
+  penstock.set_own_price(text, text, numeric, jsonb, uuid)
 to authenticated, service_role;
 
 -- The service: workers and operators.
@@ -131,6 +132,8 @@ grant execute on function
   penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb),
   penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb),
   penstock.set_price(text, text, numeric, jsonb), penstock.set_exchange_rate(text, numeric, timestamptz),
+  penstock.import_bill(text, jsonb), penstock.cost_differences(date),
+  penstock.reconcile_costs(text, date),
   penstock.erase_user(uuid), penstock.sign_in_identity(text, text, text),
   penstock.open_session(text, uuid, jsonb), penstock.use_session(bytea, boolean),
   penstock.close_session(bytea), penstock.list_ended_sessions(uuid[]),

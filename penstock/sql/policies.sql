@@ -12,6 +12,7 @@ create policy service_reads on penstock.attempts for select to service_role usin
 create policy service_reads on penstock.audit_log for select to service_role using (true);
 create policy service_reads on penstock.audit_marks for select to service_role using (true);
 create policy service_reads on penstock.audit_seals for select to service_role using (true);
+create policy service_reads on penstock.bill_lines for select to service_role using (true);
 create policy service_reads on penstock.billing_accounts for select to service_role using (true);
 create policy service_reads on penstock.billing_syncs for select to service_role using (true);
 create policy service_reads on penstock.bulk_changes for select to service_role using (true);

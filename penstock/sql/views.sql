@@ -191,12 +191,24 @@ comment on view penstock.rate_comparison is
   'The current price of a unit at each provider, with its rank from the cheapest.';
 
 create or replace view penstock.provider_outcomes with (security_invoker = true) as
-select t.tenant_id, l.provider, r.outcome, count(*) as tasks,
-  avg(extract(epoch from r.finished_at - r.started_at)) as seconds
-from penstock.results r join penstock.tasks t on t.job_id = r.job_id and t.id = r.task_id
-  join penstock.lanes l on l.id = t.lane_id
-where l.provider is not null group by t.tenant_id, l.provider, r.outcome;
-comment on view penstock.provider_outcomes is 'Outcomes and mean duration of tasks at each provider.';
+select d.tenant_id, p.provider, d.outcome, count(*) filter (where p.provider = d.provider) as tasks,
+  avg(extract(epoch from d.duration)) filter (where p.provider = d.provider) as seconds, sum(p.cost) as cost
+from (
+  select t.tenant_id, t.job_id, t.id, l.provider, r.outcome, r.finished_at - r.started_at as duration
+  from penstock.results r join penstock.tasks t on t.job_id = r.job_id and t.id = r.task_id
+    join penstock.lanes l on l.id = t.lane_id) as d
+-- Earlier attempts may have cost something at other providers.
+cross join lateral (
+  select x.provider, sum(x.cost) as cost from (
+    select d.provider, 0::numeric as cost
+    union all
+    select c.provider, c.base_amount from penstock.cost_entries c
+    where c.job_id = d.job_id and c.task_id = d.id) as x
+  where x.provider is not null group by x.provider) as p
+group by d.tenant_id, p.provider, d.outcome;
+comment on view penstock.provider_outcomes is
+  'Outcomes and mean duration of tasks that ended at each provider, and what these and tasks that moved on '
+  'cost there, in the base currency.';
 
 create or replace view penstock.bulk_list with (security_invoker = true) as
 select j.id, j.tenant_id, j.type, j.status, j.status_reason, j.created_by, j.created_at, j.started_at,

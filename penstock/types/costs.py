@@ -63,6 +63,31 @@ class CostEntry:
     base_amount: Decimal
     corrects: int | None
     reason: str | None
+    is_estimate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BillLine:
+    """A line of a provider's usage export: what an item, such as a model, cost on a day (UTC)."""
+
+    day: date
+    item: str
+    amount: Decimal
+    currency: str
+
+
+@dataclass(frozen=True, slots=True)
+class CostDifference:
+    """A provider's month in the base currency: the ledger, the estimates in it, the bill, ledger minus bill.
+
+    `billed` and `difference` are None while no bill was imported.
+    """
+
+    provider: str
+    booked: Decimal
+    estimated: Decimal
+    billed: Decimal | None
+    difference: Decimal | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -414,6 +414,8 @@ def prepare(contract: Contract) -> Contract:
     kinds = [{"name": name, "backoff_seconds": 0, "raw_tasks": True} for name in KINDS]
     contract.value("define_kinds", kinds=Jsonb(kinds))
     contract.value("define_job_type", name="report")
+    # Shorter than the default, so that a lease expires before 31 seconds have passed.
+    contract.execute("update penstock.settings set value = '30' where name = 'lease_seconds'")
     return contract
 
 

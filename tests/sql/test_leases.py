@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from penstock.postgres import db
 from penstock.testing import Clock
 from tests.sql.conftest import Contract, graph
 
@@ -63,6 +65,26 @@ class TestClaim:
         sql.start([{"kind": "work", "max_attempts": 9, "timeout_seconds": 2.5}])
         task = sql.claim_one()
         assert (task["max_attempts"], task["timeout_seconds"]) == (9, 2.5)
+
+    def test_a_heartbeat_every_60_seconds_keeps_the_default_lease(
+        self, conn: db.SyncConnection, tenant: uuid.UUID, clock: Clock
+    ) -> None:
+        """R1.11/default-lease: a claim with three arguments, heartbeats of 60 s, one of which gets lost."""
+        clock.freeze()
+        sql = Contract(conn, tenant)
+        kind(sql)
+        sql.start()
+        (task,) = sql.execute("select * from penstock.claim_tasks('worker-1', 5, array['work'])")
+        for seconds in (60, 60, 120, 60):
+            clock.advance(seconds=seconds)
+            assert sql.reclaim() == 0
+            assert sql.value("heartbeat_task", task_id=task["id"], worker_id="worker-1")
+        clock.advance(seconds=60)
+        assert sql.value("complete_task", task_id=task["id"], worker_id="worker-1", output=Jsonb({"ok": True}))
+        sql.start()
+        sql.execute("select * from penstock.claim_tasks('worker-2', 5, array['work'])")
+        clock.advance(seconds=151)
+        assert sql.reclaim() == 1
 
     def test_lasts_as_long_as_the_setting_says(self, sql: Contract, clock: Clock) -> None:
         sql.value("set_setting", name="lease_seconds", value=Jsonb(77))

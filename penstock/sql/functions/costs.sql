@@ -156,23 +156,6 @@ $$;
 comment on function penstock._has_price(text, uuid, timestamptz) is
   'Whether a provider has any price at this time.';
 
-create or replace function penstock._estimated_cost(p_provider text, p_tenant_id uuid, p_units jsonb)
-returns numeric language sql stable set search_path = penstock, pg_temp as $$
-  select case when p_provider is null then 0 when not _has_price(p_provider, p_tenant_id, _now()) then null
-    else (
-    select coalesce(sum(p.base_amount), 0)
-    from _price_units(p_provider, p_tenant_id, _whole_units(
-      case when p_units ?| array['tokens', 'input_tokens', 'output_tokens'] then p_units
-        -- The task names no tokens although the provider charges for them: use the endpoint's default.
-        when exists (select from prices x where x.provider = p_provider
-          and x.meter in ('tokens', 'input_tokens', 'output_tokens'))
-        then coalesce(p_units, '{}')
-          || jsonb_build_object('tokens', (_endpoint(p_provider, p_tenant_id)).default_tokens)
-        else coalesce(p_units, '{}') end, true), 'standard', _now()) as p) end
-$$;
-comment on function penstock._estimated_cost(text, uuid, jsonb) is
-  'The highest expected cost of a task with these units; null if its provider has no price.';
-
 create or replace function penstock._add_up_costs()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin

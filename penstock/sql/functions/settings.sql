@@ -8,7 +8,8 @@ comment on function penstock._setting(text) is 'The value of a setting.';
 
 insert into penstock.settings (name, value, comment) values
   ('maintenance', 'false', 'While true, no task is claimed; running tasks end normally.'),
-  ('lease_seconds', '30', 'How long a lease lasts without a heartbeat.'),
+  ('lease_seconds', '150',
+    'How long a lease lasts without a heartbeat. 150: one heartbeat of every 60 seconds may get lost.'),
   ('max_deaths', '3', 'A task whose worker dies this many times becomes a dead letter.'),
   ('reclaim_jitter_seconds', '0',
     'Tasks of a worker that died start again after a random time of at most this; 0: at once.'),

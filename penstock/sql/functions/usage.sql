@@ -84,7 +84,7 @@ declare
     join lanes l on l.id = (x.held).lane_id order by x.n);
 begin
   return _note_attempts(p_leases, v_units, p_is_estimate, p_details, v_now)
-    || _price_attempts(p_leases, v_units, p_variant, v_now);
+    || _charge_costs(p_leases, v_units, p_variant, p_is_estimate, null, v_now);
 end
 $$;
 comment on function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, jsonb) is
@@ -121,8 +121,9 @@ $$;
 comment on function penstock._note_attempts(penstock.leases[], jsonb[], boolean, jsonb, timestamptz) is
   'Records the usage of attempts and returns the bookings for their tenants'' accounts.';
 
-create or replace function penstock._price_attempts(
-  p_leases penstock.leases[], p_units jsonb[], p_variant text, p_now timestamptz)
+create or replace function penstock._charge_costs(
+  p_leases penstock.leases[], p_units jsonb[], p_variant text, p_is_estimate boolean, p_reason text,
+  p_now timestamptz)
 returns penstock.booking[] language plpgsql set search_path = penstock, pg_temp as $$
 -- Lock order: see claim.sql.
 declare
@@ -141,10 +142,10 @@ begin
       and a.tenant_id = (g.held).tenant_id and a.units = g.units
   ), charged as (
     insert into cost_entries (at, tenant_id, job_id, task_id, lease, provider, cost_type, meter, variant,
-      unit_count, amount, currency, base_amount, price_id, started_at, ended_at)
+      unit_count, amount, currency, base_amount, price_id, started_at, ended_at, is_estimate, reason)
     select p_now, (p.held).tenant_id, (p.held).job_id, (p.held).task_id, (p.held).lease, p.provider,
       p.cost_type, p.meter, p_variant, p.unit_count,
-      p.amount, p.currency, p.base_amount, p.price_id, (p.held).started_at, p_now
+      p.amount, p.currency, p.base_amount, p.price_id, (p.held).started_at, p_now, p_is_estimate, p_reason
     from priced p
   ), met as materialized (
     select h.hold, g.units || case when c.cost is null then '{}'
@@ -168,8 +169,37 @@ begin
   return v_bookings;
 end
 $$;
-comment on function penstock._price_attempts(penstock.leases[], jsonb[], text, timestamptz) is
+comment on function penstock._charge_costs(
+  penstock.leases[], jsonb[], text, boolean, text, timestamptz) is
   'Records the costs of attempts, deducts usage and costs from their holds, and returns the bookings.';
+
+create or replace function penstock._charge_unreported(p_leases penstock.leases[])
+returns penstock.booking[] language plpgsql set search_path = penstock, pg_temp as $$
+-- Lock order: see claim.sql.
+declare
+  v_leases leases[];
+  v_units jsonb[];
+begin
+  -- A lost attempt has no report, and a timeout ends one before its report. The provider may bill both.
+  select array_agg(l order by l.lease), array_agg(_priced_units(n.provider, l.tenant_id, t.units)
+    order by l.lease)
+  into v_leases, v_units
+  from unnest(p_leases) as l join lanes n on n.id = l.lane_id
+  cross join lateral (
+    select x.units from tasks x where x.job_id = l.job_id and x.id = l.task_id offset 0) as t
+  where n.provider is not null and (l.is_canceled or exists (
+    select from attempts a where a.job_id = l.job_id and a.task_id = l.task_id and a.lease = l.lease
+      and (a.outcome = 'lost' or a.error_code = 'timeout')));
+  if v_leases is null then
+    return '{}';
+  end if;
+  return _charge_costs(v_leases, v_units, 'standard', true,
+    'estimate: the attempt ended without a report', _now());
+end
+$$;
+comment on function penstock._charge_unreported(penstock.leases[]) is
+  'Records the estimated costs of lost and timed-out attempts, which counts against budgets, and returns '
+  'the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.';
 
 create or replace function penstock._shrink_bookings(p_hold penstock.holds, p_units jsonb)
 returns penstock.booking[] language sql stable set search_path = penstock, pg_temp as $$
@@ -337,18 +367,18 @@ begin
   if cardinality(v_leases) = 0 then
     return;
   end if;
-  if p_is_success then
-    -- An attempt that reported nothing is charged its estimate.
-    -- One that reported its usage before it waited is not charged again.
-    v_silent := array(
-      select l from unnest(p_leases) as l where l.is_gated and l.usage is null and not exists (
-        select from waits w where w.job_id = l.job_id and w.task_id = l.task_id and w.has_usage));
-    if cardinality(v_silent) > 0 then
-      v_bookings := _charge_attempts(v_silent, array(
-        select coalesce(t.units, '{}') from unnest(v_silent) with ordinality as l
-        cross join lateral (select x.units from tasks x where x.job_id = l.job_id
-          and x.id = l.task_id offset 0) as t order by l.ordinality), true, 'standard', null);
-    end if;
+  -- An attempt that reported nothing is charged its estimate.
+  -- One that reported its usage before it waited is not charged again.
+  v_silent := array(
+    select l from unnest(p_leases) as l where l.is_gated and l.usage is null and not exists (
+      select from waits w where w.job_id = l.job_id and w.task_id = l.task_id and w.has_usage));
+  if cardinality(v_silent) > 0 and p_is_success then
+    v_bookings := _charge_attempts(v_silent, array(
+      select coalesce(t.units, '{}') from unnest(v_silent) with ordinality as l
+      cross join lateral (select x.units from tasks x where x.job_id = l.job_id
+        and x.id = l.task_id offset 0) as t order by l.ordinality), true, 'standard', null);
+  elsif cardinality(v_silent) > 0 then
+    v_bookings := _charge_unreported(v_silent);
   end if;
   with gone as (
     update holds h set settled_at = _now(), status = case when h.spent = '{}' then 'released'
@@ -373,7 +403,8 @@ end
 $$;
 comment on function penstock._settle(penstock.leases[], boolean, penstock.leases[]) is
   'Settles the holds of attempts that have ended: a success is charged the reported usage or else its '
-  'estimate, other attempts (and stopped ones) only the reported usage. The rest of each hold is released. '
+  'estimate, a lost or timed-out attempt the reported usage or else its estimated costs, other attempts (and '
+  'stopped ones) only the reported usage. The rest of each hold is released. '
   'Called once per transaction, so that accounts are locked in their order.';
 
 create or replace function penstock.get_usage_status(p_tenant_id uuid default null)
