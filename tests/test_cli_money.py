@@ -277,11 +277,19 @@ def test_estimates_are_reconciled_with_a_bill(
     run_all(db)  # Two successes without a report: 1.20 USD estimated.
     month = db.execute("select to_char(penstock._now() at time zone 'utc', 'YYYY-MM') as month")[0]["month"]
     export = tmp_path / "usage.csv"
-    export.write_text(f"date,line_item,cost\n{month}-01,model,0.5\n{month}-02,model,0.25\n{month}-02,model,0.15\n")
+    export.write_text(
+        f"date,line_item,cost\n{month}-01,model,0.5\n{month}-02,model,0.25\n{month}-02,model,0.15\n"
+    )
     columns = ("--day", "date", "--amount", "cost", "--item", "line_item")
-    assert penstock("costs", "import", "test", export, *columns).out == "Imported 2 lines.\n"
+    imported = penstock("costs", "import", "test", export, *columns)
+    assert (imported.out, imported.err) == ("Imported 2 lines.\n", "")
     [line] = penstock("costs", "differences", month, "-o", "json").json
-    assert (line["booked"], line["estimated"], line["billed"], line["difference"]) == ("1.2", "1.2", "0.9", "0.3")
+    assert (line["booked"], line["estimated"], line["billed"], line["difference"]) == (
+        "1.2",
+        "1.2",
+        "0.9",
+        "0.3",
+    )
     done = penstock("costs", "reconcile", "test", month)
     assert lines(done)[1] == ["test", "0.90", "USD", "0.90", "USD", "0.90", "USD", "0.00", "USD"]
     assert "Corrected 2 estimates." in done.err

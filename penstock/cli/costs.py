@@ -160,10 +160,10 @@ async def correct(
 async def import_bill(
     pool: db.Pool,
     provider: Annotated[str, typer.Argument(show_default=False, help="Provider, for example openai.")],
-    file: Annotated[Path, typer.Argument(show_default=False, help="Its usage export: CSV, TSV, XLSX or JSONL.")],
+    file: Annotated[Path, typer.Argument(show_default=False, help="Its export: CSV, TSV, XLSX, JSONL.")],
     day: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the day, UTC.")] = "day",
     amount: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the amount.")] = "amount",
-    item: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the item, if there is one.")] = "item",
+    item: Annotated[str, typer.Option(metavar="COLUMN", help="Column with the item, if any.")] = "item",
     currency: Annotated[
         str | None, typer.Option(help="Currency (default: column `currency`, or the base currency).")
     ] = None,
@@ -173,19 +173,18 @@ async def import_bill(
     with sources.open(file) as source:
         missing = {day, amount} - set(source.columns)
         if missing:
-            raise Invalid(
-                f"{file.name} has no column {', '.join(sorted(missing))} (columns: {', '.join(source.columns)})",
-                code="usage",
-            )
-        found = [
-            BillLine(
-                _day(row.data[day], f"row {row.number}"),
-                str(row.data.get(item) or ""),
-                amount_of(str(row.data[amount]), f"{amount} in row {row.number}"),
-                currency or str(row.data.get("currency") or other).upper(),
-            )
-            for row in source
-        ]
+            names = ", ".join(source.columns)
+            raise Invalid(f"{file.name} has no column {min(missing)} (columns: {names})", code="usage")
+        rows = list(source)
+    found = [
+        BillLine(
+            _day(row.data.get(day), f"row {row.number}"),
+            str(row.data.get(item) or ""),
+            amount_of(str(row.data.get(amount)), f"{amount} in row {row.number}"),
+            currency or str(row.data.get("currency") or other).upper(),
+        )
+        for row in rows
+    ]
     count = await bills.import_lines(pool, provider=provider, lines=found)
     output.document({"lines": count}, lambda: print(f"Imported {counted(count, 'line')}."))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import date
 from decimal import Decimal
 from typing import Any
@@ -17,11 +18,8 @@ async def import_lines(database: db.Database, *, provider: str, lines: Sequence[
     They replace earlier lines of the days that they are for. `provider` is the part of a provider's name
     before the slash.
     """
-    documents = [
-        {"day": line.day.isoformat(), "item": line.item, "amount": str(line.amount), "currency": line.currency}
-        for line in lines
-    ]
-    return await db.value(database, "import_bill", p_provider=provider, p_lines=documents)
+    documents = [asdict(line) | {"day": line.day.isoformat()} for line in lines]
+    return await db.value(database, "import_bill", p_provider=provider, p_lines=db.exact_json(documents))
 
 
 async def differences(database: db.Database, *, month: date) -> list[CostDifference]:
@@ -31,8 +29,7 @@ async def differences(database: db.Database, *, month: date) -> list[CostDiffere
 
 
 async def reconcile(database: db.Database, *, provider: str, month: date) -> tuple[CostDifference, int]:
-    """Correct a provider's estimates by its bill; returns the new comparison and the number of corrections."""
-    found: dict[str, Any] = await db.value(database, "reconcile_costs", p_provider=provider, p_month=month)
-    corrections = found.pop("corrections")
-    amounts = {name: None if value is None else Decimal(str(value)) for name, value in found.items() if name != "provider"}
-    return CostDifference(provider=found["provider"], **amounts), corrections  # pyright: ignore[reportArgumentType]
+    """Correct a provider's estimates by its bill; returns the comparison and the number of corrections."""
+    found: dict[str, Any] = await db.document(database, "reconcile_costs", p_provider=provider, p_month=month)
+    amounts = {name: Decimal(found[name]) for name in ("booked", "estimated", "billed", "difference")}
+    return CostDifference(found["provider"], **amounts), found["corrections"]

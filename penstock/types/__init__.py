@@ -26,9 +26,9 @@ from penstock.types.bulks import (
     SourceCheck,
 )
 from penstock.types.costs import (
+    BillLine,
     By,
     ComparedPrice,
-    BillLine,
     CostDay,
     CostDifference,
     CostEntry,
@@ -86,6 +86,7 @@ __all__ = [
     "AuditHead",
     "AuditLine",
     "AuditSeal",
+    "BillLine",
     "BillingLink",
     "BillingStatus",
     "BindingKind",
@@ -97,7 +98,6 @@ __all__ = [
     "Cause",
     "Channel",
     "ComparedPrice",
-    "BillLine",
     "CostDay",
     "CostDifference",
     "CostEntry",

@@ -31,7 +31,9 @@ def lose(sql: Contract, clock: Clock) -> None:
 
 
 def bill(sql: Contract, *lines: tuple[str, str, Any], name: str = "test", currency: str = "USD") -> int:
-    given = [{"day": day, "item": item, "amount": str(amount), "currency": currency} for day, item, amount in lines]
+    given = [
+        {"day": day, "item": item, "amount": str(amount), "currency": currency} for day, item, amount in lines
+    ]
     return sql.value("import_bill", provider=name, lines=Jsonb(given))
 
 
@@ -59,7 +61,12 @@ class TestUnreported:
         sql.fail(sql.claim_one(), "too slow", error_code="timeout")
         assert (estimates(sql), cost(sql, job)) == ([2, 2], 4)
         line = sql.one("select min(id) from penstock.cost_entries")
-        sql.value("record_cost", cost_type="inference", amount=D(-2), options=Jsonb({"corrects": line, "reason": "not billed"}))
+        sql.value(
+            "record_cost",
+            cost_type="inference",
+            amount=D(-2),
+            options=Jsonb({"corrects": line, "reason": "not billed"}),
+        )
         assert cost(sql, job) == 2
         assert sql.one("select count(*) from penstock.usage_events") == 0
 
@@ -127,14 +134,31 @@ class TestBills:
         return sql
 
     def test_the_report_compares_the_ledger_with_the_bill(self, lost: Contract) -> None:
-        assert difference(lost) == {"provider": "test", "booked": 8, "estimated": 4, "billed": None, "difference": None}
+        assert difference(lost) == {
+            "provider": "test",
+            "booked": 8,
+            "estimated": 4,
+            "billed": None,
+            "difference": None,
+        }
         assert bill(lost, ("2026-03-10", "gpt", 3), ("2026-03-10", "gpt", 2), ("2026-04-01", "gpt", 7)) == 2
-        assert difference(lost) == {"provider": "test", "booked": 8, "estimated": 4, "billed": 5, "difference": 3}
+        assert difference(lost) == {
+            "provider": "test",
+            "booked": 8,
+            "estimated": 4,
+            "billed": 5,
+            "difference": 3,
+        }
 
     def test_estimates_shrink_to_the_bill(self, lost: Contract) -> None:
         bill(lost, ("2026-03-10", "gpt", 5))
         after = lost.value("reconcile_costs", provider="test", month="2026-03-31")
-        assert (after["booked"], after["estimated"], after["difference"], after["corrections"]) == (5, 1, 0, 2)
+        assert (after["booked"], after["estimated"], after["difference"], after["corrections"]) == (
+            5,
+            1,
+            0,
+            2,
+        )
         assert lost.value("reconcile_costs", provider="test", month="2026-03-31")["corrections"] == 0
         assert lost.one("select sum(base_amount) from penstock.cost_entries") == 5
         assert lost.execute("select * from penstock.check_accounts()") == []
@@ -188,7 +212,12 @@ class TestOwnPrices:
     def price_as(self, sql: Contract, role: str) -> int:
         user = uuid.uuid4()
         sql.execute("insert into auth.users (id, email) values (%s, %s)", user, f"{user}@test")
-        sql.execute("insert into penstock.members (tenant_id, user_id, role) values (%s, %s, %s)", sql.tenant, user, role)
+        sql.execute(
+            "insert into penstock.members (tenant_id, user_id, role) values (%s, %s, %s)",
+            sql.tenant,
+            user,
+            role,
+        )
         with acting(sql, user):
             return sql.value("set_own_price", provider=NAME, meter="images", amount=3, tenant_id=sql.tenant)
 

@@ -80,7 +80,9 @@ class TestClaim:
             assert sql.reclaim() == 0
             assert sql.value("heartbeat_task", task_id=task["id"], worker_id="worker-1")
         clock.advance(seconds=60)
-        assert sql.value("complete_task", task_id=task["id"], worker_id="worker-1", output=Jsonb({"ok": True}))
+        assert sql.value(
+            "complete_task", task_id=task["id"], worker_id="worker-1", output=Jsonb({"ok": True})
+        )
         sql.start()
         sql.execute("select * from penstock.claim_tasks('worker-2', 5, array['work'])")
         clock.advance(seconds=151)
