@@ -377,6 +377,8 @@ def _dump(value: Any) -> str:
         case dict():
             items = cast("dict[str, Any]", value).items()
             return "{" + ", ".join(f"{json.dumps(name)}: {_dump(item)}" for name, item in items) + "}"
+        case list():
+            return "[" + ", ".join(_dump(item) for item in cast("list[Any]", value)) + "]"
         case _:
             return json.dumps(value)
 
