@@ -12,7 +12,8 @@ begin
       format('p_provider must be the part of a provider''s name before the slash, like openai (got %L)',
         left(p_provider, 200)), '{"field": "p_provider"}');
   end if;
-  if jsonb_typeof(p_lines) is distinct from 'array' or jsonb_array_length(p_lines) not between 1 and 100000 then
+  if jsonb_typeof(p_lines) is distinct from 'array'
+     or jsonb_array_length(p_lines) not between 1 and 100000 then
     perform _refuse(422, 'invalid_bill', 'p_lines must be an array of 1 to 100000 objects with day, item, '
       'amount and currency', '{"field": "p_lines"}');
   end if;
@@ -42,7 +43,8 @@ begin
   from jsonb_to_recordset(p_lines) as x(day date, item text, amount numeric, currency text)
   group by x.day, coalesce(x.item, ''), x.currency;
   get diagnostics v_count = row_count;
-  perform _audit(null, 'bill.imported', null, 'provider:' || p_provider, jsonb_build_object('lines', v_count));
+  perform _audit(null, 'bill.imported', null, 'provider:' || p_provider,
+    jsonb_build_object('lines', v_count));
   return v_count;
 end
 $$;
