@@ -69,6 +69,8 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "tests": "tests/sql/test_audit_seals.py",
         "docs": "docs/security.md",
     },
+    # Operators import and compare bills on the command line.
+    "bills": {"api": None, "cli": "penstock/cli/costs.py", "dashboard": None, "docs": "docs/money.md"},
     # A job's page shows its files.
     "artifacts": {"dashboard": "penstock/dashboard/jobs.py"},
     # The command is `penstock bulk`.
