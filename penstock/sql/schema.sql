@@ -405,6 +405,24 @@ table penstock.audit_seals
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.bill_lines
+  comment: What providers billed, from their usage exports, to compare it with the ledger of costs.
+  row security: enabled
+  column provider: text not null
+  column day: date not null
+  column item: text not null
+  column amount: numeric not null
+  column currency: text not null
+  column base_amount: numeric not null
+  column imported_at: timestamp with time zone not null
+  constraint bill_lines_amount_check: CHECK (((amount > '-1000000000000'::numeric) AND (amount < '1000000000000'::numeric)))
+  constraint bill_lines_currency_check: CHECK ((currency ~ '^[A-Z]{3}$'::text))
+  constraint bill_lines_item_check: CHECK ((length(item) <= 200))
+  constraint bill_lines_pkey: PRIMARY KEY (provider, day, item, currency)
+  constraint bill_lines_provider_check: CHECK ((provider ~ '^[a-z0-9][a-z0-9_.-]{0,99}$'::text))
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.billing_accounts
   comment: The customer of a tenant at Stripe. The first customer that is bound stays.
   row security: enabled
@@ -566,6 +584,7 @@ table penstock.cost_entries
   column ended_at: timestamp with time zone
   column key: text
   column reason: text
+  column is_estimate: boolean not null default false
   comment on column base_amount: The amount in the base currency, at the exchange rate of its day.
   constraint cost_entries_corrects_fkey: FOREIGN KEY (corrects) REFERENCES penstock.cost_entries(id)
   constraint cost_entries_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
@@ -573,6 +592,7 @@ table penstock.cost_entries
   constraint cost_entries_reason_check: CHECK ((length(reason) <= 1000))
   index cost_entries_at: CREATE INDEX cost_entries_at ON penstock.cost_entries USING brin (at)
   index cost_entries_corrects: CREATE INDEX cost_entries_corrects ON penstock.cost_entries USING btree (corrects) WHERE (corrects IS NOT NULL)
+  index cost_entries_estimates: CREATE INDEX cost_entries_estimates ON penstock.cost_entries USING btree (provider, at) WHERE is_estimate
   index cost_entries_job: CREATE INDEX cost_entries_job ON penstock.cost_entries USING btree (job_id, id) WHERE (job_id IS NOT NULL)
   index cost_entries_key: CREATE UNIQUE INDEX cost_entries_key ON penstock.cost_entries USING btree (tenant_id, key) WHERE (key IS NOT NULL)
   index cost_entries_task: CREATE INDEX cost_entries_task ON penstock.cost_entries USING btree (job_id, task_id) WHERE (task_id IS NOT NULL)
@@ -2171,13 +2191,15 @@ view penstock.provider_list
   grant to service_role: select
 
 view penstock.provider_outcomes
-  comment: Outcomes and mean duration of tasks at each provider.
+  comment: Outcomes and mean duration of tasks that ended at each provider, and what these and tasks that moved on cost there, in the base currency.
   options: security_invoker=true
   column tenant_id: uuid
   column provider: text
   column outcome: text
   column tasks: bigint
   column seconds: numeric
+  column cost: numeric
+  reads penstock.cost_entries: base_amount, job_id, provider, task_id
   reads penstock.lanes: id, provider
   reads penstock.results: finished_at, job_id, outcome, started_at, task_id
   reads penstock.tasks: id, job_id, lane_id, tenant_id
@@ -2571,8 +2593,24 @@ function penstock._charge_attempts(penstock.leases[], jsonb[], boolean, text, js
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 44a88ca3eb36c192e3ebebc54bb790de
+  body: sha256 9b8bf4e71a4b9b130981f0f39c908925
   comment: Records the usage and costs of attempts, deducts them from their holds, and returns the bookings.
+
+function penstock._charge_costs(penstock.leases[], jsonb[], text, boolean, text, timestamp with time zone)
+  arguments: p_leases penstock.leases[], p_units jsonb[], p_variant text, p_is_estimate boolean, p_reason text, p_now timestamp with time zone
+  returns: penstock.booking[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3316b0d7ebbf268c0fb6d744144bc8e1
+  comment: Records the costs of attempts, deducts usage and costs from their holds, and returns the bookings.
+
+function penstock._charge_unreported(penstock.leases[])
+  arguments: p_leases penstock.leases[]
+  returns: penstock.booking[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a2bdd2e278a4e45870fddfc1457229f3
+  comment: Records the estimated costs of lost and timed-out attempts, which counts against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.
 
 function penstock._check_answer(penstock.waits, text, jsonb)
   arguments: p_wait penstock.waits, p_option text, p_payload jsonb
@@ -2883,6 +2921,14 @@ function penstock._compact()
   settings: search_path=penstock, pg_temp
   body: sha256 d515effa7af0bd2693386dff8e065b74
   comment: Merges the usage and cost rows since the last call into daily sums.
+
+function penstock._correct_estimates(text, timestamp with time zone, timestamp with time zone, numeric)
+  arguments: p_provider text, p_starts timestamp with time zone, p_ends timestamp with time zone, p_share numeric
+  returns: penstock.cost_entries[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fe69d797e0f11fd93f1d82c1cb2c5a8f
+  comment: Adds a correction to each estimate of a provider in this time that leaves the given share of it, and returns the corrections.
 
 function penstock._corrected_entry(penstock.cost_entries, numeric, text, uuid)
   arguments: p_correction penstock.cost_entries, p_amount numeric, p_currency text, p_tenant_id uuid
@@ -3200,7 +3246,7 @@ function penstock._estimated_cost(text, uuid, jsonb)
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 bb24e0f92c8fd5bb9e1da9007e5a52af
+  body: sha256 9a4c7990209617ff3584ca281074635d
   comment: The highest expected cost of a task with these units; null if its provider has no price.
 
 function penstock._estimated_units(text, uuid, jsonb)
@@ -4242,14 +4288,6 @@ function penstock._price(text, uuid, text, text, timestamp with time zone)
   body: sha256 3561f8ac5ecc0aa896461c077f051057
   comment: The price that is valid at this time.
 
-function penstock._price_attempts(penstock.leases[], jsonb[], text, timestamp with time zone)
-  arguments: p_leases penstock.leases[], p_units jsonb[], p_variant text, p_now timestamp with time zone
-  returns: penstock.booking[]
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 59e46e9249be85374f78cb1903a91233
-  comment: Records the costs of attempts, deducts usage and costs from their holds, and returns the bookings.
-
 function penstock._price_units(text, uuid, jsonb, text, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_units jsonb, p_variant text, p_at timestamp with time zone
   returns: TABLE(meter text, unit_count numeric, cost_type text, amount numeric, currency text, base_amount numeric, price_id bigint)
@@ -4257,6 +4295,14 @@ function penstock._price_units(text, uuid, jsonb, text, timestamp with time zone
   settings: search_path=penstock, pg_temp
   body: sha256 17772ba78c5b30fac3c2153d3f934436
   comment: The cost of units at a provider, one row for each meter.
+
+function penstock._priced_units(text, uuid, jsonb)
+  arguments: p_provider text, p_tenant_id uuid, p_units jsonb
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 601bff76cc2686d9dc6339cc746597a0
+  comment: The units of a task as a call at this provider is priced before anything was reported.
 
 function penstock._promote(integer)
   arguments: p_limit integer
@@ -4751,8 +4797,8 @@ function penstock._settle(penstock.leases[], boolean, penstock.leases[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 32c8735561dad5b5d2009d8e4bd790f5
-  comment: Settles the holds of attempts that have ended: a success is charged the reported usage or else its estimate, other attempts (and stopped ones) only the reported usage. The rest of each hold is released. Called once per transaction, so that accounts are locked in their order.
+  body: sha256 e8f74a9077ab864a6d3d5b6f05025ef3
+  comment: Settles the holds of attempts that have ended: a success is charged the reported usage or else its estimate, a lost or timed-out attempt the reported usage or else its estimated costs, other attempts (and stopped ones) only the reported usage. The rest of each hold is released. Called once per transaction, so that accounts are locked in their order.
 
 function penstock._settle_batch(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
   arguments: p_worker_id text, p_outcome text, p_task_ids bigint[], p_leases bigint[], p_ended penstock.leases[], p_outputs jsonb[] DEFAULT NULL::jsonb[], p_limit integer DEFAULT NULL::integer
@@ -5493,6 +5539,15 @@ function penstock.confirm_job(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.cost_differences(date)
+  arguments: p_month date
+  returns: TABLE(provider text, booked numeric, estimated numeric, billed numeric, difference numeric)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d031c486a129aeef3368cc37c4d78a38
+  comment: For each provider, in the base currency, what the ledger has for a month (UTC), how much of that is estimated, what the provider billed, and the ledger minus the bill (null: no bill was imported).
+  grant to service_role: execute
+
 function penstock.create_api_key(text, text, jsonb)
   arguments: p_name text, p_role text, p_options jsonb DEFAULT '{}'::jsonb
   returns: TABLE(id uuid, tenant_id uuid, prefix text, secret text, scopes text[], expires_at timestamp with time zone)
@@ -5939,6 +5994,15 @@ function penstock.heartbeat_tasks(text, jsonb, integer)
   comment: Extends a worker's leases [{"id", "lease"}] and returns those that are gone, with lease_lost or canceled.
   grant to service_role: execute
 
+function penstock.import_bill(text, jsonb)
+  arguments: p_provider text, p_lines jsonb
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2ded0af54efb63bab547de2e072eab3b
+  comment: Stores lines of a provider's usage export: [{"day", "item", "amount", "currency"}]. Lines with the same day, item and currency are added up. An import replaces earlier ones for the days that it has lines for. Returns the number of lines stored.
+  grant to service_role: execute
+
 function penstock.is_member(uuid, text[])
   arguments: p_tenant_id uuid, p_roles text[] DEFAULT '{owner,admin,member,viewer}'::text[]
   returns: boolean
@@ -6341,6 +6405,15 @@ function penstock.reclaim_stale_tasks()
   settings: search_path=penstock, pg_temp
   body: sha256 3dd76d7d0290a938cb001cc54801202d
   comment: Requeues tasks whose lease has expired, or moves them to the dead letters when too many of their workers died. Handles a bounded number and returns it; there may be more.
+  grant to service_role: execute
+
+function penstock.reconcile_costs(text, date)
+  arguments: p_provider text, p_month date
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c1e68e10c6f3361904a6a88aa89a04ac
+  comment: Corrects the estimates of a provider in a month (UTC) by the bill that was imported: all by the same share, down to what the bill leaves beside the reported costs, never below 0 and never up. Returns the line of cost_differences after that, with the number of corrections. Repeating it changes nothing.
   grant to service_role: execute
 
 function penstock.reconcile_operation(uuid, text, jsonb)
@@ -6781,6 +6854,16 @@ function penstock.set_notification_target(text, text, text[], jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 e7a30e033af796b1fd4414f93f4e4b91
   comment: Creates or changes a target of notifications. Events: alert, job.completed, job.failed, bulk.completed. Options: tenant_id, is_enabled. The secret that signs a new webhook is returned once.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.set_own_price(text, text, numeric, jsonb, uuid)
+  arguments: p_provider text, p_meter text, p_amount numeric, p_options jsonb DEFAULT '{}'::jsonb, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: bigint
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cbe230be5372ccf5fc919d7a32ae8a1f
+  comment: Adds a price at a provider that the tenant has for itself, as an owner of the tenant. Options: see set_price.
   grant to authenticated: execute
   grant to service_role: execute
 
