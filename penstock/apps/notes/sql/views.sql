@@ -1,0 +1,79 @@
+-- The seed's other tables over Penstock's, and lists of the dashboard. Each view runs with the reader's rights.
+
+create or replace view notes.user_profiles with (security_invoker = true) as
+select p.user_id as id, p.user_id, p.email, p.display_name as name, p.display_name,
+  f.facts ->> 'profile_bio' as profile_bio, f.facts ->> 'user_tier' as user_tier,
+  (f.facts ->> 'tier_started_at')::timestamptz as tier_started_at,
+  (f.facts ->> 'month_limit')::integer as month_limit, (f.facts ->> 'month_usage')::integer as month_usage,
+  (f.facts ->> 'month_usage')::real / nullif((f.facts ->> 'month_limit')::real
+    + coalesce((f.facts ->> 'allocation_override')::real, 0), 0) as percent_use,
+  (f.facts ->> 'allocation_override')::integer as allocation_override,
+  (f.facts ->> 'allocation_override_expires_at')::date as allocation_override_expires_at,
+  (f.facts ->> 'image_storage_bytes_used')::bigint as image_storage_bytes_used,
+  f.facts ->> 'stripe_customer_id' as stripe_customer_id,
+  f.facts ->> 'stripe_subscription_id' as stripe_subscription_id,
+  f.facts ->> 'subscription_status' as subscription_status,
+  (f.facts ->> 'subscription_current_period_end')::timestamptz as subscription_current_period_end,
+  p.created_at as member_since, f.facts ->> 'effective_tier' as effective_tier, p.tenant_id
+from penstock.profiles p cross join lateral notes._profile_facts(p.user_id, p.tenant_id) as f(facts);
+comment on view notes.user_profiles is
+  'Profiles with quota, tier and subscription. user_tier is what was bought, effective_tier what applies now.';
+
+create or replace trigger change_profile instead of update on notes.user_profiles
+  for each row execute function notes._change_profile();
+
+create or replace view notes.ai_usage_daily with (security_invoker = true) as
+select encode(substr(sha256(convert_to(u.tenant_id || u.action || u.day, 'UTF8')), 1, 16), 'hex')::uuid as id,
+  p.user_id, u.action as action_type, u.day as window_day,
+  coalesce(sum(u.amount) filter (where u.meter = 'managed_ai'), 0)::integer as request_count,
+  coalesce(sum(u.amount) filter (where u.meter = 'input_tokens'), 0)::bigint as input_tokens,
+  coalesce(sum(u.amount) filter (where u.meter = 'output_tokens'), 0)::bigint as output_tokens,
+  (extract(epoch from u.day::timestamp) * 1000)::bigint as created_at,
+  (extract(epoch from u.day::timestamp) * 1000)::bigint as updated_at
+from penstock.usage_days u join penstock.profiles p on p.tenant_id = u.tenant_id
+where u.action in ('transcribe', 'discover') group by u.tenant_id, p.user_id, u.action, u.day;
+comment on view notes.ai_usage_daily is 'Managed calls per user, action and UTC day. Own keys never appear here.';
+
+create or replace view notes.ai_usage_events with (security_invoker = true) as
+select u.id, p.user_id, u.action as action_type, u.at as created_at, u.provider,
+  u.details ->> 'prompt_name' as prompt_name, (u.details ->> 'prompt_version')::integer as prompt_version,
+  (u.details ->> 'prompt_fallback')::boolean as prompt_fallback, (u.details ->> 'fail_open')::boolean as fail_open
+from penstock.usage_events u join penstock.profiles p on p.tenant_id = u.tenant_id
+where u.details ? 'prompt_name';
+comment on view notes.ai_usage_events is 'The prompt of each managed call.';
+
+create or replace view notes.stripe_webhook_events with (security_invoker = true) as
+select w.key as event_id, w.type as event_type, w.received_at, w.processed_at, w.payload
+from penstock.webhooks w where w.source = 'stripe';
+comment on view notes.stripe_webhook_events is 'Events of Stripe, each applied once. For the service only.';
+
+create or replace view notes.admin_audit_log with (security_invoker = true) as
+select a.id, a.at as created_at, a.actor, a.action, a.subject, a.details, a.tenant_id
+from penstock.audit_log a where a.action like 'admin.%';
+comment on view notes.admin_audit_log is 'Actions of administrators, append-only.';
+
+create or replace view notes.orphans with (security_invoker = true) as
+select n.user_id, n.id as note_id, coalesce(n.source, n.book_id, '') as source
+from notes.notes n where n.tags = '[]' and not n.deleted;
+comment on view notes.orphans is 'Notes without ideas: the rows of a discovery.';
+
+-- Lists of the dashboard. They show no text: the reader may be somebody else who looks at the screen.
+
+create or replace view notes.book_list with (security_invoker = true) as
+select b.user_id, b.id, b.title, b.author, b.isbn, b.cover_url, b.deleted,
+  (select count(*) from notes.notes n where n.user_id = b.user_id and n.book_id = b.id and not n.deleted) as notes,
+  to_timestamp(b.updated_at / 1000.0) as changed_at
+from notes.books b;
+comment on view notes.book_list is 'Books with their number of notes.';
+
+create or replace view notes.note_list with (security_invoker = true) as
+select n.user_id, n.id, n.book_id, n.page, n.chapter, n.tags, n.source, n.text like 'enc:v1:%' as is_encrypted,
+  length(n.text) as characters, n.image_path is not null as has_image, n.deleted, n.change_seq,
+  to_timestamp(n.updated_at / 1000.0) as changed_at
+from notes.notes n;
+comment on view notes.note_list is 'Notes without their text.';
+
+create or replace view notes.device_list with (security_invoker = true) as
+select k.user_id, k.id, k.type, k.device_label, k.is_active, to_timestamp(k.created_at / 1000.0) as enrolled_at
+from notes.wrapped_key_blobs k;
+comment on view notes.device_list is 'Devices that hold the key of a library.';
