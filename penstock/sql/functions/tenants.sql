@@ -297,12 +297,19 @@ comment on function penstock._create_user(uuid, text) is
 
 create or replace function penstock.on_new_user()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_name text := left(coalesce(nullif(btrim(to_jsonb(new) #>> '{raw_user_meta_data,full_name}'), ''),
+    nullif(split_part(to_jsonb(new) ->> 'email', '@', 1), '')), 200);
 begin
   perform _create_user(new.id, to_jsonb(new) ->> 'email');
+  -- A name with control characters is nobody's name, and no reason to refuse the user.
+  update profiles set display_name = v_name where user_id = new.id and _is_clean(v_name);
   return new;
 end
 $$;
-comment on function penstock.on_new_user() is 'Creates a profile and a personal tenant for a new user.';
+comment on function penstock.on_new_user() is
+  'Creates a profile and a personal tenant for a new user. The name comes from full_name of the sign-up, '
+  'otherwise from the e-mail address.';
 
 create or replace function penstock._erase_tenant(p_tenant_id uuid)
 returns void language plpgsql set search_path = penstock, pg_temp as $$

@@ -29,11 +29,12 @@ begin
     'input_tokens', v_input, 'output_tokens', v_output), p_tenant_id);
   perform notes.insert_ai_usage_event(p_tenant_id, p_action, p_provider, p_details);
   for v_price in
-    select p.meter, p.amount, p.per, p.currency, p.cost_type, u.count from penstock.price_list p
+    select p.meter, p.amount, p.currency, p.cost_type, u.count from penstock.price_list p
     join (values ('input_tokens', v_input), ('output_tokens', v_output)) as u(meter, count) on u.meter = p.meter
-    where p.provider = p_provider and p.is_current and p.tenant_id is null and u.count > 0
+    where p.provider = p_provider and p.is_current and p.tenant_id is null
+      and p.variant = 'standard' and p.amount is not null and u.count > 0
   loop
-    perform penstock.record_cost(v_price.cost_type, v_price.count * v_price.amount / v_price.per,
+    perform penstock.record_cost(v_price.cost_type, v_price.count * v_price.amount,
       v_price.currency, p_tenant_id => p_tenant_id, p_options => jsonb_build_object('provider', p_provider,
         'meter', v_price.meter, 'unit_count', v_price.count, 'key', p_hold_id || '/' || v_price.meter));
   end loop;

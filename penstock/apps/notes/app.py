@@ -1,0 +1,24 @@
+"""The tasks, the bulk type and the HTTP functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from penstock import App
+
+SYNCED = (
+    "books",
+    "notes",
+    "custom_ideas",
+    "note_links",
+    "lenses",
+    "collections",
+    "collection_memberships",
+)
+
+app = App(
+    tenant="notes",
+    schema="notes",
+    sql=Path(__file__).parent / "sql",
+    writable_tables=[*SYNCED, "wrapped_key_blobs", "user_profiles", "waitlist_requests"],
+)

@@ -1,0 +1,474 @@
+"""The library of notes in the database alone: rows, rules, cascades, keys, counts, views."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import psycopg
+import pytest
+from psycopg.rows import dict_row
+from psycopg.types.json import Jsonb
+
+from penstock import testing
+from penstock.apps.notes.app import SYNCED, app
+from penstock.postgres import migrate
+from penstock.postgres.db import SyncConnection
+
+pytestmark = pytest.mark.every_postgres
+DENIED = "42501"
+
+
+@dataclass
+class Library:
+    """A user with a library."""
+
+    db: testing.Database
+    user: uuid.UUID
+    tenant: uuid.UUID
+
+    def one(self, query: str, *values: Any) -> Any:
+        [row] = self.db.execute(query, list(values))
+        return next(iter(row.values()))
+
+    @contextmanager
+    def acting(self, **claims: Any) -> Iterator[SyncConnection]:
+        """A transaction of the user."""
+        with psycopg.Connection[dict[str, Any]].connect(self.db.dsn, row_factory=dict_row) as conn:
+            every = {"sub": str(self.user), "role": "authenticated", "iat": int(time.time()), **claims}
+            conn.execute("select set_config('request.jwt.claims', %s, true)", [json.dumps(every)])
+            conn.execute("set local role authenticated")
+            yield conn
+
+    def call(self, query: str, *values: Any, **claims: Any) -> list[dict[str, Any]]:
+        with self.acting(**claims) as conn:
+            made = conn.execute(query, values)
+            return list(made.fetchall()) if made.description else []
+
+    def push(self, table: str, **record: Any) -> dict[str, Any]:
+        """Push one row, as a device does."""
+        record = {"created_at": 1, "updated_at": self.ms(), **record}
+        [row] = self.call(
+            "select * from penstock.push_changes(%s)", Jsonb([{"table": table, "record": record}])
+        )
+        return row
+
+    def ms(self) -> int:
+        return self.one("select notes._ms()")
+
+    def row(self, table: str, id: str) -> dict[str, Any]:
+        [row] = self.db.execute(
+            f"select * from notes.{table} where user_id = %s and id = %s", [self.user, id]
+        )
+        return dict(row)
+
+    def live(self, table: str) -> list[str]:
+        rows = self.db.execute(
+            f"select id from notes.{table} where user_id = %s and not deleted order by id", [self.user]
+        )
+        return [row["id"] for row in rows]
+
+    def refused(self, query: str, *values: Any, **claims: Any) -> tuple[str, str | None]:
+        """The SQLSTATE, and the code of an error with details."""
+        with pytest.raises(psycopg.Error) as caught:
+            self.call(query, *values, **claims)
+        detail = caught.value.diag.message_detail or ""
+        found = json.loads(detail).get("code") if detail.startswith("{") else None
+        return caught.value.sqlstate or "", found
+
+    def used(self, meter: str) -> int:
+        rows = self.db.execute(
+            "select used from penstock.accounts where tenant_id = %s and meter = %s and job_id is null",
+            [self.tenant, meter],
+        )
+        return int(sum(row["used"] for row in rows))
+
+
+def join(db: testing.Database, name: str = "ada", **columns: Any) -> Library:
+    user = uuid.uuid4()
+    db.execute("insert into auth.users (id, email) values (%s, %s)", [user, f"{name}-{user}@x.org"])
+    [row] = db.execute("select tenant_id from penstock.profiles where user_id = %s", [user])
+    return Library(db, user, row["tenant_id"])
+
+
+@pytest.fixture
+def library(db: testing.Database) -> Library:
+    assert app.own is not None
+    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
+    return join(db)
+
+
+def filled(library: Library) -> None:
+    """A book with two notes, a link, an idea, a lens and a collection with both notes."""
+    library.push("books", id="b1", title="Walden", isbn="978", cover_url="https://x.org/1.jpg")
+    library.push("notes", id="n1", book_id="b1", text="ponds", tags=["Nature", "Solitude"])
+    library.push("notes", id="n2", book_id="b1", text="beans", tags=["Nature"])
+    library.push("custom_ideas", id="i1", name="Ponds", description="water")
+    library.push("note_links", id="l1", from_note_id="n1", to_note_id="n2", relation_type="supports")
+    library.push("lenses", id="v1", name="Alone outside", leaf_ids=["Nature", "Solitude"])
+    library.push("collections", id="c1", name="Best")
+    for note in ("n1", "n2"):
+        library.push("collection_memberships", id=f"c1:{note}", note_id=note, collection_id="c1")
+
+
+def test_all_records_are_stored_with_cover_and_isbn(library: Library) -> None:
+    """R2.9/records, R2.14/covers: every table takes rows of a device and numbers them; another user sees none."""
+    filled(library)
+    assert {table: len(library.live(table)) for table in SYNCED} == {
+        "books": 1, "notes": 2, "custom_ideas": 1, "note_links": 1, "lenses": 1, "collections": 1,
+        "collection_memberships": 2,
+    }  # fmt: skip
+    book = library.row("books", "b1")
+    assert (book["isbn"], book["cover_url"]) == ("978", "https://x.org/1.jpg")
+    [link] = library.call("select relation_type from notes.note_links")
+    assert link["relation_type"] == "supports"
+    other = join(library.db, "eve")
+    for table in SYNCED:
+        assert other.call(f"select * from notes.{table}") == []
+    assert other.push("notes", id="n1", text="mine")["outcome"] == "applied", "a key begins with its owner"
+    assert library.row("notes", "n1")["text"] == "ponds"
+    sent = {"id": "n9", "user_id": str(library.user), "created_at": 1, "updated_at": 1}
+    [row] = other.call("select * from penstock.push_changes(%s)", Jsonb([{"table": "notes", "record": sent}]))
+    assert (row["outcome"], row["code"]) == ("refused", "not_allowed")
+
+
+def test_client_cannot_write_a_change_number(library: Library) -> None:
+    library.push("notes", id="n1", text="x")
+    statement = "update notes.notes set change_seq = 1 where id = 'n1'"
+    assert library.refused(statement) == (DENIED, None)
+    assert (
+        library.refused("insert into notes.images values (auth.uid(), 'n1', gen_random_uuid(), 'p', 1)")[0]
+        == DENIED
+    )
+
+
+def test_ids_follow_from_their_parts_and_canon_is_reserved(library: Library) -> None:
+    """R2.9/membership-ids, R2.9/reserved: adding a note to a collection twice gives one row; a wrong id, a colon
+    in an id and the prefix canon: are refused with a code."""
+    filled(library)
+    for _ in range(2):
+        library.push("collection_memberships", id="c1:n1", note_id="n1", collection_id="c1")
+    assert library.live("collection_memberships") == ["c1:n1", "c1:n2"]
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        ("collection_memberships", {"id": "x", "note_id": "n1", "collection_id": "c1"}, "membership_id"),
+        ("collection_memberships", {"id": "c1:n9", "note_id": "n9", "collection_id": "c1"}, "missing_parent"),
+        ("lenses", {"id": "canon:wisdom", "name": "mine"}, "reserved_id"),
+        ("lenses", {"id": "a:b", "name": "mine"}, "id_without_colon"),
+        ("notes", {"id": "a:b"}, "id_without_colon"),
+        ("notes", {"id": "n8", "tags": [1]}, "tags_are_texts"),
+        ("notes", {"id": "n8", "tags": "x"}, "tags_are_texts"),
+    ]
+    for table, record, code in cases:
+        row = library.push(table, **record)
+        assert (row["outcome"], row["code"]) == ("refused", code), record
+
+
+def test_lenses_and_collections_are_resolved_when_read(library: Library) -> None:
+    """R2.9/read-time: they match notes at the time of the call, and add no link and no pair of ideas."""
+    filled(library)
+    before = library.call("select * from notes.idea_pairs()"), library.live("note_links")
+
+    def found(query: str) -> list[str]:
+        return [row["id"] for row in library.call(f"select id from {query}")]
+
+    assert found("notes.lens_notes('v1')") == ["n1"]
+    assert found("notes.lens_notes('canon:Nature')") == ["n1", "n2"]
+    assert found("notes.lens_notes('canon:Nature+Solitude')") == ["n1"]
+    assert found("notes.collection_notes('c1')") == ["n1", "n2"]
+    library.push("notes", id="n2", book_id="b1", text="beans", tags=["Nature", "Solitude"])
+    assert found("notes.lens_notes('v1')") == ["n1", "n2"]
+    library.push("collection_memberships", id="c1:n1", note_id="n1", collection_id="c1", deleted=True)
+    assert found("notes.collection_notes('c1')") == ["n2"]
+    library.push("lenses", id="v2", name="Again", leaf_ids=["Nature"])
+    library.push("collections", id="c2", name="Other")
+    library.push("collection_memberships", id="c2:n1", note_id="n1", collection_id="c2")
+    pairs = library.call("select * from notes.idea_pairs()")
+    assert [(row["idea"], row["other"], row["count"]) for row in pairs] == [("Nature", "Solitude", 2)]
+    assert (before[0][0]["count"], library.live("note_links")) == (1, before[1])
+    assert join(library.db, "eve").call("select * from notes.lens_notes('v1')") == []
+
+
+def test_deletion_of_a_book_reaches_its_notes_and_what_hangs_on_them(library: Library) -> None:
+    filled(library)
+    at = library.ms()
+    library.push("notes", id="n2", book_id="b1", text="later", updated_at=at + 1000)
+    library.push("books", id="b1", title="Walden", deleted=True, updated_at=at)
+    assert library.live("notes") == ["n2"], "a note that was edited later stays"
+    assert library.live("note_links") == [] and library.live("collection_memberships") == ["c1:n2"]
+    assert library.row("notes", "n1")["updated_at"] == at
+    library.push("collections", id="c1", name="Best", deleted=True, updated_at=at + 2000)
+    assert library.live("collection_memberships") == []
+
+
+def test_several_notes_may_have_one_source_id(library: Library) -> None:
+    """R2.14/duplicate-sources"""
+    for id in ("a", "b"):
+        row = library.push(
+            "notes", id=id, text="same", source="readwise", source_id="h-1", source_meta={"n": 1}
+        )
+        assert row["outcome"] == "applied"
+    [row] = library.call("select count(*) from notes.notes where source_id = 'h-1'")
+    assert row["count"] == 2
+
+
+def test_renaming_an_idea_renames_its_tag_everywhere(library: Library) -> None:
+    """R2.14/rename: in all notes of the owner, once per note, in its place, and synced; nobody else's notes change."""
+    filled(library)
+    other = join(library.db, "eve")
+    for who in (library, other):
+        who.push("notes", id="n3", text="x", tags=["A", "Ponds", "B"])
+    library.push("notes", id="n4", text="x", tags=["Ponds", "Lakes"])
+    before = library.row("notes", "n3")["change_seq"]
+    [row] = library.call("select notes.rename_custom_idea('i1', 'Lakes') as count")
+    assert row["count"] == 2
+    assert library.row("notes", "n3")["tags"] == ["A", "Lakes", "B"]
+    assert library.row("notes", "n4")["tags"] == ["Lakes"]
+    assert library.row("notes", "n3")["change_seq"] > before
+    assert library.row("custom_ideas", "i1")["name"] == "Lakes"
+    assert other.row("notes", "n3")["tags"] == ["A", "Ponds", "B"]
+    assert other.refused("select notes.rename_custom_idea('i1', 'x')") == ("PT404", "unknown_idea")
+    assert library.refused("select notes.rename_custom_idea('i1', '')") == ("PT422", "invalid_name")
+
+
+def test_service_deletes_content_and_keeps_the_tombstone(library: Library) -> None:
+    """R2.14/hard-delete: text, tags and source go, the row stays as deleted, and users cannot call it."""
+    filled(library)
+    library.push(
+        "notes", id="n1", book_id="b1", text="secret", tags=["T"], source="s", source_id="i", chapter="c"
+    )
+    assert library.one("select notes.hard_delete_note(%s, 'n1')", library.user) is True
+    row = library.row("notes", "n1")
+    assert (row["text"], row["tags"], row["source"], row["source_id"], row["chapter"]) == (
+        "",
+        [],
+        None,
+        None,
+        None,
+    )
+    assert row["deleted"] and library.live("collection_memberships") == ["c1:n2"]
+    assert library.one("select notes.hard_delete_note(%s, 'nothing')", library.user) is False
+    assert library.refused("select notes.hard_delete_note(auth.uid(), 'n2')")[0] == DENIED
+
+
+KEY = "insert into notes.wrapped_key_blobs (type, blob, device_label) values (%s, 'AAAA', %s)"
+
+
+def test_key_blob_is_stored_only_after_a_fresh_sign_in(library: Library) -> None:
+    """R2.9/key-blobs: the time of the sign-in comes from the verified token; without one, or an old one, nothing
+    is stored. A transfer is redeemed by its owner while it is fresh by the server's clock."""
+    now = int(time.time())
+    old = now - 4000
+    for claims in (
+        {"iat": old},
+        {"iat": None},
+        {"iat": now, "amr": [{"method": "password", "timestamp": old}]},
+        {"iat": now, "auth_time": old},
+        {"iat": "soon"},
+    ):
+        assert library.refused(KEY, "pin-v1", "x", **claims) == ("PT403", "sign_in_required"), claims
+    for claims in ({}, {"iat": old, "amr": [{"method": "otp", "timestamp": now - 10}]}, {"amr": ["pwd"]}):
+        library.call(KEY, "transfer-v1", "Linux · Firefox", **claims)
+    redeem = "select * from notes.select_fresh_transfer_blob(%s, %s)"
+    assert len(library.call(redeem, library.user, 60_000)) == 1
+    other = join(library.db, "eve")
+    assert other.refused(redeem, library.user, 60_000) == ("PT403", "forbidden")
+    assert library.call(redeem, library.user, 0) == []
+    library.db.execute("update notes.wrapped_key_blobs set is_active = false")
+    assert library.call(redeem, library.user, 60_000) == []
+
+
+def test_transfer_expires_by_the_server_whatever_age_the_client_asks_for(
+    library: Library, clock: testing.Clock
+) -> None:
+    library.call(KEY, "transfer-v1", "x")
+    clock.advance(minutes=11)
+    assert library.call("select * from notes.select_fresh_transfer_blob(auth.uid(), 99999999)") == []
+
+
+def test_key_blobs_have_three_types_a_fixed_label_and_an_active_flag(library: Library) -> None:
+    """R2.13/device-keys: one row per device; type, label and time cannot be changed; the active prf-v1 blobs are
+    the devices that count."""
+    for type in ("prf-v1", "transfer-v1", "pin-v1"):
+        library.call(KEY, type, "Mac · Safari")
+    assert library.refused(KEY, "other", "x")[0] == "23514"
+    assert library.used("devices") == 1
+    for column, value in (("device_label", "'y'"), ("created_at", "1"), ("type", "'pin-v1'")):
+        assert library.refused(f"update notes.wrapped_key_blobs set {column} = {value}")[0] == DENIED
+    with pytest.raises(psycopg.Error):
+        library.db.execute("update notes.wrapped_key_blobs set device_label = 'y'")
+    insert = (
+        "insert into notes.wrapped_key_blobs (type, blob, created_at) values ('pin-v1', 'A', 9999999999999)"
+    )
+    assert library.refused(insert)[0] == DENIED
+    library.call("update notes.wrapped_key_blobs set is_active = false where type = 'prf-v1'")
+    assert library.used("devices") == 0
+    library.call("update notes.wrapped_key_blobs set is_active = true where type = 'prf-v1'")
+    library.call("delete from notes.wrapped_key_blobs")
+    assert library.used("devices") == 0
+
+
+def test_custom_ideas_and_devices_count_and_their_gates_observe_then_enforce(library: Library) -> None:
+    """A gate in observe mode lets the eleventh idea pass and records it; in enforce mode it is refused with 402."""
+    for n in range(11):
+        assert library.push("custom_ideas", id=f"i{n}", name=f"idea {n}")["outcome"] == "applied"
+    assert library.used("custom_ideas") == 11
+    blocked = (
+        "select count(*) from penstock.usage_events where details ? 'would_have_blocked' and tenant_id = %s"
+    )
+    assert library.one(blocked, library.tenant) >= 1
+    library.push("custom_ideas", id="i0", name="idea 0", deleted=True)
+    library.push("custom_ideas", id="i1", name="idea 1", deleted=True)
+    assert library.used("custom_ideas") == 9
+    library.db.execute("select penstock.set_gate('custom_ideas_limit', '{\"mode\": \"enforce\"}')")
+    assert library.push("custom_ideas", id="i0", name="back", deleted=False)["outcome"] == "applied"
+    row = library.push("custom_ideas", id="i20", name="too many")
+    assert (row["outcome"], row["code"]) == ("refused", "upgrade_required")
+    assert library.used("custom_ideas") == 10
+    library.db.execute("select penstock.set_gate('max_devices', '{\"mode\": \"enforce\"}')")
+    for _ in range(2):
+        library.call(KEY, "prf-v1", "x")
+    assert library.refused(KEY, "prf-v1", "x") == ("PT402", "upgrade_required")
+
+
+def test_profile_shows_intent_and_effective_tier_apart(library: Library, clock: testing.Clock) -> None:
+    """R2.14/billing-intent: after a subscription has ended user_tier stays pro and effective_tier is free; users
+    change only display_name and profile_bio of their own row."""
+    [row] = library.call("select * from notes.user_profiles")
+    assert (row["user_tier"], row["effective_tier"], row["month_limit"], row["month_usage"]) == (
+        "free",
+        "free",
+        50,
+        0,
+    )
+    assert row["percent_use"] == 0 and row["stripe_customer_id"] is None
+    library.call("update notes.user_profiles set display_name = 'Ada', profile_bio = 'reads'")
+    [row] = library.call("select display_name, name, profile_bio from notes.user_profiles")
+    assert dict(row) == {"display_name": "Ada", "name": "Ada", "profile_bio": "reads"}
+    for column, value in (("month_limit", "9999"), ("user_tier", "'pro'"), ("effective_tier", "'pro'")):
+        assert library.refused(f"update notes.user_profiles set {column} = {value}")[0] == DENIED
+    other = join(library.db, "eve")
+    assert len(other.call("select * from notes.user_profiles")) == 1
+    assert other.call("update notes.user_profiles set display_name = 'x' returning id") != []
+    assert library.call("select display_name from notes.user_profiles")[0]["display_name"] == "Ada"
+
+    library.db.execute("update notes.user_profiles set month_limit = 60 where user_id = %s", [library.user])
+    library.db.execute(
+        "update notes.user_profiles set allocation_override = 5, allocation_override_expires_at = current_date + 1"
+        " where user_id = %s", [library.user],
+    )  # fmt: skip
+    [row] = library.call("select * from notes.user_profiles")
+    assert (row["month_limit"], row["allocation_override"]) == (60, 5)
+    library.db.execute("update notes.user_profiles set user_tier = 'pro' where user_id = %s", [library.user])
+    library.db.execute(
+        "update penstock.tenants set plan_until = penstock.clock() + interval '1 day', plan_after = 'free' where id = %s",
+        [library.tenant],
+    )
+    [row] = library.call("select user_tier, effective_tier from notes.user_profiles")
+    assert dict(row) == {"user_tier": "pro", "effective_tier": "pro"}
+    clock.advance(days=2)
+    [row] = library.call("select user_tier, effective_tier from notes.user_profiles")
+    assert dict(row) == {"user_tier": "pro", "effective_tier": "free"}
+
+
+def test_managed_calls_are_counted_once_with_tokens_prompt_and_cost(library: Library) -> None:
+    """R2.1/events: a call leaves a line with tokens and one with its prompt; a release counts nothing."""
+    begun = library.one("select notes.begin_call(%s, 'discover', 'k1')", library.user)
+    assert begun["tenant_id"] == str(library.tenant)
+    end = "select notes.end_call(%s, %s, 'discover', 'anthropic/claude-haiku-4-5', %s, %s)"
+    details = Jsonb({"prompt_name": "discover_canon", "prompt_version": 0, "fail_open": False})
+    tokens = Jsonb({"input_tokens": 1000, "output_tokens": 100})
+    for _ in range(2):
+        library.one(end, library.tenant, begun["hold_id"], tokens, details)
+    assert library.used("managed_ai") == 1
+    [day] = library.call("select * from notes.ai_usage_daily")
+    assert (day["action_type"], day["request_count"], day["input_tokens"], day["output_tokens"]) == (
+        "discover",
+        1,
+        1000,
+        100,
+    )
+    cost = library.one(
+        "select sum(base_amount) from penstock.cost_entries where tenant_id = %s", library.tenant
+    )
+    assert cost == pytest.approx(Decimal("0.0015"))
+    events = library.db.execute(
+        "select prompt_name from notes.ai_usage_events where user_id = %s", [library.user]
+    )
+    assert {row["prompt_name"] for row in events} == {"discover_canon"}
+    assert library.refused("select * from notes.ai_usage_events")[0] == DENIED
+    assert library.refused("select notes.begin_call(auth.uid(), 'discover', 'k')")[0] == DENIED
+    begun = library.one("select notes.begin_call(%s, 'transcribe', 'k2')", library.user)
+    library.one("select penstock.release_hold(%s)", begun["hold_id"])
+    assert library.used("managed_ai") == 1
+    library.one(
+        "select notes.upsert_ai_usage(%s, 'discover_batch', (penstock.clock() at time zone 'utc')::date, 5, 5)",
+        library.user,
+    )
+    assert library.used("managed_ai") == 2
+    with pytest.raises(psycopg.Error) as caught:
+        library.one("select notes.begin_call(%s, 'discover', 'k3')", uuid.uuid4())
+    assert "profile_missing" in str(caught.value.diag.message_detail)
+
+
+def test_image_bytes_never_go_below_zero(library: Library) -> None:
+    assert library.one("select notes.adjust_image_storage_bytes(%s, 100)", library.user) == 100
+    assert library.one("select notes.adjust_image_storage_bytes(%s, -150)", library.user) == 0
+
+
+def test_waitlist_is_kept_behind_the_open_sign_up(library: Library) -> None:
+    """R2.14/sign-up: a new user has a profile and a library without any request; the list is for the service."""
+    assert library.push("notes", id="n1", text="first")["outcome"] == "applied"
+    assert library.refused("select * from notes.waitlist_requests")[0] == DENIED
+    email = library.one("select email from penstock.profiles where user_id = %s", library.user)
+    library.db.execute(
+        "insert into notes.waitlist_requests (email, name) values (%s, 'Ada L.')", [email.upper()]
+    )
+    for _ in range(2):
+        found = library.one("select notes.approve_waitlist(%s)", email)
+        assert found["status"] == "approved"
+    assert library.call("select display_name from notes.user_profiles")[0]["display_name"] == "Ada L."
+    with pytest.raises(psycopg.Error):
+        library.one("select notes.approve_waitlist('nobody@x.org')")
+
+
+def test_erasing_a_user_removes_the_library(library: Library) -> None:
+    filled(library)
+    library.call(KEY, "prf-v1", "x")
+    library.db.execute("select penstock.erase_user(%s)", [library.user])
+    for table in (*SYNCED, "wrapped_key_blobs", "profile_bios", "images"):
+        assert library.one(f"select count(*) from notes.{table} where user_id = %s", library.user) == 0, table
+
+
+def test_orphans_are_live_notes_without_ideas(library: Library) -> None:
+    filled(library)
+    library.push("notes", id="n5", text="x", source="readwise")
+    library.push("notes", id="n6", text="x", deleted=True)
+    assert [(row["note_id"], row["source"]) for row in library.call("select * from notes.orphans")] == [
+        ("n5", "readwise")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"full_name": "Ada Lovelace"}, "Ada Lovelace"),
+        ({"full_name": "  "}, "ada"),
+        ({}, "ada"),
+        (None, "ada"),
+        ({"full_name": "a\u202eb"}, None),
+    ],
+)
+def test_profile_name_comes_from_the_sign_up(conn: Any, metadata: Any, expected: str | None) -> None:
+    """R2.14/profile-name: from full_name of the metadata, otherwise from the address."""
+    user = uuid.uuid4()
+    conn.execute(
+        "insert into auth.users (id, email, raw_user_meta_data) values (%s, 'ada@x.org', %s)", [user, Jsonb(metadata)]
+    )
+    [row] = conn.execute("select display_name from penstock.profiles where user_id = %s", [user]).fetchall()
+    assert row["display_name"] == expected
