@@ -468,7 +468,8 @@ def test_profile_name_comes_from_the_sign_up(conn: Any, metadata: Any, expected:
     """R2.14/profile-name: from full_name of the metadata, otherwise from the address."""
     user = uuid.uuid4()
     conn.execute(
-        "insert into auth.users (id, email, raw_user_meta_data) values (%s, 'ada@x.org', %s)", [user, Jsonb(metadata)]
+        "insert into auth.users (id, email, raw_user_meta_data) values (%s, 'ada@x.org', %s)",
+        [user, Jsonb(metadata)],
     )
     [row] = conn.execute("select display_name from penstock.profiles where user_id = %s", [user]).fetchall()
     assert row["display_name"] == expected

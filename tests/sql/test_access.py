@@ -891,7 +891,7 @@ class TestProfiles:
             "select user_id, display_name from penstock.profiles order by display_name nulls last"
         ) == [
             {"user_id": world.ann.id, "display_name": "Ann"},
-            {"user_id": world.bob.id, "display_name": None},
+            {"user_id": world.bob.id, "display_name": "bob"},
         ]
 
     def test_nothing_else_and_nobody_elses(self, sql: Contract, world: World) -> None:
@@ -920,7 +920,7 @@ class TestProfiles:
         assert texts(sql, "tenants") == before
         zoe = join(sql, "zoe")
         (profile,) = sql.execute("select * from penstock.profiles where user_id = %s", zoe.id)
-        assert (profile["email"], profile["display_name"]) == ("zoe@example.org", None)
+        assert (profile["email"], profile["display_name"]) == ("zoe@example.org", "zoe")
         (tenant,) = sql.execute("select * from penstock.tenants where id = %s", zoe.tenant)
         assert (tenant["name"], tenant["is_personal"], tenant["weight"]) == ("zoe", True, 1)
         assert [
