@@ -48,7 +48,7 @@ class Library:
 
     def call(self, query: str, *values: Any, **claims: Any) -> list[dict[str, Any]]:
         with self.acting(**claims) as conn:
-            made = conn.execute(query, values)
+            made = conn.execute(query, values)  # pyright: ignore[reportArgumentType]
             return list(made.fetchall()) if made.description else []
 
     def push(self, table: str, **record: Any) -> dict[str, Any]:
