@@ -88,6 +88,8 @@ def _request(request: Request, function: Function, caller: Caller, body: bytes) 
         acting=partial(callers.acting, caller),
         service=partial(callers.acting, _SERVICE),
         storage=partial(storage_of, request),
+        pool=request.app.state.service_pool,
+        settings=request.app.state.settings,
         address=request.client.host if request.client else None,
     )
 

@@ -17,6 +17,7 @@ from penstock import Context, Fail, Retry
 
 if TYPE_CHECKING:
     # Imported on the first call, because the import is slow.
+    import anthropic
     import openai
 
 SIMULATOR_URL = "http://127.0.0.1:8090/v1"
@@ -92,11 +93,7 @@ async def _ask_anthropic(
             "the package anthropic is not installed: pip install anthropic", code="no_client"
         ) from None
 
-    key = _key(url, "ANTHROPIC_API_KEY")
-    http = anthropic.DefaultAsyncHttpxClient(verify=_tls(), trust_env=not is_here(url))
-    async with anthropic.AsyncAnthropic(
-        base_url=url, api_key=key, http_client=http, max_retries=0, timeout=SECONDS
-    ) as client:
+    async with anthropic_client(url) as client:
         try:
             response = await client.messages.with_raw_response.create(
                 model=model,
@@ -110,6 +107,17 @@ async def _ask_anthropic(
         message = await response.parse()
     text = "".join(block.text for block in message.content if block.type == "text")
     return Completion(text, message.usage.input_tokens, message.usage.output_tokens)
+
+
+def anthropic_client(url: str | None, seconds: float = SECONDS) -> anthropic.AsyncAnthropic:
+    """An Anthropic client without retries."""
+    import anthropic
+
+    key = _key(url, "ANTHROPIC_API_KEY")
+    http = anthropic.DefaultAsyncHttpxClient(verify=_tls(), trust_env=not is_here(url))
+    return anthropic.AsyncAnthropic(
+        base_url=url, api_key=key, http_client=http, max_retries=0, timeout=seconds
+    )
 
 
 def openai_client(url: str | None) -> openai.AsyncOpenAI:

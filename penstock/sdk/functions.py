@@ -20,6 +20,7 @@ from uuid import UUID
 from penstock.contract import artifacts
 from penstock.errors import Conflict, Invalid
 from penstock.postgres import db
+from penstock.settings import Settings
 from penstock.storage.objects import Storage
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
@@ -49,6 +50,10 @@ class FunctionRequest:
     service: Callable[[], AbstractAsyncContextManager[db.Connection]] = field(repr=False)
     """The same as the service, which may do everything: check the caller first."""
     storage: Callable[[], Storage] = field(repr=False)
+    pool: db.Pool = field(repr=False)
+    """Connections of the service, for work that needs several short transactions."""
+    settings: Settings = field(repr=False)
+    """The settings of the server."""
     address: str | None = None
     """The address that the request came from. Personal data: store it only where you have to."""
 

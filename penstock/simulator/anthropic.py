@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
+from base64 import b64decode
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, ClassVar
+from struct import unpack
+from typing import Any, ClassVar, cast
 
-from penstock.simulator import content
+from penstock.simulator import content, documents
 from penstock.simulator.limits import Account, Rejection
 from penstock.simulator.provider import (
     MOST_TOKENS,
@@ -20,6 +23,7 @@ from penstock.simulator.provider import (
     document,
 )
 
+_IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _LIMIT_NAMES = {
     "rpm": "requests per minute",
     "tpm": "tokens per minute",
@@ -51,15 +55,22 @@ def _messages(request: ProviderRequest) -> Reply:
     if most is None:
         raise Problem("invalid", "max_tokens: Field required", param="max_tokens")
     prompt = _prompt(request, messages)
-    text, is_cut = content.answer(prompt, request.seed, most)
-    used, made = content.tokens(prompt), content.tokens(text)
+    tool = _forced_tool(request)
+    if tool is None:
+        text, is_cut = content.answer(prompt, request.seed, most)
+        block: dict[str, Any] = {"type": "text", "text": text}
+    else:
+        text, is_cut = documents.fill(tool["input_schema"], prompt, request.seed), False
+        block = {"type": "tool_use", "id": f"toolu_{request.number:08d}", "name": tool["name"]}
+        block["input"] = json.loads(text)
+    used, made = content.tokens(prompt) + _image_tokens(messages), content.tokens(text)
     message: dict[str, Any] = {
         "id": f"msg_{request.number:08d}",
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": [{"type": "text", "text": text}],
-        "stop_reason": "max_tokens" if is_cut else "end_turn",
+        "content": [block],
+        "stop_reason": "max_tokens" if is_cut else "end_turn" if tool is None else "tool_use",
         "stop_sequence": None,
         "usage": {
             "input_tokens": used,
@@ -70,7 +81,46 @@ def _messages(request: ProviderRequest) -> Reply:
         },
     }
     is_stream = request.flag("stream")
+    if is_stream and tool is not None:
+        raise Problem("invalid", "stream: not supported with tool_choice here", param="stream")
     return Reply(model, used, made, most, _events(message) if is_stream else [document(message)], is_stream)
+
+
+def _forced_tool(request: ProviderRequest) -> dict[str, Any] | None:
+    """The tool that the model has to use, if the request names one."""
+    choice: Any = request.fields.get("tool_choice")
+    if not isinstance(choice, dict) or cast("dict[str, Any]", choice).get("type") != "tool":
+        return None
+    wanted = cast("dict[str, Any]", choice).get("name")
+    tools: Any = request.fields.get("tools")
+    for tool in cast("list[Any]", tools) if isinstance(tools, list) else ():
+        if isinstance(tool, dict):
+            found = cast("dict[str, Any]", tool)
+            if found.get("name") == wanted and isinstance(found.get("input_schema"), dict):
+                return found
+    raise Problem("invalid", f"tool_choice: tool '{wanted}' not found in tools", param="tool_choice")
+
+
+def _image_tokens(messages: list[dict[str, Any]]) -> int:
+    """A 750th of the pixels of a PNG; other images count as 512 pixels square."""
+    count = 0
+    for message in messages:
+        parts: Any = message.get("content")
+        for part in cast("list[Any]", parts) if isinstance(parts, list) else ():
+            block = cast("dict[str, Any]", part) if isinstance(part, dict) else {}
+            if block.get("type") != "image":
+                continue
+            source: Any = block.get("source")
+            given = cast("dict[str, Any]", source) if isinstance(source, dict) else {}
+            try:
+                head = b64decode(str(given.get("data", ""))[:44], validate=True)
+            except ValueError:
+                head = b""
+            if not head or given.get("media_type") not in _IMAGES:
+                raise Problem("invalid", "image.source: Could not process image", param="messages")
+            width, height = unpack(">II", head[16:24]) if head[:4] == b"\x89PNG" else (512, 512)
+            count += width * height // 750
+    return count
 
 
 def _prompt(request: ProviderRequest, messages: list[dict[str, Any]]) -> str:
