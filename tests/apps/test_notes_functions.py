@@ -32,6 +32,7 @@ __all__ = ["api_settings"]
 
 # Stripe's client passes the body to httpx in the old way.
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Use 'content=.*:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:The '(timeout|verify)' parameter is deprecated:DeprecationWarning"),
 ]
