@@ -6231,8 +6231,8 @@ function penstock.on_new_user()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 19330189f34e54fdb480901b0b3601a9
-  comment: Creates a profile and a personal tenant for a new user.
+  body: sha256 d99b81372ad926155a546658b6fa42db
+  comment: Creates a profile and a personal tenant for a new user. The name comes from full_name of the sign-up, otherwise from the e-mail address.
 
 function penstock.open_bulk(text, jsonb, jsonb, jsonb)
   arguments: p_type text, p_source jsonb DEFAULT '{}'::jsonb, p_options jsonb DEFAULT '{}'::jsonb, p_params jsonb DEFAULT '{}'::jsonb
