@@ -29,7 +29,7 @@ class Prompt:
     def render(self, **values: Any) -> str:
         """The text with its variables replaced, in one pass."""
         if set(values) != set(_VARIABLE.findall(self.body)):
-            raise Invalid(f"prompt {self.name}: wrong variables", code="invalid_variables")
+            raise Invalid(f"prompt {self.name}: wrong variables (got {sorted(values)})")
         return _VARIABLE.sub(lambda found: str(values[found[1]]), self.body)
 
     @property

@@ -12,10 +12,11 @@ begin
     perform penstock.refuse(404, 'unknown_request', 'there is no request with this address',
       '{"field": "email"}');
   end if;
-  -- Sign-up is open: who signed up already only gets the name of the request.
-  update penstock.profiles set display_name = v_request.name
-    where lower(email) = lower(p_email) and display_name is null and v_request.name is not null
-    returning user_id into v_user_id;
+  -- Sign-up is open: a user who has no other name yet gets that of the request.
+  update penstock.profiles set display_name = case
+      when v_request.name is not null and coalesce(display_name, '') in ('', split_part(email, '@', 1))
+      then v_request.name else display_name end
+    where lower(email) = lower(p_email) returning user_id into v_user_id;
   return jsonb_build_object('id', v_request.id, 'status', v_request.status, 'user_id', v_user_id);
 end
 $$;
