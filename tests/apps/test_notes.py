@@ -97,8 +97,27 @@ def join(db: testing.Database, name: str = "ada", **columns: Any) -> Library:
     return Library(db, user, row["tenant_id"])
 
 
+@pytest.fixture(scope="module")
+def notes_db(penstock_server: testing.Server) -> Iterator[testing.Database]:
+    """One database with the app's own SQL for the tests of this file: each has a user of its own."""
+    database = testing.Database(penstock_server, penstock_server.create(penstock_server.template()))
+    assert app.own is not None
+    try:
+        migrate.migrate(database.dsn, folder=app.own.folder, schema=app.own.schema)
+        yield database
+        database.close()
+    finally:
+        penstock_server.drop(database.name)
+
+
 @pytest.fixture
-def library(db: testing.Database) -> Library:
+def library(notes_db: testing.Database) -> Library:
+    return join(notes_db)
+
+
+@pytest.fixture
+def own_library(db: testing.Database) -> Library:
+    """A library in a database of its own, for tests that change its clock or gates."""
     assert app.own is not None
     migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
     return join(db)
@@ -284,8 +303,9 @@ def test_key_blob_is_stored_only_after_a_fresh_sign_in(library: Library) -> None
 
 
 def test_transfer_expires_by_the_server_whatever_age_the_client_asks_for(
-    library: Library, clock: testing.Clock
+    own_library: Library, clock: testing.Clock
 ) -> None:
+    library = own_library
     library.call(KEY, "transfer-v1", "x")
     clock.advance(minutes=11)
     assert library.call("select * from notes.select_fresh_transfer_blob(auth.uid(), 99999999)") == []
@@ -313,8 +333,9 @@ def test_key_blobs_have_three_types_a_fixed_label_and_an_active_flag(library: Li
     assert library.used("devices") == 0
 
 
-def test_custom_ideas_and_devices_count_and_their_gates_observe_then_enforce(library: Library) -> None:
+def test_custom_ideas_and_devices_count_and_their_gates_observe_then_enforce(own_library: Library) -> None:
     """A gate in observe mode lets the eleventh idea pass and records it; in enforce mode it is refused with 402."""
+    library = own_library
     for n in range(11):
         assert library.push("custom_ideas", id=f"i{n}", name=f"idea {n}")["outcome"] == "applied"
     assert library.used("custom_ideas") == 11
@@ -336,9 +357,10 @@ def test_custom_ideas_and_devices_count_and_their_gates_observe_then_enforce(lib
     assert library.refused(KEY, "prf-v1", "x") == ("PT402", "upgrade_required")
 
 
-def test_profile_shows_intent_and_effective_tier_apart(library: Library, clock: testing.Clock) -> None:
+def test_profile_shows_intent_and_effective_tier_apart(own_library: Library, clock: testing.Clock) -> None:
     """R2.14/billing-intent: after a subscription has ended user_tier stays pro and effective_tier is free; users
     change only display_name and profile_bio of their own row."""
+    library = own_library
     [row] = library.call("select * from notes.user_profiles")
     assert (row["user_tier"], row["effective_tier"], row["month_limit"], row["month_usage"]) == (
         "free",
@@ -377,7 +399,7 @@ def test_profile_shows_intent_and_effective_tier_apart(library: Library, clock: 
 
 
 def test_managed_calls_are_counted_once_with_tokens_prompt_and_cost(library: Library) -> None:
-    """R2.1/events: a call leaves a line with tokens and one with its prompt; a release counts nothing."""
+    """R2.1/events: a call leaves a line with tokens and one with its prompt; a call that is given up counts nothing."""
     begun = library.one("select notes.begin_call(%s, 'discover', 'k1')", library.user)
     assert begun["tenant_id"] == str(library.tenant)
     end = "select notes.end_call(%s, %s, 'discover', 'anthropic/claude-haiku-4-5', %s, %s)"
@@ -473,3 +495,26 @@ def test_profile_name_comes_from_the_sign_up(conn: Any, metadata: Any, expected:
     )
     [row] = conn.execute("select display_name from penstock.profiles where user_id = %s", [user]).fetchall()
     assert row["display_name"] == expected
+
+
+def test_pages_read_what_their_views_have(library: Library) -> None:
+    """The columns, keys and filters of every dashboard page exist for its reader, and none is a text of a note."""
+    filled(library)
+    for page in app.pages.values():
+        columns = ", ".join([*page.read_columns, *page.filters])
+        rows = library.call(f"select {columns} from notes.{page.source.removeprefix('notes.')}")
+        assert "ponds" not in str(rows), page.name
+    assert len(library.call("select * from notes.note_list")) == 2
+
+
+def test_usage_events_are_append_only(library: Library) -> None:
+    """R2.1/events: neither users nor the service can change or delete a line."""
+    for role in ("authenticated", "service_role"):
+        for statement in (
+            "delete from penstock.usage_events",
+            "update penstock.usage_events set units = '{}'",
+        ):
+            with library.db.connect() as conn:
+                conn.execute(f"set role {role}")
+                with pytest.raises(psycopg.errors.InsufficientPrivilege):
+                    conn.execute(statement)

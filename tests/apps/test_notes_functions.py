@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
 import uuid
 from collections.abc import Iterator
@@ -24,11 +25,11 @@ from penstock.simulator import Simulator
 from penstock.simulator.shield import MARKER
 from penstock.storage import objects as storages
 from tests.api.conftest import api_settings, bearer
-from tests.api.rest.conftest import Person, Site, served
+from tests.api.rest.conftest import Node, Person, Site, node, served
 from tests.conftest import Eventually
 from tests.test_billing import simulated
 
-__all__ = ["api_settings"]
+__all__ = ["api_settings", "node"]
 
 # Stripe's client passes the body to httpx in the old way.
 pytestmark = [
@@ -300,7 +301,8 @@ def test_image_is_one_commit_of_file_bytes_and_path(site: Site, clock: testing.C
 
 
 def test_subscription_from_checkout_to_portal(site: Site, sim: Simulator) -> None:
-    """R2.5/sessions: checkout, payment and webhook make the caller Pro, over the functions of the app alone."""
+    """R2.5/sessions, R2.5/subscription: checkout, payment and webhook make the caller Pro, over the functions of the app alone;
+    the tenant's columns and the profile have the state."""
     ann = site.join("ann")
     sim.stripe.control("price", {"id": "price_pro"})
     site.db.execute("select penstock.set_plan_price('price_pro', '{\"plan\": \"pro\"}')")
@@ -327,6 +329,11 @@ def test_subscription_from_checkout_to_portal(site: Site, sim: Simulator) -> Non
     [profile] = site.db.execute("select * from notes.user_profiles where user_id = %s", [ann.id])
     assert profile["stripe_customer_id"].startswith("cus_") and profile["subscription_status"] == "active"
     assert site.db.execute("select count(*) as n from notes.stripe_webhook_events")[0]["n"] == len(events)
+    [tenant] = site.db.execute(
+        "select plan, plan_since, plan_until from penstock.tenants where id = %s", [ann.tenant]
+    )
+    assert (tenant["plan"], tenant["plan_until"]) == ("pro", None) and tenant["plan_since"] is not None
+    assert profile["stripe_subscription_id"].startswith("sub_") and profile["subscription_current_period_end"]
     portal = ask(site, ann, "create-billing-portal-session", {"return_url": f"{SITE}/me"})
     assert portal.status_code == 200 and portal.json()["url"]
 
@@ -460,3 +467,14 @@ def test_two_supabase_clients_sync_as_two_devices(site: Site) -> None:
     blob = {"type": "prf-v1", "blob": "AAAA", "device_label": "Linux · Firefox"}
     stored = first.table("wrapped_key_blobs").insert(blob).execute().data
     assert stored[0]["is_active"] and uuid.UUID(stored[0]["id"])
+
+
+def test_two_supabase_js_clients_sync_as_two_devices(site: Site, node: Node) -> None:
+    """R2.14/old-clients, R2.14/missing-table: supabase-js upserts, pulls and calls functions as the seed's client does; a table that does not
+    exist answers with the code that such a client takes for "none"."""
+    ann = site.join("ann")
+    found = json.loads(node("notes.mjs", site.url, site.anon_key, ann.token))
+    assert found["pulled"] == ["n1", "n2", "n3"]
+    assert found["again"] == {"n1": ["newer", False], "n2": ["text 2", True], "n3": ["text 3", True]}
+    assert found["refused"] == "42501" and found["missing"] == "PGRST205"
+    assert found["entitlements"]["tier"] == "free"
