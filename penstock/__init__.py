@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.sdk.functions import FunctionRequest, FunctionResponse
     from penstock.sdk.job_types import Started
     from penstock.sdk.pages import PageAction
-    from penstock.types import Answer, Job
+    from penstock.types import Answer, Job, Prompt
     from penstock.worker import Worker
 
 # Modules are imported on first use, so that the command line does not load a worker to print a help text.
@@ -55,7 +55,7 @@ _MODULES = {
         "UpgradeRequired",
     ),
     "penstock.guards": ("Guard",),
-    "penstock.types": ("Answer", "Job"),
+    "penstock.types": ("Answer", "Job", "Prompt"),
     "penstock.worker": ("Worker",),
 }
 
@@ -81,6 +81,7 @@ __all__ = [
     "NotFound",
     "PageAction",
     "PenstockError",
+    "Prompt",
     "Reschedule",
     "Retry",
     "RowError",

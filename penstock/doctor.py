@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import psycopg
 
-from penstock.contract import alerts, audit, workers
+from penstock.contract import alerts, audit, prompts, workers
 from penstock.errors import PenstockError, Unavailable
 from penstock.formatting import counted
 from penstock.postgres import db, migrate
@@ -408,6 +408,20 @@ async def _providers(pool: db.Pool) -> Check:
     )
 
 
+async def _prompts(pool: db.Pool) -> Check:
+    found = await prompts.fallbacks(pool)
+    if not found:
+        return Check("prompts", "ok", "no fallbacks in the last hour")
+    worst = max(found, key=lambda each: each.uses)
+    return Check(
+        "prompts",
+        "warn",
+        f"{counted(sum(each.uses for each in found), 'call')} of the last hour used the code's constant, "
+        f"most of them of {worst.name}",
+        "The database did not answer, or a version has variables that the code does not pass: see the log.",
+    )
+
+
 _PENSTOCK: dict[str, CheckFunction] = {
     "maintenance": _maintenance,
     "workers": _workers,
@@ -415,6 +429,7 @@ _PENSTOCK: dict[str, CheckFunction] = {
     "chores": _chores,
     "webhooks": _webhooks,
     "operations": _operations,
+    "prompts": _prompts,
     "schedules": _schedules,
     "providers": _providers,
     "audit log": _audit,

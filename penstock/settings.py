@@ -131,6 +131,12 @@ class Settings:
     shield_key: str | None = field(default=None, repr=False)
     """`PENSTOCK_SHIELD_KEY`: the key of that endpoint. Mandatory with `PENSTOCK_SHIELD_URL`."""
 
+    telemetry_url: str | None = None
+    """`PENSTOCK_TELEMETRY_URL`: the PostHog-compatible server for product events. Default: none are sent."""
+
+    telemetry_key: str | None = field(default=None, repr=False)
+    """`PENSTOCK_TELEMETRY_KEY`: the key of the project at that server."""
+
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
@@ -174,6 +180,8 @@ def read(environment: Mapping[str, str]) -> Settings:
         allow_private_webhooks=_flag("PENSTOCK_ALLOW_PRIVATE_WEBHOOKS", environment),
         **_stripe(environment),
         **_shield(environment),
+        telemetry_url=_telemetry_url(environment.get("PENSTOCK_TELEMETRY_URL")),
+        telemetry_key=environment.get("PENSTOCK_TELEMETRY_KEY") or None,
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )
@@ -249,6 +257,12 @@ def _shield(environment: Mapping[str, str]) -> dict[str, Any]:
     if not key:
         raise Invalid("PENSTOCK_SHIELD_URL requires PENSTOCK_SHIELD_KEY")
     return {"shield_url": url, "shield_key": key}
+
+
+def _telemetry_url(text: str | None) -> str | None:
+    if text and not re.match(r"https?://[^/?#]", text):
+        raise Invalid(f"PENSTOCK_TELEMETRY_URL must be an http or https URL (got {text!r})")
+    return text or None
 
 
 def _flag(name: str, environment: Mapping[str, str]) -> bool:

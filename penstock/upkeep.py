@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 
 import structlog
 
-from penstock.contract import alerts, artifacts, audit, schedules
+from penstock.contract import alerts, artifacts, audit, schedules, spend
 from penstock.delivery import Sender
 from penstock.postgres import db
 from penstock.settings import Settings
@@ -142,7 +142,7 @@ class Upkeep:
 
 
 class Tidy:
-    """Removes old jobs and files, adopts the app's uploads whose client died, and seals the audit log."""
+    """Removes old jobs and files, adopts uploads whose client died, seals the audit log, sums up costs."""
 
     PAUSE = 60.0
     PAUSE_IF_MORE = 1.0
@@ -169,7 +169,7 @@ class Tidy:
     async def once(self) -> bool:
         """Do a batch of each. Returns whether there may be more."""
         is_more = False
-        for act in (self._prune, self._adopt, self._sweep, self._seal, self._tell):
+        for act in (self._prune, self._adopt, self._sweep, self._seal, self._tell, self._snapshot):
             try:
                 is_more |= await act()
             except Exception as error:
@@ -192,6 +192,11 @@ class Tidy:
     async def _tell(self) -> bool:
         for alert in await alerts.take(self._pool):
             log.warning("alert", **alert)
+        return False
+
+    async def _snapshot(self) -> bool:
+        if await spend.take_due_snapshot(self._pool):
+            log.info("tidy.cost_snapshot")
         return False
 
     async def _adopt(self) -> bool:

@@ -50,6 +50,7 @@ PARTS = {
     "reconciliation": "how operations that timed out or were canceled end: a verb of operations",
     "wanted": "how many slots autoscalers should provide: the worker's side of lanes",
     "bulk_rows": "the rows of bulk jobs: the worker's side of bulks",
+    "prompt_uses": "what versions of prompts cost, and trials: verbs of prompts",
 }
 
 # Where a layer has another file for a noun: the file, or None where the layer needs none. Explained line by line.
@@ -140,6 +141,17 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
     },
     # So are invitations.
     "invitations": {"docs": "docs/access.md"},
+    # Prompts are the operator's: the service reads them with SQL.
+    "prompts": {"api": None},
+    # Admins call functions over /rest/v1, and use two pages. Costs of the installation are part of that.
+    "admin": {"api": None},
+    "spend": {
+        "api": None,
+        "cli": "penstock/cli/admin.py",
+        "dashboard": "penstock/dashboard/admin.py",
+        "tests": "tests/sql/test_admin.py",
+        "docs": "docs/admin.md",
+    },
     # Sessions are part of who may do what.
     "sessions": {"docs": "docs/access.md"},
     # A Google account's quota; sheets are sources of bulk jobs.

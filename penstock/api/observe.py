@@ -25,14 +25,15 @@ from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock import telemetry
 from penstock.api import problems
 from penstock.api.callers import Callers
 from penstock.api.limits import Refusals
 from penstock.api.routes import PROBLEMS, identify
 from penstock.api.shares import Flight
-from penstock.contract import alerts, operations, webhooks, workers
+from penstock.contract import alerts, operations, prompts, webhooks, workers
 from penstock.errors import Forbidden, Unauthenticated, Unavailable
-from penstock.types import OperationCount
+from penstock.types import OperationCount, PromptFallback
 
 logger = structlog.get_logger(__name__)
 
@@ -198,6 +199,7 @@ async def show_metrics(request: Request) -> Response:
         told = await alerts.list(conn, days=2, limit=1000)
         outside = await operations.counts(conn)
         inbox = await webhooks.open_counts(conn)
+        constants = await prompts.fallbacks(conn)
     registry = CollectorRegistry()
     names = ["kind", "provider"]
     backlog = Gauge("penstock_lane_waiting", "Waiting tasks.", names, registry=registry)
@@ -225,6 +227,8 @@ async def show_metrics(request: Request) -> Response:
         told_of.labels(alert.kind).inc(alert.count)
     _add_operations(registry, outside)
     _add_webhooks(registry, inbox)
+    _add_prompts(registry, constants)
+    _add_telemetry(registry)
     metrics: Metrics = request.app.state.metrics
     text: Any = generate_latest(registry) + generate_latest(metrics.registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
@@ -255,3 +259,23 @@ def _add_webhooks(registry: CollectorRegistry, counts: dict[str, int]) -> None:
     )
     for source, count in counts.items():
         waiting.labels(source).set(count)
+
+
+def _add_prompts(registry: CollectorRegistry, found: list[PromptFallback]) -> None:
+    constants = Gauge(
+        "penstock_prompt_fallbacks",
+        "Calls of the last hour that used the constant in the code although a version is active.",
+        ["prompt"],
+        registry=registry,
+    )
+    for each in found:
+        constants.labels(each.name).set(each.uses)
+
+
+def _add_telemetry(registry: CollectorRegistry) -> None:
+    counts = telemetry.counts()
+    for name, text, value in (
+        ("penstock_telemetry_sent", "Product events sent by this process.", counts.sent),
+        ("penstock_telemetry_dropped", "Product events that this process dropped.", counts.dropped),
+    ):
+        Gauge(name, text, registry=registry).set(value)

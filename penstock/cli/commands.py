@@ -50,6 +50,7 @@ COMMANDS = {
     "dead-letters": Entry(
         _OPERATE, "dead_letters", "Show, replay or discard tasks that failed permanently.", "group"
     ),
+    "prompts": Entry(_OPERATE, "prompts", "Manage prompts: versions, activation, rollback, trials.", "group"),
     "schedules": Entry(_OPERATE, "schedules", "Manage recurring jobs.", "group"),
     "notifications": Entry(_OPERATE, "notifications", "Manage notifications by e-mail and webhook.", "group"),
     "artifacts": Entry(_OPERATE, "artifacts", "List and check files that jobs stored.", "group"),
@@ -59,6 +60,7 @@ COMMANDS = {
     "members": Entry(_OPERATE, "invitations", "Manage members of tenants, and erase users.", "members_group"),
     "invitations": Entry(_OPERATE, "invitations", "Manage invitations to tenants.", "group"),
     "sessions": Entry(_OPERATE, "sessions", "Manage dashboard sessions.", "group"),
+    "admin": Entry(_OPERATE, "admin", "Manage people and admins of the installation.", "group"),
     "sheets": Entry(_OPERATE, "sheets", "Show and release the tenants of Google Sheets.", "group"),
     "limits": Entry(_MONEY, "limits", "Manage providers, their rate limits and their state.", "group"),
     "usage": Entry(_MONEY, "usage", "Show usage and manage quotas.", "group"),
@@ -68,6 +70,9 @@ COMMANDS = {
         _MONEY, "billing", "Show and compare subscriptions at Stripe, and map its prices.", "group"
     ),
     "costs": Entry(_MONEY, "costs", "Show and correct costs.", "group"),
+    "spend": Entry(
+        _MONEY, "admin", "Show costs, revenue and margin of a month, and manage fixed costs.", "spend_group"
+    ),
     "prices": Entry(_MONEY, "costs", "Manage provider prices and exchange rates.", "prices_group"),
 }
 

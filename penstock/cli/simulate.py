@@ -160,6 +160,7 @@ async def _serve(
             "stripe_url": running.stripe_url,
             "stripe_webhook_secret": running.stripe.secret,
             "shield_url": running.shield_url,
+            "telemetry_url": running.url,
             "control_url": running.control_url,
         }
         output.document(urls, lambda: print(_line(urls)))

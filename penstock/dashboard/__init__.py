@@ -20,6 +20,7 @@ from penstock import api
 from penstock.api import artifacts as files
 from penstock.dashboard import (
     actions,
+    admin,
     app_pages,
     audit,
     billing,
@@ -32,6 +33,7 @@ from penstock.dashboard import (
     operations,
     overview,
     pages,
+    prompts,
     providers,
     schedules,
     sessions,
@@ -95,6 +97,8 @@ def _create() -> FastAPI:
         workers,
         usage,
         billing,
+        admin,
+        prompts,
         tenants,
         schedules,
         notifications,

@@ -30,7 +30,7 @@ from penstock.api.callers import ANON, Caller, Callers, SessionToken, shown
 from penstock.api.limits import weigh
 from penstock.api.problems import is_from_postgres
 from penstock.api.routes import admitted
-from penstock.contract import costs, filters, tenants
+from penstock.contract import admin, costs, filters, tenants
 from penstock.dashboard import formatting, forms
 from penstock.errors import Forbidden, Invalid, NotFound, PenstockError, Unauthenticated, row_of
 from penstock.postgres import db
@@ -96,11 +96,20 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
         "Capacity",
         (("/providers", "Providers", False), ("/workers", "Workers", True), ("/webhooks", "Webhooks", True)),
     ),
-    ("Billing", (("/usage", "Usage and costs", False), ("/subscriptions", "Subscriptions", True))),
+    (
+        "Billing",
+        (
+            ("/usage", "Usage and costs", False),
+            ("/subscriptions", "Subscriptions", True),
+            ("/spend", "Spend", True),
+        ),
+    ),
     (
         "Administration",
         (
             ("/tenants", "Tenants", False),
+            ("/people", "People", True),
+            ("/prompts", "Prompts", True),
             ("/audit", "Audit log", False),
             ("/sessions", "Sessions", False),
             ("/settings", "Settings", False),
@@ -108,6 +117,8 @@ NAVIGATION: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...] = (
     ),
 )
 """The menu, in groups: path, title, and whether only operators see the page."""
+ADMIN_PAGES = ("/spend", "/people")
+"""Pages for operators that admins of the installation see too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,8 @@ class Viewer:
     tenants: tuple[Tenant, ...]
     """A member's tenants, their own first. Empty for an operator, who sees all tenants."""
     roles: dict[UUID, Role]
+    is_admin: bool = False
+    """Whether the viewer is an admin of the installation, who sees spend and people."""
 
     @property
     def is_operator(self) -> bool:
@@ -237,7 +250,8 @@ async def load_viewer(conn: db.Connection, caller: Caller) -> Viewer:
         return Viewer(caller, (), {})
     user_id = UUID(caller.claims["sub"])
     memberships = await tenants.of_user(conn, user_id=user_id)
-    return Viewer(caller, tuple(memberships), await tenants.roles(conn, user_id=user_id))
+    roles = await tenants.roles(conn, user_id=user_id)
+    return Viewer(caller, tuple(memberships), roles, await admin.is_admin(conn))
 
 
 def _connection(request: Request) -> db.Connection:
@@ -319,6 +333,7 @@ def _shared_context(request: Request) -> dict[str, Any]:
         "public_token": forms.token(request, ANON),
         "viewer": getattr(request.state, "viewer", None),
         "navigation": (*NAVIGATION, *_app_navigation(getattr(state, "app", None))),
+        "admin_pages": ADMIN_PAGES,
         "theme": theme if theme in ("light", "dark") else None,
         "developer": getattr(state, "developer", None),
         "environment": state.settings.environment,

@@ -35,7 +35,7 @@ from uuid import UUID
 
 import pydantic
 
-from penstock.contract import bulks, jobs, kinds, schedules, tenants
+from penstock.contract import bulks, jobs, kinds, prompts, schedules, tenants
 from penstock.errors import Invalid
 from penstock.formatting import seconds
 from penstock.guards import Guard
@@ -381,13 +381,13 @@ class App(Extensions):
         await kinds.define(pool, kinds=[task.settings for task in self.tasks.values()])
         takers = {**self.tasks, **self.job_types}.items()
         await kinds.define_params(pool, params={name: taker.signature.params for name, taker in takers})
-        for kind in self.job_types.values():
-            phases = [{"name": name, "weight": weight} for name, weight in kind.phases.items()]
-            await kinds.define_job_type(pool, name=kind.name, phases=phases, on_failure=kind.on_failure)
-        for kind in self.bulks.values():
+        for kind in (*self.job_types.values(), *self.bulks.values()):
             phases = [{"name": name, "weight": weight} for name, weight in kind.all_phases().items()]
             await kinds.define_job_type(pool, name=kind.name, phases=phases, on_failure=kind.on_failure)
+        for kind in self.bulks.values():
             await bulks.define_type(pool, name=kind.name, **kind.declared())
+        if self.prompts.declared:
+            await prompts.declare(pool, prompts=self.prompts.constants)
         for schedule in self.schedules.values():
             arguments: dict[str, Any] = {"tenant_id": await self.tenant_id(pool), **schedule}
             await schedules.set(pool, **arguments)

@@ -26,7 +26,7 @@ from uuid import UUID
 
 import pydantic
 
-from penstock.contract import bulks, jobs
+from penstock.contract import bulks, jobs, prompts
 from penstock.contract.bulks import By, Taken
 from penstock.errors import Invalid, Limited, PenstockError
 from penstock.guards import Guard
@@ -50,6 +50,7 @@ from penstock.sdk.bulk_rows import (
 )
 from penstock.sdk.context import Context, Fail, Reschedule
 from penstock.sdk.graph import Graph, Options, drawing
+from penstock.sdk.prompts import Prompts
 from penstock.sdk.signature import Signature, Step, key_of
 from penstock.sheets import GoogleSheet
 from penstock.types import BulkOptions, Forecast, JobOptions, RowProblem, SourceCheck
@@ -76,6 +77,8 @@ class Host(Protocol):
     def task(self) -> Any: ...
     @property
     def block(self) -> Any: ...
+    @property
+    def prompts(self) -> Prompts: ...
     def connections(self) -> AbstractAsyncContextManager[db.Pool]: ...
     async def ready(self, pool: db.Pool, options: Options, /) -> JobOptions: ...
     def sheets_of(self, tenant_id: UUID) -> Sheets: ...
@@ -344,6 +347,8 @@ class BulkType(Generic[T]):
         conn, by = cast("db.Connection", ctx.connection), By(ctx.task_id, ctx.worker_id, ctx.lease)
         [(params,)] = await db.rows(conn, _PARAMS, (ctx.job_id,))
         values = self._signature.check(params)
+        if self.app.prompts.declared:
+            await prompts.pin(conn, **by._asdict(), names=sorted(self.app.prompts.declared))
         size = (self.batch or PREVIEW) if is_preview else max(PART, self.batch or 0)
         counts = {"rows": 0, "refused": 0}
         while True:

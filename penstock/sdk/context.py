@@ -16,8 +16,9 @@ from penstock.contract import artifacts, tasks
 from penstock.errors import Invalid
 from penstock.formatting import seconds
 from penstock.sdk import operations, signals, steps
+from penstock.sdk.prompts import DeclaredPrompt
 from penstock.settings import settings
-from penstock.types import Answer
+from penstock.types import Answer, Prompt
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -65,7 +66,7 @@ class Context:
     __slots__ = (
         *("task_id", "lease", "job_id", "tenant_id", "kind", "key", "attempt", "max_attempts", "worker_id"),
         *("provider", "fraction", "message", "connection", "_hooks", "_is_stopped", "_log"),
-        *("_steps", "_sleeps"),
+        *("_steps", "_sleeps", "prompts"),
     )
 
     def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks) -> None:
@@ -85,6 +86,8 @@ class Context:
         self._is_stopped = False
         self._steps: dict[str, Any] | None = None
         self._sleeps = 0
+        self.prompts: list[Prompt] = []
+        """The prompts that the attempt has taken, the latest one last."""
 
     @property
     def log(self) -> structlog.stdlib.BoundLogger:
@@ -134,11 +137,25 @@ class Context:
         """`aadd_tasks` from a handler in a thread."""
         return self._hooks.add_tasks_sync(self, new)
 
+    async def aprompt(self, prompt: DeclaredPrompt) -> Prompt:
+        """The active version of a prompt; in a bulk job, the one that was active when the job was loaded.
+
+        Without an answer of the database within 2 seconds it is the constant in the code: version 0, with
+        `is_fallback`. Usage that is reported afterwards carries the name and the version.
+        """
+        found = await self._hooks.prompt(self, prompt)
+        self.prompts = [*(each for each in self.prompts if each.name != found.name), found]
+        return found
+
+    def prompt(self, prompt: DeclaredPrompt) -> Prompt:
+        """`aprompt` from a handler in a thread."""
+        return self._hooks.block(self.aprompt(prompt))
+
     async def ausage(self, *, variant: str = "standard", **units: float) -> None:
         """Report what a call really used: `await ctx.ausage(input_tokens=812, output_tokens=120)`.
 
         It replaces the estimate in limits and quotas, and is priced at once. Report after each call: the
-        usage counts even if the attempt fails later.
+        usage counts even if the attempt fails later. It carries the prompt that was taken last.
         """
         await self._hooks.usage(self, units, variant)
 
@@ -372,6 +389,10 @@ class Hooks:
         """Store a file."""
         size = len(data) if isinstance(data, bytes) else None
         return {"path": name, "bytes": size, "content_type": content_type}
+
+    async def prompt(self, ctx: Context, prompt: DeclaredPrompt) -> Prompt:
+        """The version of a prompt for the task. In a unit test it is the constant."""
+        return prompt.constant
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
         """Record usage."""

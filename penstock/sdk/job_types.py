@@ -171,6 +171,10 @@ class JobType(Generic[P]):
     def __repr__(self) -> str:
         return f"<job type {self.name}>"
 
+    def all_phases(self) -> dict[str, float]:
+        """The declared phases; empty if none are declared."""
+        return self.phases
+
     def options(self, **changes: Any) -> JobType[P]:
         """A copy of the job type with other options for its jobs: docs/sdk.md lists them."""
         other: JobType[P] = object.__new__(JobType)

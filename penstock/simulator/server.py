@@ -24,6 +24,7 @@ from penstock.simulator.anthropic import count_tokens
 from penstock.simulator.cloudconvert_config import CloudConvertConfig
 from penstock.simulator.config import FAULTS, PROVIDERS, Fault, read
 from penstock.simulator.limits import HOUR, Account, Amount, Limits
+from penstock.simulator.posthog import PATHS as SINK_PATHS
 from penstock.simulator.provider import Problem, Provider, ProviderRequest, Reply, document
 from penstock.simulator.sheets import API, SheetsConfig
 from penstock.simulator.shield import PATH as SHIELD_PATH
@@ -155,6 +156,8 @@ class _Server:
                 await exchange.convert()
             elif exchange.path == SHIELD_PATH:
                 await exchange.screen()
+            elif exchange.path in SINK_PATHS:
+                await exchange.collect()
             elif STRIPE_PATHS.match(exchange.path):
                 await exchange.bill()
             else:
@@ -358,6 +361,18 @@ class _Exchange:
         response.headers.update(answer.headers)
         await self._answer(response)
 
+    # Telemetry
+
+    async def collect(self) -> None:
+        """Answer as a telemetry server."""
+        sink = self.simulator.telemetry
+        status, document = sink.take(await self._body())
+        if sink.behavior == "hang":
+            await self._wait_for_disconnect()
+        if sink.behavior == "slow":
+            await self._sleep(sink.slow_seconds)
+        await self._answer(_json(document, status))
+
     # Control
 
     async def control(self) -> None:
@@ -394,6 +409,8 @@ class _Exchange:
                 if fields is None:
                     raise Invalid("the body must be a JSON object")
                 return _json(self.simulator.stripe.control(path.removeprefix("stripe/"), fields))
+            case "POST", path if path.startswith("telemetry/"):
+                return _json(self.simulator.telemetry.control(path.removeprefix("telemetry/")))
             case "POST", "reset":
                 self.simulator.reset()
                 return _json(self.simulator.stats())

@@ -13,6 +13,7 @@ from penstock.simulator.cloudconvert import CloudConvertServer
 from penstock.simulator.cloudconvert_config import CloudConvertStats
 from penstock.simulator.config import FAULTS, Config, Fault, read
 from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Rejection
+from penstock.simulator.posthog import TelemetrySink
 from penstock.simulator.provider import Problem, Provider, Reply
 from penstock.simulator.sheets import SheetsServer, SheetsStats
 from penstock.simulator.shield import ShieldServer, ShieldStats
@@ -90,6 +91,8 @@ class Simulator:
             lambda: self.config.cloudconvert, self.clock, seed=seed, speed=speed
         )
         """The simulated CloudConvert."""
+        self.telemetry = TelemetrySink()
+        """The events of product telemetry, and how the sink behaves."""
         self.stripe = StripeServer(self.clock, seed)
         """The Stripe account: customers, subscriptions and webhooks."""
         self.shield = ShieldServer(lambda: self.config.shield)
@@ -163,6 +166,7 @@ class Simulator:
         self.cloudconvert.reset()
         self.stripe.reset()
         self.shield.reset()
+        self.telemetry.reset()
 
     def configure(self, /, **changes: Any) -> Config:
         """Change parts of the configuration."""

@@ -63,7 +63,11 @@ grant execute on function
   penstock._push_change(regclass, jsonb), penstock._refusal_code(text, text, text),
   penstock.set_notification_target(text, text, text[], jsonb), penstock.remove_notification_target(uuid),
   penstock.rotate_notification_secret(uuid), penstock.send_test_notification(uuid),
-  penstock.set_own_price(text, text, numeric, jsonb, uuid)
+  penstock.set_own_price(text, text, numeric, jsonb, uuid),
+  penstock.is_admin(), penstock.admin_list_profiles(text, uuid, integer),
+  penstock.admin_get_profile(uuid), penstock.admin_set_override(uuid, text, numeric, date, text),
+  penstock.admin_set_plan(uuid, text, text), penstock.admin_spend(date),
+  penstock.tenant_margins(date, integer)
 to authenticated, service_role;
 
 -- The service: workers and operators.
@@ -129,6 +133,14 @@ grant execute on function
   penstock.reset_quota(uuid, text, text), penstock.refund_usage(uuid, jsonb, text),
   penstock.reserve_quota(uuid, jsonb, text, text, double precision),
   penstock.commit_hold(uuid, jsonb, uuid), penstock.release_hold(uuid, uuid), penstock.check_accounts(),
+  penstock.declare_prompts(jsonb), penstock.add_prompt(text, text, jsonb),
+  penstock.activate_prompt(text, integer, integer), penstock.rollback_prompt(text, integer),
+  penstock.active_prompts(), penstock.pin_prompts(bigint, text, bigint, text[]),
+  penstock.pinned_prompts(uuid), penstock.record_prompt_uses(jsonb), penstock.prompt_stats(text, integer),
+  penstock.prompt_fallbacks(integer), penstock.try_prompt(text, integer, uuid, integer),
+  penstock.prompt_trial(uuid), penstock.set_profile_role(uuid, text),
+  penstock.set_fixed_cost(text, jsonb), penstock.end_fixed_cost(text, date),
+  penstock.take_cost_snapshot(date), penstock.take_due_snapshot(), penstock.spend(date),
   penstock.record_usage(jsonb, bigint, text, bigint, uuid, text, jsonb),
   penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, jsonb),
   penstock.set_price(text, text, numeric, jsonb), penstock.set_exchange_rate(text, numeric, timestamptz),

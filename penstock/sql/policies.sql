@@ -21,6 +21,7 @@ create policy service_reads on penstock.bulks for select to service_role using (
 create policy service_reads on penstock.calls for select to service_role using (true);
 create policy service_reads on penstock.chores for select to service_role using (true);
 create policy service_reads on penstock.cost_entries for select to service_role using (true);
+create policy service_reads on penstock.cost_snapshots for select to service_role using (true);
 create policy service_reads on penstock.cost_sums for select to service_role using (true);
 create policy service_reads on penstock.dead_letters for select to service_role using (true);
 create policy service_reads on penstock.edges for select to service_role using (true);
@@ -29,6 +30,7 @@ create policy service_reads on penstock.endpoints for select to service_role usi
 create policy service_reads on penstock.error_stacks for select to service_role using (true);
 create policy service_reads on penstock.exchange_rates for select to service_role using (true);
 create policy service_reads on penstock.failures for select to service_role using (true);
+create policy service_reads on penstock.fixed_costs for select to service_role using (true);
 create policy service_reads on penstock.gates for select to service_role using (true);
 create policy service_reads on penstock.holds for select to service_role using (true);
 create policy service_reads on penstock.identities for select to service_role using (true);
@@ -52,6 +54,9 @@ create policy service_reads on penstock.phases for select to service_role using 
 create policy service_reads on penstock.plan_prices for select to service_role using (true);
 create policy service_reads on penstock.plans for select to service_role using (true);
 create policy service_reads on penstock.prices for select to service_role using (true);
+create policy service_reads on penstock.prompt_pins for select to service_role using (true);
+create policy service_reads on penstock.prompt_uses for select to service_role using (true);
+create policy service_reads on penstock.prompts for select to service_role using (true);
 create policy service_reads on penstock.profiles for select to service_role using (true);
 create policy service_reads on penstock.provider_events for select to service_role using (true);
 create policy service_reads on penstock.ready for select to service_role using (true);
@@ -117,6 +122,10 @@ create policy admins_read on penstock.notification_targets for select to authent
   using (tenant_id in (select penstock.my_admin_tenants()));
 create policy admins_read on penstock.notifications for select to authenticated
   using (tenant_id in (select penstock.my_admin_tenants()));
+
+-- Admins of the installation read what admins did, in all tenants.
+create policy admins_read on penstock.audit_log for select to authenticated
+  using (action like 'admin.%' and (select penstock.is_admin()));
 
 -- Providers and prices without a tenant are everybody's.
 create policy members_read on penstock.endpoints for select to authenticated

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from penstock.types.actions import Action, Weight
+from penstock.types.admin import Person, PersonDetails, ProfileRole
 from penstock.types.alerts import Alert
 from penstock.types.amounts import Amount, exact
 from penstock.types.artifacts import OUTPUT, Artifact, KeptArtifact, LinkedArtifact, referred
@@ -61,10 +62,12 @@ from penstock.types.notifications import (
 from penstock.types.operations import OPERATION_STATUSES, OperationCount, OperationStatus, TaskOperation
 from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, TaskOptions, given
 from penstock.types.overview import Overview, OverviewProblem
+from penstock.types.prompts import Prompt, PromptFallback, PromptStats, PromptVersion, TrialRow, variables_of
 from penstock.types.providers import Provider, ProviderEvent, ProviderValues
 from penstock.types.schedules import Missed, Schedule
 from penstock.types.sessions import Session
 from penstock.types.sheets import BindingKind, SheetBinding
+from penstock.types.spend import FixedCost, FixedCostPeriod, FixedCostValues, PlanRevenue, Spend, TenantMargin
 from penstock.types.tasks import Attempt, GraphTask, Run, Task, TaskRate, TaskStatus
 from penstock.types.tenants import Me, Member, Role, Tenant, TenantShare
 from penstock.types.usage import Limit, Meter, MeterUsage, Plan, PlanValues, UsageDay, UsageStatus
@@ -108,6 +111,9 @@ __all__ = [
     "ExpensiveJob",
     "Explanation",
     "Failure",
+    "FixedCost",
+    "FixedCostPeriod",
+    "FixedCostValues",
     "Forecast",
     "ForecastBudget",
     "ForecastCost",
@@ -153,12 +159,20 @@ __all__ = [
     "OperationStatus",
     "Overview",
     "OverviewProblem",
+    "Person",
+    "PersonDetails",
     "Phase",
     "Plan",
     "PlanPrice",
+    "PlanRevenue",
     "PlanValues",
     "Price",
+    "ProfileRole",
     "Progress",
+    "Prompt",
+    "PromptFallback",
+    "PromptStats",
+    "PromptVersion",
     "Provider",
     "ProviderEvent",
     "ProviderValues",
@@ -174,6 +188,7 @@ __all__ = [
     "Setting",
     "SheetBinding",
     "SourceCheck",
+    "Spend",
     "Starter",
     "Streak",
     "Subscription",
@@ -186,7 +201,9 @@ __all__ = [
     "TaskStatus",
     "TaskWait",
     "Tenant",
+    "TenantMargin",
     "TenantShare",
+    "TrialRow",
     "UsageDay",
     "UsageStatus",
     "Wait",
@@ -202,4 +219,5 @@ __all__ = [
     "failure",
     "given",
     "referred",
+    "variables_of",
 ]

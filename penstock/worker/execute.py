@@ -19,9 +19,8 @@ import structlog
 from penstock.contract import artifacts, jobs, tasks, waits
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
-from penstock.sdk import bulk_guards, signals
-from penstock.sdk.context import Context, Fail, Hooks, Reschedule, Waiting
-from penstock.sdk.operations import Waits
+from penstock.sdk import bulk_guards
+from penstock.sdk.context import Context, Fail, Hooks, Reschedule
 from penstock.sdk.signature import decode
 from penstock.worker import outcome
 from penstock.worker.operations import Operations
@@ -29,6 +28,8 @@ from penstock.worker.processes import Processes
 
 if TYPE_CHECKING:
     from penstock.sdk.job_types import Task
+    from penstock.sdk.prompts import DeclaredPrompt
+    from penstock.types import Prompt
     from penstock.worker.finish import Finish
     from penstock.worker.task_buffer import LeasedTask, TaskBuffer
 
@@ -165,17 +166,19 @@ class Execute(Hooks):
             self._tell(leased, started, None)
 
     def _tell(self, leased: LeasedTask, started: float, error: BaseException | None) -> None:
+        if leased.context is not None and leased.context.prompts:
+            self._finish.prompted(leased.context, time.monotonic() - started, error)
         if self.on_attempt is not None:
             self.on_attempt(outcome.AttemptEnd(leased.claim, time.monotonic() - started, error))
 
     def _report_error(self, leased: LeasedTask, context: Context, error: BaseException) -> None:
-        if (waiting := _waiting(error)) is not None:
+        if (waiting := outcome.waiting(error)) is not None:
             self._finish.waits(leased, waiting.wait_id, getattr(waiting, "seconds", None))
         elif isinstance(error, Reschedule):
             self._finish.returned(leased, error.delay, error.reason)
         elif self._is_database_lost(error, context):
             self._return_after_loss(leased, error)
-        elif leased.claim.provider is not None and (signal := _signal(error)) is not None:
+        elif leased.claim.provider is not None and (signal := outcome.signal(error)) is not None:
             self._finish.limited(leased, signal)
             self._finish.hand_back(self._buffer.pop_unstarted_for(leased.claim.provider))
         else:
@@ -388,8 +391,12 @@ class Execute(Hooks):
             name=name, data=data, content_type=content_type,
         )  # fmt: skip
 
+    async def prompt(self, ctx: Context, prompt: DeclaredPrompt) -> Prompt:
+        return await self._buffer.app.prompts.get_for_job(prompt, ctx.job_id)
+
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
-        options = {"variant": variant, "key": _report_key(ctx)}
+        details = ctx.prompts[-1].details if ctx.prompts else {}
+        options = {"variant": variant, "key": _report_key(ctx), "details": details}
         await self._report(ctx, "record_usage", p_units=db.Json(units), p_options=db.Json(options))
 
     async def cost(
@@ -472,24 +479,6 @@ class Execute(Hooks):
 
 def _report_key(ctx: Context) -> str:
     return f"{ctx.task_id}:{ctx.lease}:{uuid4().hex}"
-
-
-def _waiting(error: BaseException) -> Waiting | Waits | None:
-    """The reason to park the task, also if several parts of the handler wait at once."""
-    if isinstance(error, BaseExceptionGroup):
-        others = cast("BaseExceptionGroup[BaseException]", error)
-        waiting, rest = others.split((Waiting, Waits))
-        first = waiting.exceptions[0] if waiting is not None and rest is None else None
-        return None if first is None else _waiting(first)
-    return error if isinstance(error, Waiting | Waits) else None
-
-
-def _signal(error: BaseException) -> dict[str, Any] | None:
-    try:
-        return signals.of(error)
-    except Exception:
-        # An exception whose attributes raise errors does not come from a provider.
-        return None
 
 
 def _arguments_of(claim: tasks.Claim) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from uuid import UUID
 
 import structlog
 
-from penstock.contract import operations, tasks, waits
+from penstock.contract import operations, prompts, tasks, waits
 from penstock.contract.tasks import Done, Failed, Rejection
 from penstock.errors import Unavailable
 from penstock.postgres import db
@@ -43,6 +43,7 @@ class Finish:
         self._waiting: list[tuple[int, int, UUID, float | None]] = []
         self._progress: dict[int, Context] = {}
         self._progress_is_due = False
+        self._prompted: list[dict[str, Any]] = []
         self._progress_is_timed = False
         self._has_reports = asyncio.Event()
         self._sending = asyncio.Lock()
@@ -70,6 +71,15 @@ class Finish:
     def waits(self, leased: LeasedTask, wait_id: UUID, seconds: float | None = None) -> None:
         """Park a task whose handler waits; with seconds, for its operation."""
         self._waiting.append((leased.claim.id, leased.claim.lease, wait_id, seconds))
+        self._has_reports.set()
+
+    def prompted(self, context: Context, seconds: float, error: BaseException | None) -> None:
+        """Report the prompts of an attempt; sent before its outcome, which may be charged by an estimate."""
+        about = {"job_id": str(context.job_id), "task_id": context.task_id, "lease": context.lease}
+        about |= {"seconds": seconds, "is_failed": outcome.is_failure(error)}
+        for each in context.prompts:
+            use = {"name": each.name, "version": each.version, "is_fallback": each.is_fallback}
+            self._prompted.append(about | use)
         self._has_reports.set()
 
     def hand_back(self, unstarted: list[LeasedTask]) -> None:
@@ -102,13 +112,17 @@ class Finish:
         while True:
             # This also waits for a report that is being sent.
             await self._flush()
-            is_empty = not (self._done or self._failed or self._limited or self._returned or self._waiting)
+            is_empty = not any(
+                (self._done, self._failed, self._limited, self._returned, self._waiting, self._prompted)
+            )
             if is_empty or self._loop.time() > deadline:
                 return
 
     async def _flush(self) -> None:
         async with self._sending:
             try:
+                if self._prompted:
+                    await self._send_prompted()
                 while self._limited:
                     await self._send_limited()
                 while self._done:
@@ -177,6 +191,17 @@ class Finish:
             if code is not None:
                 log.warning("worker.lease_refused", task_id=report.id, lease=report.lease, code=code)
             self._buffer.remove(report.id, report.lease)
+
+    async def _send_prompted(self) -> None:
+        batch, self._prompted = self._prompted[:MAX_BATCH], self._prompted[MAX_BATCH:]
+        try:
+            async with db.answering(self._buffer.pool, ANSWER_SECONDS) as conn:
+                await prompts.record_uses(conn, uses=batch)
+        except Unavailable:
+            self._prompted[:0] = batch
+            raise
+        except Exception as error:
+            log.error("worker.prompts_refused", error=str(error), uses=len(batch))
 
     async def _send_limited(self) -> None:
         task_id, lease, signal = self._limited[0]

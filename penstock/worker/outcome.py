@@ -7,7 +7,7 @@ import traceback
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pydantic
 import pydantic_core
@@ -15,7 +15,9 @@ import structlog
 
 from penstock.contract import tasks
 from penstock.errors import LeaseLost
-from penstock.sdk.context import Fail, retry_after
+from penstock.sdk import signals
+from penstock.sdk.context import Fail, Reschedule, Waiting, retry_after
+from penstock.sdk.operations import Waits
 
 if TYPE_CHECKING:
     from penstock.sdk.context import Context
@@ -142,3 +144,32 @@ def _small(details: Any) -> Any:
     if text is not None and len(text) > 100_000:
         raise ValueError("larger than 100 kB")
     return tasks.clean(value)
+
+
+def waiting(error: BaseException) -> Waiting | Waits | None:
+    """The reason to park the task, also if several parts of the handler wait at once."""
+    if isinstance(error, BaseExceptionGroup):
+        others = cast("BaseExceptionGroup[BaseException]", error)
+        found, rest = others.split((Waiting, Waits))
+        first = found.exceptions[0] if found is not None and rest is None else None
+        return None if first is None else waiting(first)
+    return error if isinstance(error, Waiting | Waits) else None
+
+
+def signal(error: BaseException) -> dict[str, Any] | None:
+    """What an exception says about the provider's limits, or None."""
+    try:
+        return signals.of(error)
+    except Exception:
+        # An exception whose attributes raise errors does not come from a provider.
+        return None
+
+
+def is_failure(error: BaseException | None) -> bool:
+    """Whether an attempt failed: not if it waits, was rescheduled, or met a provider's limit."""
+    return (
+        error is not None
+        and not isinstance(error, Reschedule)
+        and waiting(error) is None
+        and signal(error) is None
+    )

@@ -444,7 +444,7 @@ class TestCatalogue:
             assert policy["permissive"] == "PERMISSIVE", name
             if policy["roles"] == ["authenticated"]:
                 is_catalogue = policy["tablename"] in CATALOGUE and policy["qual"] == "true"
-                known = ("my_tenants()", "my_admin_tenants()", "auth.uid()")
+                known = ("my_tenants()", "my_admin_tenants()", "auth.uid()", "is_admin()")
                 assert is_catalogue or any(word in policy["qual"] for word in known), name
             assert policy["cmd"] == "SELECT" or policy["with_check"] == policy["qual"], name
         tables = {r["name"] for r in sql.execute(RELATIONS) if not r["is_view"]}

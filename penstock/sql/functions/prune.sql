@@ -75,13 +75,15 @@ begin
   delete from actions where id = any (array(
     select a.id from (select id, finished_at from actions order by id limit p_limit) as a
     where a.finished_at < p_cutoff));
+  delete from prompt_uses where id = any (array(
+    select u.id from (select id, at from prompt_uses order by id limit p_limit) as u where u.at < p_cutoff));
   delete from usage_keys where ctid = any (array(
     select ctid from usage_keys where at < _now() - interval '1 day' order by at limit p_limit
       for update skip locked));
 end
 $$;
 comment on function penstock._prune_history(timestamptz, integer) is
-  'Deletes old holds, provider events, actions, notifications and keys of usage reports.';
+  'Deletes old holds, provider events, actions, notifications, uses of prompts and keys of usage reports.';
 
 create or replace function penstock._lock_for_pruning(
   p_job penstock.jobs, out has_ready_tasks boolean, out is_in_use boolean)
@@ -159,6 +161,7 @@ begin
     delete from phases where job_id = p_job_id;
     delete from accounts where job_id = p_job_id;
     delete from bulks where job_id = p_job_id;
+    delete from prompt_pins where job_id = p_job_id;
     delete from jobs where id = p_job_id;
     v_left := v_left - 1;
   end if;

@@ -58,6 +58,9 @@ declare
 begin
   insert into usage_events (at, tenant_id, action, hold_id, provider, units, details)
   values (v_now, p_tenant_id, p_action, p_hold_id, p_provider, p_units, coalesce(p_details, '{}'));
+  if p_details ? 'prompt_name' then
+    perform _note_prompt(p_tenant_id, p_action, p_details);
+  end if;
   insert into usage_sums (tenant_id, action, day, meter, amount)
   select p_tenant_id, p_action, (v_now at time zone 'utc')::date, u.key, u.value::numeric
     from jsonb_each_text(p_units) as u;
@@ -104,7 +107,9 @@ begin
     insert into usage_events (at, tenant_id, action, job_id, task_id, lease, provider, units, is_estimate,
       details)
     select p_now, (g.held).tenant_id, g.kind, (g.held).job_id, (g.held).task_id, (g.held).lease, g.provider,
-      g.units, p_is_estimate, coalesce(p_details, '{}')
+      g.units, p_is_estimate, coalesce(p_details, case when p_is_estimate then (
+        select _prompt_details(u) from prompt_uses u where u.job_id = (g.held).job_id
+          and u.task_id = (g.held).task_id and u.lease = (g.held).lease order by u.id desc limit 1) end, '{}')
     from given g where g.units <> '{}'
   ), summed as materialized (
     select (g.held).tenant_id, g.kind, u.key as meter, sum(u.value::numeric) as amount

@@ -1,0 +1,1 @@
+drop table penstock.prompt_uses, penstock.prompt_pins, penstock.prompts cascade;
