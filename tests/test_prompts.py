@@ -59,7 +59,7 @@ def locked(db: testing.Database) -> Iterator[Any]:
 
 class TestRender:
     def test_values_replace_variables_in_one_pass(self) -> None:
-        """R2.6/template: a value that contains braces is not expanded again."""
+        """A value that contains braces is not expanded again."""
         prompt = Prompt("p", 1, "{{a}} {{ b }} {{a}} {{1}} {c} }}")
         assert prompt.render(a="{{b}}", b=r"\1 {{a}}") == r"{{b}} \1 {{a}} {{b}} {{1}} {c} }}"
 

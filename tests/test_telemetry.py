@@ -19,7 +19,7 @@ CANARY = "ann@example.com wrote: my secret note"
 
 
 async def test_events_arrive_in_batches_without_texts_of_users(eventually: Eventually) -> None:
-    """R2.11/telemetry: no note, address or payload is in a property."""
+    """No note, address or payload is in a property."""
     async with simulator.serve() as running:
         sender = Sender(running.url, "key")
         for n in range(250):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
 from uuid import UUID, uuid4
 
+import psycopg
 import pytest
 
 from penstock import testing
-from penstock.contract import jobs, kinds, providers, tenants, usage
-from penstock.errors import Conflict, Invalid, Limited, NotFound
+from penstock.contract import entitlements, jobs, kinds, providers, tenants, usage
+from penstock.errors import Conflict, Invalid, Limited, NotFound, PenstockError, Unavailable
 from penstock.postgres import db as database
 from penstock.types import Meter, MeterUsage
 
@@ -222,3 +224,44 @@ async def test_invalid_usage_settings_are_rejected(db: testing.Database, tenant:
             with pytest.raises((Invalid, NotFound)) as refused:
                 await call
             assert refused.value.code == code
+
+
+@pytest.mark.parametrize("table", ["plans", "accounts", "allowances", "tenant_limits", "meters"])
+async def test_a_database_error_refuses(db: testing.Database, tenant: UUID, table: str) -> None:
+    """R2.2/database-error: without an answer nothing is reserved and no gate opens."""
+    async with database.pool(db.dsn) as pool:
+        await usage.set_limit(pool, tenant_id=tenant, meter="pages", amount=10)
+        await entitlements.set_gate(pool, name="pages", meter="pages", mode="enforce")
+        db.execute(f"alter table penstock.{table} rename to hidden")
+        with pytest.raises((PenstockError, psycopg.Error)):
+            await usage.reserve(pool, tenant_id=tenant, amounts={"pages": 1})
+        with pytest.raises((PenstockError, psycopg.Error)):
+            await entitlements.require(pool, gate="pages", tenant_id=tenant)
+        with pytest.raises((PenstockError, psycopg.Error)):
+            await usage.status(pool, tenant_id=tenant)
+        db.execute(f"alter table penstock.hidden rename to {table}")
+        assert db.execute("select count(*) as n from penstock.holds")[0]["n"] == 0
+        assert (await entitlements.require(pool, gate="pages", tenant_id=tenant)).hold_id is not None
+
+
+async def test_a_database_that_is_away_refuses(db: testing.Database, tenant: UUID) -> None:
+    """R2.2/database-error: a lost connection is an error, never an answer."""
+    async with database.pool(db.dsn, max_size=1) as pool:
+        await usage.limits(pool, tenant_id=tenant)
+        terminate = (
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and pid <> pg_backend_pid()"
+        )
+
+        async def cut() -> None:
+            await asyncio.sleep(0.2)
+            db.execute(terminate)
+
+        lock = db.connect()
+        lock.execute("begin")
+        lock.execute("lock table penstock.tenants in access exclusive mode")
+        cutting = asyncio.create_task(cut())
+        with pytest.raises(Unavailable):
+            await usage.reserve(pool, tenant_id=tenant, amounts={"pages": 1})
+        await cutting
+        lock.close()

@@ -242,6 +242,26 @@ def live(site: Site, steps: list[tuple[str, int, int]]) -> None:
                 STEPS[name](site, chosen)
 
 
+def test_the_state_is_in_columns_of_the_subscription_and_the_tenant(site: Site) -> None:
+    """R2.5/subscription: status, prices, period end and cancellation; plan, since, until and the plan after."""
+    id = site.subscribe()
+    site.record_all()
+
+    def columns() -> dict[str, Any]:
+        query = "select plan, plan_since, plan_until, plan_after from penstock.tenants where id = %s"
+        return site.sql.execute(query, site.tenant)[0]
+
+    first = columns()
+    assert (first["plan"], first["plan_until"], first["plan_after"]) == ("premium", None, None)
+    assert first["plan_since"] is not None
+    site.account.advance(DAY)
+    site.account.cancel(id)
+    site.record_all()
+    assert site.stored() == site.told()
+    end = moment(site.told()[id]["period_end"] + GRACE)
+    assert columns() == {**first, "plan_until": end, "plan_after": "free"}
+
+
 class TestGrace:
     """R2.5/grace: decided when it is read, to the second."""
 

@@ -42,7 +42,7 @@ class TestVersions:
             sql.execute("update penstock.prompts set is_active = true where name = 'greet' and version = 1")
 
     def test_a_version_keeps_variables_model_and_max_tokens(self, sql: Contract) -> None:
-        """A version keeps its template variables, a model and max_tokens."""
+        """R2.6/template: template variables, a model and max_tokens."""
         add(sql, "{{b}} {{ a }} {{b}} {{1}} {c}", model="claude", max_tokens=300, activate=True)
         [row] = sql.rows("active_prompts")
         assert (row["model"], row["max_tokens"]) == ("claude", 300)
