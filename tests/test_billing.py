@@ -312,6 +312,24 @@ class TestWebhooks:
             site.sim.stripe.webhook_version = "2026-06-24"
         assert site.status()["period_end"] is not None
 
+    def test_a_failed_payment_alerts_the_tenant_once_per_invoice(self, site: Site) -> None:
+        site.subscribed()
+        db = site.world.db
+        db.execute(
+            "insert into penstock.notification_targets (tenant_id, channel, address, events, created_by, created_at)"
+            " values (%s, 'email', 'ann@example.org', '{alert}', 'test', now())", [site.ann.tenant],
+        )  # fmt: skip
+        [customer] = site.sim.stripe.account.customers
+        event: dict[str, Any] = {
+            "object": "event", "type": "invoice.payment_failed", "created": int(time.time()), "livemode": False,
+        }  # fmt: skip
+        for n, who in enumerate((customer, customer, "cus_other")):
+            invoice = {"object": "invoice", "id": f"in_{n // 2}", "customer": who}
+            assert site.send({**event, "id": f"evt_{n}", "data": {"object": invoice}}).status_code == 200
+        assert [site.outcomes()[f"evt_{n}"] for n in range(3)] == ["applied", "applied", "ignored"]
+        rows = db.execute("select subject, details from penstock.notifications")
+        assert [(row["subject"], row["details"]["invoice"]) for row in rows] == [("A payment failed", "in_0")]
+
     def test_a_deleted_customer_is_replaced_at_the_next_checkout(self, site: Site) -> None:
         site.subscribed()
         [old] = site.sim.stripe.account.customers

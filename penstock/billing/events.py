@@ -43,6 +43,13 @@ async def apply(event: Event, *, is_live: bool) -> WebhookOutcome:
     elif event.type == "customer.deleted":
         event.tenant_id = await billing.forget_customer(event.connection, customer_id=str(found.get("id")))
         return "applied" if event.tenant_id else "ignored"
+    elif event.type == "invoice.payment_failed":
+        event.tenant_id = await billing.note_failed_payment(
+            event.connection,
+            customer_id=reference(found.get("customer")) or "",
+            invoice_id=str(found.get("id")),
+        )
+        return "applied" if event.tenant_id else "ignored"
     else:
         return "ignored"
     event.tenant_id = result.get("tenant_id")

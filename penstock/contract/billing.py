@@ -45,6 +45,11 @@ async def bind_customer(database: db.Database, *, tenant_id: UUID, customer_id: 
     return await db.value(database, "bind_customer", p_tenant_id=tenant_id, p_customer_id=customer_id)
 
 
+async def note_failed_payment(database: db.Database, *, customer_id: str, invoice_id: str) -> UUID | None:
+    """Alert the tenant of a customer that a payment failed; None if the customer is not known."""
+    return await db.value(database, "note_failed_payment", p_customer_id=customer_id, p_invoice_id=invoice_id)
+
+
 async def forget_customer(database: db.Database, *, customer_id: str) -> UUID | None:
     """Unbind a customer that was deleted; returns its tenant."""
     return await db.value(database, "forget_customer", p_customer_id=customer_id)

@@ -126,6 +126,7 @@ grant execute on function
   penstock.set_plan_price(text, jsonb), penstock.bind_customer(uuid, text),
   penstock.record_subscription(jsonb, timestamptz, text, boolean), penstock.record_purchase(jsonb),
   penstock.note_checkout(uuid, text, timestamptz), penstock.forget_customer(text),
+  penstock.note_failed_payment(text, text),
   penstock.take_suspects(integer), penstock.take_reconciliation(),
   penstock.set_gate(text, jsonb), penstock.remove_gate(text),
   penstock.require_gate(text, uuid, numeric, text),

@@ -329,6 +329,25 @@ comment on function penstock.forget_customer(text) is
   'Unbinds a customer that was deleted at Stripe, so that the next checkout makes a new one. Its '
   'subscriptions end by their own events.';
 
+create or replace function penstock.note_failed_payment(p_customer_id text, p_invoice_id text)
+returns uuid language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  v_tenant_id uuid := (select tenant_id from billing_accounts where customer_id = p_customer_id);
+begin
+  if v_tenant_id is not null then
+    -- Stripe tells of every attempt; one message per invoice is enough.
+    perform _notify(v_tenant_id, 'alert', 'A payment failed',
+      'The payment for the subscription failed. Check the card in the billing portal: the plan ends 30 days '
+      'after the paid period.', jsonb_build_object('invoice', left(p_invoice_id, 255)),
+      left('invoice:' || p_invoice_id, 255));
+  end if;
+  return v_tenant_id;
+end
+$$;
+comment on function penstock.note_failed_payment(text, text) is
+  'Alerts the tenant of a customer at Stripe that the payment of an invoice failed, once per invoice. Returns '
+  'the tenant, or null if the customer is not known.';
+
 create or replace function penstock.take_suspects(p_limit integer default 20)
 returns setof text language sql security definer set search_path = penstock, pg_temp as $$
   update subscriptions s set checked_at = _now() where s.id = any (array(
