@@ -345,8 +345,8 @@ begin
 end
 $$;
 comment on function penstock.note_failed_payment(text, text) is
-  'Alerts the tenant of a customer at Stripe that the payment of an invoice failed, once per invoice. Returns '
-  'the tenant, or null if the customer is not known.';
+  'Alerts the tenant of a customer at Stripe that the payment of an invoice failed, once per invoice. '
+  'Returns the tenant, or null if the customer is not known.';
 
 create or replace function penstock.take_suspects(p_limit integer default 20)
 returns setof text language sql security definer set search_path = penstock, pg_temp as $$
