@@ -373,6 +373,7 @@ table penstock.audit_log
   constraint audit_log_pkey: PRIMARY KEY (id)
   index audit_log_job: CREATE INDEX audit_log_job ON penstock.audit_log USING btree (job_id, id) WHERE (job_id IS NOT NULL)
   index audit_log_tenant: CREATE INDEX audit_log_tenant ON penstock.audit_log USING btree (tenant_id, id)
+  policy admins_read: permissive for select to authenticated using ((action ~~ 'admin.%'::text) AND ( SELECT penstock.is_admin() AS is_admin))
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -604,6 +605,21 @@ table penstock.cost_entries
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.cost_snapshots
+  comment: The costs of all tenants in a month, as they were at a time. Append-only; taken every hour.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column taken_at: timestamp with time zone not null
+  column month: date not null
+  column total: numeric not null
+  column by_provider: jsonb not null
+  column by_type: jsonb not null
+  constraint cost_snapshots_month_check: CHECK ((EXTRACT(day FROM month) = (1)::numeric))
+  constraint cost_snapshots_pkey: PRIMARY KEY (id)
+  index cost_snapshots_month: CREATE INDEX cost_snapshots_month ON penstock.cost_snapshots USING btree (month, id DESC)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.cost_sums
   comment: Costs per day, provider and type in the base currency, of each tenant and (tenant null) of all tenants. Upkeep adds fresh rows up.
   row security: enabled
@@ -789,6 +805,32 @@ table penstock.failures
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
+  grant to service_role: select
+
+table penstock.fixed_costs
+  comment: Costs that no provider reports: hosting, subscriptions, people. A change ends a line and starts another.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column name: text not null
+  column amount: numeric not null
+  column currency: text not null
+  column period: text not null
+  column from_day: date not null
+  column until_day: date
+  column comment: text not null default ''::text
+  column created_by: text not null
+  column created_at: timestamp with time zone not null
+  comment on column until_day: The last day; null: no end. The day before from_day: it was replaced before it began.
+  constraint fixed_costs_amount_check: CHECK (((amount >= (0)::numeric) AND (amount < '1000000000000'::numeric)))
+  constraint fixed_costs_check: CHECK (((until_day IS NULL) OR (until_day >= (from_day - 1))))
+  constraint fixed_costs_comment_check: CHECK ((length(comment) <= 1000))
+  constraint fixed_costs_currency_check: CHECK ((currency ~ '^[A-Z]{3}$'::text))
+  constraint fixed_costs_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
+  constraint fixed_costs_period_check: CHECK ((period = ANY (ARRAY['month'::text, 'year'::text, 'once'::text])))
+  constraint fixed_costs_pkey: PRIMARY KEY (id)
+  index fixed_costs_days: CREATE INDEX fixed_costs_days ON penstock.fixed_costs USING btree (from_day, until_day)
+  index fixed_costs_open: CREATE UNIQUE INDEX fixed_costs_open ON penstock.fixed_costs USING btree (name) WHERE (until_day IS NULL)
+  policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
 table penstock.gates
@@ -1421,9 +1463,12 @@ table penstock.profiles
   column email: text
   column display_name: text
   column created_at: timestamp with time zone not null default clock_timestamp()
+  column role: text not null default 'user'::text
+  comment on column role: An admin may use the functions admin_*; only the service sets this.
   constraint profiles_display_name_check: CHECK ((length(display_name) <= 200))
   constraint profiles_display_name_clean: CHECK ((display_name !~ '[\u0001-\u001f\u007f-\u009f\u2028-\u202e\u2066-\u2069]'::text)) NOT VALID
   constraint profiles_pkey: PRIMARY KEY (user_id)
+  constraint profiles_role_check: CHECK ((role = ANY (ARRAY['user'::text, 'admin'::text])))
   constraint profiles_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
   index profiles_tenant: CREATE INDEX profiles_tenant ON penstock.profiles USING btree (tenant_id)
   policy own_profile: permissive for select to authenticated using (user_id = ( SELECT auth.uid() AS uid))
@@ -1431,6 +1476,73 @@ table penstock.profiles
   policy service_reads: permissive for select to service_role using true
   grant on column display_name to authenticated: update
   grant to authenticated: select
+  grant to service_role: select
+
+table penstock.prompt_pins
+  comment: The version of each prompt that all tasks of a job use: a bulk job keeps those that were active when it was loaded.
+  row security: enabled
+  column job_id: uuid not null
+  column name: text not null
+  column version: integer not null
+  column tenant_id: uuid not null
+  constraint prompt_pins_name_version_fkey: FOREIGN KEY (name, version) REFERENCES penstock.prompts(name, version)
+  constraint prompt_pins_pkey: PRIMARY KEY (job_id, name)
+  index prompt_pins_version: CREATE INDEX prompt_pins_version ON penstock.prompt_pins USING btree (name, version)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.prompt_uses
+  comment: Calls that used a prompt: which version, whether the attempt failed, and how long it took.
+  row security: enabled
+  column id: bigint generated always as identity not null
+  column at: timestamp with time zone not null
+  column tenant_id: uuid not null
+  column name: text not null
+  column version: integer not null
+  column is_fallback: boolean not null default false
+  column action: text not null
+  column job_id: uuid
+  column task_id: bigint
+  column lease: bigint
+  column is_failed: boolean not null default false
+  column seconds: double precision
+  comment on column is_fallback: The constant in the code was used, because the database could not answer or has no active version.
+  constraint prompt_uses_pkey: PRIMARY KEY (id)
+  constraint prompt_uses_seconds_check: CHECK ((seconds >= (0)::double precision))
+  index prompt_uses_at: CREATE INDEX prompt_uses_at ON penstock.prompt_uses USING brin (at)
+  index prompt_uses_attempt: CREATE UNIQUE INDEX prompt_uses_attempt ON penstock.prompt_uses USING btree (job_id, task_id, lease, name, version)
+  index prompt_uses_fallback: CREATE INDEX prompt_uses_fallback ON penstock.prompt_uses USING btree (at) WHERE is_fallback
+  index prompt_uses_name: CREATE INDEX prompt_uses_name ON penstock.prompt_uses USING btree (name, version, at)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.prompts
+  comment: Versions of prompts. A version never changes; at most one per name is active.
+  row security: enabled
+  column name: text not null
+  column version: integer not null
+  column body: text not null
+  column variables: text[] not null default '{}'::text[]
+  column model: text
+  column max_tokens: integer
+  column is_active: boolean not null default false
+  column comment: text not null default ''::text
+  column created_by: text not null
+  column created_at: timestamp with time zone not null
+  column activated_at: timestamp with time zone
+  comment on column version: Version 0 is the constant in the code of the app, as the app last declared it.
+  comment on column variables: The names between double braces in the body.
+  comment on column activated_at: When the version was last made the active one.
+  constraint prompts_body_check: CHECK (((length(body) >= 1) AND (length(body) <= 100000)))
+  constraint prompts_comment_check: CHECK ((length(comment) <= 1000))
+  constraint prompts_max_tokens_check: CHECK (((max_tokens >= 1) AND (max_tokens <= 1000000)))
+  constraint prompts_model_check: CHECK (((length(model) >= 1) AND (length(model) <= 200)))
+  constraint prompts_name_check: CHECK ((name ~ '^[a-z][a-z0-9_.-]{0,99}$'::text))
+  constraint prompts_pkey: PRIMARY KEY (name, version)
+  constraint prompts_version_check: CHECK ((version >= 0))
+  index prompts_active: CREATE UNIQUE INDEX prompts_active ON penstock.prompts USING btree (name) WHERE is_active
+  trigger prompts_guard: CREATE TRIGGER prompts_guard BEFORE DELETE OR UPDATE ON penstock.prompts FOR EACH ROW EXECUTE FUNCTION penstock._guard_prompt()
+  policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
 table penstock.provider_events
@@ -2365,6 +2477,14 @@ function penstock._add_up_costs()
   body: sha256 891fd3de4cfcdf84cd957de2d8cef7d1
   comment: Adds new ledger entries to the daily sums, in the same transaction.
 
+function penstock._admin_profile(uuid, text)
+  arguments: p_user_id uuid, p_reason text
+  returns: penstock.profiles
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6856873e654aee35f5b7d34459f71088
+  comment: The profile that an admin is about to change; raises an error without permission or without a reason.
+
 function penstock._admit(penstock.endpoints, penstock.capacity, penstock.window_fit, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_capacity penstock.capacity, p_fit penstock.window_fit, p_now timestamp with time zone
   returns: void
@@ -3072,7 +3192,7 @@ function penstock._delete_job_rows(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4a69b1e0d2ced1c67312e995c52c2b4b
+  body: sha256 88d20953882749db1d7256ec44c6367c
   comment: Deletes up to p_limit rows of a job, the job itself last, and returns their number.
 
 function penstock._delete_waits(uuid, integer)
@@ -3435,6 +3555,13 @@ function penstock._guard_operation()
   settings: search_path=penstock, pg_temp
   body: sha256 655be675d3fc4f26581259e5fdbea28c
   comment: Rejects a status change that the state machine of operations does not allow.
+
+function penstock._guard_prompt()
+  returns: trigger
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 51c053f8f7d2dc2975b76e793a57505c
+  comment: Rejects changes of a version: only whether it is active may change. Version 0 follows the code.
 
 function penstock._has_base64_file(jsonb)
   arguments: p_document jsonb
@@ -3809,6 +3936,14 @@ function penstock._lock_owner(uuid)
   body: sha256 6a9d2f987d03d5eca167da0a41efd304
   comment: Waits until no other transaction changes synced rows of this user. Held until the commit.
 
+function penstock._lock_prompt(text)
+  arguments: p_name text
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 af345e94f79d49d2fdd7afdf2b2de641
+  comment: Waits for other transactions that change the prompts of this name.
+
 function penstock._lock_visible_artifact(uuid, text[])
   arguments: p_artifact_id uuid, p_roles text[]
   returns: penstock.artifacts
@@ -3889,6 +4024,14 @@ function penstock._merge_bulk_rows(penstock.bulks, jsonb)
   body: sha256 3eaeda15f25700305fb947b47d22a997
   comment: Adds rows of which the job may have some already. A row number that exists stays as it is, unless its row had a problem: then it is validated again. A row with a key that exists gets a problem.
 
+function penstock._month_share(penstock.fixed_costs, date)
+  arguments: p_cost penstock.fixed_costs, p_month date
+  returns: numeric
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3f48f4532b0c9484ac1af27fa8c9a714
+  comment: How much of a fixed cost falls into a month: by days, in its own currency.
+
 function penstock._move_progress(penstock.phase_delta[])
   arguments: p_deltas penstock.phase_delta[]
   returns: void
@@ -3948,15 +4091,23 @@ function penstock._note_attempts(penstock.leases[], jsonb[], boolean, jsonb, tim
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6b25586b6ec36ba41497efc79aebe6a7
+  body: sha256 2c4c7c9a4d4f83325dd825cafb8bece3
   comment: Records the usage of attempts and returns the bookings for their tenants' accounts.
+
+function penstock._note_prompt(uuid, text, jsonb)
+  arguments: p_tenant_id uuid, p_action text, p_details jsonb
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 344c9996a8075ad7c6043d5b5a23efc6
+  comment: Records the use of a prompt outside of a task, from the details of its usage event.
 
 function penstock._note_usage(uuid, text, jsonb, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_units jsonb, p_hold_id uuid, p_provider text, p_details jsonb
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1feb88a9b5ff0337401da30a2e0f00ab
+  body: sha256 86357a5d8f65a789d99694e7dc3e3a1d
   comment: Records usage outside a task and returns the bookings for the tenant's accounts.
 
 function penstock._notification_events()
@@ -4312,6 +4463,22 @@ function penstock._promote(integer)
   body: sha256 a9183ff79ecbde17b9a609bbd938ea82
   comment: Queues parked tasks whose time has come.
 
+function penstock._prompt_details(penstock.prompt_uses)
+  arguments: p_use penstock.prompt_uses
+  returns: jsonb
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 23918758f53e2a8b2d4163c20fabe3cc
+  comment: What the usage event of a call says about its prompt.
+
+function penstock._prompt_variables(text)
+  arguments: p_body text
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9ff6ab23b01714652f4171309f895bf2
+  comment: The names between double braces in a prompt.
+
 function penstock._prune_audit_log()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
@@ -4324,8 +4491,8 @@ function penstock._prune_history(timestamp with time zone, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 64d3d5ab2574b08f779cd5f853e992cc
-  comment: Deletes old holds, provider events, actions, notifications and keys of usage reports.
+  body: sha256 8c654ee020ec1a78dc1417a04647bce4
+  comment: Deletes old holds, provider events, actions, notifications, uses of prompts and keys of usage reports.
 
 function penstock._prune_notifications(timestamp with time zone, integer)
   arguments: p_cutoff timestamp with time zone, p_limit integer
@@ -4551,6 +4718,13 @@ function penstock._replay(bigint[])
   body: sha256 103cfc0b2f68ab40dff280a5047c6e35
   comment: Queues dead-lettered tasks again with a fresh number of attempts, reopens their jobs, and returns the number of tasks.
 
+function penstock._require_admin()
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b72181994d3b4437aa87d8b084c84f9b
+  comment: Raises an error unless the caller is an admin of the installation or the service.
+
 function penstock._require_answerer(penstock.waits)
   arguments: p_wait penstock.waits
   returns: void
@@ -4709,6 +4883,14 @@ function penstock._return_tasks(penstock.leases[], integer)
   settings: search_path=penstock, pg_temp
   body: sha256 d3307b7284b55c867be92d6ae2990812
   comment: Requeues leased tasks at the front.
+
+function penstock._revenue(date)
+  arguments: p_month date
+  returns: TABLE(tenant_id uuid, plan text, amount numeric)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a688a910ef301138b1680854121f9d52
+  comment: What subscriptions of tenants bring in a month, in the base currency: the price of their plan. Trials and subscriptions that were never paid bring nothing; packs are not counted.
 
 function penstock._revive_operation(penstock.operations)
   arguments: p_operation penstock.operations
@@ -5225,6 +5407,23 @@ function penstock.acquire_api_capacity(text, text, bigint, text, uuid, double pr
   comment: Reserves capacity for one call outside a claim: true, or false when there is none now. The call counts as concurrent until release_api_capacity, or for p_ttl_seconds. The same p_key reserves once.
   grant to service_role: execute
 
+function penstock.activate_prompt(text, integer, integer)
+  arguments: p_name text, p_version integer, p_expected integer DEFAULT NULL::integer
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5ea7e78fd62349a21869b34b71c05811
+  comment: Makes a version of a prompt the active one; 0 is the constant in the code. Returns the version that was active. With p_expected, raises 409 prompt_moved if another version is active by now.
+  grant to service_role: execute
+
+function penstock.active_prompts()
+  returns: TABLE(name text, version integer, body text, model text, max_tokens integer)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9d058ca3b8b4f05ded54890957c0ff50
+  comment: The active version of every prompt that has one.
+  grant to service_role: execute
+
 function penstock.add_allowance(uuid, text, numeric, text, date, text, text)
   arguments: p_tenant_id uuid, p_meter text, p_amount numeric, p_source text DEFAULT 'override'::text, p_expires_on date DEFAULT NULL::date, p_reason text DEFAULT NULL::text, p_key text DEFAULT NULL::text
   returns: uuid
@@ -5244,6 +5443,15 @@ function penstock.add_bulk_rows(uuid, jsonb, boolean)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.add_prompt(text, text, jsonb)
+  arguments: p_name text, p_body text, p_options jsonb DEFAULT '{}'::jsonb
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 68f6e1deca42d26736c68a0fad941bae
+  comment: Adds a version of a prompt and returns its number. Options: model, max_tokens, comment, activate.
+  grant to service_role: execute
+
 function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   arguments: p_job_id uuid, p_tasks jsonb, p_task_id bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text, p_lease bigint DEFAULT NULL::bigint
   returns: bigint[]
@@ -5251,6 +5459,56 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 c3f6068f16e9c080d70cf5d937e96292
   comment: Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose idempotency key the job already has are skipped. A running task that adds tasks to its own job passes its id, worker and lease.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.admin_get_profile(uuid)
+  arguments: p_user_id uuid
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ebe614333daba3295e15918f0277cc50
+  comment: A person with plan, usage, limits and overrides of their own tenant, for admins.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.admin_list_profiles(text, uuid, integer)
+  arguments: p_filter text DEFAULT NULL::text, p_after uuid DEFAULT NULL::uuid, p_limit integer DEFAULT 50
+  returns: TABLE(user_id uuid, email text, display_name text, role text, tenant_id uuid, plan text, tier text, plan_until timestamp with time zone, created_at timestamp with time zone)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ed25504cbc1a0ab3f64cce5f7f7c3023
+  comment: People with their plans, by id, for admins. p_filter is an id, the beginning of an e-mail address or a part of a name; p_after is the last id of the page before.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.admin_set_override(uuid, text, numeric, date, text)
+  arguments: p_user_id uuid, p_meter text, p_amount numeric, p_expires_on date, p_reason text
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 464b415e4f666d40dd62d0075eeddec4
+  comment: Lets a person use more of a meter until a day (included), for admins. The reason is in the audit log of the person's tenant.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.admin_set_plan(uuid, text, text)
+  arguments: p_user_id uuid, p_plan text, p_reason text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 86ef42ac1e2931741ef741d981f3722c
+  comment: Puts the own tenant of a person on a plan, for admins. The reason is in the audit log of that tenant.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.admin_spend(date)
+  arguments: p_month date DEFAULT NULL::date
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 3af434c689c8c8e21e43c6b335dfd95f
+  comment: What spend returns, for admins.
   grant to authenticated: execute
   grant to service_role: execute
 
@@ -5587,6 +5845,15 @@ function penstock.create_tenant(text, double precision)
   comment: Creates a tenant with the plan in the setting tenant_plan and returns its id. set_tenant_plan changes it.
   grant to service_role: execute
 
+function penstock.declare_prompts(jsonb)
+  arguments: p_prompts jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4fa1cb92e8062b6de9901ac245c15165
+  comment: Stores the constants of an app as version 0 of its prompts: [{"name", "body", "model", "max_tokens"}]. Workers call it when they start.
+  grant to service_role: execute
+
 function penstock.decline_invitation(text)
   arguments: p_secret text
   returns: void
@@ -5721,6 +5988,15 @@ function penstock.due_schedules()
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 99c2c292912e220219ab1842c6e703dd
   comment: Up to 100 schedules that are due, with the database's time.
+  grant to service_role: execute
+
+function penstock.end_fixed_cost(text, date)
+  arguments: p_name text, p_day date DEFAULT NULL::date
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f18d0b9c0ea57cb861b616d6f2864a97
+  comment: Ends a fixed cost with this day (default: today).
   grant to service_role: execute
 
 function penstock.end_notification(uuid, integer, text, text)
@@ -6003,6 +6279,15 @@ function penstock.import_bill(text, jsonb)
   comment: Stores lines of a provider's usage export: [{"day", "item", "amount", "currency"}]. Lines with the same day, item and currency are added up. An import replaces earlier ones for the days that it has lines for. Returns the number of lines stored.
   grant to service_role: execute
 
+function penstock.is_admin()
+  returns: boolean
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2315413a1d95d4e62019476edfa76dd3
+  comment: Whether the caller is an admin of the installation: a person, not a key and not the service.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.is_member(uuid, text[])
   arguments: p_tenant_id uuid, p_roles text[] DEFAULT '{owner,admin,member,viewer}'::text[]
   returns: boolean
@@ -6218,6 +6503,15 @@ function penstock.note_checkout(uuid, text, timestamp with time zone)
   comment: Notes the open checkout session of a tenant, so that the next one can expire it.
   grant to service_role: execute
 
+function penstock.note_failed_payment(text, text)
+  arguments: p_customer_id text, p_invoice_id text
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ed4abbbd1074f7ff7791a2d1bd5ce1ff
+  comment: Alerts the tenant of a customer at Stripe that the payment of an invoice failed, once per invoice. Returns the tenant, or null if the customer is not known.
+  grant to service_role: execute
+
 function penstock.notify(uuid, text, text, jsonb)
   arguments: p_tenant_id uuid, p_subject text, p_body text, p_options jsonb DEFAULT '{}'::jsonb
   returns: integer
@@ -6326,6 +6620,51 @@ function penstock.pause_job(uuid, text)
   body: sha256 44e3247969caf701ef6e71f40a02a487
   comment: Pauses a job: no more of its tasks are claimed, and running tasks end normally. Takes effect at once, also for large jobs.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.pin_prompts(bigint, text, bigint, text[])
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_names text[]
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1b60415181eb55982fec4e69e013ff7f
+  comment: Lets all tasks of a job use the versions of these prompts that are active now. The first call counts.
+  grant to service_role: execute
+
+function penstock.pinned_prompts(uuid)
+  arguments: p_job_id uuid
+  returns: TABLE(name text, version integer, body text, model text, max_tokens integer)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e12f85013e430bded51dcd7738bb9963
+  comment: The versions of prompts that the tasks of a job use.
+  grant to service_role: execute
+
+function penstock.prompt_fallbacks(integer)
+  arguments: p_minutes integer DEFAULT 60
+  returns: TABLE(name text, uses bigint, last_at timestamp with time zone)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c46abe53927b27ffb26835a83fadf763
+  comment: Prompts with an active version whose constant was used in the last minutes: the database could not answer, or the code could not render the version.
+  grant to service_role: execute
+
+function penstock.prompt_stats(text, integer)
+  arguments: p_name text DEFAULT NULL::text, p_days integer DEFAULT 30
+  returns: TABLE(name text, version integer, uses bigint, failures bigint, fallbacks bigint, median_seconds double precision, p95_seconds double precision, cost numeric, last_used_at timestamp with time zone)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0f4cb62a9fe12ef86019dc79e2eb7d70
+  comment: How often each version of a prompt was used in the last days, how often the attempt failed or fell back to the constant, how long attempts took, and what they cost in the base currency.
+  grant to service_role: execute
+
+function penstock.prompt_trial(uuid)
+  arguments: p_job_id uuid
+  returns: TABLE(task_id bigint, kind text, input jsonb, output jsonb, cost numeric, seconds double precision, new_task_id bigint, new_output jsonb, new_error text, new_cost numeric, new_seconds double precision)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4e2975ee0300656b2e061f4c7f94f96f
+  comment: The tasks of a trial beside those of the past job: outputs, costs in the base currency and durations.
   grant to service_role: execute
 
 function penstock.providers_without_hosts()
@@ -6469,6 +6808,15 @@ function penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 2a70c93d18630c96dc86c52cefc46d41
   comment: Records that something in a scope succeeded or failed. After alert_failures failures in a row within alert_within_hours the tenant gets one alert; a success ends the streak. Options: job_id, task_id, details. Returns the number of failures in a row and whether this call alerted.
+  grant to service_role: execute
+
+function penstock.record_prompt_uses(jsonb)
+  arguments: p_uses jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 733d3466e10ca5c22b2e42e4d26cd208
+  comment: Records which versions attempts have used: [{"job_id", "task_id", "lease", "name", "version", "is_fallback", "is_failed", "seconds"}]. A repeated line counts once.
   grant to service_role: execute
 
 function penstock.record_purchase(jsonb)
@@ -6762,6 +7110,15 @@ function penstock.revoke_key(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.rollback_prompt(text, integer)
+  arguments: p_name text, p_expected integer DEFAULT NULL::integer
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0b61a01d8bcc085fe594ea46622ac56f
+  comment: Activates the newest earlier version that has been active before, or else the constant in the code (0), and returns its number. With p_expected, raises 409 prompt_moved if another version is active by now.
+  grant to service_role: execute
+
 function penstock.rotate_notification_secret(uuid)
   arguments: p_target_id uuid
   returns: text
@@ -6808,6 +7165,15 @@ function penstock.set_exchange_rate(text, numeric, timestamp with time zone)
   settings: search_path=penstock, pg_temp
   body: sha256 a62585d23f9e0c575b329f209476e0f6
   comment: Sets the value of one unit of a currency in the base currency, valid from p_valid_from (default: now).
+  grant to service_role: execute
+
+function penstock.set_fixed_cost(text, jsonb)
+  arguments: p_name text, p_values jsonb
+  returns: bigint
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9b504edecceedf92a35e2e7fac8afe85
+  comment: Adds or changes a fixed cost from a day on: amount, currency, period (month, year, once), from_day (today), until_day, comment. A change ends the old line the day before and keeps it.
   grant to service_role: execute
 
 function penstock.set_gate(text, jsonb)
@@ -6894,6 +7260,15 @@ function penstock.set_price(text, text, numeric, jsonb)
   comment: Adds the price of a unit of a meter at a provider (null: no price from then on). Options: per (1, 1000, 1000000), currency, variant, cost_type, valid_from, tenant_id. Earlier usage keeps its price.
   grant to service_role: execute
 
+function penstock.set_profile_role(uuid, text)
+  arguments: p_user_id uuid, p_role text
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8a5583f4b1ff2d9c47478fe410209b01
+  comment: Makes a person an admin of the installation, or a user again. Not granted to users.
+  grant to service_role: execute
+
 function penstock.set_provider(text, jsonb, uuid)
   arguments: p_name text, p_values jsonb DEFAULT '{}'::jsonb, p_tenant_id uuid DEFAULT NULL::uuid
   returns: integer
@@ -6956,6 +7331,15 @@ function penstock.sign_in_identity(text, text, text)
   settings: search_path=penstock, pg_temp
   body: sha256 eee7f408bc72262ee184208a16996497
   comment: The user of an issuer's subject, created with a profile and a personal tenant at the first sign-in. p_email is the verified address, if there is one. Only code that has verified the identity may call this.
+  grant to service_role: execute
+
+function penstock.spend(date)
+  arguments: p_month date DEFAULT NULL::date
+  returns: jsonb
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 94ffd7305f2c7c9d20e9b98fbd2185ca
+  comment: Costs and revenue of a month in the base currency: {month, currency, fixed, fixed_total, variable_total, by_provider, by_type, taken_at, by_plan, revenue, margin}. Variable costs are those of the newest snapshot.
   grant to service_role: execute
 
 function penstock.start_action(text, text[], text)
@@ -7032,6 +7416,23 @@ function penstock.take_bulk_rows(bigint, text, bigint, integer)
   comment: The next rows of a bulk job that are not loaded yet, for the task that loads them. Locks the bulk until the transaction ends.
   grant to service_role: execute
 
+function penstock.take_cost_snapshot(date)
+  arguments: p_month date DEFAULT NULL::date
+  returns: bigint
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 189d25ac50fa8db5241a735f311dd382
+  comment: Stores what all tenants have cost in a month so far (default: the current one), and returns its id.
+  grant to service_role: execute
+
+function penstock.take_due_snapshot()
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 cc9d13d49794a5c4d82826924abe5921
+  comment: Takes the snapshot of the current month if the newest one is older than an hour. Workers and servers call it every minute.
+  grant to service_role: execute
+
 function penstock.take_notifications(integer)
   arguments: p_limit integer DEFAULT 20
   returns: TABLE(id uuid, tenant_id uuid, target_id uuid, channel text, address text, event text, subject text, body text, details jsonb, attempt smallint, created_at timestamp with time zone, secrets text[])
@@ -7103,6 +7504,25 @@ function penstock.tell_operation(text, uuid, text)
   settings: search_path=penstock, pg_temp
   body: sha256 2c80ad31d1e8ce55c71185b3ddb266c1
   comment: A hint that an operation has changed, from a webhook: wakes its task, whose handler asks the provider. If the operation had timed out and its task became a dead letter, that is replayed once. Returns applied, late (it had timed out), stale or unmatched.
+  grant to service_role: execute
+
+function penstock.tenant_margins(date, integer)
+  arguments: p_month date DEFAULT NULL::date, p_limit integer DEFAULT 100
+  returns: TABLE(tenant_id uuid, name text, plan text, revenue numeric, cost numeric, margin numeric)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 64344b3fbe5cba3c1f469499e611ec5e
+  comment: Revenue, cost and margin of tenants in a month, in the base currency, the lowest margin first; for admins.
+  grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.try_prompt(text, integer, uuid, integer)
+  arguments: p_name text, p_version integer, p_job_id uuid, p_rows integer DEFAULT 20
+  returns: uuid
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 49d766eed4fa2302a6a3c2f324f68c6c
+  comment: Runs a version of a prompt on the inputs of p_rows succeeded tasks of a job that used it: starts a job of these tasks alone, in the tenant of the job, and returns its id. It counts against the tenant's quotas.
   grant to service_role: execute
 
 function penstock.undo_bulk(uuid, jsonb)
