@@ -25,6 +25,7 @@ from bench import (
     dashboard,
     engine,
     flow,
+    intake,
     measure,
     neighbour,
     ours,
@@ -34,6 +35,7 @@ from bench import (
     sheets,
     slides,
     startup,
+    uploads,
 )
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
@@ -63,6 +65,8 @@ PARTS = (
     "startup",
     "neighbour",
     "slides",
+    "intake",
+    "uploads",
 )
 QUICK = PARTS[: PARTS.index("held") + 1]
 """The queue compared with its peers and with PostgreSQL; takes a few minutes."""
@@ -163,6 +167,8 @@ def main() -> None:
         show("startup", lambda: startup.startup(size(9, 3)))
         show("neighbour", lambda: neighbour.measure(new(), size(20_000, 2000), size(15, 5)))
         show("slides", lambda: slides.measure(new(), size(1_000_000, 20_000), size(500, 50)))
+        show("intake", intake.measure)
+        show("uploads", uploads.measure)
     save(figures, arguments.json, parts)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote_plus
 
-from bench import measure, plots, pressure, scale
+from bench import intake, measure, plots, pressure, scale, uploads
 from bench.measure import Figure
 from bench.peers import NAMES
 
@@ -119,6 +119,10 @@ PROMISES = [
     ("slides_reserve", "milliseconds to reserve a thumbnail, with 1,000,000 slides (median)", "< 10 ms"),
     ("slides_status", "milliseconds of the status of a slide (median)", "< 5 ms"),
     ("slides_failures", "milliseconds to record a failure and detect a streak (median)", "< 20 ms"),
+    ("ocr_clean", "characters that OCR reads right, clean print at 200 dpi", "≥ 0.98"),
+    ("ocr_noisy", "characters that OCR reads right, noisy scan", "≥ 0.90"),
+    ("uploads_wrong", "acknowledged uploads of 1,000 users lost, changed, doubled or over a limit", "0"),
+    ("uploads_wrong_faults", "the same while server, workers and PostgreSQL are killed", "0"),
     ("slides_retroactive", "milliseconds to select 500 slides of an event (median)", "< 50 ms"),
 ]
 
@@ -416,6 +420,8 @@ def page(rows: list[dict[str, Any]]) -> str:
     lines += over_http(figures)
     lines += beside_a_neighbour(figures)
     lines += pages(figures)
+    lines += intake.page(figures)
+    lines += uploads.page(figures)
     lines += ["## Promises", "", "| what | promised | measured |", "|---|---|---:|"]
     values = {figure.name: figure.value for figure in figures}
     lines += [

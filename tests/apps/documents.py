@@ -106,6 +106,24 @@ def active() -> bytes:
     return raw_pdf(catalog=b"/OpenAction << /S /J#61vaScript /JS (app.alert(1)) >>")
 
 
+def wide() -> bytes:
+    """A PDF with a page that is wider than the format allows."""
+    return raw_pdf().replace(b"[0 0 300 300]", b"[0 0 90000 300]")
+
+
+def huge_picture() -> bytes:
+    """A PDF with an image that announces 60,000 × 60,000 pixels and has hardly any data."""
+    draw = b"q 300 0 0 300 0 0 cm /Im Do Q"
+    image = zlib.compress(bytes(1000))
+    made = raw_pdf(stream=zlib.compress(draw)).partition(b"xref\n0 5")[0]
+    made = made.replace(b"/Contents 4 0 R", b"/Contents 4 0 R /Resources << /XObject << /Im 5 0 R >> >>")
+    return made + (
+        b"5 0 obj\n<< /Type /XObject /Subtype /Image /Width 60000 /Height 60000 /ColorSpace /DeviceRGB"
+        b" /BitsPerComponent 8 /Filter /FlateDecode /Length %d >>\nstream\n%s\nendstream\nendobj\n"
+        b"trailer << /Size 6 /Root 1 0 R >>\n%%%%EOF\n" % (len(image), image)
+    )
+
+
 def raw_pdf(*, catalog: bytes = b"", trailer: bytes = b"", stream: bytes = b"") -> bytes:
     objects = [
         b"<< /Type /Catalog /Pages 2 0 R " + catalog + b" >>",
@@ -146,3 +164,111 @@ def accuracy(found: str, wanted: str) -> float:
         for j, right in enumerate(b, 1):
             above, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above + (left != right))
     return 1 - row[-1] / max(1, len(b))
+
+
+# A corpus of any size: sentences with random values, so that no two pages are the same.
+
+_SENTENCES = {
+    "english": [
+        "The patient was seen on {day} March {year} because of {a} and mild fever.",
+        "Blood pressure today was {n}/{m} mmHg, pulse {k} per minute, weight {k}.{d} kg.",
+        "She takes {drug} {n} mg once a day and reports no side effects.",
+        "The creatinine was 0.{d} mg/dL and the potassium {d}.{e} mmol/L.",
+        "Please repeat the examination in {d} weeks and send us the results.",
+    ],
+    "german": [
+        "Die Patientin wurde am {day}. März {year} wegen {a} und Übelkeit untersucht.",
+        "Der Blutdruck betrug {n}/{m} mmHg, der Puls {k} pro Minute.",
+        "Sie nimmt täglich {n} mg {drug} ein und klagt nicht über Schwäche.",
+        "Das Kreatinin lag bei 0,{d} mg/dl, die Größe beträgt {n} cm.",
+        "Wir bitten um Rückmeldung in {d} Wochen.",
+    ],
+    "french": [
+        "La patiente a été vue le {day} mars {year} pour {a} et une légère fièvre.",
+        "La tension était de {n}/{m} mmHg et le pouls de {k} par minute.",
+        "Elle prend {n} mg de {drug} par jour sans effet gênant.",
+        "La créatinine était à 0,{d} mg/dl, le potassium à {d},{e} mmol/l.",
+        "Merci de répéter le contrôle dans {d} semaines.",
+    ],
+}
+_COMPLAINTS = {
+    "english": ["headache", "chest pain", "a persistent cough"],
+    "german": ["Kopfschmerzen", "Rückenschmerzen", "Husten"],
+    "french": ["des maux de tête", "une toux", "une douleur à la poitrine"],
+}
+
+
+_SYLLABLES = [
+    "ba",
+    "ce",
+    "di",
+    "fo",
+    "gu",
+    "ha",
+    "jo",
+    "ke",
+    "li",
+    "mo",
+    "nu",
+    "pra",
+    "que",
+    "ri",
+    "so",
+    "tu",
+    "vex",
+    "wy",
+    "zan",
+    "schi",
+    "thel",
+]
+
+
+def _unknown_words(chance: random.Random) -> str:
+    """Names and codes that no language model can guess."""
+    names = ["".join(chance.choices(_SYLLABLES, k=chance.randint(2, 4))).capitalize() for _ in range(3)]
+    codes = ["".join(chance.choices("ABCDEFGHKLMNPRSTUVWXYZ23456789", k=6)) for _ in range(2)]
+    return f"{' '.join(names)}, {codes[0]}-{chance.randint(10, 99)}/{codes[1]}."
+
+
+def letter(language: str = "english", seed: int = 0, sentences: int = 10) -> str:
+    """A text with random values; half of it are names and codes, so that no two pages are alike."""
+    chance = random.Random(f"{language}:{seed}")
+    return " ".join(
+        _SENTENCES[language][number % 5].format(
+            day=chance.randint(1, 28), year=chance.randint(1990, 2025), n=chance.randint(100, 190),
+            m=chance.randint(60, 99), k=chance.randint(50, 99), d=chance.randint(2, 9), e=chance.randint(1, 9),
+            drug=chance.choice(["lisinopril", "metformin", "ibuprofen"]), a=chance.choice(_COMPLAINTS[language]),
+        ) + " " + _unknown_words(chance)
+        for number in range(sentences)
+    )  # fmt: skip
+
+
+def uneven(text: str, seed: int = 0) -> bytes:
+    """Italic letters that are turned and moved one by one. Not handwriting: each letter has its printed form."""
+    chance = random.Random(seed)
+    words = [
+        "".join(
+            f"#box(move(dy: {chance.uniform(-0.9, 0.9):.2f}pt, "
+            f'rotate({chance.uniform(-7, 7):.1f}deg, text(size: {chance.uniform(13, 15.5):.1f}pt, "{letter}"))))'
+            for letter in word
+        )
+        for word in text.split()
+    ]
+    return pdf('#set text(style: "italic")\n#set par(justify: false, leading: 1.1em)\n' + " ".join(words))
+
+
+def fax(image: Image.Image) -> Image.Image:
+    """Black and white, without greys."""
+    return image.convert("L").point(lambda value: 255 if value > 140 else 0).convert("RGB")
+
+
+def scanned(document: bytes, *, dpi: int = 200) -> bytes:
+    """The same pages as images without a text layer."""
+    opened: Any = pypdfium2.PdfDocument(document)
+    try:
+        images = [page.render(scale=dpi / 72).to_pil().convert("L") for page in opened]
+    finally:
+        opened.close()
+    target = io.BytesIO()
+    images[0].save(target, "PDF", save_all=True, append_images=images[1:], resolution=dpi)
+    return target.getvalue()

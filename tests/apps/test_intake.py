@@ -130,6 +130,7 @@ async def test_upload_is_processed_from_end_to_end(
     assert job["status"] == "completed"
     assert site.db.execute("select * from penstock.check_accounts()") == []
     _check_audit(site, ann, file)
+    _check_no_write_without_line(site)
 
 
 def _check_pictures(site: Site, ann: Person, file: dict[str, Any]) -> None:
@@ -147,6 +148,25 @@ def _check_pictures(site: Site, ann: Person, file: dict[str, Any]) -> None:
     assert {line["patient_id"] for line in trail} == {str(ann.id)} and len(trail) > 7
     [row] = site.http.get("/rest/v1/file_list", headers=bearer(ann.token)).json()
     assert (row["status"], row["reason"]) == ("completed", None)
+
+
+WITHOUT_LINE = """\
+select r.what from (
+    select 'patients' as what, id as patient_id, tenant_id, xmin as transaction from intake.patients
+    union all select 'shell_files', patient_id, tenant_id, xmin from intake.shell_files
+    union all select 'shell_file_results', patient_id, tenant_id, xmin from intake.shell_file_results) as r
+where not exists (select from penstock.audit_log a where a.xmin = r.transaction
+  and a.subject = 'patient:' || r.patient_id and a.tenant_id = r.tenant_id and a.details ->> 'table' = r.what)"""
+
+
+def _check_no_write_without_line(site: Site) -> None:
+    """R3.5/subject-data: the transaction that wrote a row of patient data wrote a line about it."""
+    assert site.db.execute(WITHOUT_LINE) == []
+    # The query finds a write without a line.
+    site.db.execute("alter table intake.patients disable trigger audit_patient_data")
+    site.db.execute("update intake.patients set name = 'x'")
+    assert site.db.execute(WITHOUT_LINE) == [{"what": "patients"}]
+    site.db.execute("alter table intake.patients enable trigger audit_patient_data")
 
 
 def _check_audit(site: Site, ann: Person, file: dict[str, Any]) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
+import multiprocessing
+import resource
 import socket
 import threading
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,7 +16,7 @@ import pytest
 from PIL import Image
 
 from penstock import Context, Fail, simulator
-from penstock.apps.intake import layout, models, passes, reading, scanning
+from penstock.apps.intake import layout, models, passes, reading, redaction, scanning
 from tests.apps import documents
 
 PDF = "application/pdf"
@@ -43,6 +47,7 @@ BAD = {
     "decompression_bomb": (documents.bomb, PDF),
     "virus_found": (lambda: documents.pdf("Text") + scanning.EICAR, PDF),
     "too_many_pixels": (documents.huge_png, "image/png"),
+    "page_too_large": (documents.wide, PDF),
     "broken_image": (lambda: documents.png(Image.effect_noise((64, 64), 50))[:900], "image/png"),
 }
 
@@ -61,6 +66,82 @@ def test_scan_rejects_too_many_pages(file: Any, monkeypatch: pytest.MonkeyPatch)
     with pytest.raises(Fail) as refused:
         scanning.scan(file(documents.pages(3)), PDF)
     assert refused.value.code == "too_many_pages"
+
+
+def _greedy(data: bytes, content_type: str) -> dict[str, Any]:
+    return {"pages": len(bytearray(3 << 30)), "warnings": [], "content_type": content_type}
+
+
+def _endless(data: bytes, content_type: str) -> dict[str, Any]:
+    while True:
+        pass
+
+
+@pytest.mark.parametrize("work", [_greedy, _endless])
+def test_scan_has_limits_of_memory_and_time(file: Any, monkeypatch: pytest.MonkeyPatch, work: Any) -> None:
+    """A document that needs more gets a code, and the limits end with the scan."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    monkeypatch.setattr(scanning, "_scan", work)
+    monkeypatch.setattr(scanning, "SECONDS", 1)
+    with pytest.raises(Fail) as refused:
+        scanning.scan(file(b"x"), PDF)
+    assert refused.value.code == "document_too_large"
+    assert resource.getrlimit(resource.RLIMIT_AS) == before
+
+
+def test_image_of_a_page_that_needs_too_much_memory_does_not_take_it(file: Any) -> None:
+    """Read in a process, as a worker does: a code or an empty page, and the process is small afterwards."""
+    path = file(documents.huge_picture())
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        assert pool.submit(_read_and_weigh, path).result(120) < 3 << 30
+
+
+def _read_and_weigh(path: str) -> int:
+    try:
+        pages = reading.read(path, PDF, 1, 1)
+        assert [page["words"] for page in pages] == [[]]
+    except Fail as error:
+        assert error.code in ("document_too_large", "broken_pdf"), error
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_blank_page_is_not_a_poor_page(file: Any) -> None:
+    """It costs neither OCR nor a vision model."""
+    path = file(documents.png(Image.new("RGB", (1654, 2339), (250, 250, 248))))
+    [page] = reading.read(path, "image/png", 1, 1)
+    assert (page["score"], page["words"]) == (1.0, [])
+
+
+def test_page_image_shows_what_was_read_and_where_facts_are(file: Any) -> None:
+    path = file(documents.pdf(documents.ENGLISH))
+    lines = [line["box"] for line in layout.lines_of(read(path)).values()]
+    plain, marked = (
+        Image.open(io.BytesIO(data)).convert("RGB")
+        for data in (
+            reading.image(path, PDF, 1),
+            reading.image(path, PDF, 1, boxes=lines[:1], lines=lines),
+        )
+    )
+    colors = {color for _, color in marked.getcolors(1 << 20)} - {c for _, c in plain.getcolors(1 << 20)}
+    assert {reading.LINE_COLOR, reading.BOX_COLOR} <= colors
+    # The red box is at the place of the first line.
+    left, top, *_ = lines[0]
+    corner = (round(left * marked.width), round(top * marked.height))
+    assert marked.getpixel(corner) == reading.BOX_COLOR
+
+
+def test_redaction_takes_out_persons_and_keeps_values() -> None:
+    given = (
+        "Mail ann.b+c@x.org, phone +49 30 1234567 or 030/1234567, account DE89 3704 0044 0532 0130 00, card "
+        "4111 1111 1111 1111. Blood pressure 128/82 mmHg on 12 March 2025, case 4111 1111 1111 1112."
+    )
+    assert redaction.text(given) == (
+        "Mail [e-mail], phone [phone] or [phone], account [account], card [card]. "
+        "Blood pressure 128/82 mmHg on 12 March 2025, case 4111 1111 1111 1112."
+    )
+    [line] = redaction.redacted({1: {"text": "a@b.org", "box": [0, 0, 1, 1], "number": 1}}).values()
+    assert line == {"text": "[e-mail]", "box": [0, 0, 1, 1], "number": 1}
 
 
 def test_scan_reports_active_content_and_counts_pages(file: Any) -> None:

@@ -297,7 +297,7 @@ async def test_duties_do_their_work(site: Site, drain: testing.Drain) -> None:
     assert ends["backup_operation"]["job_result"]["files"] == 1
     assert ends["audit_cleanup"]["job_result"]["lines"] > 3
     kept = "select count(*) as count from penstock.artifacts where subject like 'intake.task:%%'"
-    assert site.db.execute(kept) == [{"count": 3}]
+    assert site.db.execute(kept) == [{"count": 4}]
 
 
 async def test_documents_of_patients_without_consent_reach_no_model(site: Site, drain: testing.Drain) -> None:

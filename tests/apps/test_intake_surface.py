@@ -8,8 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from PIL import ImageFilter
 
 from penstock import simulator, testing
+from penstock.apps.intake import models
 from penstock.apps.intake.app import app
 from tests.api.conftest import api_settings, bearer
 from tests.api.rest.conftest import Node, Person, Site, node
@@ -277,6 +279,36 @@ async def test_events_have_all_nine_types(
     [seen] = rows(site, f"usage_overview?profile_id=eq.{ann.tenant}")
     assert (seen["files_percent"], seen["is_over_limit"], seen["events"] > 8) == (100, True, True)
     assert site.http.get("/rest/v1/usage_overview", headers=bearer(ann.token)).status_code in (401, 403, 404)
+
+
+async def test_poor_pages_go_to_the_vision_model(
+    site: Site, drain: testing.Drain, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R3.6/pipeline: a scan that OCR cannot read well; pass 1 sees its image, the other passes do not."""
+    ann = site.join("ann")
+    image = documents.picture(documents.pdf("Potassium 4.2 mmol/L", size="9pt"))
+    blurred = documents.png(image.filter(ImageFilter.GaussianBlur(3.2)))
+    asked: list[tuple[str, bool]] = []
+    complete = models._complete
+
+    async def watch(ctx: Any, messages: list[Any], name: str, *rest: Any) -> str:
+        asked.append((f"{name} {rest[1]}", isinstance(messages[1]["content"], list)))
+        return await complete(ctx, messages, name, *rest)
+
+    monkeypatch.setattr(models, "_complete", watch)
+    file = upload(site, ann, blurred, name="scan.png", content_type="image/png")
+    async with app, simulator.serve() as model:
+        monkeypatch.setenv("INTAKE_URL", model.openai_url)
+        await drain.arun(app, concurrency=2)
+    found = ask(site, ann, action="status", shell_file_id=file["id"]).json()
+    assert found["status"] == "completed", found
+    [ocr] = rows(site, f"shell_file_results?shell_file_id=eq.{file['id']}&pass=eq.ocr", ann.token)
+    assert ocr["summary"]["poor_pages"] == [1], ocr
+    assert asked == [
+        ("Identity openai/gpt-4-vision", True),
+        ("Facts openai/gpt-4o-mini", False),
+        ("Summary openai/gpt-4o-mini", False),
+    ]
 
 
 def test_addresses_are_kept_only_on_request_and_for_30_days(site: Site, clock: testing.Clock) -> None:

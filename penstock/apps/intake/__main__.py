@@ -36,6 +36,11 @@ _PATIENT = (
 _STATES = """\
 select id, status, coalesce(pages, 0), coalesce(processing_error ->> 'code', '') from intake.shell_files
 where tenant_id = %s and id = any (%s)"""
+_PROGRESS = """\
+select f.id, coalesce(j.phase, 'waiting'), coalesce(j.percent, 0),
+  exists (select from penstock.worker_list where state in ('running', 'late'))
+from intake.shell_files f left join penstock.job_list j on j.id = f.job_id
+where f.tenant_id = %s and f.id = any (%s) order by j.percent desc nulls last, f.created_at limit 1"""
 _ENDED = ("completed", "failed", "rejected")
 
 
@@ -89,8 +94,8 @@ async def _upload(pool: db.Pool, tenant_id: UUID, patient_id: UUID, path: Path) 
 
 
 async def _wait(pool: db.Pool, tenant_id: UUID, names: dict[UUID, str]) -> bool:
-    """Print each file once it has ended. Returns whether one was not completed."""
-    open_files, is_any_bad = set(names), False
+    """Print each file that ends, and how far the others are. Returns whether one was not completed."""
+    open_files, is_any_bad, shown = set(names), False, ""
     while open_files:
         for file_id, status, pages, code in await db.rows(pool, _STATES, (tenant_id, list(open_files))):
             if status in _ENDED:
@@ -98,7 +103,15 @@ async def _wait(pool: db.Pool, tenant_id: UUID, names: dict[UUID, str]) -> bool:
                 is_any_bad |= status != "completed"
                 print(f"{names[file_id]}: {status}, {pages} pages{', ' + code if code else ''}", flush=True)
         if open_files:
-            await asyncio.sleep(0.5)
+            [(file_id, phase, percent, has_worker)] = await db.rows(
+                pool, _PROGRESS, (tenant_id, list(open_files))
+            )
+            now = f"{len(names) - len(open_files)} of {len(names)} files ended; "
+            now += f"{names[file_id]}: {phase}, {percent} %" if has_worker else "no worker is running"
+            if now != shown:
+                print(now, flush=True)
+                shown = now
+            await asyncio.sleep(1)
     return is_any_bad
 
 

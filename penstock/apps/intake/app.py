@@ -21,7 +21,7 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from penstock import App, Context, Fail
-from penstock.apps.intake import layout, models, passes, reading, scanning
+from penstock.apps.intake import layout, models, passes, reading, redaction, scanning
 from penstock.apps.intake.settings import settings
 from penstock.contract import artifacts
 from penstock.errors import NotFound
@@ -154,9 +154,9 @@ async def plan(ctx: Context, shell_file_id: UUID, laid: Laid | None) -> str:
 
 @app.task(kind="ai_queue_pass1", phase="pass1", timeout="3m", max_attempts=5, category="ai", starters=SERVICE)
 async def pass1(ctx: Context, shell_file_id: UUID, laid: Laid) -> Answered:
-    """What the document is. Pages that OCR read poorly go along as images."""
+    """What the document is. Pages that OCR read poorly go along as images, unless the text is redacted."""
     images: list[bytes] = []
-    if laid.poor_pages:
+    if laid.poor_pages and not settings().redacts:
         async with _original(ctx, shell_file_id) as (path, file):
             for number in laid.poor_pages[:MOST_IMAGES]:
                 images.append(await ctx.acompute(reading.image, str(path), file.mime_type, number))
@@ -167,15 +167,25 @@ async def pass1(ctx: Context, shell_file_id: UUID, laid: Laid) -> Answered:
 async def pass2(ctx: Context, shell_file_id: UUID, laid: Laid, first: Answered) -> Answered:
     """The facts, each with the place that it comes from, and images of these pages with the boxes drawn."""
     answered = await _pass(ctx, "pass2", shell_file_id, laid, {"pass1": first.answer}, [])
-    boxes: dict[int, list[list[float]]] = {}
+    # The first page too, so that every file has an image.
+    boxes: dict[int, list[list[float]]] = {1: []}
     for place in (place for fact in answered.answer["facts"] for place in fact["places"]):
         boxes.setdefault(place["page"], []).append(place["box"])
+    lines: dict[int, list[list[float]]] = {}
+    for line in (await _lines(laid)).values():
+        lines.setdefault(line["page"], []).append(line["box"])
     pictures: dict[str, str] = {}
     async with _original(ctx, shell_file_id) as (path, file):
         for number in sorted(boxes)[:MOST_PICTURES]:
             turn = laid.turned_pages.get(number, 0)
             marked = await ctx.acompute(
-                reading.image, str(path), file.mime_type, number, boxes=boxes[number], rotation=turn
+                reading.image,
+                str(path),
+                file.mime_type,
+                number,
+                boxes=boxes[number],
+                lines=lines.get(number, []),
+                rotation=turn,
             )
             saved = await ctx.asave(f"page-{number}.png", marked, "image/png")
             pictures[str(number)] = saved["artifact_id"]
@@ -316,9 +326,9 @@ async def _pass(
         [(may_process,)] = await db.rows(pool, statement, (ctx.tenant_id, shell_file_id))
     if not may_process:
         raise Fail("the patient has not consented to processing by models", code="no_consent")
-    document = json.loads(await app.storage.read(laid.path, limit=_LARGEST_LAYOUT))
-    lines = layout.lines_of(document)
-    asked = passes.prompt(name, str(shell_file_id), lines, before)
+    lines = await _lines(laid)
+    shown = redaction.redacted(lines) if chosen.redacts else lines
+    asked = passes.prompt(name, str(shell_file_id), shown, before)
     provider = ctx.provider or chosen.model
     answer = await models.ask(
         ctx,
@@ -333,6 +343,11 @@ async def _pass(
     if isinstance(answer, passes.Facts):
         made = {"facts": passes.checked_facts(answer, lines)}
     return Answered(answer=made, model=provider, prompt_name=asked.name, prompt_version=asked.version)
+
+
+async def _lines(laid: Laid) -> dict[int, dict[str, Any]]:
+    """The lines of a document by number."""
+    return layout.lines_of(json.loads(await app.storage.read(laid.path, limit=_LARGEST_LAYOUT)))
 
 
 async def _store(

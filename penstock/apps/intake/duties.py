@@ -5,6 +5,7 @@ A payload may have more fields than a task needs. The tenant is that of the job.
 
 from __future__ import annotations
 
+import asyncio
 import csv
 import hashlib
 import io
@@ -47,7 +48,7 @@ async def verify_consent(ctx: Context, patient_id: UUID, **rest: Any) -> dict[st
 
 @app.task(kind="report_generation", timeout="5m", starters=SERVICE)
 async def make_report(ctx: Context, **rest: Any) -> dict[str, Any]:
-    """The tenant's usage by month as CSV, kept."""
+    """The tenant's usage by month as CSV and PDF, kept."""
     names = "month files pages tokens minutes storage_mb plan"
     statement = """\
 select billing_cycle_start, shell_files_uploaded, total_pages_processed, ai_tokens_used,
@@ -57,7 +58,9 @@ from intake.user_usage_tracking where profile_id = %s order by billing_cycle_sta
         rows = await db.rows(pool, statement, (ctx.tenant_id,))
     text = io.StringIO()
     csv.writer(text).writerows([names.split(), *rows])
-    return await _keep(ctx, "usage.csv", text.getvalue().encode(), "text/csv")
+    saved = await _keep(ctx, "usage.csv", text.getvalue().encode(), "text/csv")
+    page = await asyncio.to_thread(_table, [names.split(), *rows])
+    return {**saved, "pdf": await _keep(ctx, "usage.pdf", page, "application/pdf")}
 
 
 @app.task(kind="audit_cleanup", timeout="10m", starters=SERVICE)
@@ -88,6 +91,21 @@ where f.tenant_id = %s order by f.id limit %s"""
         rows = await db.rows(pool, statement, (ctx.tenant_id, _MOST_LINES))
     text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for (line,) in rows).encode()
     return {**await _keep(ctx, "backup.jsonl", text, "application/x-ndjson"), "files": len(rows)}
+
+
+def _table(rows: list[Any]) -> bytes:
+    """The rows as a table on a PDF page. Values are data, never markup."""
+    import typst
+
+    source = b"""\
+#set page(paper: "a4", flipped: true)
+#let rows = json(bytes(sys.inputs.rows))
+= Usage
+#table(columns: rows.first().len(), ..rows.flatten().map(cell => text(cell)))"""
+    cells = [[str(value) for value in row] for row in rows]
+    made = typst.compile(source, format="pdf", sys_inputs={"rows": json.dumps(cells)})
+    assert isinstance(made, bytes)
+    return made
 
 
 async def _keep(ctx: Context, name: str, data: bytes, content_type: str) -> dict[str, Any]:

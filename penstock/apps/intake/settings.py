@@ -2,7 +2,8 @@
 
 `INTAKE_MODEL` and `INTAKE_VISION_MODEL` name the providers of the passes, `INTAKE_URL` the base URL of an
 OpenAI-compatible server (default for `simulator/…`: the simulator's). `INTAKE_CLAMD` is the `host:port` of a
-clamd that scans every file.
+clamd that scans every file. With `INTAKE_REDACT=1` no e-mail addresses, phone, card and account numbers go to
+a model, and no page images.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Settings(NamedTuple):
     vision_model: str
     url: str | None
     clamd: tuple[str, int] | None
+    redacts: bool
 
 
 def settings() -> Settings:
@@ -31,4 +33,5 @@ def settings() -> Settings:
     url = os.environ.get("INTAKE_URL") or (SIMULATOR_URL if model.startswith("simulator/") else None)
     host, _, port = os.environ.get("INTAKE_CLAMD", "").rpartition(":")
     clamd = (host, int(port)) if host and port.isdigit() else None
-    return Settings(model, os.environ.get("INTAKE_VISION_MODEL") or VISION_MODEL, url, clamd)
+    redacts = os.environ.get("INTAKE_REDACT", "") not in ("", "0", "false")
+    return Settings(model, os.environ.get("INTAKE_VISION_MODEL") or VISION_MODEL, url, clamd, redacts)

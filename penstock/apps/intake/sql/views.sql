@@ -175,7 +175,9 @@ select f.tenant_id, f.id, f.name, f.status, f.pages, f.patient_id, f.job_id, f.a
     when f.status = 'uploading' then 'the content has not been uploaded'
     when f.status in ('uploaded', 'processing') then (
       select concat_ws(': ', 'job ' || j.status, j.status_reason) from penstock.jobs j where j.id = f.job_id)
-  end as reason
+  end as reason,
+  (select (r.summary #>> '{pictures,1}')::uuid from intake.shell_file_results r
+    where r.tenant_id = f.tenant_id and r.shell_file_id = f.id and r.pass = 'pass2') as picture
 from intake.shell_files f;
 comment on view intake.file_list is 'Files with their state, and why they wait or ended so.';
 
