@@ -106,7 +106,7 @@ def accuracy(pages: int = PAGES) -> list[Figure]:
         for page, text in zip(long["pages"], text_of_pages, strict=True)
     ]
     add(f"text layer, {LONG} pages", values, text_of_pages)
-    by_name = {figure.system: figure.value for figure in found}
+    by_name = {figure.system: figure.value for figure in found if figure.name == "ocr_accuracy"}
     found.append(Figure("ocr_clean", "character accuracy", by_name["clean print, English"], ""))
     found.append(Figure("ocr_noisy", "character accuracy", by_name["noisy scan"], ""))
     return [*found, *_structure()]

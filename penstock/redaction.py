@@ -81,12 +81,22 @@ _PHONE = re.compile(
 _KEY = re.compile(r"\b(?=\w*\d)(?=\w*[A-Za-z])[A-Za-z0-9_]{32,}\b", re.A)
 
 
+_IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]{4}){2,7}(?: ?[A-Z0-9]{1,3})?\b")
+
+
 def redact_personal(text: str) -> str:
-    """Replace e-mail addresses, card and phone numbers, and credentials, before a text leaves."""
+    """Replace e-mail addresses, account, card and phone numbers, and credentials, before a text leaves."""
     text = _KEY.sub(HIDDEN, redact(text))
     text = _EMAIL.sub("[email]", text)
+    text = _IBAN.sub(lambda found: "[account]" if _is_iban(found[0]) else found[0], text)
     text = _CARD.sub(lambda found: "[card]" if _has_checksum(found[0]) else found[0], text)
     return _PHONE.sub("[phone]", text)
+
+
+def _is_iban(text: str) -> bool:
+    plain = text.replace(" ", "")
+    digits = "".join(str(int(letter, 36)) for letter in plain[4:] + plain[:4])
+    return 15 <= len(plain) <= 34 and int(digits) % 97 == 1
 
 
 def _has_checksum(number: str) -> bool:

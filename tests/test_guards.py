@@ -21,6 +21,7 @@ PERSONAL = [
     ("call +4915112345678", "call [phone]"),
     ("call (030) 123 4567 or 555-867-5309", "call [phone] or [phone]"),
     ("card 4242 4242 4242 4242, 5555-5555-5555-4444", "card [card], [card]"),
+    ("account DE89 3704 0044 0532 0130 00 or GB82WEST12345698765432", "account [account] or [account]"),
     ("key sk-ant-abcdefghijkl0123 and AKIAABCDEFGHIJKLMNOP", "key [redacted] and [redacted]"),
     ("token 0123456789abcdefABCDEF0123456789abcd", "token [redacted]"),
 ]
@@ -30,6 +31,7 @@ HARMLESS = [
     "9f1c2d3e-0000-4000-8000-0123456789ab",
     "in 1984 there were 1 000 000 copies of 12 345 books",
     "a sentence @ home, a@b",
+    "form DE12 3704 0044 0532 0130 00 has a wrong check digit",
 ]
 
 

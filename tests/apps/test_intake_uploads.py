@@ -60,7 +60,7 @@ def test_check_finds_planted_violations(monkeypatch: pytest.MonkeyPatch) -> None
         for name, statement in PLANTED.items():
             with connection.transaction(force_rollback=True):
                 connection.execute("set local session_replication_role = replica")
-                connection.execute(statement, [next(iter(seen.acknowledged))])
+                connection.execute(statement.encode(), [next(iter(seen.acknowledged))])
                 found[name] = check(connection, seen, home)
         return before
 

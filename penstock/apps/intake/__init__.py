@@ -1,9 +1,8 @@
 """Takes in documents about patients: a safe upload, then scan, OCR, layout and three AI passes.
 
 `app.py` has the tasks and jobs, `uploads.py` the HTTP functions. `scanning.py`, `reading.py` and `layout.py`
-run in subprocesses of the worker; `passes.py` has the prompts and the schemas of the answers, `redaction.py`
-what is taken out of them, `models.py` the calls to providers. `sql/` has the app's tables, and the rules of
-uploads, results and usage.
+run in subprocesses of the worker; `passes.py` has the prompts and the schemas of the answers, `models.py` the
+calls to providers. `sql/` has the app's tables, and the rules of uploads, results and usage.
 """
 
 from importlib.util import find_spec

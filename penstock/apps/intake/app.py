@@ -21,11 +21,12 @@ from uuid import UUID
 from pydantic import BaseModel
 
 from penstock import App, Context, Fail
-from penstock.apps.intake import layout, models, passes, reading, redaction, scanning
+from penstock.apps.intake import layout, models, passes, reading, scanning
 from penstock.apps.intake.settings import settings
 from penstock.contract import artifacts
 from penstock.errors import NotFound
 from penstock.postgres import db
+from penstock.redaction import redact_personal
 from penstock.types import Starter
 
 PAGES_PER_TASK = 8
@@ -64,7 +65,7 @@ class Laid(BaseModel):
     score: float
     methods: dict[str, int]
     poor_pages: list[int]
-    turned_pages: dict[int, int] = {}
+    turned_pages: dict[int, float] = {}
 
 
 class Answered(BaseModel):
@@ -327,7 +328,9 @@ async def _pass(
     if not may_process:
         raise Fail("the patient has not consented to processing by models", code="no_consent")
     lines = await _lines(laid)
-    shown = redaction.redacted(lines) if chosen.redacts else lines
+    shown = lines
+    if chosen.redacts:
+        shown = {number: {**line, "text": redact_personal(line["text"])} for number, line in lines.items()}
     asked = passes.prompt(name, str(shell_file_id), shown, before)
     provider = ctx.provider or chosen.model
     answer = await models.ask(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import io
+import math
 import statistics
 from collections.abc import Sequence
 from functools import cache
@@ -27,6 +28,9 @@ SECONDS = 600
 _MEMORY = 3 << 30
 _LONGEST_SIDE = 4000
 _GRID = 100_000
+_LEAST_SKEW, _MOST_SKEW = 0.8, 20.0
+"""Degrees. Below, lines do not overlap; above, it is no skew."""
+_BICUBIC = 3
 LINE_COLOR = (70, 110, 200)
 BOX_COLOR = (200, 30, 30)
 _LEAST_CONTRAST = 25
@@ -51,7 +55,7 @@ def image(
     dpi: int = 100,
     boxes: Sequence[Sequence[float]] = (),
     lines: Sequence[Sequence[float]] = (),
-    rotation: int = 0,
+    rotation: float = 0,
 ) -> bytes:
     """A page as PNG, turned as it was read, for people and for vision models.
 
@@ -62,8 +66,7 @@ def image(
     target = io.BytesIO()
     with limited(60):
         picture = _render(path, content_type, number, dpi)
-        if rotation:
-            picture = picture.rotate(rotation, expand=True)
+        picture = _turned(picture, rotation)
         draw = ImageDraw.Draw(picture)
         width = max(2, picture.width // 400)
         for drawn, color, thickness in ((lines, LINE_COLOR, 1), (boxes, BOX_COLOR, width)):
@@ -201,16 +204,22 @@ def _engine() -> Any:
 
 
 def _recognize(picture: Any) -> dict[str, Any]:
-    """Read an image; if the result is poor, also turned by 90, 180 and 270 degrees, and keep the best."""
+    """Read an image; if the result is poor, also turned by 90, 180 and 270 degrees, and keep the best.
+
+    A skewed page is read again straight: the boxes of its lines overlap, so that their order is lost.
+    """
     if _is_blank(picture):
         return {"score": 1.0, "rotation": 0, "words": []}
-    best = _recognize_turned(picture, 0)
-    if best["words"] and not _is_poor(best):
-        return best
-    for rotation in (90, 270, 180):
-        found = _recognize_turned(picture, rotation)
-        if _weight(found) > 1.2 * _weight(best):
-            best = found
+    best, skew = _recognize_turned(picture, 0)
+    if not best["words"] or _is_poor(best):
+        for rotation in (90, 270, 180):
+            found, angle = _recognize_turned(picture, rotation)
+            if _weight(found) > 1.2 * _weight(best):
+                best, skew = found, angle
+    if _LEAST_SKEW <= abs(skew) <= _MOST_SKEW:
+        straight, _ = _recognize_turned(picture, best["rotation"] + skew)
+        if _weight(straight) > 0.95 * _weight(best):
+            return straight
     return best
 
 
@@ -232,10 +241,26 @@ def _weight(found: dict[str, Any]) -> float:
     )
 
 
-def _recognize_turned(picture: Any, rotation: int) -> dict[str, Any]:
+def _turned(picture: Any, rotation: float) -> Any:
+    """The picture turned against the clock, with white corners."""
+    if not rotation:
+        return picture
+    return picture.rotate(rotation, expand=True, fillcolor="white", resample=_BICUBIC if rotation % 90 else 0)
+
+
+def _skew_of(boxes: Any) -> float:
+    """By how many degrees the lines fall from left to right: the median of the wider half of them."""
+    sides = [(float(b[1][0] - b[0][0]), float(b[1][1] - b[0][1])) for b in boxes]
+    wide = sorted((side for side in sides if side[0] > 0), reverse=True)
+    angles = [math.degrees(math.atan2(down, right)) for right, down in wide[: (len(wide) + 1) // 2]]
+    return round(statistics.median(angles), 2) if angles else 0.0
+
+
+def _recognize_turned(picture: Any, rotation: float) -> tuple[dict[str, Any], float]:
+    """What OCR reads on the turned page, and how skewed its lines are there."""
     import numpy
 
-    turned = picture.rotate(rotation, expand=True) if rotation else picture
+    turned = _turned(picture, rotation)
     result = _engine()(numpy.asarray(turned)[:, :, ::-1])
     words: list[dict[str, Any]] = []
     width, height = turned.size
@@ -256,7 +281,7 @@ def _recognize_turned(picture: Any, rotation: int) -> dict[str, Any]:
         )
     score = statistics.fmean(word["score"] for word in words) if words else 0.0
     # The boxes are those of the turned page, as a person reads it.
-    return {"score": round(score, 4), "rotation": rotation, "words": words}
+    return {"score": round(score, 4), "rotation": rotation, "words": words}, _skew_of(boxes)
 
 
 def _rounded(box: list[float]) -> list[float]:
