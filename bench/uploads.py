@@ -1,5 +1,5 @@
 # ruff: noqa: E501
-"""Uploads of many concurrent users to the intake: `python -m bench.uploads [--kill-every 3 --files 11]`.
+"""Uploads of many concurrent users to the intake: `python -m bench.uploads [--kill-every 5 --files 11]`.
 
 A real `penstock serve`, two `penstock worker`s, PostgreSQL and a simulated model. Each user has a tenant and
 uploads 1 to 3 files of 0.1 to 2 MB: begin, PUT, finish, and then one more file than the quota allows. One file
@@ -41,8 +41,6 @@ from penstock.apps.intake.app import app
 
 FUNCTION = "/functions/v1/shell-file-processor-v3"
 APP = "penstock.apps.intake.app:app"
-REAL_SHARE = 10
-"""One file in this many goes through the whole pipeline."""
 _NOISE = random.Random(1).randbytes(2_000_000)
 
 
@@ -59,6 +57,8 @@ class Load:
     """After this no user begins another file."""
     end_seconds: float = 150
     """How long acknowledged files may take to end after that."""
+    real_share: int = 10
+    """One file in this many goes through the whole pipeline."""
 
 
 @dataclass
@@ -213,7 +213,7 @@ async def _run(made: Site, keys: list[str], counts: list[int], seen: Seen, load:
         killer = asyncio.create_task(_kill(made, load.kill_every)) if load.kill_every else None
         await asyncio.gather(
             *(
-                _user(client, key, number, counts[number], seen, load.ramp * number / len(keys), deadline)
+                _user(client, key, number, counts[number], seen, load, deadline)
                 for number, key in enumerate(keys)
             )
         )
@@ -232,16 +232,16 @@ async def _kill(made: Site, every: float) -> None:
 
 
 async def _user(
-    client: httpx.AsyncClient, key: str, number: int, files: int, seen: Seen, delay: float, deadline: float
+    client: httpx.AsyncClient, key: str, number: int, files: int, seen: Seen, load: Load, deadline: float
 ) -> None:
-    await asyncio.sleep(delay)
+    await asyncio.sleep(load.ramp * number / load.users)
     chance = random.Random(number)
     headers = {"Authorization": f"Bearer {key}"}
     for each in range(files):
         if time.monotonic() > deadline:
             return
         size = chance.randint(100_000, 2_000_000)
-        is_real = (number + each) % REAL_SHARE == 0
+        is_real = (number + each) % load.real_share == 0
         data = document(f"{number}-{each}", size, is_real=is_real)
         await _upload(client, headers, data, f"{number}-{each}", seen, deadline + 90)
     if time.monotonic() < deadline:
@@ -414,7 +414,7 @@ def _check(connection: psycopg.Connection, seen: Seen, home: Path) -> dict[str, 
 
 
 QUIET = Load()
-FAULTY = Load(files=11, kill_every=3)
+FAULTY = Load(files=11, kill_every=5, seconds=440, end_seconds=100, real_share=40)
 
 
 def measure() -> list[Figure]:
@@ -466,9 +466,18 @@ def main() -> None:
     parser.add_argument("--kill-every", type=float, help="seconds between kills")
     parser.add_argument("--ramp", type=float, default=10, help="seconds in which the users begin")
     parser.add_argument("--seconds", type=float, default=420, help="no user begins a file after this")
+    parser.add_argument("--real-share", type=int, default=10, help="one file in this many is a letter")
     parser.add_argument("--end-seconds", type=float, default=150, help="time for files to end after that")
     given = parser.parse_args()
-    load = Load(given.users, given.files, given.ramp, given.kill_every, given.seconds, given.end_seconds)
+    load = Load(
+        given.users,
+        given.files,
+        given.ramp,
+        given.kill_every,
+        given.seconds,
+        given.end_seconds,
+        given.real_share,
+    )
     found = run(load)
     print(json.dumps({figure.name: round(figure.value, 3) for figure in found}, indent=2))
 

@@ -259,7 +259,7 @@ def uneven(text: str, seed: int = 0) -> bytes:
 
 def fax(image: Image.Image) -> Image.Image:
     """Black and white, without greys."""
-    return image.convert("L").point(lambda value: 255 if value > 140 else 0).convert("RGB")
+    return image.convert("L").point([255 * (value > 140) for value in range(256)]).convert("RGB")
 
 
 def scanned(document: bytes, *, dpi: int = 200) -> bytes:

@@ -237,11 +237,11 @@ def test_ocr_reads_scans(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("angle", [3, -5])
-def test_lines_of_a_skewed_page_stay_in_order(file: Any, angle: int) -> None:
+def test_lines_of_a_skewed_page_stay_in_order(file: Any) -> None:
     """The boxes are those of the straight page, which its image shows too."""
-    text = documents.letter("english", 1)
-    image = documents.picture(documents.pdf(text)).rotate(angle, fillcolor="white", expand=True)
+    text, angle = documents.letter("english", 1, 6), -4
+    page = documents.picture(documents.pdf(text))
+    image = page.crop((0, 0, page.width, page.height // 3)).rotate(angle, fillcolor="white", expand=True)
     path = file(documents.png(image))
     [page] = reading.read(path, "image/png", 1, 1)
     assert documents.accuracy(layout.text_of(layout.arrange([page])), text) > 0.99
