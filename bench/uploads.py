@@ -59,6 +59,8 @@ class Load:
     """How long acknowledged files may take to end after that."""
     real_share: int = 10
     """One file in this many goes through the whole pipeline."""
+    largest: int = 2_000_000
+    """Bytes of a file; the smallest has 100,000."""
 
 
 @dataclass
@@ -138,6 +140,8 @@ class Site:
         limits = ["--rpm", "500", "--tpm", "200000", "--concurrency", "50", "--latency", "0.05..0.2"]
         simulate = ["simulate", "--port", str(self.model_port), *limits]
         self.model = Process("simulator", simulate, environment, self.model_port)
+        # The check that it listens was a request too.
+        httpx.post(f"http://127.0.0.1:{self.model_port}/_simulator/reset", timeout=30).raise_for_status()
         serve = ["serve", APP, "--port", str(self.port)]
         self.api = Process("server", serve, environment, self.port)
         work = ["worker", APP, "--concurrency", "8"]
@@ -240,7 +244,7 @@ async def _user(
     for each in range(files):
         if time.monotonic() > deadline:
             return
-        size = chance.randint(100_000, 2_000_000)
+        size = chance.randint(100_000, load.largest)
         is_real = (number + each) % load.real_share == 0
         data = document(f"{number}-{each}", size, is_real=is_real)
         await _upload(client, headers, data, f"{number}-{each}", seen, deadline + 90)

@@ -28,8 +28,8 @@ def figures(load: uploads.Load) -> dict[str, float]:
     return {figure.name: figure.value for figure in uploads.run(load)}
 
 
-def test_many_users_upload_within_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """R3.8/limits, R3.8/latency: quotas and the provider's limits hold, one record and one job for each file.
+def test_1000_users_upload_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R3.8/nothing-lost, R3.8/limits, R3.8/latency: at once, within quotas and the provider's limits.
 
     The check fails for a file without a job, with other bytes, with two jobs, or over the quota.
     """
@@ -46,11 +46,16 @@ def test_many_users_upload_within_their_limits(monkeypatch: pytest.MonkeyPatch) 
         return found
 
     monkeypatch.setattr(uploads, "_check", plant)
-    found = figures(uploads.Load(users=60, ramp=1, seconds=40, end_seconds=60))
-    assert found["upload_acknowledged"] > 90, found
+    found = figures(
+        uploads.Load(
+            users=1000, files=1, ramp=1, seconds=200, end_seconds=60, real_share=100, largest=150_000
+        )
+    )
+    assert found["upload_acknowledged"] == 1000, found
     none = ("lost", "differing", "doubled", "over_quota", "violations", "wrong_accounts", "failed", "open")
     assert {name: found[f"upload_{name}"] for name in none} == dict.fromkeys(none, 0), found
-    assert found["upload_over_quota_refused"] == 60 and found["upload_completed"] > 5
+    assert (found["upload_over_quota_refused"], found["upload_completed"]) == (1000, 10)
+    assert found["upload_provider_requests"] == 30
     for step in ("begin", "put", "finish"):
         assert 0 < found[f"upload_{step}_p50"] <= found[f"upload_{step}_p95"] <= found[f"upload_{step}_p99"]
     assert planted == dict.fromkeys(PLANTED, 1), planted
