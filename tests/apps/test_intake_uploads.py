@@ -9,7 +9,7 @@ import pytest
 
 from bench import uploads
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 # The statement that plants a violation about a file, and the figure that must show it.
 PLANTED = {
