@@ -130,7 +130,7 @@ DRIFT = {
         "alter function penstock._uuid7() reset search_path",
         "drop function penstock.backlog",
         "comment on function penstock.pulse() is 'x'",
-        "drop trigger jobs_transitions on penstock.jobs",
+        "drop trigger operations_transitions on penstock.operations",
         "alter table penstock.jobs disable trigger jobs_audit",
         "drop trigger penstock_on_new_user on auth.users",
     ],

@@ -359,7 +359,7 @@ class TestStateMachine:
 
     def test_a_state_that_is_none_is_refused(self, sql: Contract) -> None:
         job = sql.start()
-        with sql.refused(409, "illegal_transition"):
+        with sql.refused("23514"):
             sql.execute("update penstock.jobs set status = 'sleeping' where id = %s", job)
         with sql.refused("23514"):
             sql.execute(

@@ -6,30 +6,16 @@
 -- its phases: of several such transactions, the last one to get the lock sees the others' changes and ends
 -- the job.
 
-create or replace function penstock._guard_job()
-returns trigger language plpgsql set search_path = penstock, pg_temp as $$
-begin
-  raise exception using errcode = 'PT409',
-    message = format('a job cannot change from %s to %s', old.status, new.status),
-    detail = jsonb_build_object('code', 'illegal_transition', 'from', old.status, 'to', new.status);
-end
-$$;
-comment on function penstock._guard_job() is
-  'Rejects a status change that the job state machine does not allow.';
-
-create or replace trigger jobs_transitions before update of status on penstock.jobs
-  for each row when (old.status is distinct from new.status and (old.status, new.status) not in (
-    ('queued', 'running'), ('queued', 'paused'), ('queued', 'canceled'), ('queued', 'completed'),
-      ('queued', 'failed'),
-    ('running', 'paused'), ('running', 'completed'), ('running', 'failed'), ('running', 'canceled'),
-    ('paused', 'running'), ('paused', 'queued'), ('paused', 'canceled'), ('paused', 'completed'),
-      ('paused', 'failed'),
-    ('failed', 'running')))
-  execute function penstock._guard_job();
-
 create or replace function penstock._audit_job()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
+  -- Checked here because PostgreSQL reads the condition of a trigger anew with every statement.
+  if old.status in ('completed', 'canceled') or old.status = 'failed' and new.status <> 'running'
+    or old.status = 'running' and new.status = 'queued' then
+    raise exception using errcode = 'PT409',
+      message = format('a job cannot change from %s to %s', old.status, new.status),
+      detail = jsonb_build_object('code', 'illegal_transition', 'from', old.status, 'to', new.status);
+  end if;
   perform _audit(new.tenant_id, 'job.' || new.status, new.id, 'job:' || new.id,
     jsonb_strip_nulls(jsonb_build_object('from', old.status, 'reason', new.status_reason)));
   if new.status in ('completed', 'failed')
@@ -40,7 +26,8 @@ begin
 end
 $$;
 comment on function penstock._audit_job() is
-  'Writes an audit line for every status change of a job, and notifies subscribers of its end.';
+  'Rejects a status change that the job state machine does not allow. For every other, writes an audit line '
+  'and notifies subscribers of the job''s end.';
 
 create or replace trigger jobs_audit after update of status on penstock.jobs
   for each row when (old.status is distinct from new.status) execute function penstock._audit_job();
@@ -87,7 +74,6 @@ declare
   v_total bigint;
   v_ended bigint;
   v_failed bigint;
-  v_any_ended boolean := false;
 begin
   perform 1 from jobs where id = any (p_job_ids) order by id for no key update;
   -- One by one: PostgreSQL plans a join of a batch of small jobs as a nested loop over all their phases.
@@ -100,11 +86,7 @@ begin
       status_reason = case when v_failed > 0 then format('%s of %s tasks failed', v_failed, v_total) end,
       finished_at = _now()
     where id = v_job_id and status || '' in ('queued', 'running', 'paused');
-    v_any_ended := v_any_ended or found;
   end loop;
-  if v_any_ended then
-    perform pg_notify('penstock', 'jobs');
-  end if;
 end
 $$;
 comment on function penstock._finish_jobs(uuid[]) is 'Ends those of these jobs whose tasks have all ended.';
