@@ -996,19 +996,9 @@ table penstock.jobs
   comment on column forgiven: Failures before the last resume; stop_after does not count them.
   comment on column result: The result as a template: {"$from": key} stands for the output of a task. Null: the output of the last task.
   comment on column paused_for: What the platform paused the job for; null: somebody paused it, or it is not paused.
-  constraint jobs_budget_check: CHECK ((budget >= (0)::numeric))
-  constraint jobs_check: CHECK (((finished_at IS NOT NULL) = (status = ANY (ARRAY['completed'::text, 'failed'::text, 'canceled'::text]))))
-  constraint jobs_forgiven_check: CHECK ((forgiven >= 0))
-  constraint jobs_idempotency_key_check: CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 255)))
-  constraint jobs_on_failure_check: CHECK ((on_failure = ANY (ARRAY['continue'::text, 'stop'::text])))
-  constraint jobs_on_limit_check: CHECK ((on_limit = ANY (ARRAY['hold'::text, 'refuse'::text, 'pause'::text])))
-  constraint jobs_paused_for_check: CHECK ((paused_for = ANY (ARRAY['budget'::text, 'quota'::text])))
   constraint jobs_pkey: PRIMARY KEY (id)
-  constraint jobs_priority_check: CHECK (((priority >= 0) AND (priority <= 10)))
-  constraint jobs_status_check: CHECK ((status = ANY (ARRAY['queued'::text, 'running'::text, 'paused'::text, 'completed'::text, 'failed'::text, 'canceled'::text])))
-  constraint jobs_stop_after_check: CHECK ((stop_after ~ '^([1-9][0-9]{0,8}|(100|[1-9]?[0-9](\.[0-9]{1,3})?)%)$'::text))
   constraint jobs_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
-  constraint jobs_type_check: CHECK (((length(type) >= 1) AND (length(type) <= 200)))
+  constraint jobs_valid: CHECK (penstock._is_valid_job(type, status, (finished_at IS NOT NULL), priority, on_failure, on_limit, stop_after, budget, paused_for, forgiven, idempotency_key)) NOT VALID
   index jobs_budget: CREATE INDEX jobs_budget ON penstock.jobs USING btree (tenant_id, id) WHERE ((budget IS NOT NULL) AND (finished_at IS NULL))
   index jobs_finished: CREATE INDEX jobs_finished ON penstock.jobs USING btree (finished_at) WHERE (finished_at IS NOT NULL)
   index jobs_idempotency: CREATE UNIQUE INDEX jobs_idempotency ON penstock.jobs USING btree (tenant_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
@@ -1018,7 +1008,6 @@ table penstock.jobs
   index jobs_tenant_status: CREATE INDEX jobs_tenant_status ON penstock.jobs USING btree (tenant_id, status, id)
   index jobs_type: CREATE INDEX jobs_type ON penstock.jobs USING btree (type, created_at)
   trigger jobs_audit: CREATE TRIGGER jobs_audit AFTER UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION penstock._audit_job()
-  trigger jobs_transitions: CREATE TRIGGER jobs_transitions BEFORE UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN (((old.status IS DISTINCT FROM new.status) AND ((old.status <> 'queued'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'paused'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'canceled'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'completed'::text)) AND ((old.status <> 'queued'::text) OR (new.status <> 'failed'::text)) AND ((old.status <> 'running'::text) OR (new.status <> 'paused'::text)) AND ((old.status <> 'running'::text) OR (new.status <> 'completed'::text)) AND ((old.status <> 'running'::text) OR (new.status <> 'failed'::text)) AND ((old.status <> 'running'::text) OR (new.status <> 'canceled'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'running'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'queued'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'canceled'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'completed'::text)) AND ((old.status <> 'paused'::text) OR (new.status <> 'failed'::text)) AND ((old.status <> 'failed'::text) OR (new.status <> 'running'::text)))) EXECUTE FUNCTION penstock._guard_job()
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -2585,8 +2574,8 @@ function penstock._audit_job()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 887831113cc20dacd75d1419b3d709d9
-  comment: Writes an audit line for every status change of a job, and notifies subscribers of its end.
+  body: sha256 e23ffffe7dbb53255f8b0b4a12293f6d
+  comment: Rejects a status change that the job state machine does not allow. For every other, writes an audit line and notifies subscribers of the job's end.
 
 function penstock._base_rate(text, timestamp with time zone)
   arguments: p_currency text, p_at timestamp with time zone
@@ -3445,7 +3434,7 @@ function penstock._finish_jobs(uuid[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ba50b687b399a43cf207be2728ed4e57
+  body: sha256 a06dce61773cac47d9119d15bfb5522a
   comment: Ends those of these jobs whose tasks have all ended.
 
 function penstock._first_events(uuid, penstock.simulated_group[], double precision[])
@@ -3541,13 +3530,6 @@ function penstock._generation(penstock.leases)
   settings: search_path=penstock, pg_temp
   body: sha256 27212bbff2b594b1d84e84a92985911d
   comment: How many attempts a task had before its last replay.
-
-function penstock._guard_job()
-  returns: trigger
-  attributes: plpgsql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 c6cdb7c756ec988d125b0e14988fc937
-  comment: Rejects a status change that the job state machine does not allow.
 
 function penstock._guard_operation()
   returns: trigger
@@ -3699,6 +3681,14 @@ function penstock._is_under_pressure(penstock.endpoints, timestamp with time zon
   settings: search_path=penstock, pg_temp
   body: sha256 2ed332ca0f22f375a5a981e97e2ab26b
   comment: Whether more of an endpoint's capacity is used than its backpressure_threshold, so that new tasks are delayed.
+
+function penstock._is_valid_job(text, text, boolean, smallint, text, text, text, numeric, text, integer, text)
+  arguments: p_type text, p_status text, p_is_finished boolean, p_priority smallint, p_on_failure text, p_on_limit text, p_stop_after text, p_budget numeric, p_paused_for text, p_forgiven integer, p_idempotency_key text
+  returns: boolean
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=pg_catalog, pg_temp
+  body: sha256 358d66759541816fe286313fc9d78693
+  comment: Whether the columns of a job have allowed values. The constraint jobs_valid calls it.
 
 function penstock._job_from_options(jsonb)
   arguments: p_options jsonb
