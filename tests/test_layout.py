@@ -26,6 +26,7 @@ PARTS = {
     "claim": "the claim and its stages: the worker's side of tasks",
     "admission": "which work of limited lanes may run now",
     "routing": "which provider a task uses",
+    "rerouting": "how waiting and failed tasks change their provider",
     "reservations": "quota and budget of claimed tasks",
     "queue": "ready and parked tasks, reclaim: the worker's side of tasks",
     "leases": "heartbeats, and what all reports of a worker share: the worker's side of tasks",

@@ -61,6 +61,8 @@ create policy service_reads on penstock.profiles for select to service_role usin
 create policy service_reads on penstock.provider_events for select to service_role using (true);
 create policy service_reads on penstock.ready for select to service_role using (true);
 create policy service_reads on penstock.requests for select to service_role using (true);
+create policy service_reads on penstock.route_failures for select to service_role using (true);
+create policy service_reads on penstock.routed_lanes for select to service_role using (true);
 create policy service_reads on penstock.results for select to service_role using (true);
 create policy service_reads on penstock.schedules for select to service_role using (true);
 create policy service_reads on penstock.sessions for select to service_role using (true);

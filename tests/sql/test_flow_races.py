@@ -669,7 +669,7 @@ class FlowStorm:
                 task |= {"provider": STEADY, "units": {"tokens": tokens, "pages": dice.randint(0, 3)}}
             elif dice.random() < 0.8:
                 task["units"] = {dice.choice(["tokens", "input_tokens"]): tokens, "pages": dice.randint(0, 3)}
-                if dice.random() < 0.2:
+                if dice.random() < 0.4:
                     task["route"] = {"features": ["chat"], "prefer": dice.choice(["cheapest", "fastest"])}
                 elif dice.random() < 0.8:
                     task["provider"] = dice.choice(MOVING)

@@ -67,15 +67,14 @@ comment on function penstock._check_demands(penstock.jobs, penstock.task_spec[])
   'Rejects tasks with an invalid provider or units, or whose queue is full. Returns the delay in seconds '
   'for the tasks of each provider under pressure.';
 
-create or replace function penstock._check_queue_depth(
-  p_endpoint penstock.endpoints, p_tenant_id uuid, p_more bigint)
-returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+create or replace function penstock._queue_room(p_endpoint penstock.endpoints, p_tenant_id uuid)
+returns bigint language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_own bigint;
   v_tenants bigint;
 begin
   if p_endpoint.depth_limit is null then
-    return;
+    return null;
   end if;
   -- The shares of all tenants together are a few times the limit at most, so more rows tell nothing.
   select count(*) filter (where x.tenant_id = p_tenant_id), count(distinct x.tenant_id)
@@ -85,11 +84,28 @@ begin
     where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id
     limit 10 * p_endpoint.depth_limit::bigint) as x;
   -- A tenant that is alone may fill the queue; it leaves a share to each that comes.
-  if v_own + p_more > greatest(least(p_endpoint.depth_limit, 1), p_endpoint.depth_limit / v_tenants) then
+  return greatest(least(p_endpoint.depth_limit, 1), p_endpoint.depth_limit / v_tenants) - v_own;
+end
+$$;
+comment on function penstock._queue_room(penstock.endpoints, uuid) is
+  'How many more tasks of a tenant may wait for an endpoint (null: any number): its share of depth_limit, '
+  'which is divided by the number of tenants that wait, at least 1, minus its waiting tasks.';
+
+create or replace function penstock._check_queue_depth(
+  p_endpoint penstock.endpoints, p_tenant_id uuid, p_more bigint)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_waiting bigint;
+begin
+  if p_more > _queue_room(p_endpoint, p_tenant_id) then
+    select count(*) into v_waiting from (
+      select from lanes l join ready r on r.lane_id = l.id and r.tenant_id = p_tenant_id
+      where l.provider = p_endpoint.name and l.tenant_id is not distinct from p_endpoint.tenant_id
+      limit 10 * p_endpoint.depth_limit::bigint) as x;
     perform _refuse(429, 'queue_full',
       format('%s tasks of this tenant wait for %s: %s more exceed its share of the queue',
-        v_own, p_endpoint.name, p_more),
-      jsonb_build_object('provider', p_endpoint.name, 'waiting', v_own));
+        v_waiting, p_endpoint.name, p_more),
+      jsonb_build_object('provider', p_endpoint.name, 'waiting', v_waiting));
   end if;
 end
 $$;
@@ -348,7 +364,10 @@ returns double precision language sql stable security definer set search_path = 
     join endpoint_states s on s.endpoint_id = e.id
     where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)) and e.status = 'active'
       and greatest(s.open_at, s.closed_until) > _now() and isfinite(greatest(s.open_at, s.closed_until))
-      and exists (select from ready r where r.lane_id = l.id)
+      and (exists (select from ready r where r.lane_id = l.id)
+        -- Tasks in other lanes may have a route to this one.
+        or exists (select from routed_lanes q join lanes o on o.id = q.lane_id
+          where o.kind = l.kind and exists (select from ready r where r.lane_id = o.id)))
     union all
     -- A task queued behind a lane's clock is found by the next claim that reads the whole lane. With no other
     -- work there would be no such claim for a long time.

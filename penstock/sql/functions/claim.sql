@@ -24,6 +24,7 @@
 --   _lease_tasks   moves the rows from ready to leases                              (this file)
 --   _park_stopped  takes tasks of paused, failed and canceled jobs out of ready     (this file)
 --   _record_holds  records the reservations of the tasks that got a lease           (reservations.sql)
+--   _reroute       moves tasks of blocked providers to others when too few were found  (rerouting.sql)
 --
 -- LOCK ORDER. A transaction that holds row locks may wait for another row lock only further down this list.
 -- Within a table rows are locked in the order given. tests/sql/lock_order.py reads this list.
@@ -53,7 +54,7 @@
 --   23. holds
 --   24. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
---   never waited for: lanes, shares, mixed
+--   never waited for: lanes, shares, mixed, routed_lanes, route_failures
 --   inserted into at any point: dead_letters, results
 --
 -- prune deletes rows of spent, calls and holds first: they expired long ago, and nobody waits for them.
@@ -94,6 +95,8 @@ begin
   if not exists (
       select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types))) then
     v_gated := 'none';
+  elsif exists (select from route_failures) then
+    perform _reroute(p_task_types, p_max_tasks, v_stopped, _now());
   end if;
   for v_round in 1 .. 10 loop
     v_now := _now();  -- The last round may have waited for a lock.
@@ -102,6 +105,9 @@ begin
     v_pick := _pick_round(p_task_types, v_wanted, v_stopped, v_now, v_gated, v_round = 1, v_claimed = 0,
       v_may_wait);
     continue when v_pick.tids = '{}' and v_pick.is_more;
+    -- Tasks whose provider cannot take them now may have routes to another one, which has room.
+    continue when v_pick.tids = '{}' and v_gated <> 'none' and v_round < 10
+      and _reroute(p_task_types, v_wanted, v_stopped, v_now) > 0;
     exit when v_pick.tids = '{}';
     return query
     select t.* from _lease_tasks(v_pick, p_worker_id, v_now, v_lease_seconds) as l
@@ -114,7 +120,8 @@ begin
       perform _record_holds(v_pick.reservations, v_now);
     end if;
     v_claimed := v_claimed + v_leased;
-    exit when v_leased = v_wanted or cardinality(v_pick.tids) < v_wanted and not v_pick.is_more;
+    exit when v_leased = v_wanted or cardinality(v_pick.tids) < v_wanted and not v_pick.is_more
+      and (v_gated = 'none' or _reroute(p_task_types, v_wanted - v_leased, v_stopped, v_now) = 0);
     v_wanted := v_wanted - v_leased;
   end loop;
   if v_claimed = 0 or v_pick.tids = '{}' then

@@ -129,11 +129,12 @@ begin
     waits_for := 'provider';
     reason := format('%s is %s', v_endpoint.name,
       case v_endpoint.status when 'maintenance' then 'under maintenance' else v_endpoint.status end);
-    return;
-  end if;
-  if v_endpoint.id is not null then
+  elsif v_endpoint.id is not null then
     select e.waits_for, e.reason, e.seconds into waits_for, reason, seconds
     from _explain_endpoint(p_task, v_endpoint, place) as e;
+  end if;
+  if waits_for is not null and p_task.route is not null then
+    reason := reason || '; ' || _explain_route(p_task);
   end if;
   if waits_for is null then
     waits_for := 'worker';
@@ -174,7 +175,10 @@ begin
   if found then
     return jsonb_build_object('status', 'running', 'worker_id', v_lease.worker_id,
       'text', format('running on %s, %s so far', v_lease.worker_id,
-        replace(_duration_text(extract(epoch from _now() - v_lease.started_at)), 'about ', '')));
+        replace(_duration_text(extract(epoch from _now() - v_lease.started_at)), 'about ', ''))
+        || coalesce(format(', at %s (%s%s)', v_task.route #>> '{chosen,provider}',
+          v_task.route #>> '{chosen,reason}', format(', instead of %s: %s',
+            v_task.route #>> '{chosen,instead_of}', v_task.route #>> '{chosen,because}')), ''));
   end if;
   select * into v_parked from parked where job_id = p_job_id and task_id = p_task_id;
   if found then

@@ -23,7 +23,7 @@ begin
   into v_failed, v_errors from gone g;
 
   if v_failed is not null then
-    v_outcome := _record_failures(v_failed, v_errors, v_now);
+    v_outcome := _record_failures(_reroute_failed(v_failed, v_errors), v_errors, v_now);
     perform pg_notify('penstock', 'chores') where exists (
       select from parked p join unnest(v_failed) as f on f.job_id = p.job_id and f.task_id = p.task_id
       where p.until < v_now + interval '5 seconds');

@@ -41,6 +41,12 @@ begin
       '{"field": "p_name"}');
   end if;
   perform _check_fields(p_values, c_fields, 'provider');
+  if exists (select from jsonb_array_elements_text(case jsonb_typeof(p_values -> 'features') when 'array'
+        then p_values -> 'features' else '[]' end) as f
+      where f ~ '[<>=]' and f !~ '^[a-z][a-z0-9_]*[<>]=[0-9]+([.][0-9]+)?$') then
+    perform _refuse(422, 'invalid_provider', 'a feature with a limit must be like seconds<=10',
+      '{"field": "features"}');
+  end if;
   if p_tenant_id is not null and not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
@@ -64,6 +70,8 @@ begin
   exception when data_exception or integrity_constraint_violation then
     perform _refuse(422, 'invalid_provider', 'invalid provider options: ' || left(sqlerrm, 200));
   end;
+  select * into v_new from endpoints where id = v_new.id;
+  perform _add_provider_lanes(v_new);
   -- The windows may have room now, and tasks that were too large may fit.
   update endpoint_states set open_at = 'epoch', requests_limit = null, tokens_limit = null
   where endpoint_id = v_new.id;

@@ -303,7 +303,6 @@ begin
   v_woken := _wake_missed();
   promoted := promoted + v_woken;
   perform _pause_spent_jobs();
-  perform _reroute();
   perform _compact();
   perform _sum_tasks();
   -- Many chores that have nothing left to move, or one batch of one that has.

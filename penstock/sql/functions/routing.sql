@@ -1,78 +1,142 @@
 -- Routing: which provider does a task that asks for features, or for one of several providers, instead of
--- naming one. The choice is made when the task is added, and again when the chosen endpoint closes.
+-- naming one. A new task waits in the lane of the provider that its route prefers. A claim that finds no
+-- more tasks there moves waiting tasks whose provider is full, closed or failing to the next provider that
+-- has room: as many as it can claim, so the others still go to the preferred one when that has room again.
 
-create or replace function penstock._route_candidates(p_route jsonb, p_tenant_id uuid, p_units jsonb)
-returns table (name text, is_open boolean, cost numeric, seconds double precision, place integer)
+create or replace function penstock._has_features(p_features text[], p_route jsonb, p_units jsonb)
+returns boolean language sql immutable set search_path = penstock, pg_temp as $$
+  select p_features @> array(select jsonb_array_elements_text(coalesce(p_route -> 'features', '[]')))
+    and not exists (
+      -- A feature such as seconds<=10 bounds what a task needs, or else its units.
+      select from unnest(p_features) as f
+      cross join lateral regexp_match(f, '^([a-z][a-z0-9_]*)([<>])=([0-9]+(?:\.[0-9]+)?)$') as m
+      cross join lateral (
+        select coalesce(p_route -> 'needs' ->> m[1], p_units ->> m[1])::numeric as amount) as need
+      where case m[2] when '<' then need.amount > m[3]::numeric else need.amount < m[3]::numeric end)
+$$;
+comment on function penstock._has_features(text[], jsonb, jsonb) is
+  'Whether an endpoint with these features can do a task with this route and these units.';
+
+create or replace function penstock._is_failing(p_endpoint_id integer, p_tenant_id uuid, p_now timestamptz)
+returns boolean language sql stable set search_path = penstock, pg_temp as $$
+  select exists (
+    select from route_failures f where f.tenant_id = p_tenant_id and f.endpoint_id = p_endpoint_id
+      and f.failures >= 5 and f.failed_at > p_now - interval '1 minute')
+$$;
+comment on function penstock._is_failing(integer, uuid, timestamptz) is
+  'Whether the last five attempts of a tenant''s routed tasks at an endpoint failed, the last one within a '
+  'minute. After that the endpoint is tried again.';
+
+create or replace function penstock._route_options(
+  p_route jsonb, p_tenant_id uuid, p_units jsonb, p_endpoint_ids integer[])
+returns table (endpoint_id integer, provider text, is_open boolean, is_failing boolean, cost numeric,
+  seconds double precision, place integer)
 language sql stable set search_path = penstock, pg_temp as $$
-  -- An endpoint that opens within 30 seconds counts as open: moving its tasks would gain little.
-  select e.name, e.status = 'active' and s.closed_until <= _now() + interval '30 seconds',
-    _estimated_cost(e.name, p_tenant_id, p_units),
-    (select avg(extract(epoch from r.finished_at - r.started_at)) from (
-       select u.job_id, u.task_id from usage_events u where u.provider = e.name
-       order by u.id desc limit 50) as u
-     join results r on r.job_id = u.job_id and r.task_id = u.task_id),
+  select x.id, x.name, x.is_up and not x.is_failing, x.is_failing, x.cost,
+    case when p_route ->> 'prefer' = 'fastest' then (
+      select avg(extract(epoch from r.finished_at - r.started_at)) from (
+        select u.job_id, u.task_id from usage_events u where u.provider = x.name
+        order by u.id desc limit 50) as u
+      join results r on r.job_id = u.job_id and r.task_id = u.task_id) end,
     (select o.n
      from jsonb_array_elements_text(coalesce(p_route -> 'providers', '[]')) with ordinality as o(name, n)
-     where o.name = e.name limit 1)::integer
-  from endpoints e join endpoint_states s on s.endpoint_id = e.id
-  where (e.tenant_id = p_tenant_id or e.tenant_id is null and not exists (
-      select from endpoints o where o.name = e.name and o.tenant_id = p_tenant_id))
-    and e.features @> array(select jsonb_array_elements_text(coalesce(p_route -> 'features', '[]')))
-    and (not p_route ? 'providers' or p_route -> 'providers' ? e.name)
-    and e.status <> 'disabled'
+     where o.name = x.name limit 1)::integer
+  from (
+    select e.id, e.name,
+      -- An endpoint that opens within 30 seconds counts as open: moving its tasks would gain little.
+      e.status = 'active' and s.closed_until <= _now() + interval '30 seconds' as is_up,
+      coalesce((p_route -> 'failed' ->> e.name)::integer >= 2, false)
+        or _is_failing(e.id, p_tenant_id, _now()) as is_failing,
+      _estimated_cost(e.name, p_tenant_id, p_units) as cost
+    from endpoints e join endpoint_states s on s.endpoint_id = e.id
+    where (e.tenant_id = p_tenant_id or e.tenant_id is null and not exists (
+        select from endpoints o where o.name = e.name and o.tenant_id = p_tenant_id))
+      and (p_endpoint_ids is null or e.id = any (p_endpoint_ids))
+      and _has_features(e.features, p_route, p_units)
+      and (not p_route ? 'providers' or p_route -> 'providers' ? e.name)
+      and e.status <> 'disabled') as x
+  where not p_route ? 'max_cost' or x.cost <= (p_route ->> 'max_cost')::numeric
 $$;
-comment on function penstock._route_candidates(jsonb, uuid, jsonb) is
-  'The endpoints that have the features of a route, with what decides between them.';
+comment on function penstock._route_options(jsonb, uuid, jsonb, integer[]) is
+  'The endpoints that can do a task with this route, with what decides between them. p_endpoint_ids: only '
+  'these (null: all).';
 
-create or replace function penstock._best_provider(p_route jsonb, p_tenant_id uuid, p_units jsonb)
-returns penstock.provider_choice language sql stable set search_path = penstock, pg_temp as $$
-  select row(c.name, case coalesce(p_route ->> 'prefer', 'cheapest')
+create or replace function penstock._ranked_providers(
+  p_route jsonb, p_tenant_id uuid, p_units jsonb, p_endpoint_ids integer[])
+returns table (endpoint_id integer, choice penstock.provider_choice, cost numeric, rank bigint)
+language sql stable set search_path = penstock, pg_temp as $$
+  select o.endpoint_id, row(o.provider, case coalesce(p_route ->> 'prefer', 'cheapest')
       when 'cheapest' then
-        coalesce(format('cheapest: %s', trim_scale(c.cost)), 'the only one, without a price')
+        coalesce(format('cheapest: %s', trim_scale(o.cost)), 'the only one, without a price')
       when 'fastest' then
-        coalesce(format('fastest: %s s on average', round(c.seconds::numeric, 2)), 'fastest: not used before')
-      else format('number %s of the list', c.place) end
-    || case when c.is_open then '' else ', although it is closed now' end
-    || case when c.is_open and exists (
-         select from _route_candidates(p_route, p_tenant_id, p_units) as o where not o.is_open)
-       then '; others are closed' else '' end,
-    c.is_open)::provider_choice
-  from _route_candidates(p_route, p_tenant_id, p_units) as c
-  order by c.is_open desc,
-    case when coalesce(p_route ->> 'prefer', 'cheapest') = 'cheapest' then c.cost end nulls last,
-    case when p_route ->> 'prefer' = 'fastest' then c.seconds end nulls last,
-    c.place nulls last, c.name
-  limit 1
+        coalesce(format('fastest: %s s on average', round(o.seconds::numeric, 2)), 'fastest: not used before')
+      else format('number %s of the list', o.place) end
+    || case when o.is_open then '' when o.is_failing then ', although it is failing now'
+      else ', although it is closed now' end
+    || case when o.is_open and bool_or(not o.is_open) over () then '; others are closed or failing'
+      else '' end,
+    o.is_open)::provider_choice, o.cost,
+    row_number() over (order by o.is_open desc,
+      case when coalesce(p_route ->> 'prefer', 'cheapest') = 'cheapest' then o.cost end nulls last,
+      case when p_route ->> 'prefer' = 'fastest' then o.seconds end nulls last,
+      o.place nulls last, o.provider)
+  from _route_options(p_route, p_tenant_id, p_units, p_endpoint_ids) as o
 $$;
-comment on function penstock._best_provider(jsonb, uuid, jsonb) is
-  'The provider that a route prefers: open ones first, then the cheapest, the fastest or the first of the '
-  'list.';
+comment on function penstock._ranked_providers(jsonb, uuid, jsonb, integer[]) is
+  'The endpoints that can do a task, in the order that its route prefers: open ones first, then the '
+  'cheapest, the fastest or the first of the list.';
 
 create or replace function penstock._choose_providers(p_job penstock.jobs, p_specs penstock.task_spec[])
 returns penstock.task_spec[] language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_index integer;
+  v_group record;
+  v_option record;
+  v_rooms jsonb := '{}';
+  v_taken integer;
+  v_next integer;
 begin
   select s.n - 1 into v_index from (select u.route, row_number() over () as n from unnest(p_specs) as u) as s
   where s.route is not null and s.route <> 'null' and not _is_route(s.route) limit 1;
   if found then
     perform _refuse(422, 'invalid_route',
       format('the route of task %s must be {"features": […], "providers": […], "prefer": "cheapest", '
-        '"fastest" or "listed"}, with features or providers', v_index),
+        '"fastest" or "listed", "needs": {…}, "max_cost": 1, "wait_seconds": 60}, with features or '
+        'providers', v_index),
       jsonb_build_object('field', format('tasks[%s].route', v_index)));
   end if;
-  -- Each distinct route with the same units is decided once.
-  p_specs := array(
-    select case when (c.choice).provider is null then s.spec else
-      jsonb_populate_record(s.spec, jsonb_build_object('provider', (c.choice).provider,
-        'route', (s.spec).route || jsonb_build_object('chosen', _choice_document(c.choice)))) end
-    from (select u as spec, row_number() over () as n from unnest(p_specs) as u) as s
-    left join (
-      select d.route, d.units, _best_provider(d.route, p_job.tenant_id, d.units) as choice
-      from (select distinct x.route, x.units from unnest(p_specs) as x
-            where x.route is not null and x.route <> 'null') as d
-    ) as c on c.route = (s.spec).route and c.units is not distinct from (s.spec).units
-    order by s.n);
+  -- Tasks with the same route and units are decided together. Those for which the queue of the preferred
+  -- provider has no room go to the next one.
+  for v_group in
+    select s.route, s.units, array_agg(s.n order by s.n) as places
+    from (select u.route, u.units, row_number() over () as n from unnest(p_specs) as u) as s
+    where s.route is not null and s.route <> 'null' group by s.route, s.units order by min(s.n)
+  loop
+    v_next := 1;
+    for v_option in
+      select * from _ranked_providers(v_group.route, p_job.tenant_id, v_group.units, null) as r
+      order by r.rank
+    loop
+      if not v_rooms ? (v_option.choice).provider then
+        v_rooms := v_rooms || jsonb_build_object((v_option.choice).provider, _queue_room(
+          _endpoint((v_option.choice).provider, p_job.tenant_id), p_job.tenant_id));
+      end if;
+      v_taken := least(cardinality(v_group.places) - v_next + 1,
+        greatest(0, coalesce((v_rooms ->> (v_option.choice).provider)::bigint, 1000000000)));
+      p_specs := _set_choice(p_specs, v_group.places[v_next : v_next + v_taken - 1], v_option.choice);
+      v_rooms := v_rooms || jsonb_build_object((v_option.choice).provider,
+        (v_rooms ->> (v_option.choice).provider)::bigint - v_taken);
+      v_next := v_next + v_taken;
+      exit when v_next > cardinality(v_group.places);
+    end loop;
+    -- Every queue is full: _check_demands refuses the tasks of the preferred provider.
+    select r.choice into v_option from _ranked_providers(
+      v_group.route, p_job.tenant_id, v_group.units, null) as r
+    where v_next <= cardinality(v_group.places) order by r.rank limit 1;
+    if found then
+      p_specs := _set_choice(p_specs, v_group.places[v_next :], v_option.choice);
+    end if;
+  end loop;
   select s.n - 1 into v_index
   from (select u.route, u.provider, row_number() over () as n from unnest(p_specs) as u) as s
   where s.route is not null and s.route <> 'null' and s.provider is null limit 1;
@@ -84,17 +148,36 @@ begin
 end
 $$;
 comment on function penstock._choose_providers(penstock.jobs, penstock.task_spec[]) is
-  'Sets the provider of each task that has a route.';
+  'Sets the provider of each task that has a route: the preferred one whose queue has room.';
+
+create or replace function penstock._set_choice(
+  p_specs penstock.task_spec[], p_places bigint[], p_choice penstock.provider_choice)
+returns penstock.task_spec[] language sql immutable set search_path = penstock, pg_temp as $$
+  select case when cardinality(p_places) = 0 then p_specs else array(
+    select case when s.n = any (p_places) then
+      jsonb_populate_record(s.spec, jsonb_build_object('provider', p_choice.provider,
+        'route', (s.spec).route || jsonb_build_object('chosen', _choice_document(p_choice))))
+      else s.spec end
+    from (select u as spec, row_number() over () as n from unnest(p_specs) as u) as s order by s.n) end
+$$;
+comment on function penstock._set_choice(penstock.task_spec[], bigint[], penstock.provider_choice) is
+  'Sets the provider of the tasks at these places of a list.';
 
 create or replace function penstock._is_route(p_route jsonb)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$
   select case jsonb_typeof(p_route) when 'object' then
-    p_route - array['features', 'providers', 'prefer'] = '{}'
+    p_route - array['features', 'providers', 'prefer', 'needs', 'max_cost', 'wait_seconds'] = '{}'
     and coalesce(p_route ->> 'prefer', 'cheapest') in ('cheapest', 'fastest', 'listed')
     and jsonb_typeof(coalesce(p_route -> 'features', '[]')) = 'array'
     and jsonb_typeof(coalesce(p_route -> 'providers', '[]')) = 'array'
     and p_route ?| array['features', 'providers']
     and not (coalesce(p_route ->> 'prefer', '') = 'listed' and not p_route ? 'providers')
+    and jsonb_typeof(coalesce(p_route -> 'needs', '{}')) = 'object'
+    and not p_route @? '$.needs.* ? (@.type() != "number")'
+    and case jsonb_typeof(coalesce(p_route -> 'max_cost', '0')) when 'number'
+      then coalesce((p_route ->> 'max_cost')::numeric, 0) between 0 and 1e12 else false end
+    and case jsonb_typeof(coalesce(p_route -> 'wait_seconds', '0')) when 'number'
+      then coalesce((p_route ->> 'wait_seconds')::numeric, 0) between 0 and 86400 else false end
   else false end
 $$;
 comment on function penstock._is_route(jsonb) is 'Whether a document is a valid route.';
@@ -106,44 +189,41 @@ $$;
 comment on function penstock._choice_document(penstock.provider_choice) is
   'The choice as it is kept in the task''s route.';
 
-create or replace function penstock._reroute()
-returns integer language plpgsql set search_path = penstock, pg_temp as $$
--- Lock order: see claim.sql.
+create or replace function penstock._add_route_lanes(p_job penstock.jobs, p_specs penstock.task_spec[])
+returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
-  v_task record;
-  v_choice provider_choice;
+  v_wanted record;
   v_lane_id integer;
-  v_rows ready[];
-  v_row ready;
 begin
-  for v_task in
-    -- Closed lanes first, whatever the plan: a claim would skip rows that this locks in open lanes.
-    with closed as materialized (
-      select l.id, l.kind, l.provider
-      from lanes l join endpoints e on e.id = l.endpoint_id join endpoint_states s on s.endpoint_id = e.id
-      where l.is_gated and (e.status <> 'active' or s.closed_until > _now() + interval '30 seconds')
-    )
-    select r.ctid, r.task_id, r.job_id, r.tenant_id, t.route, t.units, l.kind, l.provider from closed l
-    cross join lateral (
-      select x.ctid, x.task_id, x.job_id, x.tenant_id from ready x where x.lane_id = l.id
-      order by x.vtime limit 500 for update skip locked) as r
-    join tasks t on t.job_id = r.job_id and t.id = r.task_id
-    where t.route is not null
+  -- The claim moves tasks between lanes that exist: it must not wait for another transaction that creates
+  -- one. Sorted, so that two calls that create the same lanes cannot deadlock.
+  for v_wanted in
+    select distinct d.kind, e.name from (
+      select distinct s.kind, s.route - 'chosen' as route from unnest(p_specs) as s
+      where s.route is not null and s.route <> 'null') as d
+    join endpoints e on (e.tenant_id is null or e.tenant_id = p_job.tenant_id)
+      and e.features @> array(select jsonb_array_elements_text(coalesce(d.route -> 'features', '[]')))
+      and (not d.route ? 'providers' or d.route -> 'providers' ? e.name)
+    order by 1, 2
   loop
-    v_choice := _best_provider(v_task.route - 'chosen', v_task.tenant_id, v_task.units);
-    -- Without an open provider the task waits where it is.
-    continue when v_choice.provider is null or v_choice.provider = v_task.provider or not v_choice.is_open;
-    v_lane_id := _lane(v_task.kind, v_choice.provider, v_task.tenant_id, true);
-    delete from ready where ctid = v_task.ctid returning * into v_row;
-    v_row.lane_id := v_lane_id;
-    v_rows := v_rows || v_row;
-    update tasks set lane_id = v_lane_id, route = route || jsonb_build_object('chosen',
-      _choice_document(v_choice) || jsonb_build_object('instead_of', v_task.provider))
-    where job_id = v_task.job_id and id = v_task.task_id;
+    v_lane_id := _lane(v_wanted.kind, v_wanted.name, p_job.tenant_id, true);
+    if not exists (select from routed_lanes q where q.lane_id = v_lane_id) then
+      insert into routed_lanes (lane_id) values (v_lane_id) on conflict do nothing;
+    end if;
   end loop;
-  perform _queue(v_rows, true);
-  return coalesce(cardinality(v_rows), 0);
 end
 $$;
-comment on function penstock._reroute() is
-  'Moves ready tasks that have a route from closed endpoints to open ones.';
+comment on function penstock._add_route_lanes(penstock.jobs, penstock.task_spec[]) is
+  'Creates the lanes to which tasks with these routes can move.';
+
+create or replace function penstock._add_provider_lanes(p_endpoint penstock.endpoints)
+returns void language plpgsql set search_path = penstock, pg_temp as $$
+begin
+  if cardinality(p_endpoint.features) > 0 then
+    perform _lane(k.kind, p_endpoint.name, p_endpoint.tenant_id, true) from (
+      select distinct l.kind from routed_lanes q join lanes l on l.id = q.lane_id order by 1) as k;
+  end if;
+end
+$$;
+comment on function penstock._add_provider_lanes(penstock.endpoints) is
+  'Creates the lanes of a new provider for kinds with routes, so that waiting tasks can move there.';

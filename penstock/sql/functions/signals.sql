@@ -104,8 +104,9 @@ begin
       || coalesce(' of tenant:' || p_endpoint.tenant_id, ''), p_endpoint.tenant_id,
       jsonb_build_object('reason', c_exhausted, 'status', p_signal -> 'status'));
   end if;
-  -- Upkeep reroutes tasks at once.
-  perform pg_notify('penstock', 'chores');
+  -- The next claim moves tasks that have a route to another provider.
+  perform pg_notify('penstock', 'ready:' || l.kind) from routed_lanes q join lanes l on l.id = q.lane_id
+  where l.endpoint_id = p_endpoint.id;
 end
 $$;
 comment on function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states, jsonb) is

@@ -385,6 +385,9 @@ begin
   elsif cardinality(v_silent) > 0 then
     v_bookings := _charge_unreported(v_silent);
   end if;
+  if p_is_success and exists (select from route_failures) then
+    perform _forget_failures(p_leases);
+  end if;
   with gone as (
     update holds h set settled_at = _now(), status = case when h.spent = '{}' then 'released'
       else 'committed' end
@@ -403,7 +406,10 @@ begin
     select distinct m.kind from (select distinct l.lane_id from unnest(v_leases) as l) as l
       join lanes n on n.id = l.lane_id
     join endpoints e on e.id = n.endpoint_id join lanes m on m.endpoint_id = e.id
-    where e.concurrency is not null and exists (select from ready r where r.lane_id = m.id)) as x;
+    where e.concurrency is not null and (exists (select from ready r where r.lane_id = m.id)
+      -- Or of tasks in other lanes that have a route to this endpoint.
+      or exists (select from routed_lanes q join lanes o on o.id = q.lane_id
+        where o.kind = m.kind and exists (select from ready r where r.lane_id = o.id)))) as x;
 end
 $$;
 comment on function penstock._settle(penstock.leases[], boolean, penstock.leases[]) is

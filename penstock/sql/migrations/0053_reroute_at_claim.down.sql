@@ -1,0 +1,1 @@
+drop table if exists penstock.route_failures, penstock.routed_lanes;
