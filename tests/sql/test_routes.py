@@ -43,7 +43,8 @@ class TestFull:
         provider(sql, "a/cheap", concurrency=1)
         provider(sql, "b/middle", concurrency=2)
         job = sql.start(routed(10))
-        tasks = sql.claim(3)
+        provider(sql, "c/dear", concurrency=0)
+        tasks = sql.claim(9)
         assert providers(tasks) == ["a/cheap", "b/middle", "b/middle"]
         lanes = "select l.provider, count(*) from penstock.ready r join penstock.lanes l on l.id = r.lane_id group by 1"
         assert [tuple(row.values()) for row in sql.execute(lanes)] == [("a/cheap", 7)]
