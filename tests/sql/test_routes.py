@@ -166,7 +166,10 @@ class TestFailing:
             sql.fail(task, permanent=False, retry_after_seconds=60)
         task = sql.claim_one()
         assert (task["attempt"], task["provider"]) == (1, "b/middle")
-        assert sql.one("select route #>> '{chosen,because}' from penstock.tasks where id = %s", task["id"]) == "failing"
+        assert (
+            sql.one("select route #>> '{chosen,because}' from penstock.tasks where id = %s", task["id"])
+            == "failing"
+        )
 
 
 class TestLimitsOfFeatures:
@@ -196,14 +199,18 @@ class TestLimitsOfFeatures:
         provider(sql, "a/cheap", concurrency=0)
         assert self.chosen(sql, seconds=2) == "c/dear"
 
-    @pytest.mark.parametrize("feature", ["seconds<10", "seconds<=", "Seconds<=10", "seconds<=ten", "<=10", "a=b"])
+    @pytest.mark.parametrize(
+        "feature", ["seconds<10", "seconds<=", "Seconds<=10", "seconds<=ten", "<=10", "a=b"]
+    )
     def test_malformed_limits_are_rejected(self, sql: Contract, feature: str) -> None:
         with sql.refused(422, "invalid_provider"):
             provider(sql, "a/cheap", features=[feature])
 
 
 class TestPreferences:
-    def test_a_task_waits_for_the_cheapest_as_long_as_its_route_says(self, sql: Contract, clock: Clock) -> None:
+    def test_a_task_waits_for_the_cheapest_as_long_as_its_route_says(
+        self, sql: Contract, clock: Clock
+    ) -> None:
         provider(sql, "a/cheap", concurrency=0)
         job = sql.start(routed(1, wait_seconds=60))
         assert sql.claim(1) == []
