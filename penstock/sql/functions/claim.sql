@@ -91,23 +91,17 @@ begin
     return;
   end if;
   -- In random order: neither sort of lane starves the other.
-  v_gated := case when random() < 0.5 then 'first' else 'last' end;
-  if not exists (
-      select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types))) then
-    v_gated := 'none';
-  elsif exists (select from route_failures) then
-    perform _reroute(p_task_types, p_max_tasks, v_stopped, _now());
-  end if;
+  v_gated := case when not exists (
+      select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)))
+    then 'none' when random() < 0.5 then 'first' else 'last' end;
   for v_round in 1 .. 10 loop
     v_now := _now();  -- The last round may have waited for a lock.
     -- Accounts come last in the lock order: with some locked, wait for nothing.
     v_may_wait := v_may_wait and v_pick.has_reserved is not true;
     v_pick := _pick_round(p_task_types, v_wanted, v_stopped, v_now, v_gated, v_round = 1, v_claimed = 0,
       v_may_wait);
-    continue when v_pick.tids = '{}' and v_pick.is_more;
-    -- Tasks whose provider cannot take them now may have routes to another one, which has room.
-    continue when v_pick.tids = '{}' and v_gated <> 'none' and v_round < 10
-      and _reroute(p_task_types, v_wanted, v_stopped, v_now) > 0;
+    continue when v_pick.tids = '{}' and (v_pick.is_more
+      or v_gated <> 'none' and _reroute(p_task_types, v_wanted, v_stopped, v_now) > 0);
     exit when v_pick.tids = '{}';
     return query
     select t.* from _lease_tasks(v_pick, p_worker_id, v_now, v_lease_seconds) as l
@@ -168,6 +162,9 @@ declare
   v_pick claim_pick := row('{}', '{}', '{}', false, false);
   v_open tid[];
 begin
+  if p_is_first_round and p_gated <> 'none' and exists (select from route_failures) then
+    perform _reroute(p_task_types, p_max, p_stopped, p_now);
+  end if;
   if p_gated = 'first' then
     v_pick := _pick_gated(p_task_types, p_max, p_stopped, p_now, p_is_first_round, p_holds_nothing,
       p_may_wait);

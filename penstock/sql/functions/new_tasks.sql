@@ -129,9 +129,7 @@ begin
   end if;
   v_ids := array(select nextval('task_ids') from generate_series(1, cardinality(v_specs)));
   v_rows := _insert_tasks(v_job, v_specs, v_ids, v_now);
-  if v_uses.routes then
-    perform _add_route_lanes(v_job, v_specs);
-  end if;
+  perform _add_route_lanes(v_job, v_specs) where v_uses.routes;
   if v_uses.parents then
     v_parents := _add_edges(p_job_id, v_specs, v_ids);
     v_ended_parents := array(select r.task_id from results r where r.job_id = p_job_id

@@ -41,12 +41,7 @@ begin
       '{"field": "p_name"}');
   end if;
   perform _check_fields(p_values, c_fields, 'provider');
-  if exists (select from jsonb_array_elements_text(case jsonb_typeof(p_values -> 'features') when 'array'
-        then p_values -> 'features' else '[]' end) as f
-      where f ~ '[<>=]' and f !~ '^[a-z][a-z0-9_]*[<>]=[0-9]+([.][0-9]+)?$') then
-    perform _refuse(422, 'invalid_provider', 'a feature with a limit must be like seconds<=10',
-      '{"field": "features"}');
-  end if;
+  perform _check_features(p_values -> 'features');
   if p_tenant_id is not null and not exists (select from tenants where id = p_tenant_id) then
     perform _refuse(404, 'unknown_tenant', 'there is no such tenant');
   end if;
@@ -90,6 +85,23 @@ comment on function penstock.set_provider(text, jsonb, uuid) is
   'requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, '
   'backpressure_threshold, backpressure_delay_seconds, depth_limit, features, hosts (whose answers count). '
   'Null: no limit. Takes effect at once.';
+
+create or replace function penstock._check_features(p_features jsonb)
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_wrong text;
+begin
+  select f into v_wrong from jsonb_array_elements_text(
+    case jsonb_typeof(p_features) when 'array' then p_features else '[]' end) as f
+  where f ~ '[<>=]' and f !~ '^[a-z][a-z0-9_]*[<>]=[0-9]+([.][0-9]+)?$' limit 1;
+  if found then
+    perform _refuse(422, 'invalid_provider',
+      format('a feature with a limit must be like seconds<=10 (got %L)', left(v_wrong, 100)),
+      '{"field": "features"}');
+  end if;
+end
+$$;
+comment on function penstock._check_features(jsonb) is 'Rejects features with a malformed limit.';
 
 create or replace function penstock._own_hosts(p_endpoint penstock.endpoints)
 returns text[] language sql immutable set search_path = penstock, pg_temp as $$
