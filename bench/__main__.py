@@ -30,6 +30,7 @@ from bench import (
     neighbour,
     ours,
     pressure,
+    routes,
     scale,
     server,
     sheets,
@@ -67,6 +68,7 @@ PARTS = (
     "slides",
     "intake",
     "uploads",
+    "routes",
 )
 QUICK = PARTS[: PARTS.index("held") + 1]
 """The queue compared with its peers and with PostgreSQL; takes a few minutes."""
@@ -169,6 +171,7 @@ def main() -> None:
         show("slides", lambda: slides.measure(new(), size(1_000_000, 20_000), size(500, 50)))
         show("intake", intake.measure)
         show("uploads", uploads.measure)
+        show("routes", lambda: routes.figures(new(), size(1000, 200)))
     save(figures, arguments.json, parts)
 
 

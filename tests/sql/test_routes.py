@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from psycopg.types.json import Jsonb
 
+from bench import routes
 from penstock.testing import Clock
 
 from .conftest import Contract
@@ -260,3 +261,17 @@ def test_workers_wake_when_another_provider_opens(sql: Contract) -> None:
     sql.start(routed(1))
     assert sql.claim(1) == []
     assert 19 < sql.value("next_opening", task_types=["work"]) <= 20
+
+
+def test_mixed_demand_costs_little_more_than_the_cheapest_plan(sql: Contract, clock: Clock) -> None:
+    """R0.6/cheapest: three providers with limits, one of them down for a while, within 10 % of the cheapest plan."""
+    sql.value("define_kind", name=routes.KIND)
+    lengths = routes.films(120, seed=3)
+
+    def call(query: str, values: Any) -> list[Any]:
+        return [tuple(row.values()) for row in sql.execute(query, *values)]
+
+    found = routes.run(call, lambda seconds: clock.advance(seconds=seconds), str(sql.tenant), lengths)
+    least = routes.cheapest(lengths, found.seconds)
+    assert least and least * 0.9999 <= found.cost <= least * 1.1
+    assert found.seconds <= routes.fixed(lengths).seconds * 1.1

@@ -59,16 +59,19 @@ begin
     select r.tid, r.task_id, r.job_id, r.tenant_id, t.route, t.units, l.kind, l.provider, l.state
     from _blocked_lanes(p_task_types, p_now) as l
     cross join lateral (
-      select x.ctid as tid, x.task_id, x.job_id, x.tenant_id from ready x
+      select x.ctid as tid, x.task_id, x.job_id, x.tenant_id, x.vtime from ready x
       where x.lane_id = l.lane_id and x.job_id <> all (p_stopped)
         and (l.tenant_ids is null or x.tenant_id = any (l.tenant_ids))
       order by x.vtime limit least(p_max, 100) for update skip locked) as r
     cross join lateral (
       select x.route, x.units, x.created_at from tasks x
       where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
+    cross join lateral _next_provider(t.route, r.tenant_id, t.units, l.kind, l.provider, v_rooms, null) as n
     where t.route is not null
       and t.created_at <= p_now - make_interval(secs => coalesce((t.route ->> 'wait_seconds')::numeric, 0)
         ::double precision)
+    -- The tasks whose cost grows least move first: others may still get their cheaper provider.
+    order by n.cost / nullif(_estimated_cost(l.provider, r.tenant_id, t.units), 0) nulls last, r.vtime
   loop
     exit when cardinality(v_rows) >= p_max;
     v_budgets := v_budgets || _free_budget(v_budgets, v_task.tenant_id, v_task.job_id);
