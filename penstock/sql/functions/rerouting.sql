@@ -48,7 +48,8 @@ declare
   v_row ready;
   v_rows ready[] := '{}';
 begin
-  if not exists (select from _blocked_lanes(p_task_types, p_now)) then
+  if not exists (select from routed_lanes)
+     or not exists (select from _blocked_lanes(p_task_types, p_now)) then
     return 0;
   end if;
   select jsonb_object_agg(o.endpoint_id, o.room) into v_rooms from _open_endpoints(p_task_types, p_now) as o;
@@ -225,12 +226,14 @@ returns text language sql stable set search_path = penstock, pg_temp as $$
       when s.open_at > _now() or _free_concurrency(e, _now()) < 1 then 'is full'
       when o.cost > b.amount then format('costs %s, more than the budget has left', trim_scale(o.cost))
       when p_task.created_at > _now() - make_interval(secs =>
-        coalesce((p_task.route ->> 'wait_seconds')::double precision, 0)) then 'is open: its route still waits'
+        coalesce((p_task.route ->> 'wait_seconds')::double precision, 0))
+        then 'is open: its route still waits'
       else 'is open' end), ', ' order by o.provider), ''), 'none')
   from _route_options(p_task.route - 'chosen', p_task.tenant_id, p_task.units, null) as o
   join endpoints e on e.id = o.endpoint_id join endpoint_states s on s.endpoint_id = e.id
   cross join (
-    select (_free_budget('{}', p_task.tenant_id, p_task.job_id) ->> p_task.job_id::text)::numeric) as b(amount)
+    select (_free_budget('{}', p_task.tenant_id, p_task.job_id) ->> p_task.job_id::text)::numeric
+  ) as b(amount)
   where o.provider <> p_task.route #>> '{chosen,provider}'
 $$;
 comment on function penstock._explain_route(penstock.tasks) is
