@@ -101,7 +101,8 @@ begin
   if found then
     perform _refuse(422, 'invalid_route',
       format('the route of task %s must be {"features": […], "providers": […], "prefer": "cheapest", '
-        '"fastest" or "listed", "needs": {…}, "max_cost", "wait_seconds"}, with features or providers', v_index),
+        '"fastest" or "listed", "needs": {…}, "max_cost", "wait_seconds"}, with features or providers',
+        v_index),
       jsonb_build_object('field', format('tasks[%s].route', v_index)));
   end if;
   -- Tasks with the same route and units are decided together. Those for which the queue of the preferred
