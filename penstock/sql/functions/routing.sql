@@ -105,8 +105,7 @@ begin
         v_index),
       jsonb_build_object('field', format('tasks[%s].route', v_index)));
   end if;
-  -- Tasks with the same route and units are decided together. Those for which the queue of the preferred
-  -- provider has no room go to the next one.
+  -- Same routes and units are decided together. What the queue of a provider cannot take goes to the next.
   for v_group in
     select s.route, s.units, array_agg(s.n order by s.n) as places
     from (select u.route, u.units, row_number() over () as n from unnest(p_specs) as u) as s
