@@ -148,11 +148,16 @@ async def test_a_film_for_each_good_row_at_the_cheapest_that_can(
     assert sum(row["amount"] for row in by_type) == total
     assert db.execute("select sum(amount) as sum from video_ideas.provider_costs") == [{"sum": total}]
     outcomes = db.execute(
-        "select ai_provider, videos, status from video_ideas.provider_outcomes where ai_provider is not null order by 1"
+        "select ai_provider, videos, status, cost from video_ideas.provider_outcomes where ai_provider is not null order by 1"
     )
+    by_provider = {
+        name: sum(line["amount"] for line in lines if line["ai_provider"] == name)
+        for name in ("simulator/gpt-brook", "studio/print", "studio/sketch")
+    }
     assert [tuple(row.values()) for row in outcomes] == [
-        ("studio/print", 2, "succeeded"),
-        ("studio/sketch", 1, "succeeded"),
+        ("simulator/gpt-brook", 0, "succeeded", by_provider["simulator/gpt-brook"]),
+        ("studio/print", 2, "succeeded", by_provider["studio/print"]),
+        ("studio/sketch", 1, "succeeded", by_provider["studio/sketch"]),
     ]
     [bulk] = db.execute("select * from video_ideas.bulk_jobs")
     assert (bulk["id"], bulk["status"], bulk["progress"], bulk["sheet_id"]) == (
@@ -199,7 +204,9 @@ async def test_another_takes_over_when_the_cheapest_is_closed(
             assert (chosen["provider"], chosen["instead_of"]) == ("house/gpt-lake", "simulator/gpt-brook")
         else:
             assert chosen["provider"] == "studio/print"
-        assert chosen["reason"].startswith("cheapest: 0.0") and chosen["reason"].endswith("others are closed")
+        assert chosen["reason"].startswith("cheapest: 0.0") and chosen["reason"].endswith(
+            "others are closed or failing"
+        )
     assert len(routes) == 4
     [row] = db.execute("select distinct status, ai_provider, retry_count from video_ideas.video_jobs")
     assert row == {"status": "queued", "ai_provider": "studio/print", "retry_count": 0}

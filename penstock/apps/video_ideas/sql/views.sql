@@ -80,6 +80,16 @@ group by c.tenant_id, c.job_id, c.cost_type;
 comment on view video_ideas.bulk_job_costs is 'What each bulk job cost, by type, in the base currency.';
 
 create or replace view video_ideas.provider_outcomes with (security_invoker = true) as
-select v.tenant_id, v.bulk_job_id, v.ai_provider, v.status, count(*) as videos, sum(v.cost) as cost
-from video_ideas.video_jobs v group by v.tenant_id, v.bulk_job_id, v.ai_provider, v.status;
-comment on view video_ideas.provider_outcomes is 'How the videos of each bulk job ended at each provider, and what they cost.';
+select v.tenant_id, v.bulk_job_id, p.ai_provider, v.status, count(*) filter (where p.ai_provider is not distinct from v.ai_provider) as videos,
+  sum(p.cost) as cost
+from video_ideas.video_jobs v
+-- A row's lines belong to the providers that took the money: one wrote the script, another rendered.
+cross join lateral (
+  select x.ai_provider, sum(x.cost) as cost from (
+    select v.ai_provider, 0::numeric as cost
+    union all
+    select c.ai_provider, c.base_amount from video_ideas.job_costs c where c.bulk_job_id = v.bulk_job_id and c.video_job_id = v.id) as x
+  group by x.ai_provider) as p
+group by v.tenant_id, v.bulk_job_id, p.ai_provider, v.status;
+comment on view video_ideas.provider_outcomes is
+  'How the rows of each bulk job ended at each provider: the videos that it rendered, and what all its work for these rows cost.';
