@@ -202,11 +202,11 @@ async def test_another_takes_over_when_the_cheapest_is_closed(
         chosen = route["chosen"]
         if route["kind"] == "script":
             assert (chosen["provider"], chosen["instead_of"]) == ("house/gpt-lake", "simulator/gpt-brook")
+            assert chosen["because"] == "closed"
         else:
             assert chosen["provider"] == "studio/print"
-        assert chosen["reason"].startswith("cheapest: 0.0") and chosen["reason"].endswith(
-            "others are closed or failing"
-        )
+            assert chosen["reason"].endswith("others are closed or failing")
+        assert chosen["reason"].startswith("cheapest: 0.0")
     assert len(routes) == 4
     [row] = db.execute("select distinct status, ai_provider, retry_count from video_ideas.video_jobs")
     assert row == {"status": "queued", "ai_provider": "studio/print", "retry_count": 0}
