@@ -1608,6 +1608,29 @@ table penstock.results
   grant to authenticated: select
   grant to service_role: select
 
+table penstock.route_failures
+  comment: How many attempts of a tenant's tasks with a route failed in a row at an endpoint.
+  row security: enabled
+  column tenant_id: uuid not null
+  column endpoint_id: integer not null
+  column failures: integer not null
+  column failed_at: timestamp with time zone not null
+  constraint route_failures_endpoint_id_fkey: FOREIGN KEY (endpoint_id) REFERENCES penstock.endpoints(id) ON DELETE CASCADE
+  constraint route_failures_failures_check: CHECK ((failures > 0))
+  constraint route_failures_pkey: PRIMARY KEY (tenant_id, endpoint_id)
+  constraint route_failures_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.routed_lanes
+  comment: Lanes whose tasks may have a route to other providers.
+  row security: enabled
+  column lane_id: integer not null
+  constraint routed_lanes_lane_id_fkey: FOREIGN KEY (lane_id) REFERENCES penstock.lanes(id) ON DELETE CASCADE
+  constraint routed_lanes_pkey: PRIMARY KEY (lane_id)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.schedules
   comment: Recurring jobs. Each run starts once, whichever worker fires it.
   row security: enabled
@@ -2443,6 +2466,22 @@ function penstock._add_phases(penstock.jobs, penstock.task_spec[])
   body: sha256 6f2e2a59b61885225c04edaa53fa41da
   comment: Creates the phases that the tasks name (default: the name of the kind). A job type with declared phases accepts only those.
 
+function penstock._add_provider_lanes(penstock.endpoints)
+  arguments: p_endpoint penstock.endpoints
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4009c9beaf2f08adf0649393bbf77f3e
+  comment: Creates the lanes of a new provider for kinds with routes, so that waiting tasks can move there.
+
+function penstock._add_route_lanes(penstock.jobs, penstock.task_spec[])
+  arguments: p_job penstock.jobs, p_specs penstock.task_spec[]
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ec216d9d257ab883beb09ca4a8670dc3
+  comment: Creates the lanes to which tasks with these routes can move.
+
 function penstock._add_tasks(uuid, jsonb)
   arguments: p_job_id uuid, p_tasks jsonb
   returns: bigint[]
@@ -2456,7 +2495,7 @@ function penstock._add_tasks_of(uuid, jsonb, text[], boolean)
   returns: bigint[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d04b0b31caa43c7d559c9a7bd44b82e7
+  body: sha256 0f66b381d1be2a340db59697dd7f66be
   comment: Checks, inserts and queues new tasks of a job, and returns their ids. p_starters and p_is_raw: see _apply_policy.
 
 function penstock._add_up_costs()
@@ -2595,14 +2634,6 @@ function penstock._batch_without(bigint[], bigint[], penstock.leases[])
   body: sha256 7535b26146983a11a7fc04d1571e606a
   comment: The tasks of a batch that are not among those taken.
 
-function penstock._best_provider(jsonb, uuid, jsonb)
-  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
-  returns: penstock.provider_choice
-  attributes: sql, stable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 63727af1e799fe479ab3f64844306bb4
-  comment: The provider that a route prefers: open ones first, then the cheapest, the fastest or the first of the list.
-
 function penstock._billing_tenant(text, uuid)
   arguments: p_customer_id text, p_tenant_id uuid
   returns: uuid
@@ -2618,6 +2649,14 @@ function penstock._bind_sheet(uuid, text, text, text, boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 18d52c8535265ac6900f9b71178b639f
   comment: Raises an error if a sheet or an account is bound to another tenant; p_is_new binds a free one.
+
+function penstock._blocked_lanes(text[], timestamp with time zone)
+  arguments: p_task_types text[], p_now timestamp with time zone
+  returns: TABLE(lane_id integer, kind text, provider text, state text, tenant_ids uuid[])
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d4f6d0385ae445550239c7d89749fd0d
+  comment: Lanes with waiting tasks that may have routes, whose endpoint cannot take them now, and why. tenant_ids: only for these tenants it is failing (null: all).
 
 function penstock._book(penstock.booking[])
   arguments: p_bookings penstock.booking[]
@@ -2785,6 +2824,14 @@ function penstock._check_document(jsonb, text, integer)
   body: sha256 47704d087c2ecf617be317b2abcfd7ea
   comment: Raises an error for a JSON document that is too large or that common JSON parsers cannot read.
 
+function penstock._check_features(jsonb)
+  arguments: p_features jsonb
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ac7077fa17fd0bfb1e3c563192b0b4f6
+  comment: Rejects features with a malformed limit.
+
 function penstock._check_fields(jsonb, text[], text)
   arguments: p_values jsonb, p_names text[], p_what text
   returns: void
@@ -2878,7 +2925,7 @@ function penstock._check_queue_depth(penstock.endpoints, uuid, bigint)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 635c7111ec2014307e63ac73ce903084
+  body: sha256 f12f9e0378ff39e8f4c3ea0de2ce9f14
   comment: Rejects tasks that would exceed the tenant's share of an endpoint's queue: depth_limit divided by the number of tenants that wait, at least 1. Tells nothing of other tenants.
 
 function penstock._check_reservation(jsonb, text, text, double precision)
@@ -2998,8 +3045,8 @@ function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 355ed1aea1512d2181c2d0fc11fc6509
-  comment: Sets the provider of each task that has a route.
+  body: sha256 f6fac2512bdf60873e45cf2fda6ff0fa
+  comment: Sets the provider of each task that has a route: the preferred one whose queue has room.
 
 function penstock._claimed_task(penstock.leases)
   arguments: p_lease penstock.leases
@@ -3021,7 +3068,7 @@ function penstock._close_exhausted(penstock.endpoints, penstock.endpoint_states,
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ec9b022fe6b2e6349e80f464aa24e408
+  body: sha256 89334332d79eae507c0a469b75c535a1
   comment: Closes an endpoint whose account is exhausted for 15 minutes, or until open_provider.
 
 function penstock._compact()
@@ -3394,8 +3441,16 @@ function penstock._explain_ready(penstock.tasks)
   returns: record
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cfecff879abe05b7776767ff9ed31dcc
+  body: sha256 f0b5ff9afe75dbe60c4267b7e3a89c0f
   comment: What a ready task waits for, about how long, and its place in its lane.
+
+function penstock._explain_route(penstock.tasks)
+  arguments: p_task penstock.tasks
+  returns: text
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 dc73fbca709681e1d0815ba7b452c91a
+  comment: Why no other provider takes a waiting task that has a route.
 
 function penstock._explain_wait(uuid)
   arguments: p_wait_id uuid, OUT waits_for text, OUT reason text
@@ -3492,12 +3547,28 @@ function penstock._forecast_quota(uuid, jsonb, numeric, timestamp with time zone
   body: sha256 37f2372dee1bc7db8cbc16393df744c0
   comment: For each limited meter, what these units need and what is left, [{"meter", "needs", "left", "limit", "fits"}].
 
+function penstock._forget_failures(penstock.leases[])
+  arguments: p_leases penstock.leases[]
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 58edb5a8db14ae7e86b7e71935d3ec25
+  comment: Ends the counts of failures at endpoints where these attempts succeeded.
+
 function penstock._forget_reported_limits()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 ddadc5e17029f160b7e7a57c46c01ae8
   comment: Forgets lower limits that providers reported more than an hour ago, and retries tasks that were too large for them.
+
+function penstock._free_budget(jsonb, uuid, uuid)
+  arguments: p_known jsonb, p_tenant_id uuid, p_job_id uuid
+  returns: jsonb
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 14bca0d779a37d479dd1152e8d2126fe
+  comment: What is left of a job's budget, by the id of the job (null: no budget); nothing if it is known already.
 
 function penstock._free_capacity(penstock.endpoints, penstock.endpoint_states, timestamp with time zone)
   arguments: p_endpoint penstock.endpoints, p_state penstock.endpoint_states, p_now timestamp with time zone
@@ -3561,6 +3632,14 @@ function penstock._has_feature(text, text)
   body: sha256 14eede8c6110128adc6e21d2efc8b24f
   comment: Whether a plan has a feature. No plan has none.
 
+function penstock._has_features(text[], jsonb, jsonb)
+  arguments: p_features text[], p_route jsonb, p_units jsonb
+  returns: boolean
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6aed45a29e8335f82515727f23401bba
+  comment: Whether an endpoint with these features can do a task with this route and these units.
+
 function penstock._has_price(text, uuid, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_at timestamp with time zone
   returns: boolean
@@ -3600,6 +3679,14 @@ function penstock._is_clean(text)
   settings: search_path=penstock, pg_temp
   body: sha256 3bf355da05ec7b6df7262f0c01835724
   comment: Whether a text has no control characters, line separators or marks that change its direction.
+
+function penstock._is_failing(integer, uuid, timestamp with time zone)
+  arguments: p_endpoint_id integer, p_tenant_id uuid, p_now timestamp with time zone
+  returns: boolean
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2eff34aa696f5fb284bcc463d979be74
+  comment: Whether the last five attempts of a tenant's routed tasks at an endpoint failed, the last one within a minute. After that the endpoint is tried again.
 
 function penstock._is_member(uuid)
   arguments: p_tenant_id uuid
@@ -3646,7 +3733,7 @@ function penstock._is_route(jsonb)
   returns: boolean
   attributes: sql, immutable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 de84e68054d6184b718b6ea75aa07206
+  body: sha256 fb8a3fe9b06aaf9d90b69e862e233dfa
   comment: Whether a document is a valid route.
 
 function penstock._is_running(uuid, bigint, bigint)
@@ -4069,6 +4156,14 @@ function penstock._new_secret()
   body: sha256 a980fba21563a9c606e6c95c5109fa11
   comment: A new secret that signs webhooks.
 
+function penstock._next_provider(jsonb, uuid, jsonb, text, text, jsonb, numeric)
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb, p_kind text, p_provider text, p_rooms jsonb, p_budget numeric
+  returns: TABLE(lane_id integer, endpoint_id integer, choice penstock.provider_choice, cost numeric)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ac4c3cfefe8a91e59a1bc87841be0e96
+  comment: The provider other than p_provider that a route prefers now, with its lane. p_rooms: only endpoints with room (null: all); p_budget: at most this cost.
+
 function penstock._not_begun()
   returns: text
   attributes: sql, immutable, security invoker, parallel unsafe
@@ -4083,6 +4178,22 @@ function penstock._note_attempts(penstock.leases[], jsonb[], boolean, jsonb, tim
   settings: search_path=penstock, pg_temp
   body: sha256 2c4c7c9a4d4f83325dd825cafb8bece3
   comment: Records the usage of attempts and returns the bookings for their tenants' accounts.
+
+function penstock._note_failure(uuid, integer)
+  arguments: p_tenant_id uuid, p_endpoint_id integer
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ca13252562e459baf788ca0a409cd0db
+  comment: Counts a failed attempt of a tenant's routed task at an endpoint, in a row since the last success. When an endpoint that failed five times fails again after a minute, it is failing at once.
+
+function penstock._note_move(uuid, bigint, integer, penstock.provider_choice, text, text)
+  arguments: p_job_id uuid, p_task_id bigint, p_lane_id integer, p_choice penstock.provider_choice, p_provider text, p_state text
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8c2ce9b3a58c726ce6323187d3f2c1f3
+  comment: Notes the new lane of a task, its provider and why it left the earlier one.
 
 function penstock._note_prompt(uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_details jsonb
@@ -4151,6 +4262,14 @@ function penstock._on_deleted_user()
   settings: search_path=penstock, pg_temp
   body: sha256 7f78f63ea68a5d7781467e9a580a9533
   comment: Erases a user whom the authentication service deleted.
+
+function penstock._open_endpoints(text[], timestamp with time zone)
+  arguments: p_task_types text[], p_now timestamp with time zone
+  returns: TABLE(endpoint_id integer, room bigint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 46d7ce4aad7044046ff846229b74e0bd
+  comment: Endpoints of lanes of these kinds that can take tasks now, and how many.
 
 function penstock._open_invitation(text)
   arguments: p_secret text
@@ -4518,12 +4637,28 @@ function penstock._queue(penstock.ready[], boolean)
   body: sha256 c13e7afb231fe8fabe880a4289948745
   comment: Inserts tasks into ready, each tenant's behind its own last slot, or at the front.
 
+function penstock._queue_room(penstock.endpoints, uuid)
+  arguments: p_endpoint penstock.endpoints, p_tenant_id uuid
+  returns: bigint
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bc06e63f6f8e83bc9c04a691a288a83f
+  comment: How many more tasks of a tenant may wait for an endpoint (null: any number): its share of depth_limit, which is divided by the number of tenants that wait, at least 1, minus its waiting tasks.
+
 function penstock._raise_horizon()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 dca575d90f775b21d7217a06f91e3cbe
   comment: Trigger of synced tables: notes that a row was deleted for good, so that devices pull everything again.
+
+function penstock._ranked_providers(jsonb, uuid, jsonb, integer[])
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb, p_endpoint_ids integer[]
+  returns: TABLE(endpoint_id integer, choice penstock.provider_choice, cost numeric, rank bigint)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1ee9c3002b0ce6076e3541d357ad4605
+  comment: The endpoints that can do a task, in the order that its route prefers: open ones first, then the cheapest, the fastest or the first of the list.
 
 function penstock._ready_task(penstock.jobs)
   arguments: p_job penstock.jobs
@@ -4787,12 +4922,21 @@ function penstock._required_endpoint(text, uuid)
   body: sha256 426ba1e41c764a6f475c81b588de2d4b
   comment: The endpoint of this name; raises an error when there is none.
 
-function penstock._reroute()
+function penstock._reroute(text[], integer, uuid[], timestamp with time zone)
+  arguments: p_task_types text[], p_max integer, p_stopped uuid[], p_now timestamp with time zone
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f8bf2c68bd9f7bd15f1433f6eef5328a
-  comment: Moves ready tasks that have a route from closed endpoints to open ones.
+  body: sha256 0c7be0caa021f9a900ab7c33b6613430
+  comment: Moves up to p_max waiting tasks of these kinds from endpoints that are full, closed or failing to others that have room, within the budgets of their jobs. Returns how many.
+
+function penstock._reroute_failed(penstock.leases[], jsonb[])
+  arguments: p_failed penstock.leases[], p_errors jsonb[]
+  returns: penstock.leases[]
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 2924adbb5efe13bea5d33670cb50cf7a
+  comment: Counts failures of attempts whose tasks have a route. Returns the leases, with the lane of another provider for tasks that failed twice at theirs, or whose provider fails for the tenant.
 
 function penstock._reservation_bookings(penstock.reservation[], timestamp with time zone, integer)
   arguments: p_reservations penstock.reservation[], p_at timestamp with time zone, p_sign integer
@@ -4898,13 +5042,13 @@ function penstock._role_scopes(text)
   body: sha256 b88b9c2b08635aad8c69b6fe80da340c
   comment: The scopes that a key with this role can have.
 
-function penstock._route_candidates(jsonb, uuid, jsonb)
-  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb
-  returns: TABLE(name text, is_open boolean, cost numeric, seconds double precision, place integer)
+function penstock._route_options(jsonb, uuid, jsonb, integer[])
+  arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb, p_endpoint_ids integer[]
+  returns: TABLE(endpoint_id integer, provider text, is_open boolean, is_failing boolean, cost numeric, seconds double precision, place integer)
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 997697abd8fbfd88d9985ed6aa582785
-  comment: The endpoints that have the features of a route, with what decides between them.
+  body: sha256 5055138e62a5abce95553a70e65cf565
+  comment: The endpoints that can do a task with this route, with what decides between them. p_endpoint_ids: only these (null: all).
 
 function penstock._row_cost(penstock.bulk_rows)
   arguments: p_row penstock.bulk_rows
@@ -4956,6 +5100,14 @@ function penstock._session_is_live(penstock.sessions)
   body: sha256 ae8f24d9c37fe50e3c01d2ececc1cfb5
   comment: Whether a session has neither expired nor been idle for too long, and its API key is still valid.
 
+function penstock._set_choice(penstock.task_spec[], bigint[], penstock.provider_choice)
+  arguments: p_specs penstock.task_spec[], p_places bigint[], p_choice penstock.provider_choice
+  returns: penstock.task_spec[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6032a7f91333aa5a2922b348b3acae2a
+  comment: Sets the provider of the tasks at these places of a list.
+
 function penstock._setting(text)
   arguments: p_name text
   returns: jsonb
@@ -4969,7 +5121,7 @@ function penstock._settle(penstock.leases[], boolean, penstock.leases[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 e8f74a9077ab864a6d3d5b6f05025ef3
+  body: sha256 ee99c2d6524c26769c16ac264a08b2e9
   comment: Settles the holds of attempts that have ended: a success is charged the reported usage or else its estimate, a lost or timed-out attempt the reported usage or else its estimated costs, other attempts (and stopped ones) only the reported usage. The rest of each hold is released. Called once per transaction, so that accounts are locked in their order.
 
 function penstock._settle_batch(text, text, bigint[], bigint[], penstock.leases[], jsonb[], integer)
@@ -5728,7 +5880,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 259a844b2dd6a090fa3ff4667a9690e8
+  body: sha256 3bf6816bb83c853bda285f4e2ded99f7
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -6078,7 +6230,7 @@ function penstock.explain_task(uuid, bigint)
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fc34fcd8ababd0701bfc773aba99197f
+  body: sha256 c5f93c0c363b40ae5f1479bc8f700847
   comment: Why a task is not running: what it waits for, about how long, and its place in line; as fields and as one line of text.
   grant to authenticated: execute
   grant to service_role: execute
@@ -6106,7 +6258,7 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   returns: TABLE(id bigint, code text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1c5f1492e8651adc4a394504a65a42d0
+  body: sha256 d464b0b267caeecbc052ccf0ef150a35
   comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
   grant to service_role: execute
 
@@ -6471,7 +6623,7 @@ function penstock.next_opening(text[])
   returns: double precision
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d6b6cea98be9fbdad24085dc0772cf08
+  body: sha256 e0f40ce95ddf6647237be7c4372de729
   comment: In how many seconds a claim that found nothing may find something without being notified: an endpoint opens, or a lane is read whole. Null: unknown.
   grant to service_role: execute
 
@@ -7264,7 +7416,7 @@ function penstock.set_provider(text, jsonb, uuid)
   returns: integer
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1a5f150831448b11e43dec419f048502
+  body: sha256 bec0927c79653e1cc3158f9fea388a99
   comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features, hosts (whose answers count). Null: no limit. Takes effect at once.
   grant to service_role: execute
 
@@ -7547,7 +7699,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 306edc621d78cf0a97784f10c1aeb41a
+  body: sha256 82c3e9c33eb068c93090a3ce31beb452
   comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, moves a batch of tasks after a pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 
