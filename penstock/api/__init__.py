@@ -34,6 +34,7 @@ from penstock.api import (
     schedules,
     tenants,
     waits,
+    web,
     webhooks,
 )
 from penstock.api.alerts import Storms
@@ -88,6 +89,7 @@ _ROUTES = (
     events.router,
     rest.router,
     functions.router,
+    web.router,
 )
 
 

@@ -69,7 +69,8 @@ class App(Extensions):
     `async with app:` or `aclose()` closes those of the running event loop; `with app:` or `close()` closes
     those of synchronous code. `sql` is a folder with the app's own SQL, which `migrate` applies to `schema`.
     Supabase clients can write to `writable_tables` of that schema, and worker keys can call
-    `worker_functions`; a value is an argument that such a call must pass.
+    `worker_functions`; a value is an argument that such a call must pass. The server serves the files of the
+    folder `web` at `/web/{schema}/`.
     """
 
     def __init__(
@@ -81,11 +82,13 @@ class App(Extensions):
         sql: Path | None = None,
         writable_tables: Collection[str] = (),
         worker_functions: Mapping[str, str | None] | None = None,
+        web: Path | None = None,
     ) -> None:
         if (schema is None) != (sql is None):
             raise Invalid("an app with its own SQL needs both `sql` and `schema`", details={"field": "sql"})
-        if schema is None and (writable_tables or worker_functions):
-            raise Invalid("writable_tables and worker_functions need a schema", details={"field": "schema"})
+        if schema is None and (writable_tables or worker_functions or web):
+            text = "writable_tables, worker_functions and web need a schema"
+            raise Invalid(text, details={"field": "schema"})
         super().__init__(schema)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.job_types: dict[str, JobType[...]] = {}
@@ -105,6 +108,8 @@ class App(Extensions):
         """The app's own SQL."""
         self.writable_tables = frozenset(writable_tables)
         self.worker_functions = dict(worker_functions or {})
+        self.web = web
+        """The folder of the app's web client."""
         self._database_url = database_url
         self._storage: storages.Storage | None = None
         self.forget()

@@ -204,6 +204,9 @@ HIDDEN = {
     "/answers/{token}",
     # Who may call a function of an app is the app's matter; tests/api/test_functions.py tries them.
     "/functions/v1/{name}",
+    # Static files of the app; tests/api/test_web.py.
+    "/web/{name}",
+    "/web/{name}/{file:path}",
     "/webhooks/{source}",
     "/rest/v1/rpc/{name}",
     "/rest/v1/{name}",

@@ -1,0 +1,476 @@
+"""A device of the notes app by itself: rows, outbox, encryption, export, search and discovery, without a server."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.apps.notes.device import Cipher, Store, crypto, discovery, outbox, tag_steps
+from penstock.apps.notes.device.export import InvalidExport, build_export, import_merge, import_replace
+from penstock.apps.notes.device.outbox import Entry, collapse
+from penstock.apps.notes.device.tables import CLEARED_BY_REPLACE, LOCAL_ONLY, SCHEMA_VERSION, SYNCED
+
+DEVICE = Path(__file__).parents[2] / "penstock/apps/notes/device"
+CANON = frozenset({"Courage", "Justice", "Time"})
+
+
+class Ticking:
+    """A clock that moves by itself."""
+
+    def __init__(self) -> None:
+        self.now = 1_790_000_000_000
+
+    def __call__(self) -> int:
+        self.now += 10
+        return self.now
+
+
+@pytest.fixture
+def store() -> Any:
+    made = Store(now_ms=Ticking())
+    yield made
+    made.close()
+
+
+def queued(store: Store) -> list[tuple[str, str, Any]]:
+    changes = collapse(outbox.pending(store.conn))
+    return [(c.table, c.record["id"], c.record["deleted"]) for c in changes]
+
+
+class TestOutbox:
+    """R2.8/collapse: one change per record, in order, and a delete sticks."""
+
+    def test_later_fields_replace_earlier_ones(self) -> None:
+        entries = [
+            Entry(1, "notes", "n", {"id": "n", "text": "a", "page": "1", "updated_at": 1}),
+            Entry(3, "books", "b", {"id": "b", "title": "B", "updated_at": 3}),
+            Entry(2, "notes", "n", {"id": "n", "text": "b", "updated_at": 2}),
+        ]
+        book, note = collapse(entries)
+        assert (book.table, note.table) == ("books", "notes")
+        assert note.record == {"id": "n", "text": "b", "page": "1", "updated_at": 2, "deleted": False}
+        assert note.last_seq == 2
+
+    def test_a_delete_sticks_until_an_undelete(self) -> None:
+        entries = [
+            Entry(1, "notes", "n", {"id": "n", "text": "a", "updated_at": 1}),
+            Entry(2, "notes", "n", {"id": "n", "deleted": True, "updated_at": 2}),
+            Entry(3, "notes", "n", {"id": "n", "text": "b", "updated_at": 3}),
+        ]
+        [change] = collapse(entries)
+        assert change.record == {"id": "n", "text": "b", "deleted": True, "updated_at": 3}
+        [change] = collapse(
+            [*entries, Entry(4, "notes", "n", {"id": "n", "deleted": False, "updated_at": 4})]
+        )
+        assert change.record["deleted"] is False
+
+    @given(
+        st.lists(st.tuples(st.sampled_from(list(SYNCED)), st.sampled_from("abc"), st.booleans() | st.none()))
+    )
+    def test_collapse_is_one_change_per_record_with_parents_first(self, given: list[Any]) -> None:
+        entries = [
+            Entry(
+                n, table, id, {"id": id, "updated_at": n, **({} if deleted is None else {"deleted": deleted})}
+            )
+            for n, (table, id, deleted) in enumerate(given)
+        ]
+        changes = collapse(entries)
+        keys = [(c.table, c.record["id"]) for c in changes]
+        assert sorted(keys) == sorted({(table, id) for table, id, _ in given})
+        order = [list(SYNCED).index(c.table) for c in changes]
+        assert order == sorted(order)
+        for change in changes:
+            said = [
+                d
+                for table, id, d in given
+                if (table, id) == (change.table, change.record["id"]) and d is not None
+            ]
+            assert change.record["deleted"] is (said[-1] if said else False)
+
+    def test_a_write_and_its_change_are_one_transaction(self, store: Store) -> None:
+        with pytest.raises(RuntimeError), store.transaction():
+            store.save("books", id="b", title="Walden")
+            raise RuntimeError
+        assert store.get("books", "b") is None and outbox.pending(store.conn) == []
+
+    def test_a_refused_change_waits_on_the_shelf_and_can_be_sent_again(self, store: Store) -> None:
+        store.save("books", id="b", title="Walden")
+        [change] = collapse(outbox.pending(store.conn))
+        outbox.shelve(store.conn, change, "not_allowed", "no")
+        assert outbox.pending(store.conn) == []
+        [refused] = outbox.shelf(store.conn)
+        assert (refused.table, refused.record["id"], refused.code) == ("books", "b", "not_allowed")
+        assert outbox.retry(store.conn, refused.number) and not outbox.retry(store.conn, refused.number)
+        assert queued(store) == [("books", "b", False)] and outbox.shelf(store.conn) == []
+
+
+class TestRows:
+    """Edits, deletes and cascades on the device."""
+
+    def test_an_edit_is_newer_than_what_was_edited(self, store: Store) -> None:
+        """A device with a slow clock must not lose its own edit of a row that it has seen."""
+        store.put("books", {"id": "b", "title": "old", "updated_at": 9_000_000_000_000, "deleted": False})
+        assert store.save("books", id="b", title="new")["updated_at"] == 9_000_000_000_001
+
+    def test_a_delete_deletes_children_that_are_not_newer(self, store: Store) -> None:
+        book = store.save("books", title="Walden")
+        old, new = (store.save("notes", id=id, book_id=book["id"], text=id) for id in ("old", "new"))
+        store.put("notes", {**new, "updated_at": 9_000_000_000_000})
+        shelf = store.save("collections", name="c")
+        member = store.save("collection_memberships", collection_id=shelf["id"], note_id="old")
+        link = store.save("note_links", from_note_id="new", to_note_id="old", relation_type="supports")
+        store.delete("books", book["id"])
+        gone = [store.get(t, i) for t, i in (("books", book["id"]), ("notes", "old"), ("note_links", link["id"]),
+                                             ("collection_memberships", member["id"]))]  # fmt: skip
+        assert all(row and row["deleted"] for row in gone)
+        assert len({row["updated_at"] for row in gone if row}) == 1
+        assert [row["id"] for row in store.rows("notes")] == ["new"]
+        assert ("notes", old["id"], True) in queued(store) and ("notes", "new", False) in queued(store)
+        store.undelete("books", book["id"])
+        assert [row["id"] for row in store.rows("books")] == [book["id"]]
+
+    def test_an_edit_of_a_deleted_row_leaves_it_deleted(self, store: Store) -> None:
+        store.save("notes", id="n", text="a")
+        store.delete("notes", "n")
+        store.save("notes", id="n", text="b")
+        assert store.rows("notes") == [] and queued(store) == [("notes", "n", True)]
+
+    def test_memberships_have_the_same_id_everywhere_and_canon_is_reserved(self, store: Store) -> None:
+        for _ in range(2):
+            made = store.save("collection_memberships", collection_id="c", note_id="n")
+        assert made["id"] == "c:n" and len(store.rows("collection_memberships")) == 1
+        with pytest.raises(ValueError, match="reserved"):
+            store.save("lenses", id="canon:power", name="x")
+        for table, values in (("books", {"color": "red"}), ("nothing", {})):
+            with pytest.raises(ValueError, match="unknown"):
+                store.save(table, **values)
+
+    def test_several_notes_may_have_the_same_source(self, store: Store) -> None:
+        """R2.14/duplicate-sources: on the device; the server's index is not unique either."""
+        for id in ("a", "b"):
+            store.save("notes", id=id, source="readwise", source_id="7")
+        assert len(store.rows("notes")) == 2
+
+    def test_search_finds_beginnings_of_words_in_live_notes(self, store: Store) -> None:
+        store.save("notes", id="a", text="Die Bäume im Wald")
+        store.save("notes", id="b", text='Trees "quoted" OR not')
+        store.save("notes", id="c", text="Wald ohne Wiederkehr")
+        store.delete("notes", "c")
+        assert [note["id"] for note in store.search("baum")] == ["a"]
+        assert [note["id"] for note in store.search('"quo OR')] == ["b"]
+        assert [note["id"] for note in store.search("wal")] == ["a"]
+        assert store.search("  ") == [] == store.search("no-such*(")
+        store.save("notes", id="a", text="changed")
+        assert store.search("baum") == []
+
+    def test_renaming_an_idea_renames_the_tag_in_all_notes(self, store: Store) -> None:
+        store.save("custom_ideas", id="i", name="Slowness")
+        store.save("notes", id="a", tags=["Slowness", "Time"])
+        store.save("notes", id="b", tags=["Patience", "Slowness"])
+        assert store.rename_idea("i", "Patience") == 2
+        assert [note["tags"] for note in store.rows("notes")] == [["Patience", "Time"], ["Patience"]]
+
+    def test_a_file_of_another_version_is_handled(self, tmp_path: Path) -> None:
+        """R2.14/tag-migrations: each step runs once on files of older versions; newer files are refused."""
+        store = Store(tmp_path / "a.db", now_ms=Ticking())
+        store.save("notes", id="n", tags=["Angel", "Spirit", "Signs and Symbols", "own"])
+        store.conn.execute("pragma user_version = 12")
+        store.close()
+        again = Store(tmp_path / "a.db", now_ms=Ticking())
+        [note] = again.rows("notes")
+        # Version 12 has step 11 behind it.
+        assert note["tags"] == ["Spirit", "Signs and Symbols", "own"]
+        assert len(outbox.pending(again.conn)) == 2
+        again.close()
+        third = Store(tmp_path / "a.db")
+        assert len(outbox.pending(third.conn)) == 2
+        third.conn.execute(f"pragma user_version = {SCHEMA_VERSION + 1}")
+        third.close()
+        with pytest.raises(ValueError, match="reads up to 17"):
+            Store(tmp_path / "a.db")
+        assert max(tag_steps.STEPS) <= SCHEMA_VERSION
+
+
+class TestEncryption:
+    """The master key, sealed texts, and vectors."""
+
+    def test_a_text_opens_with_its_key_and_record_only(self) -> None:
+        cipher = Cipher.generate()
+        sealed = cipher.seal("canary", "note:1")
+        assert sealed.startswith("enc:v1:") and "canary" not in sealed
+        assert cipher.seal("canary", "note:1") != sealed, "a nonce is used once"
+        assert cipher.seal(sealed, "note:1") == sealed
+        assert cipher.open(sealed, "note:1") == "canary"
+        for other, bound_to in ((Cipher.generate(), "note:1"), (cipher, "note:2")):
+            with pytest.raises(crypto.WrongKey):
+                other.open(sealed, bound_to)
+        with pytest.raises(crypto.WrongKey):
+            cipher.open(sealed[:-4] + "AAA=", "note:1")
+        assert str(cipher.key) not in repr(cipher)
+
+    def test_a_wrapped_key_opens_with_its_passphrase_and_kind_only(self) -> None:
+        cipher = Cipher.generate()
+        blob = crypto.wrap(cipher, "correct horse")
+        assert crypto.unwrap(blob, "correct horse") == cipher
+        for wrong, kind in (("battery", "pin-v1"), ("correct horse", "transfer-v1")):
+            with pytest.raises(crypto.WrongKey):
+                crypto.unwrap(blob, wrong, kind)
+        for hostile in ("", "AAAA", crypto._encode(b'{"n": 1073741824, "salt": "", "nonce": "", "key": ""}')):
+            with pytest.raises(crypto.WrongKey):
+                crypto.unwrap(hostile, "x")
+        assert re.fullmatch(r"([A-Z2-9]{5}-){3}[A-Z2-9]{5}", crypto.transfer_code())
+
+    def test_the_outbox_holds_ciphertext_only(self) -> None:
+        store = Store(now_ms=Ticking(), cipher=Cipher.generate())
+        store.save("notes", id="n", text="a canary in the coal mine", tags=["Time"])
+        assert [note["id"] for note in store.search("canary")] == ["n"]
+        [(payload,)] = store.conn.execute("select payload from outbox").fetchall()
+        assert "canary" not in payload and json.loads(payload)["text"].startswith("enc:v1:")
+        store.close()
+
+    def test_a_locked_device_keeps_ciphertext_and_opens_it_later(self) -> None:
+        cipher = Cipher.generate()
+        store = Store(now_ms=Ticking())
+        sealed = cipher.seal("canary", "note:n")
+        store.put("notes", {"id": "n", "text": sealed, "tags": [], "updated_at": 1, "deleted": False})
+        assert store.search("canary") == []
+        # Editing tags of a sealed note sends its text as it is.
+        store.save("notes", id="n", tags=["Time"])
+        assert collapse(outbox.pending(store.conn))[0].record["text"] == sealed
+        store.unlock(Cipher.generate())
+        assert store.rows("notes")[0]["text"] == sealed
+        store.unlock(cipher)
+        assert store.rows("notes")[0]["text"] == "canary" and len(store.search("canary")) == 1
+        store.close()
+
+    def test_embeddings_are_sealed_and_stay_on_the_device(self, store: Store) -> None:
+        """R2.14/embeddings: stored sealed with the key, never queued and never exported."""
+        with pytest.raises(ValueError, match="unlock"):
+            store.add_embedding("n", b"\x01" * 384, model="m", source_hash="h")
+        store.unlock(Cipher.generate())
+        store.add_embedding("n", b"vector canary", model="m", source_hash="h")
+        assert store.embedding("n") == b"vector canary" and store.embedding("other") is None
+        [(raw,)] = store.conn.execute("select vector from embeddings").fetchall()
+        assert b"canary" not in raw
+        assert outbox.pending(store.conn) == [] and "embeddings" not in build_export(store)
+
+
+def fill(store: Store) -> None:
+    """A row in every table."""
+    book = store.save("books", id="b", title="Walden", isbn="978", cover_url="https://x/c.jpg")
+    store.save("notes", id="n", book_id=book["id"], text="Simplify.", tags=["Time"], source_meta={"n": 1},
+               image_data_url="data:canary")  # fmt: skip
+    store.save("notes", id="m", text="More.")
+    store.save("custom_ideas", id="i", name="Slowness")
+    store.save("note_links", id="l", from_note_id="n", to_note_id="m", relation_type="supports")
+    store.save("lenses", id="s", name="Lens", leaf_ids=["Time"])
+    store.save("collections", id="c", name="Shelf")
+    store.save("collection_memberships", collection_id="c", note_id="n")
+    store.save("books", id="gone", title="Gone")
+    store.delete("books", "gone")
+
+
+def content(store: Store) -> dict[str, Any]:
+    return {t: [{k: r[k] for k in spec.synced} for r in store.rows(t)] for t, spec in SYNCED.items()}
+
+
+class TestExport:
+    """R2.8/export: every synced table makes the round trip, with a version; nothing local does."""
+
+    def test_every_table_makes_the_round_trip(self, store: Store) -> None:
+        fill(store)
+        document = json.loads(json.dumps(build_export(store)))
+        assert (document["_syntopicon"], document["schemaVersion"]) == (True, SCHEMA_VERSION)
+        assert set(document) == {"_syntopicon", "schemaVersion", "exportedAt", "books", "notes", "customIdeas",
+                                 "note_links", "lenses", "collections", "collection_memberships"}  # fmt: skip
+        assert document["notes"][1]["bookId"] == "b" and "canary" not in json.dumps(document)
+        for bring in (import_merge, import_replace):
+            other = Store(now_ms=Ticking())
+            bring(other, document)
+            assert content(other) == content(store)
+            assert {(t, i) for t, i, _ in queued(other)} == {(t, i) for t, i, _ in queued(store)}
+            other.close()
+
+    def test_a_merge_adds_new_ids_only(self, store: Store) -> None:
+        fill(store)
+        document = build_export(store)
+        store.save("books", id="b", title="Walden, revised")
+        document["books"].append({"id": "new", "title": "New", "createdAt": 1, "updatedAt": 1, "deleted": 0})
+        assert import_merge(store, document) == 1
+        assert {row["id"]: row["title"] for row in store.rows("books")} == {
+            "b": "Walden, revised",
+            "new": "New",
+        }
+
+    def test_a_replace_clears_every_table(self, store: Store) -> None:
+        """R2.14/replace-import: rows of the old library become tombstones, and local-only rows are gone."""
+        fill(store)
+        store.unlock(Cipher.generate())
+        store.add_embedding("n", b"1", model="m", source_hash="h")
+        discovery.start(store)
+        store.set_meta("apiKey", "sk-canary")
+        document = {"_syntopicon": True, "schemaVersion": 17, "books": [], "notes": [
+            {"id": "n", "text": "other", "updatedAt": 5, "createdAt": 5, "tags": []}]}  # fmt: skip
+        assert import_replace(store, document) == 1
+        assert [row["text"] for row in store.rows("notes")] == ["other"]
+        assert all(store.rows(table) == [] for table in SYNCED if table != "notes")
+        for table in ("embeddings", "discovery_jobs", "shelf"):
+            assert store.conn.execute(f"select count(*) from {table}").fetchone() == (0,)
+        assert store.search("simplify") == [] and len(store.search("other")) == 1
+        # Other devices lose the old rows, and take the note though theirs has a later time.
+        assert ("books", "b", True) in queued(store) and ("notes", "n", False) in queued(store)
+        assert store.rows("notes")[0]["updated_at"] > 1_790_000_000_000
+        assert store.get_meta("apiKey") == "sk-canary"
+
+    def test_old_exports_are_read_and_newer_ones_refused(self, store: Store) -> None:
+        """R2.14/old-exports: tables that a version did not have are empty, and its tags get the new names."""
+        old = {"_syntopicon": True, "schemaVersion": 10, "books": [], "notes": [
+            {"id": "n", "text": "x", "tags": ["Memory and Imagination", "Mechanics"], "updatedAt": 1, "createdAt": 1}]}  # fmt: skip
+        assert import_merge(store, old) == 1
+        assert store.rows("notes")[0]["tags"] == ["Memory", "Technology"]
+        wrong: list[tuple[Any, str]] = [
+            ({**old, "schemaVersion": 18}, "version 18"), ({**old, "schemaVersion": "17"}, "schemaVersion"),
+            ({}, "not an export"), ([], "not an export"), ({**old, "notes": {}}, "must be a list"),
+            ({k: v for k, v in old.items() if k != "books"}, "no books"), ({**old, "notes": [{}]}, "no id"),
+            ({**old, "notes": [1]}, "an object"), ({**old, "notes": [{"id": "x", "updatedAt": "y"}]}, "updatedAt"),
+        ]  # fmt: skip
+        before = content(store)
+        for document, message in wrong:
+            for bring in (import_merge, import_replace):
+                with pytest.raises(InvalidExport, match=message):
+                    bring(store, document)
+        assert content(store) == before
+
+    def test_every_table_of_a_store_is_synced_or_local(self, store: Store) -> None:
+        """A new table must be put into one of the lists, or exports and replaces would forget it."""
+        names = store.conn.execute("select name from sqlite_master where type = 'table'").fetchall()
+        ours = {name for (name,) in names if not name.startswith(("sqlite_", "note_index_"))}
+        assert ours == {*SYNCED, *LOCAL_ONLY} and set(CLEARED_BY_REPLACE) == set(LOCAL_ONLY) - {"meta"}
+
+
+def test_sync_does_not_name_what_is_local() -> None:
+    """R2.8/local-only: the code that talks to the server knows none of it; the wire is recorded in another test."""
+    for file in ("sync.py", "http.py", "outbox.py"):
+        text = (DEVICE / file).read_text()
+        for word in ("apiKey", "api_key", "embeddings", "discovery_jobs", "image_data_url", "imageDataUrl"):
+            assert word not in text, (file, word)
+
+
+class TestDiscovery:
+    """R2.13/local-discovery: on the device, with a preview, roles, undo, retries and pauses."""
+
+    def answers(self, notes: list[dict[str, Any]]) -> dict[str, discovery.Ideas]:
+        self.asked.append([note["id"] for note in notes])
+        return {note["id"]: {"core": ["Courage"], "supporting": ["Time", "Courage"]} for note in notes}
+
+    @pytest.fixture(autouse=True)
+    def _notes(self, store: Store) -> None:
+        self.asked: list[list[str]] = []
+        for n in range(7):
+            store.save("notes", id=f"n{n}", text=f"text {n}", source="a" if n < 3 else "b")
+        store.save("notes", id="tagged", text="x", tags=["own"])
+
+    def test_groups_stay_together_where_they_fit(self, store: Store) -> None:
+        batches = discovery.group_and_pack(discovery.snapshot_orphans(store.rows("notes")), 4)
+        assert [batch.note_ids for batch in batches] == [["n0", "n1", "n2"], ["n3", "n4", "n5", "n6"]]
+        large = discovery.group_and_pack(discovery.snapshot_orphans(store.rows("notes")), 2)
+        assert [len(batch.note_ids) for batch in large] == [2, 1, 2, 2]
+
+    def test_nothing_is_applied_before_the_preview_is_confirmed(self, store: Store) -> None:
+        job = discovery.start(store, size=4)
+        discovery.run(store, job, self.answers, CANON)
+        assert job.status == "preview" and job.preview and self.asked == [["n0", "n1", "n2"]]
+        assert all(note["tags"] in ([], ["own"]) for note in store.rows("notes"))
+        with pytest.raises(ValueError, match="running"):
+            discovery.start(store)
+        discovery.confirm_preview(store, job, CANON)
+        discovery.run(store, job, self.answers, CANON)
+        assert job.status == "done" and len(self.asked) == 2, "the preview is not asked for again"
+        assert job.counts == {"applied": 7, "skipped": 0, "failed": 0}
+        note = store.get("notes", "n0")
+        assert note and note["tags"] == ["Courage", "Time"]
+        assert job.applied_detail["n0"]["added"] == [
+            {"name": "Courage", "role": "core"}, {"name": "Time", "role": "supporting"},
+        ]  # fmt: skip
+        assert discovery.undo_idea(store, job, "n0", "Time") == [{"name": "Time", "role": "supporting"}]
+        assert discovery.undo_note(store, job, "n0") == [{"name": "Courage", "role": "core"}]
+        assert discovery.undo_note(store, job, "n0") == []
+        note = store.get("notes", "n0")
+        assert note and note["tags"] == []
+
+    def test_a_crash_resumes_and_skips_what_is_tagged(self, store: Store) -> None:
+        job = discovery.start(store, size=4)
+        discovery.run(store, job, self.answers, CANON)
+        discovery.confirm_preview(store, job, CANON)
+
+        def die(notes: list[dict[str, Any]]) -> dict[str, discovery.Ideas]:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            discovery.run(store, job, die, CANON)
+        store.save("notes", id="n3", tags=["by another device"])
+        again = discovery.active_job(store)
+        assert again and again.batches[1].status == "pending" and again.batches[1].attempts == 0
+        discovery.run(store, again, self.answers, CANON)
+        assert again.status == "done" and self.asked[-1] == ["n4", "n5", "n6"]
+        note = store.get("notes", "n3")
+        assert note and note["tags"] == ["by another device"]
+
+    def test_a_poisoned_batch_is_set_aside_after_three_tries(self, store: Store) -> None:
+        job = discovery.start(store, size=4)
+
+        def fail(notes: list[dict[str, Any]]) -> dict[str, discovery.Ideas]:
+            if notes[0]["id"] == "n0":
+                self.asked.append([])
+                raise RuntimeError
+            return self.answers(notes)
+
+        discovery.run(store, job, fail, CANON)
+        assert len(self.asked) == 4 and job.batches[0].status == "failed" and job.status == "preview"
+        discovery.confirm_preview(store, job, CANON)
+        discovery.run(store, job, fail, CANON)
+        assert job.status == "done" and job.counts == {"applied": 4, "skipped": 0, "failed": 3}
+
+    def test_a_429_pauses_until_the_user_continues(self, store: Store) -> None:
+        job = discovery.start(store, size=4)
+        is_limited = True
+
+        def limited(notes: list[dict[str, Any]]) -> dict[str, discovery.Ideas]:
+            if is_limited:
+                raise discovery.Limited
+            return self.answers(notes)
+
+        discovery.run(store, job, limited, CANON)
+        discovery.run(store, job, limited, CANON)
+        assert job.status == "paused" and job.batches[0].attempts == 0
+        is_limited = False
+        discovery.continue_paused(store, job)
+        assert discovery.run(store, job, limited, CANON).status == "preview"
+        discovery.cancel(store, job)
+        assert discovery.active_job(store) is None
+
+    def test_own_tags_stay_and_ideas_are_merged(self) -> None:
+        ideas: discovery.Ideas = {"core": ["Justice"], "supporting": ["Time", "Justice"]}
+        assert discovery.compute_applied_tags(["own", "Courage", "Time"], ideas, CANON) == [
+            "own",
+            "Justice",
+            "Time",
+        ]
+
+
+def test_a_file_survives_being_closed(tmp_path: Path) -> None:
+    store = Store(tmp_path / "library.db")
+    store.save("books", id="b", title="Walden")
+    store.close()
+    with pytest.raises(sqlite3.ProgrammingError):
+        store.rows("books")
+    again = Store(tmp_path / "library.db")
+    assert again.rows("books")[0]["title"] == "Walden" and len(outbox.pending(again.conn)) == 1
+    again.close()
