@@ -265,6 +265,7 @@ FUNCTIONS: dict[str, Call] = {
     "clock": Call("viewer", None),
     "_synced_tables": Call("viewer", None, {"p_schema": "none"}),
     "_push_change": Call("viewer", None, {"p_table": "penstock.sync_horizons", "p_record": {"updated_at": 1}}),
+    "_push_changes": Call("viewer", None, {"p_table": "penstock.sync_horizons", "p_records": []}),
     "_refusal_code": Call("viewer", None, {"p_sqlstate": "42501", "p_detail": "", "p_constraint": ""}),
     "push_changes": Call("viewer", None, {"p_changes": [{"table": "none", "record": {"id": "a"}}]}),
     "sync_state": Call("viewer", None),

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from penstock import server, testing
-from penstock.apps.notes.app import app as notes
+from penstock import App, server, testing
 from penstock.apps.notes.device import HttpServer, Store, sync
 from tests.api.conftest import settings_on, token
 from tests.dashboard.test_browser import DESK, RUN_AXE, Served, axe, chromium, serving
@@ -17,10 +16,16 @@ from tests.dashboard.test_browser import DESK, RUN_AXE, Served, axe, chromium, s
 pytestmark = pytest.mark.slow
 __all__ = ["axe", "chromium"]
 
+notes: App = pytest.importorskip("penstock.apps.notes.app").app
+CLIENT = Path(__file__).parents[2] / "penstock/apps/notes/web"
+
 
 @pytest.fixture
-def served(db: testing.Database, tmp_path: Path, chromium: Any) -> Iterator[Served]:
+def served(
+    db: testing.Database, tmp_path: Path, chromium: Any, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
     notes.migrate(db.dsn)
+    monkeypatch.setattr(notes, "web", CLIENT)
     with serving(server.application(settings_on(db, tmp_path), notes), chromium) as made:
         yield made
 

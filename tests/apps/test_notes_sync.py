@@ -13,8 +13,7 @@ import pytest
 
 from faults import sync_histories
 from faults.sync_histories import SqlServer, new_user
-from penstock import testing
-from penstock.apps.notes.app import app as notes
+from penstock import App, testing
 from penstock.apps.notes.device import (
     Cipher,
     HttpServer,
@@ -36,6 +35,8 @@ from tests.api.conftest import settings_on, without_upkeep
 from tests.api.rest.conftest import Person, Site, served
 from tests.apps.test_notes_device import fill
 from tests.conftest import Eventually
+
+notes: App = pytest.importorskip("penstock.apps.notes.app").app
 
 
 @pytest.fixture(scope="module")

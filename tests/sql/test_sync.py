@@ -265,9 +265,9 @@ class TestPush:
         assert outcomes == [
             ("topics", "canon:x", "refused", "reserved_id"),
             ("topics", "a", "applied", None),
+            ("topics", "c", "refused", "invalid_value"),
             ("topics", None, "refused", "invalid_record"),
             ("topics", "b", "refused", "invalid_record"),
-            ("topics", "c", "refused", "invalid_value"),
             ("topics", None, "refused", "invalid_record"),
             # Parents come first, whatever the order.
             ("cards", "1", "applied", None),
@@ -279,6 +279,18 @@ class TestPush:
             (None, None, "refused", "unknown_table"),
         ]
         assert len(pull(sql, ann, "cards")) == 2
+
+    def test_many_rows_are_written_together(self, sql: Contract, ann: UUID, now: int) -> None:
+        """The outcomes are those of rows written one by one: applied, stale, and twice in one push."""
+        push(sql, ann, change("topics", "2", now, name="newer"))
+        rows = [change("topics", str(n), now - 1, name="older") for n in range(5)]
+        with acting(sql, ann):
+            found = sql.rows("push_changes", changes=Jsonb(rows))
+        assert [row["outcome"] for row in found] == ["applied", "applied", "stale", "applied", "applied"]
+        assert [row["change_seq"] for row in found] == seqs(sql)
+        twice = push(sql, ann, change("topics", "9", now, name="a"), change("topics", "9", now, name="b"))
+        assert [row[2] for row in twice] == ["applied", "applied"]
+        assert sql.one("select name from bookshelf.topics where id = '9'") == "b"
 
     def test_a_push_takes_an_array_of_1000(self, sql: Contract, ann: UUID, now: int) -> None:
         for wrong in ({}, None, [change("topics", "a", now)] * 1001):
