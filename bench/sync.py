@@ -1,8 +1,8 @@
 """What sync costs: `python -m bench.sync`.
 
 Rows written as synced ones, beside an upsert of the same rows into a table without triggers, interleaved; and
-1,000 devices that ask every 10 seconds whether anything changed: how long a pull takes, and the CPU time of the
-database.
+1,000 devices that ask every 10 seconds whether anything changed: how long a pull takes, and the CPU time of
+the database.
 """
 
 from __future__ import annotations
