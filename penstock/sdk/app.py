@@ -87,8 +87,7 @@ class App(Extensions):
         if (schema is None) != (sql is None):
             raise Invalid("an app with its own SQL needs both `sql` and `schema`", details={"field": "sql"})
         if schema is None and (writable_tables or worker_functions or web):
-            text = "writable_tables, worker_functions and web need a schema"
-            raise Invalid(text, details={"field": "schema"})
+            raise Invalid("tables, functions and a web client need a schema", details={"field": "schema"})
         super().__init__(schema)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.job_types: dict[str, JobType[...]] = {}
@@ -109,7 +108,6 @@ class App(Extensions):
         self.writable_tables = frozenset(writable_tables)
         self.worker_functions = dict(worker_functions or {})
         self.web = web
-        """The folder of the app's web client."""
         self._database_url = database_url
         self._storage: storages.Storage | None = None
         self.forget()

@@ -206,7 +206,7 @@ HIDDEN = {
     "/functions/v1/{name}",
     # Static files of the app; tests/api/test_web.py.
     "/web/{name}",
-    "/web/{name}/{file:path}",
+    "/web/{name}/{file}",
     "/webhooks/{source}",
     "/rest/v1/rpc/{name}",
     "/rest/v1/{name}",
@@ -269,6 +269,7 @@ FUNCTIONS: dict[str, Call] = {
     "_refusal_code": Call("viewer", None, {"p_sqlstate": "42501", "p_detail": "", "p_constraint": ""}),
     "push_changes": Call("viewer", None, {"p_changes": [{"table": "none", "record": {"id": "a"}}]}),
     "sync_state": Call("viewer", None),
+    "set_own_price": Call("owner", "PT403", {"p_provider": "none", "p_meter": "images", "p_amount": 1, "p_tenant_id": "{tenant_id}"}, good="PT422"),
     "is_member": Call("viewer", None, {"p_tenant_id": "{tenant_id}"}),
     "is_service": Call("viewer", None),
     "my_tenant": Call("viewer", None),

@@ -41,6 +41,7 @@ app = App(
     tenant="notes",
     schema="notes",
     sql=Path(__file__).parent / "sql",
+    web=Path(__file__).parent / "web",
     writable_tables=[*SYNCED, "wrapped_key_blobs", "user_profiles", "waitlist_requests"],
 )
 billing.add(app)
