@@ -4629,6 +4629,16 @@ function penstock._push_change(regclass, jsonb)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock._push_changes(regclass, jsonb)
+  arguments: p_table regclass, p_records jsonb
+  returns: TABLE(id text, outcome text, change_seq bigint, code text, message text)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f1a0de1258000b5a18692c318277e7e4
+  comment: Inserts or updates records of a synced table as the caller, and returns what became of each.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock._queue(penstock.ready[], boolean)
   arguments: p_rows penstock.ready[], p_is_front boolean
   returns: void
@@ -6848,7 +6858,7 @@ function penstock.push_changes(jsonb, text)
   returns: TABLE("table" text, id text, outcome text, change_seq bigint, code text, message text)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8012a75fa4d507ef8d48fb0fa95f40e2
+  body: sha256 15182d3d11d05582acff844e2e169ef7
   comment: Applies changes of synced tables as the caller, each by itself, and returns what became of each: applied, stale (the stored row is newer) or refused, with a code. Parents are applied before children.
   grant to authenticated: execute
   grant to service_role: execute
