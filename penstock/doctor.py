@@ -56,6 +56,24 @@ async def examine(dsn: str) -> list[Check]:
     return checks
 
 
+async def examine_providers(dsn: str) -> list[Check]:
+    """Try the key of each provider with a free call. The only check that calls other machines."""
+    # Imported here because it needs optional packages.
+    from penstock.providers import checks
+
+    async with db.pool(dsn, name="penstock doctor", max_size=2) as pool:
+        tried = await checks.examine(pool)
+    if not tried:
+        return [Check("keys", "ok", "no provider has a key", None)]
+    action = "Set the key again: penstock providers keys set"
+    return [
+        Check(each.provider, "ok", f"{each.finding} (key of {each.source})")
+        if each.is_good
+        else Check(each.provider, "fail", f"{each.finding} (key of {each.source})", action)
+        for each in tried
+    ]
+
+
 CheckFunction: TypeAlias = Callable[[db.Pool], Awaitable[Check]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import ipaddress
 import os
 import re
@@ -137,6 +138,10 @@ class Settings:
     telemetry_key: str | None = field(default=None, repr=False)
     """`PENSTOCK_TELEMETRY_KEY`: the key of the project at that server."""
 
+    master_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    """`PENSTOCK_MASTER_KEY`: the key that encrypts keys of providers, 32 bytes as base64; several during a
+    rotation, separated by commas: the first encrypts. `PENSTOCK_MASTER_KEY_FILE` names a file with it."""
+
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
@@ -182,6 +187,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         **_shield(environment),
         telemetry_url=_telemetry_url(environment.get("PENSTOCK_TELEMETRY_URL")),
         telemetry_key=environment.get("PENSTOCK_TELEMETRY_KEY") or None,
+        master_keys=_master_keys(environment),
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )
@@ -263,6 +269,28 @@ def _telemetry_url(text: str | None) -> str | None:
     if text and not re.match(r"https?://[^/?#]", text):
         raise Invalid(f"PENSTOCK_TELEMETRY_URL must be an http or https URL (got {text!r})")
     return text or None
+
+
+def _master_keys(environment: Mapping[str, str]) -> tuple[bytes, ...]:
+    text, path = environment.get("PENSTOCK_MASTER_KEY", ""), environment.get("PENSTOCK_MASTER_KEY_FILE")
+    if path and not text:
+        try:
+            text = Path(path).read_text()
+        except (OSError, ValueError) as error:
+            raise Invalid(f"cannot read PENSTOCK_MASTER_KEY_FILE {path!r}: {error}") from error
+    keys: list[bytes] = []
+    for part in re.split(r"[,\s]+", text.strip()) if text.strip() else ():
+        try:
+            keys.append(base64.b64decode(part, validate=True))
+        except ValueError:
+            keys.append(b"")
+        if len(keys[-1]) != 32:
+            # The value itself is a secret and does not belong in an error.
+            raise Invalid(
+                "PENSTOCK_MASTER_KEY must be 32 bytes as base64",
+                hint="Generate one with: openssl rand -base64 32",
+            )
+    return tuple(keys)
 
 
 def _flag(name: str, environment: Mapping[str, str]) -> bool:

@@ -93,10 +93,13 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
         "cli": "penstock/cli/gates.py",
         "dashboard": "penstock/dashboard/tenants.py",
     },
-    # A provider's limits are the command `penstock limits`.
-    "providers": {
-        "cli": "penstock/cli/limits.py",
-        "docs": "docs/money.md",
+    # Keys of providers are for operators, on the command line.
+    "provider_keys": {
+        "api": None,
+        "cli": "penstock/cli/providers.py",
+        "dashboard": None,
+        "tests": "tests/providers/test_keys.py",
+        "docs": "docs/providers.md",
     },
     # Documented where people use them: as operators, as readers of the concepts, as writers of code.
     "dead_letters": {"docs": "docs/operate.md"},

@@ -63,6 +63,12 @@ COMMANDS = {
     "admin": Entry(_OPERATE, "admin", "Manage people and admins of the installation.", "group"),
     "sheets": Entry(_OPERATE, "sheets", "Show and release the tenants of Google Sheets.", "group"),
     "limits": Entry(_MONEY, "limits", "Manage providers, their rate limits and their state.", "group"),
+    "providers": Entry(
+        _MONEY,
+        "providers",
+        "Manage keys of providers, and the catalogue of their prices and limits.",
+        "group",
+    ),
     "usage": Entry(_MONEY, "usage", "Show usage and manage quotas.", "group"),
     "plans": Entry(_MONEY, "usage", "Manage subscription plans.", "plans_group"),
     "gates": Entry(_MONEY, "gates", "Manage gates: what a plan must include.", "group"),

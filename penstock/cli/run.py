@@ -221,7 +221,11 @@ def _check(address: str, own: migrate.Own | None) -> int:
     return 1 if found else 0
 
 
-def doctor() -> int:
+def doctor(
+    providers: Annotated[
+        bool, typer.Option("--providers", help="Also try the key of each provider, with a free call.")
+    ] = False,
+) -> int:
     """Check the database, its settings, the schema, workers and backlog.
 
     Exits with 1 if a check fails.
@@ -229,6 +233,8 @@ def doctor() -> int:
     from penstock import doctor
 
     checks = asyncio.run(doctor.examine(dsn()))
+    if providers:
+        checks += asyncio.run(doctor.examine_providers(dsn()))
     states = [check.state for check in checks]
     if current_options().output is Output.text:
         for check in checks:

@@ -40,6 +40,8 @@ where status not in ('pending', 'processing')
     || '70008000000000000000')::uuid
 group by 1, 2"""
 
+_PROVIDER: LiteralString = """\
+select provider from penstock.operations where job_id = %s and task_id = %s order by number desc limit 1"""
 _OPEN: LiteralString = """\
 select penstock._operation_document(o) from penstock.operations o
 where o.job_id = %s and o.task_id = %s and o.status in ('timeout', 'pending', 'processing')
@@ -132,6 +134,12 @@ async def begin(
 async def unfinished(database: db.Database, *, job_id: UUID, task_id: int) -> builtins.list[dict[str, Any]]:
     """The task's operations that are live, or timed out and may have succeeded since."""
     return [row[0] for row in await db.rows(database, _OPEN, (job_id, task_id))]
+
+
+async def provider_of(database: db.Database, *, job_id: UUID, task_id: int) -> str | None:
+    """The provider of the task's newest operation."""
+    rows = await db.rows(database, _PROVIDER, (job_id, task_id))
+    return rows[0][0] if rows else None
 
 
 async def submit(

@@ -18,7 +18,7 @@ from penstock.formatting import seconds
 from penstock.sdk import operations, signals, steps
 from penstock.sdk.prompts import DeclaredPrompt
 from penstock.settings import settings
-from penstock.types import Answer, Prompt
+from penstock.types import Answer, Prompt, SealedKey
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -180,13 +180,20 @@ class Context:
 
         Not needed for a rejection that is raised as an exception: the worker reads its headers.
         """
-        signal = signals.read(int(response.status_code), dict(response.headers))
-        if signals.is_scarce(signal):
-            await self._hooks.report_signal(self, signal)
+        await self.areport_signal(signals.read(int(response.status_code), dict(response.headers)))
 
     def report_response(self, response: Any) -> None:
         """`areport_response` from a handler in a thread."""
         self._hooks.block(self.areport_response(response))
+
+    async def areport_signal(self, signal: Mapping[str, Any]) -> None:
+        """Report a signal that `penstock.sdk.signals` has read from a response."""
+        if signals.is_scarce(signal):
+            await self._hooks.report_signal(self, dict(signal))
+
+    async def asealed_key(self, provider: str) -> SealedKey | None:
+        """The encrypted key of a provider, for the adapters in `penstock.providers`."""
+        return await self._hooks.sealed_key(self, provider)
 
     async def aheard(self, response: Any) -> None:
         """Deprecated: the old name of `areport_response`."""
@@ -282,6 +289,10 @@ class Context:
             output = steps.dump(function, function(*args, **kwargs))
             stored[name] = self._hooks.block(self._hooks.store_step(self, name, output))
         return steps.load(function, stored[name])
+
+    async def aoperation_provider(self) -> str | None:
+        """The provider of the task's operation, which runs again without one when the operation has begun."""
+        return self.provider or await self._hooks.operations().provider(self)
 
     def operation(
         self,
@@ -405,6 +416,10 @@ class Hooks:
     async def report_signal(self, ctx: Context, signal: dict[str, Any]) -> None:
         """Report what a provider said about its limits."""
 
+    async def sealed_key(self, ctx: Context, provider: str) -> SealedKey | None:
+        """The encrypted key of a provider: the tenant's own, or the one for all tenants."""
+        return None
+
     async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         """Run a function in a process."""
         return function(*args, **kwargs)
@@ -446,13 +461,9 @@ def _question(
 ) -> dict[str, Any]:
     """The options of open_wait."""
     return {
-        "seconds": None if timeout is None else seconds(timeout),
-        "options": list(options),
-        "fields": dict(fields or {}),
-        "roles": list(roles),
-        "default": default,
-        "message": message,
-    }
+        "seconds": None if timeout is None else seconds(timeout), "options": list(options),
+        "fields": dict(fields or {}), "roles": list(roles), "default": default, "message": message,
+    }  # fmt: skip
 
 
 def _answer(name: str, wait: Mapping[str, Any]) -> Answer:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from struct import unpack
 from typing import Any, ClassVar, cast
 
-from penstock.simulator import content, documents
+from penstock.simulator import answers, content, documents
 from penstock.simulator.limits import Account, Rejection
 from penstock.simulator.provider import (
     MOST_TOKENS,
@@ -24,6 +24,7 @@ from penstock.simulator.provider import (
 )
 
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
+_ENDS = {"stop": "end_turn", "length": "max_tokens", "refusal": "refusal", "filter": "refusal"}
 _LIMIT_NAMES = {
     "rpm": "requests per minute",
     "tpm": "tokens per minute",
@@ -56,34 +57,51 @@ def _messages(request: ProviderRequest) -> Reply:
         raise Problem("invalid", "max_tokens: Field required", param="max_tokens")
     prompt = _prompt(request, messages)
     tool = _forced_tool(request)
+    used = content.tokens(prompt) + _image_tokens(messages)
     if tool is None:
-        text, is_cut = content.answer(prompt, request.seed, most)
-        block: dict[str, Any] = {"type": "text", "text": text}
+        config: Any = request.fields.get("output_config")
+        form: Any = cast("dict[str, Any]", config).get("format") if isinstance(config, dict) else None
+        schema = None if form is None else answers.schema_of(form, "output_config.format")
+        made = answers.write(request, prompt, most, schema)
+        blocks, end = _blocks(made), _ENDS[made.end]
     else:
-        text, is_cut = documents.fill(tool["input_schema"], prompt, request.seed), False
+        made = answers.Written(documents.fill(tool["input_schema"], prompt, request.seed), "stop", 0)
         block = {"type": "tool_use", "id": f"toolu_{request.number:08d}", "name": tool["name"]}
-        block["input"] = json.loads(text)
-    used, made = content.tokens(prompt) + _image_tokens(messages), content.tokens(text)
+        blocks, end = [{**block, "input": json.loads(made.text)}], "tool_use"
     message: dict[str, Any] = {
         "id": f"msg_{request.number:08d}",
         "type": "message",
         "role": "assistant",
         "model": model,
-        "content": [block],
-        "stop_reason": "max_tokens" if is_cut else "end_turn" if tool is None else "tool_use",
+        "content": blocks,
+        "stop_reason": end,
         "stop_sequence": None,
+        "stop_details": {"type": "refusal", "category": None, "explanation": made.text}
+        if _ENDS[made.end] == "refusal"
+        else None,
         "usage": {
             "input_tokens": used,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
-            "output_tokens": made,
+            "output_tokens": made.tokens,
+            "output_tokens_details": {"thinking_tokens": made.reasoning_tokens},
             "service_tier": "standard",
         },
     }
     is_stream = request.flag("stream")
     if is_stream and tool is not None:
         raise Problem("invalid", "stream: not supported with tool_choice here", param="stream")
-    return Reply(model, used, made, most, _events(message) if is_stream else [document(message)], is_stream)
+    parts = _events(message) if is_stream else [document(message)]
+    return Reply(model, used, made.tokens, most, parts, is_stream)
+
+
+def _blocks(made: answers.Written) -> list[dict[str, Any]]:
+    blocks: list[dict[str, Any]] = []
+    if made.reasoning_tokens:
+        blocks.append({"type": "thinking", "thinking": "", "signature": "simulated"})
+    if made.text and _ENDS[made.end] != "refusal":
+        blocks.append({"type": "text", "text": made.text})
+    return blocks
 
 
 def _forced_tool(request: ProviderRequest) -> dict[str, Any] | None:
@@ -128,7 +146,8 @@ def _prompt(request: ProviderRequest, messages: list[dict[str, Any]]) -> str:
 
 
 def _events(message: dict[str, Any]) -> list[bytes]:
-    usage, text = message["usage"], message["content"][0]["text"]
+    usage = message["usage"]
+    text = "".join(block.get("text", "") for block in message["content"])
     start: dict[str, Any] = {
         **message,
         "content": [],

@@ -19,6 +19,7 @@ from penstock.simulator.shield import ShieldConfig
 PROVIDERS: tuple[Provider, ...] = (OpenAI(), Anthropic())
 
 Fault = Literal["429", "500", "529", "timeout"]
+Outcome = Literal["refusal", "filter", "truncated"]
 
 FAULTS: dict[Fault, Reason] = {"429": "rate", "500": "error", "529": "overloaded", "timeout": "error"}
 """The response of each fault. `timeout` responds only after clients have given up."""
@@ -36,6 +37,12 @@ class Config(BaseModel):
     """Limits per key, by `provider/model`, `provider` or `default`; the most specific entry applies."""
     faults: dict[Fault, _Share] = {}
     """The share of admitted requests that fail with each fault."""
+    answers: dict[Outcome, _Share] = {}
+    """The share of a model's answers that it refuses, a filter stops, or the provider cuts off."""
+    reasoning_tokens: int = Field(default=0, ge=0, le=1_000_000)
+    """Tokens that a model thinks before each answer. They count as output, and against its limit."""
+    video_seconds: _Seconds = 0
+    """How long a video takes."""
     latency: tuple[_Seconds, _Seconds] = (0, 0)
     """Minimum and maximum seconds of a request."""
     quota_exhausted: bool = False
@@ -66,9 +73,9 @@ class Config(BaseModel):
                 )
         return value
 
-    @field_validator("faults")
+    @field_validator("faults", "answers")
     @classmethod
-    def _at_most_all(cls, value: dict[Fault, float]) -> dict[Fault, float]:
+    def _at_most_all(cls, value: dict[str, float]) -> dict[str, float]:
         if sum(value.values()) > 1:
             raise ValueError("the shares add up to more than 1")
         return value

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from struct import unpack
 from typing import Any, ClassVar, cast
 
-from penstock.simulator import content, documents
+from penstock.simulator import answers, content
 from penstock.simulator.limits import Account, Rejection
 from penstock.simulator.provider import (
     MOST_TOKENS,
@@ -24,6 +24,7 @@ from penstock.simulator.provider import (
 )
 
 _MOST_INPUTS, _MOST_DIMENSIONS, _MOST_IMAGES, _MOST_SPOKEN = 2048, 3072, 10, 4096
+_INCOMPLETE = {"length": "max_output_tokens", "filter": "content_filter"}
 _FORMATS = ("text", "json_object", "json_schema")
 _DATA_URL = re.compile(r"data:image/(?:png|jpeg|webp|gif);base64,([A-Za-z0-9+/]{44})")
 _IMAGE_TOKENS = 272  # a square picture of low quality
@@ -61,45 +62,48 @@ def _chat(request: ProviderRequest) -> Reply:
         raise Problem("invalid", "Unsupported value: 'n' must be 1 here.", param="n")
     most = request.count("max_completion_tokens", MOST_TOKENS) or request.count("max_tokens", MOST_TOKENS)
     prompt = "\n".join(content.texts(messages))
-    text, is_cut = _answer(request, prompt, most)
-    used, made = content.tokens(prompt) + _image_tokens(messages), content.tokens(text)
-    usage = {"prompt_tokens": used, "completion_tokens": made, "total_tokens": used + made}
+    made = answers.write(request, prompt, most, _schema(request.fields.get("response_format"), "json_schema"))
+    used = content.tokens(prompt) + _image_tokens(messages)
+    usage: dict[str, Any] = {
+        "prompt_tokens": used,
+        "completion_tokens": made.tokens,
+        "total_tokens": used + made.tokens,
+        "completion_tokens_details": {"reasoning_tokens": made.reasoning_tokens},
+    }
     head = {"id": f"chatcmpl-{request.number:08d}", "created": int(request.now), "model": model}
-    finish = "length" if is_cut else "stop"
+    finish = {"filter": "content_filter", "refusal": "stop"}.get(made.end, made.end)
     is_stream = request.flag("stream")
     if is_stream:
         options = request.fields.get("stream_options")
         with_usage = (
             isinstance(options, dict) and cast("dict[str, Any]", options).get("include_usage") is True
         )
-        parts = _chunks(head, text, finish, usage if with_usage else None)
+        parts = _chunks(head, made, finish, usage if with_usage else None)
     else:
-        message = {"role": "assistant", "content": text, "refusal": None}
+        is_refused = made.end == "refusal"
+        message = {
+            "role": "assistant",
+            "content": None if is_refused else made.text,
+            "refusal": made.text if is_refused else None,
+        }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
         parts = [document({**head, "object": "chat.completion", "choices": [choice], "usage": usage})]
-    return Reply(model, used, made, most or max(made, content.LONGEST_ANSWER), parts, is_stream)
+    return Reply(model, used, made.tokens, most or max(made.tokens, content.LONGEST_ANSWER), parts, is_stream)
 
 
-def _answer(request: ProviderRequest, prompt: str, most: int | None) -> tuple[str, bool]:
-    """The answer, which is a JSON document if the request asks for one, and whether it was truncated."""
-    wanted: Any = request.fields.get("response_format") or {"type": "text"}
+def _schema(wanted: Any, nested: str | None) -> dict[str, Any] | None:
+    """The schema of the answer that a request asks for; None: it may be any text."""
+    wanted = wanted or {"type": "text"}
     if not isinstance(wanted, dict) or cast("dict[str, Any]", wanted).get("type") not in _FORMATS:
         raise invalid(
             "response_format", f"an object with a type of {', '.join(_FORMATS)}", cast("object", wanted)
         )
     form = cast("dict[str, Any]", wanted)
     if form["type"] == "text":
-        return content.answer(prompt, request.seed, most)
-    schema: Any = {"type": "object", "properties": {"answer": {"type": "string"}}}
-    if form["type"] == "json_schema":
-        named: Any = form.get("json_schema")
-        schema = cast("dict[str, Any]", named).get("schema") if isinstance(named, dict) else None
-        if not isinstance(schema, dict):
-            raise invalid("response_format.json_schema", "an object with a schema", cast("object", named))
-    text = documents.fill(cast("dict[str, Any]", schema), prompt, request.seed)
-    if most is None or most >= content.tokens(text):
-        return text, False
-    return text[: most * 4], True
+        return None
+    if form["type"] == "json_object":
+        return {"type": "object", "properties": {"answer": {"type": "string"}}}
+    return answers.schema_of(form.get(nested) if nested else form, "response_format.json_schema")
 
 
 def _image_tokens(messages: list[dict[str, Any]]) -> int:
@@ -111,7 +115,9 @@ def _image_tokens(messages: list[dict[str, Any]]) -> int:
             found: Any = cast("dict[str, Any]", part).get("image_url") if isinstance(part, dict) else None
             if found is None:
                 continue
-            match = _DATA_URL.match(str(cast("dict[str, Any]", found).get("url", "")))
+            # An object with a URL in chat completions, the URL itself in responses.
+            url: Any = cast("dict[str, Any]", found).get("url", "") if isinstance(found, dict) else found
+            match = _DATA_URL.match(str(url))
             if match is None:
                 raise invalid("image_url", "a data URL of a PNG, JPEG, WebP or GIF", cast("object", found))
             head = b64decode(match[1][:44])
@@ -120,9 +126,12 @@ def _image_tokens(messages: list[dict[str, Any]]) -> int:
     return count
 
 
-def _chunks(head: dict[str, Any], text: str, finish: str, usage: dict[str, int] | None) -> list[bytes]:
+def _chunks(
+    head: dict[str, Any], made: answers.Written, finish: str, usage: dict[str, Any] | None
+) -> list[bytes]:
     deltas: list[dict[str, Any]] = [{"role": "assistant", "content": ""}]
-    deltas += [{"content": piece} for piece in content.pieces(text)]
+    part = "refusal" if made.end == "refusal" else "content"
+    deltas += [{part: piece} for piece in content.pieces(made.text)]
     choices: list[list[dict[str, Any]]] = [
         [{"index": 0, "delta": delta, "finish_reason": None}] for delta in deltas
     ]
@@ -144,28 +153,23 @@ def _responses(request: ProviderRequest) -> Reply:
     most = request.count("max_output_tokens", MOST_TOKENS)
     instructions = request.fields.get("instructions")
     prompt = "\n".join(content.texts([instructions, given]))
-    text, is_cut = content.answer(prompt, request.seed, most)
-    used, made = content.tokens(prompt), content.tokens(text)
-    status = "incomplete" if is_cut else "completed"
-    output: dict[str, Any] = {
-        "id": f"msg_{request.number:08d}",
-        "type": "message",
-        "role": "assistant",
-        "status": status,
-        "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}],
-    }
+    wanted: Any = request.fields.get("text") or {}
+    form: Any = cast("dict[str, Any]", wanted).get("format") if isinstance(wanted, dict) else wanted
+    made = answers.write(request, prompt, most, _schema(form, None))
+    used = content.tokens(prompt) + (_image_tokens(given) if isinstance(given, list) else 0)
+    status = "incomplete" if made.end in ("length", "filter") else "completed"
     reply: dict[str, Any] = {
         "id": f"resp_{request.number:08d}",
         "object": "response",
         "created_at": int(request.now),
         "status": status,
         "error": None,
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "incomplete_details": {"reason": _INCOMPLETE[made.end]} if status == "incomplete" else None,
         "instructions": instructions,
         "max_output_tokens": most,
         "metadata": {},
         "model": model,
-        "output": [output],
+        "output": _output(request.number, made, status),
         "parallel_tool_calls": True,
         "temperature": 1.0,
         "tool_choice": "auto",
@@ -174,12 +178,33 @@ def _responses(request: ProviderRequest) -> Reply:
         "usage": {
             "input_tokens": used,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": made,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": used + made,
+            "output_tokens": made.tokens,
+            "output_tokens_details": {"reasoning_tokens": made.reasoning_tokens},
+            "total_tokens": used + made.tokens,
         },
     }
-    return Reply(model, used, made, most or max(made, content.LONGEST_ANSWER), [document(reply)])
+    return Reply(
+        model, used, made.tokens, most or max(made.tokens, content.LONGEST_ANSWER), [document(reply)]
+    )
+
+
+def _output(number: int, made: answers.Written, status: str) -> list[dict[str, Any]]:
+    """The items of a response: reasoning, then the message."""
+    items: list[dict[str, Any]] = []
+    if made.reasoning_tokens:
+        items.append({"id": f"rs_{number:08d}", "type": "reasoning", "summary": []})
+    if made.text:
+        part: dict[str, Any] = {
+            "type": "output_text",
+            "text": made.text,
+            "annotations": [],
+            "logprobs": [],
+        }
+        if made.end == "refusal":
+            part = {"type": "refusal", "refusal": made.text}
+        message = {"id": f"msg_{number:08d}", "type": "message", "role": "assistant"}
+        items.append({**message, "status": status, "content": [part]})
+    return items
 
 
 def _embeddings(request: ProviderRequest) -> Reply:

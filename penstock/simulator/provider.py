@@ -50,6 +50,15 @@ class Problem(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Behavior:
+    """How a language model answers a request."""
+
+    outcome: Literal["refusal", "filter", "truncated"] | None = None
+    """None: it answers the whole question."""
+    reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class ProviderRequest:
     """A parsed request, with seed, number and time for the answer."""
 
@@ -58,6 +67,7 @@ class ProviderRequest:
     number: int
     """The number of the request, for ids."""
     now: float
+    behavior: Behavior = Behavior()
 
     def model(self) -> str:
         """The model's name."""

@@ -19,10 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from penstock.errors import Invalid, PenstockError
 from penstock.simulator import cloudconvert as converter
-from penstock.simulator import tokens
+from penstock.simulator import media, tokens
 from penstock.simulator.anthropic import count_tokens
 from penstock.simulator.cloudconvert_config import CloudConvertConfig
-from penstock.simulator.config import FAULTS, PROVIDERS, Fault, read
+from penstock.simulator.config import FAULTS, PROVIDERS, Fault, Outcome, read
 from penstock.simulator.limits import HOUR, Account, Amount, Limits
 from penstock.simulator.posthog import PATHS as SINK_PATHS
 from penstock.simulator.provider import Problem, Provider, ProviderRequest, Reply, document
@@ -54,6 +54,9 @@ async def serve(
     port: int = 0,
     limits: Limits | Mapping[str, Limits | Mapping[str, int]] | None = None,
     faults: Mapping[Fault, float] | None = None,
+    answers: Mapping[Outcome, float] | None = None,
+    reasoning_tokens: int = 0,
+    video_seconds: float = 0,
     latency: tuple[float, float] = (0, 0),
     quota_exhausted_after: int | None = None,
     sheets: SheetsConfig | Mapping[str, Any] | None = None,
@@ -65,9 +68,10 @@ async def serve(
 ) -> AsyncGenerator[Simulator]:
     """Run a simulator in this event loop during the block. Port 0 picks a free port.
 
-    `limits`: for all models, or by `provider/model`, `provider` or `default`. `sheets`: configuration of the
-    Sheets server, `cloudconvert` of CloudConvert, `shield` of the prompt shield. `clock`: returns
-    the time in seconds, for tests.
+    `limits`: for all models, or by `provider/model`, `provider` or `default`. `answers`: the share that
+    models refuse, filter or cut off; `reasoning_tokens`: how long they think before each answer. `sheets`:
+    configuration of the Sheets server, `cloudconvert` of CloudConvert, `shield` of the prompt shield.
+    `clock`: returns the time in seconds, for tests.
     """
     if not 0 < speed <= _FASTEST:
         raise Invalid(f"speed must be more than 0 and at most {_FASTEST:,} (got {speed:g})")
@@ -75,6 +79,8 @@ async def serve(
         {
             "limits": limits,
             "faults": faults or {},
+            "answers": answers or {},
+            **{"reasoning_tokens": reasoning_tokens, "video_seconds": video_seconds},
             "latency": latency,
             "quota_exhausted_after": quota_exhausted_after,
             **{"sheets": sheets or {}, "cloudconvert": cloudconvert or {}, "shield": shield or {}},
@@ -84,7 +90,22 @@ async def serve(
     listener = _listen(host, port)
     simulator.url = _url(*listener.getsockname()[:2])
     app = _Server(simulator)
-    server = uvicorn.Server(
+    server = _uvicorn(app)
+    # Not server.serve(), which installs signal handlers and polls for its end.
+    server.config.load()
+    server.lifespan = server.config.lifespan_class(server.config)
+    await server.startup(sockets=[listener])
+    try:
+        yield simulator
+    finally:
+        app.closing.set()
+        await simulator.cloudconvert.aclose()
+        await simulator.media.aclose()
+        await server.shutdown(sockets=[listener])
+
+
+def _uvicorn(app: _Server) -> uvicorn.Server:
+    return uvicorn.Server(
         uvicorn.Config(
             app,
             lifespan="off",
@@ -98,16 +119,6 @@ async def serve(
             timeout_graceful_shutdown=5,
         )
     )
-    # Not server.serve(), which installs signal handlers and polls for its end.
-    server.config.load()
-    server.lifespan = server.config.lifespan_class(server.config)
-    await server.startup(sockets=[listener])
-    try:
-        yield simulator
-    finally:
-        app.closing.set()
-        await simulator.cloudconvert.aclose()
-        await server.shutdown(sockets=[listener])
 
 
 def _url(address: str, port: int) -> str:
@@ -160,6 +171,8 @@ class _Server:
                 await exchange.collect()
             elif STRIPE_PATHS.match(exchange.path):
                 await exchange.bill()
+            elif media.PATHS.fullmatch(exchange.path):
+                await exchange.make_media()
             else:
                 await exchange.provide()
 
@@ -241,7 +254,9 @@ class _Exchange:
             raise Problem(
                 "invalid", "We could not parse the JSON body of your request: it must be an object."
             )
-        return endpoint(ProviderRequest(fields, self.simulator.seed, self.number, self.simulator.clock()))
+        simulator = self.simulator
+        now, behavior = simulator.clock(), simulator.behavior()
+        return endpoint(ProviderRequest(fields, simulator.seed, self.number, now, behavior))
 
     async def _work(self, provider: Provider, account: Account, slot: Slot, reply: Reply) -> None:
         headers = provider.limit_headers(account, self.simulator.clock())
@@ -349,6 +364,21 @@ class _Exchange:
         if self.simulator.config.shield.is_hanging:
             await self._wait_for_disconnect()
         await self._answer(_json(found, status))
+
+    # Speech, pictures, videos
+
+    async def make_media(self) -> None:
+        """Answer as ElevenLabs, Google Vision, Replicate or Runway."""
+        body = await self._body()
+        query = dict(QueryParams(self.scope["query_string"]))
+        await self._sleep(self.simulator.latency())
+        answer = self.simulator.media.respond(self.method, self.path, query, self.headers, body)
+        if answer.body is None:
+            response = _json(answer.document, answer.status)
+        else:
+            response = Response(answer.body, answer.status, media_type=answer.media_type)
+        response.headers.update(answer.headers)
+        await self._answer(response)
 
     # Stripe
 

@@ -13,8 +13,9 @@ from penstock.simulator.cloudconvert import CloudConvertServer
 from penstock.simulator.cloudconvert_config import CloudConvertStats
 from penstock.simulator.config import FAULTS, Config, Fault, read
 from penstock.simulator.limits import HOUR, Account, AccountStats, Admission, Amount, Rejection
+from penstock.simulator.media import MediaServer
 from penstock.simulator.posthog import TelemetrySink
-from penstock.simulator.provider import Problem, Provider, Reply
+from penstock.simulator.provider import Behavior, Problem, Provider, Reply
 from penstock.simulator.sheets import SheetsServer, SheetsStats
 from penstock.simulator.shield import ShieldServer, ShieldStats
 from penstock.simulator.stripe import StripeServer
@@ -93,6 +94,8 @@ class Simulator:
         """The simulated CloudConvert."""
         self.telemetry = TelemetrySink()
         """The events of product telemetry, and how the sink behaves."""
+        self.media = MediaServer(self.behavior, self.clock, lambda: self.config.video_seconds)
+        """Speech of ElevenLabs, pictures of Google Vision, videos of Replicate and Runway."""
         self.stripe = StripeServer(self.clock, seed)
         """The Stripe account: customers, subscriptions and webhooks."""
         self.shield = ShieldServer(lambda: self.config.shield)
@@ -108,7 +111,7 @@ class Simulator:
     def url(self, value: str) -> None:
         self._url = value
         self.sheets.tokens.url = f"{value}{tokens.PATH}"
-        self.cloudconvert.url = value
+        self.cloudconvert.url = self.media.url = value
 
     @property
     def openai_url(self) -> str:
@@ -119,6 +122,11 @@ class Simulator:
     def anthropic_url(self) -> str:
         """The `base_url` of an Anthropic client."""
         return self.url
+
+    @property
+    def media_url(self) -> str:
+        """The base URL of Replicate and Runway; ElevenLabs and Google Vision are at `url`."""
+        return f"{self.url}/v1"
 
     @property
     def sheets_url(self) -> str:
@@ -162,8 +170,10 @@ class Simulator:
         self._paid: Counter[tuple[str, str]] = Counter()
         # Separate generators, so that changing the latency does not change the faults.
         self._fault_chance, self._latency_chance = random.Random(self.seed), random.Random(self.seed)
+        self._answer_chance = random.Random(self.seed)
         self.sheets.reset()
         self.cloudconvert.reset()
+        self.media.reset()
         self.stripe.reset()
         self.shield.reset()
         self.telemetry.reset()
@@ -257,6 +267,15 @@ class Simulator:
                 self.faults[fault] += 1
                 return fault
         return None
+
+    def behavior(self) -> Behavior:
+        """How a model answers the next request."""
+        chance = self._answer_chance.random()
+        for outcome, share in self.config.answers.items():
+            chance -= share
+            if chance < 0:
+                return Behavior(outcome, self.config.reasoning_tokens)
+        return Behavior(None, self.config.reasoning_tokens)
 
     def latency(self) -> float:
         """Duration of the next request in seconds."""

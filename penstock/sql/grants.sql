@@ -74,8 +74,9 @@ to authenticated, service_role;
 -- The service: workers and operators.
 grant select on all tables in schema penstock to service_role;
 -- Secrets that must be read again are for functions only: take_notifications hands them to the sender that
--- signs, open_wait to the handler that sends the link.
+-- signs, open_wait to the handler that sends the link, get_provider_key to the worker that calls.
 revoke select on penstock.notification_secrets, penstock.wait_links from service_role;
+revoke select on penstock.provider_keys from service_role;
 grant execute on function
   penstock.claim_tasks(text, integer, text[], integer), penstock.heartbeat_task(bigint, text, bigint),
   penstock.heartbeat_tasks(text, jsonb, integer),
@@ -166,5 +167,7 @@ grant execute on function
   penstock.backpressure_delay(text, uuid, double precision),
   penstock.notify(uuid, text, text, jsonb),
   penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb),
-  penstock.take_notifications(integer), penstock.end_notification(uuid, integer, text, text)
+  penstock.take_notifications(integer), penstock.end_notification(uuid, integer, text, text),
+  penstock.set_provider_key(text, text, bytea, bytea, text, uuid), penstock.get_provider_key(text, uuid),
+  penstock.list_provider_keys(), penstock.remove_provider_key(text, uuid)
 to service_role;

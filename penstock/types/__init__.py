@@ -63,7 +63,7 @@ from penstock.types.operations import OPERATION_STATUSES, OperationCount, Operat
 from penstock.types.options import BulkOptions, JobOptions, OnFailure, OnLimit, TaskOptions, given
 from penstock.types.overview import Overview, OverviewProblem
 from penstock.types.prompts import Prompt, PromptFallback, PromptStats, PromptVersion, TrialRow, variables_of
-from penstock.types.providers import Provider, ProviderEvent, ProviderValues
+from penstock.types.providers import Provider, ProviderEvent, ProviderKey, ProviderValues, SealedKey
 from penstock.types.schedules import Missed, Schedule
 from penstock.types.sessions import Session
 from penstock.types.sheets import BindingKind, SheetBinding
@@ -175,6 +175,7 @@ __all__ = [
     "PromptVersion",
     "Provider",
     "ProviderEvent",
+    "ProviderKey",
     "ProviderValues",
     "Role",
     "RowCounts",
@@ -184,6 +185,7 @@ __all__ = [
     "Run",
     "Schedule",
     "Scope",
+    "SealedKey",
     "Session",
     "Setting",
     "SheetBinding",

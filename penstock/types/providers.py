@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal, TypedDict
 from uuid import UUID
@@ -70,3 +70,29 @@ class ProviderEvent:
     tenant_id: UUID | None
     event: Literal["refused", "exhausted", "opened", "changed"]
     details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SealedKey:
+    """The encrypted key of a provider."""
+
+    provider: str
+    tenant_id: UUID | None
+    """Whose key it is. None: for all tenants without an own one."""
+    host: str
+    """The only host that gets the key."""
+    sealed: bytes = field(repr=False)
+    wrapped_key: bytes = field(repr=False)
+    master_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderKey:
+    """The key of a provider, without the key."""
+
+    provider: str
+    tenant_id: UUID | None
+    host: str
+    master_id: str
+    created_by: str
+    created_at: datetime

@@ -16,12 +16,13 @@ from uuid import uuid4
 
 import structlog
 
-from penstock.contract import artifacts, jobs, tasks, waits
+from penstock.contract import artifacts, jobs, provider_keys, tasks, waits
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
 from penstock.sdk import bulk_guards
 from penstock.sdk.context import Context, Fail, Hooks, Reschedule
 from penstock.sdk.signature import decode
+from penstock.types import SealedKey
 from penstock.worker import outcome
 from penstock.worker.operations import Operations
 from penstock.worker.processes import Processes
@@ -426,14 +427,13 @@ class Execute(Hooks):
     async def report_signal(self, ctx: Context, signal: dict[str, Any]) -> None:
         if ctx.provider is not None:
             report = partial(
-                db.call,
-                self._calls,
-                "report_provider",
-                p_name=ctx.provider,
-                p_signal=db.Json(tasks.clean(signal)),
-                p_tenant_id=ctx.tenant_id,
-            )
+                db.call, self._calls, "report_provider", p_name=ctx.provider,
+                p_signal=db.Json(tasks.clean(signal)), p_tenant_id=ctx.tenant_id,
+            )  # fmt: skip
             await self._retry_while_unavailable(ctx, report)
+
+    async def sealed_key(self, ctx: Context, provider: str) -> SealedKey | None:
+        return await provider_keys.get(self._calls, provider=provider, tenant_id=ctx.tenant_id)
 
     def require_async(self) -> None:
         if threading.get_ident() != self._loop_thread:

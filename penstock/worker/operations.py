@@ -25,6 +25,10 @@ class Operations:
         call = partial(operations.unfinished, self._pool, job_id=ctx.job_id, task_id=ctx.task_id)
         return await self._retry(ctx, call)
 
+    async def provider(self, ctx: Context) -> str | None:
+        call = partial(operations.provider_of, self._pool, job_id=ctx.job_id, task_id=ctx.task_id)
+        return await self._retry(ctx, call)
+
     async def begin(self, ctx: Context, object: str, seconds: float) -> dict[str, Any]:
         by = {"task_id": ctx.task_id, "worker_id": ctx.worker_id, "lease": ctx.lease}
         return await self._retry(

@@ -17,6 +17,7 @@ from PIL import Image
 
 from penstock import Context, Fail, simulator
 from penstock.apps.intake import layout, models, passes, reading, scanning
+from penstock.providers import TextRequest
 from tests.apps import documents
 
 PDF = "application/pdf"
@@ -297,11 +298,11 @@ def test_facts_carry_the_box_that_they_come_from() -> None:
     assert (right["is_verified"], wrong["is_verified"]) == (True, False)
 
 
-def _asking(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[list[Any]]:
-    asked: list[list[Any]] = []
+def _asking(monkeypatch: pytest.MonkeyPatch, *answers: str) -> list[TextRequest]:
+    asked: list[TextRequest] = []
 
-    async def complete(ctx: Context, messages: list[Any], *_: object) -> str:
-        asked.append(messages)
+    async def complete(ctx: Context, wanted: TextRequest, *_: object) -> str:
+        asked.append(wanted)
         return answers[len(asked) - 1]
 
     monkeypatch.setattr(models, "_complete", complete)
@@ -318,7 +319,7 @@ async def test_bad_answer_is_repaired_once(monkeypatch: pytest.MonkeyPatch) -> N
     good = json.dumps({"facts": [_fact()]})
     asked = _asking(monkeypatch, "Of course! Here it is.", f"```json\n{good}\n```")
     assert (await _ask()).facts[0].value == "4.2"
-    assert len(asked) == 2 and "does not fit the schema" in asked[1][-1]["content"]
+    assert len(asked) == 2 and "does not fit the schema" in asked[1].turns[-1][1]
     _asking(monkeypatch, '{"facts": [', '{"facts": 3}')
     with pytest.raises(Fail) as failed:
         await _ask()

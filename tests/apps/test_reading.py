@@ -21,8 +21,7 @@ import av
 import pypdfium2
 import pytest
 
-from penstock import Fail, Worker, simulator, testing
-from penstock.apps import asking
+from penstock import Worker, simulator, testing
 from penstock.apps.reading import pages, sound, speech
 from penstock.apps.reading.app import app, declare, reading
 from penstock.apps.reading.settings import SIMULATOR
@@ -340,16 +339,6 @@ async def test_unknown_model_fails_permanently(
     assert job.status == "failed"
     [attempt] = db.execute("select error_code, error_message from penstock.attempts")
     assert attempt["error_code"] == "provider_refused" and "none-such" in attempt["error_message"]
-
-
-def test_key_is_sent_only_to_its_provider(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-real")
-    assert asking.openai_client("http://127.0.0.1:1/v1").api_key == "none"
-    assert asking.openai_client(None).api_key == "sk-real"
-    monkeypatch.delenv("OPENAI_API_KEY")
-    with pytest.raises(Fail) as refusal:
-        asking.openai_client(None)
-    assert refusal.value.code == "no_key"
 
 
 def test_paragraphs_are_split_for_the_speech_api() -> None:

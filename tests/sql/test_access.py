@@ -539,7 +539,7 @@ def check_members(sql: Contract, world: World, relation: str) -> None:
             assert texts(sql, relation) == everything, relation
 
 
-SECRETS = ("notification_secrets", "wait_links")
+SECRETS = ("notification_secrets", "wait_links", "provider_keys")
 """Only functions read these: see test_secrets."""
 
 

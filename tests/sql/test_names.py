@@ -55,6 +55,11 @@ STORING: list[tuple[str, str, dict[str, Any]]] = [
     ("take_webhook", "type", {"source": "stripe", "key": "x", "payload": Jsonb({})}),
     ("sign_in_identity", "subject", {"issuer": "https://example.org"}),
     ("bind_sheet", "account", {"tenant_id": TENANT}),
+    (
+        "set_provider_key",
+        "provider",
+        {"host": "h", "sealed": bytes(29), "wrapped_key": bytes(29), "master_id": "0" * 16},
+    ),
 ]
 
 _PARAMETERS = """

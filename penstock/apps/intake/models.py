@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import json
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import pydantic
 
-from penstock import Context, Fail, Retry
-from penstock.apps import asking
+from penstock import Context, Fail, providers
 from penstock.apps.intake import passes
+from penstock.providers import Image, Schema, TextRequest
 
 Model = TypeVar("Model", bound=pydantic.BaseModel)
 
@@ -26,15 +25,14 @@ async def ask(
     images: list[bytes] | None = None,
 ) -> Model:
     """The model's answer as `form`. Reports the usage of each call. A second bad answer fails the task."""
-    content: list[dict[str, Any]] = [{"type": "text", "text": prompt}]
-    for image in images or ():
-        data = base64.b64encode(image).decode()
-        content.append({"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}})
-    messages: list[Any] = [
-        {"role": "system", "content": passes.SYSTEM_PROMPT},
-        {"role": "user", "content": content if images else prompt},
-    ]
-    text, problem = await _complete(ctx, messages, form.__name__, schema, provider, url), ""
+    wanted = TextRequest(
+        prompt,
+        passes.OUTPUT_TOKENS,
+        system=passes.SYSTEM_PROMPT,
+        schema=Schema(form.__name__, schema),
+        images=tuple(Image(image) for image in images or ()),
+    )
+    text, problem = await _complete(ctx, wanted, provider, url), ""
     for is_last in (False, True):
         try:
             return form.model_validate_json(_unfenced(text))
@@ -45,46 +43,13 @@ async def ask(
             )
         if not is_last:
             ask_again = f"This does not fit the schema: {problem}. Answer with the corrected JSON document."
-            again = [
-                *messages,
-                {"role": "assistant", "content": text},
-                {"role": "user", "content": ask_again},
-            ]
-            text = await _complete(ctx, again, form.__name__, schema, provider, url)
+            again = replace(wanted, turns=(("assistant", text), ("user", ask_again)))
+            text = await _complete(ctx, again, provider, url)
     raise Fail(f"the model's answer does not fit the schema: {problem}"[:1000], code="bad_answer")
 
 
-async def _complete(
-    ctx: Context, messages: list[Any], name: str, schema: dict[str, Any], provider: str, url: str | None
-) -> str:
-    import openai
-
-    model = provider.partition("/")[2]
-    async with asking.openai_client(url) as client:
-        try:
-            response = await client.chat.completions.with_raw_response.create(
-                model=model,
-                max_tokens=passes.OUTPUT_TOKENS if url else openai.omit,
-                max_completion_tokens=openai.omit if url else passes.OUTPUT_TOKENS,
-                messages=messages,
-                response_format={"type": "json_schema", "json_schema": {"name": name, "schema": schema}},
-            )
-        except openai.APIStatusError as error:
-            raise asking.provider_error(error) from error
-        await ctx.areport_response(response)
-        completion = response.parse()
-    used = completion.usage
-    if ctx.provider is not None:
-        await ctx.ausage(
-            input_tokens=used.prompt_tokens if used else asking.tokens(json.dumps(messages)),
-            output_tokens=used.completion_tokens if used else passes.OUTPUT_TOKENS,
-        )
-    if not completion.choices:
-        raise Retry("the model returned no answer", code="empty_text")
-    choice = completion.choices[0]
-    if choice.message.refusal:
-        raise Fail(f"the model refused: {choice.message.refusal[:500]}", code="model_refused")
-    return choice.message.content or ""
+async def _complete(ctx: Context, wanted: TextRequest, provider: str, url: str | None) -> str:
+    return (await providers.ask(ctx, wanted, provider=provider, url=url)).text
 
 
 def _unfenced(text: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from penstock.apps.asking import SIMULATOR_URL
+from penstock.apps.addresses import SIMULATOR_URL
 
 MODEL = "openai/gpt-4o-mini"
 VISION_MODEL = "openai/gpt-4-vision"

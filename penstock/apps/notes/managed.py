@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock import guards
-from penstock.apps import asking
+from penstock import guards, providers
 from penstock.apps.notes.settings import anthropic_url
 from penstock.errors import Invalid, Unavailable
+from penstock.providers import anthropic_text
 from penstock.redaction import redact_personal
 from penstock.storage import content
 
@@ -67,9 +67,9 @@ def image_part(data: bytes) -> dict[str, Any]:
 
 def estimate(system: str, parts: list[dict[str, Any]], most: int) -> int:
     """An upper estimate of a call's tokens, for the capacity of the provider."""
-    text = sum(asking.tokens(part.get("text", "")) for part in parts)
+    text = sum(providers.tokens(part.get("text", "")) for part in parts)
     images = sum(1600 for part in parts if part["type"] == "image")
-    return asking.tokens(system) + text + images + most
+    return providers.tokens(system) + text + images + most
 
 
 async def ask(
@@ -81,7 +81,8 @@ async def ask(
     url = anthropic_url()
     tool: Any = {"name": "answer", "description": "Answer with this document.", "input_schema": form}
     messages: Any = [{"role": "user", "content": parts}]
-    async with asking.anthropic_client(url, _ATTEMPT_SECONDS) as client:
+    connection = providers.connect_with_environment("anthropic", url, _ATTEMPT_SECONDS)
+    async with anthropic_text.client(connection) as client:
         try:
             message = await client.messages.create(
                 model=model, max_tokens=most, system=system, messages=messages, tools=[tool],

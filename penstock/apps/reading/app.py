@@ -106,9 +106,9 @@ async def write(ctx: Context, number: int, plan: Plan) -> Text:
     title = plan.chapters[number - 1]
     ctx.progress(0, message=f"writing {number} of {len(plan.chapters)}: {title}")
     prompt = writing.question(plan.title, number, plan.chapters, plan.words)
-    answer = await writing.write(ctx, prompt, plan.words, settings())
+    answer = await writing.write(ctx, prompt, plan.words, plan.language, settings())
     text = Text(number=number, title=title, text=answer.text, words=len(answer.text.split()))
-    record = {**text.model_dump(), "model": ctx.provider, "output_tokens": answer.output_tokens}
+    record = {**text.model_dump(), "model": ctx.provider, "output_tokens": answer.units["output_tokens"]}
     await ctx.asave(f"{plan.name(number)}.json", _json(record), "application/json")
     return text
 
@@ -132,7 +132,7 @@ async def speak(ctx: Context, plan: Plan, text: Text, formats: list[Format]) -> 
         ]
         request: dict[str, Any] = {"formats": formats, "language": plan.language, "paragraphs": paragraphs}
         if chosen.voice_model:
-            request["recordings"] = await speech.record(ctx, paragraphs, target, chosen)
+            request["recordings"] = await speech.record(ctx, paragraphs, plan.language, target, chosen)
         made = await ctx.acompute(sound.make, request, target)
         return [
             File(
@@ -205,7 +205,8 @@ def reading(
     planned = plan.step(title, subtitle, chapters, language, words)
     texts: list[Any] = []
     for number in range(1, len(chapters) + 1):
-        units = writing.units(writing.question(title, number, chapters, words), words)
+        prompt = writing.question(title, number, chapters, words)
+        units = writing.units(prompt, words, language, chosen.model)
         texts.append(write.options(provider=chosen.model, units=units).step(number, planned))
     pdfs = [typeset.step(planned, text) for text in texts]
     formats = list(dict.fromkeys(audio))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from penstock.apps.asking import SIMULATOR_URL
+from penstock.apps.addresses import SIMULATOR_URL
 
 SIMULATOR = "simulator/gpt-demo"
 

@@ -5,26 +5,18 @@ Audio is streamed, so that a long text needs no more memory than a short one.
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
-import espeakng_loader  # pyright: ignore[reportMissingTypeStubs]
 import lameenc
 
 from penstock import Fail
+from penstock.providers.espeak import Voice
 
 KILOBITS = 128
-WORDS_PER_MINUTE = 150
-PAUSE_SECONDS = 0.6
 _SAMPLE = 2  # bytes
-# From espeak-ng's speak_lib.h.
-_SYNCHRONOUS, _DO_NOT_EXIT, _RATE, _CHARACTERS, _UTF8 = 2, 0x8000, 1, 1, 1
-_OK = 0
-_Heard = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)
 
 
 def make(request: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -50,67 +42,6 @@ def make(request: dict[str, Any], folder: Path) -> dict[str, Any]:
         "rate": rate,
         "seconds": round(samples / rate, 3),
     }
-
-
-@cache
-def _espeak() -> tuple[ctypes.CDLL, int]:
-    """The library and its sample rate."""
-    library = ctypes.CDLL(espeakng_loader.get_library_path())
-    data = espeakng_loader.get_data_path().encode()
-    rate = library.espeak_Initialize(_SYNCHRONOUS, 0, data, _DO_NOT_EXIT)
-    if rate <= 0:
-        raise RuntimeError(f"espeak-ng failed to initialize (code {rate})")
-    return library, rate
-
-
-class Voice:
-    """espeak-ng in this process. Its state is global, so only one voice can be used at a time."""
-
-    def __init__(self, language: str) -> None:
-        library, self.rate = _espeak()
-        # Voice names are such as en, en-us, pt-br. Fall back from the region to the language.
-        for name in (language.lower(), language.lower().partition("-")[0]):
-            if library.espeak_SetVoiceByName(name.encode()) == _OK:
-                break
-        else:
-            raise Fail(f"espeak-ng has no voice for {language!r}", code="unknown_voice")
-        library.espeak_SetParameter(_RATE, WORDS_PER_MINUTE, 0)
-        self._library = library
-        self._pieces: list[bytes] = []
-        # Keep a reference, because the library still calls it.
-        self._callback = _Heard(self._hear)
-        library.espeak_SetSynthCallback(self._callback)
-
-    def _hear(self, samples: Any, count: int, _events: Any) -> int:
-        if samples and count > 0:
-            self._pieces.append(ctypes.string_at(samples, count * _SAMPLE))
-        return 0
-
-    def say(self, paragraphs: Iterable[str]) -> Generator[bytes]:
-        """Speak the paragraphs with a pause between them. Yields samples."""
-        pause = bytes(round(self.rate * PAUSE_SECONDS) * _SAMPLE)
-        for number, paragraph in enumerate(paragraphs):
-            if number:
-                yield pause
-            for sentences in _short(paragraph):
-                # As plain text, without SSML or phonemes.
-                words = sentences.encode() + b"\0"
-                code = self._library.espeak_Synth(
-                    words, ctypes.c_size_t(len(words)), 0, _CHARACTERS, 0, _UTF8, None, None
-                )
-                if code != _OK:
-                    raise RuntimeError(f"espeak-ng failed (code {code})")
-                yield from self._pieces
-                self._pieces.clear()
-
-
-def _short(paragraph: str, most: int = 2000) -> Generator[str]:
-    """Split a paragraph into pieces, at the end of a sentence or word if possible."""
-    while len(paragraph) > most:
-        end = max(paragraph.rfind(". ", 0, most), 0) or max(paragraph.rfind(" ", 0, most), 0) or most - 1
-        yield paragraph[: end + 1]
-        paragraph = paragraph[end + 1 :]
-    yield paragraph
 
 
 def _recorded(files: list[Path], rate: int) -> Generator[bytes]:

@@ -1,35 +1,27 @@
-"""Speech from a provider with an OpenAI-compatible API (`/v1/audio/speech`)."""
+"""Speech from the provider in `READING_VOICE_MODEL`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from penstock import Context
-from penstock.apps.asking import openai_client, provider_error
+from penstock import Context, providers
 from penstock.apps.reading.settings import Settings
 
 MOST_CHARACTERS = 4000
-"""Characters per request. The API accepts 4096."""
+"""Characters per request. OpenAI accepts 4096, ElevenLabs 5000 or more."""
 
 
-async def record(ctx: Context, paragraphs: list[str], folder: Path, settings: Settings) -> list[str]:
+async def record(
+    ctx: Context, paragraphs: list[str], language: str, folder: Path, settings: Settings
+) -> list[str]:
     """Record the paragraphs. Returns the names of the recordings in `folder`, in order."""
-    import openai
-
-    model = (ctx.provider or settings.voice_model or "").partition("/")[2]
+    provider = ctx.provider or settings.voice_model or ""
     files: list[str] = []
-    async with openai_client(settings.voice_url) as client:
-        for text in pieces(paragraphs):
-            try:
-                response = await client.audio.speech.create(
-                    model=model, voice=settings.voice, input=text, response_format="wav"
-                )
-            except openai.APIStatusError as error:
-                raise provider_error(error) from error
-            files.append(f"{len(files):03d}.wav")
-            folder.joinpath(files[-1]).write_bytes(await response.aread())
-            if ctx.provider is not None:
-                await ctx.ausage(requests=1, characters=len(text))
+    for text in pieces(paragraphs):
+        wanted = providers.SpeechRequest(text, settings.voice, language)
+        answer = await providers.ask(ctx, wanted, provider=provider, url=settings.voice_url)
+        files.append(f"{len(files):03d}.wav")
+        folder.joinpath(files[-1]).write_bytes(answer.data or b"")
     return files
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from penstock import Context
-from penstock.apps import asking
+from penstock import Context, providers
 from penstock.apps.reading.settings import Settings
 
 _SYSTEM_PROMPT = "You write small books for curious readers, in plain, exact and unhurried prose."
 
 
-def units(prompt: str, words: int) -> dict[str, int]:
+def units(prompt: str, words: int, language: str, provider: str) -> dict[str, int]:
     """The most units that a text of this length can use, for the reservation."""
-    return {"input_tokens": asking.tokens(_SYSTEM_PROMPT + prompt), "output_tokens": words * 2 + 100}
+    return {
+        "input_tokens": providers.tokens(_SYSTEM_PROMPT + prompt),
+        "output_tokens": _most_tokens(words, language) + providers.room_to_think(provider),
+    }
 
 
 def question(book: str, number: int, chapters: list[str], words: int) -> str:
@@ -25,13 +27,14 @@ def question(book: str, number: int, chapters: list[str], words: int) -> str:
     )
 
 
-async def write(ctx: Context, prompt: str, words: int, settings: Settings) -> asking.Completion:
+async def write(ctx: Context, prompt: str, words: int, language: str, settings: Settings) -> providers.Answer:
     """Call the task's provider."""
-    return await asking.ask(
-        ctx,
-        prompt,
-        provider=ctx.provider or settings.model,
-        system_prompt=_SYSTEM_PROMPT,
-        most_tokens=units(prompt, words)["output_tokens"],
-        url=settings.url,
+    wanted = providers.TextRequest(
+        prompt, _most_tokens(words, language), system=_SYSTEM_PROMPT, language=language
     )
+    return await providers.ask(ctx, wanted, provider=ctx.provider or settings.model, url=settings.url)
+
+
+def _most_tokens(words: int, language: str) -> int:
+    """A limit, not an estimate: English words have about 1.3 tokens, those of other languages up to four."""
+    return words * (2 if language.lower().startswith("en") else 4) + 100

@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
 from penstock import Fail, Retry
-from penstock.apps import asking
 from penstock.apps.slides.settings import Settings
+from penstock.settings import is_loopback
 
 MAX_BYTES = 20 << 20
 """The largest thumbnail that is downloaded."""
@@ -25,7 +26,9 @@ async def connect(chosen: Settings) -> AsyncGenerator[Client]:
     """A client for the block. Network errors become Retry, and answers that no retry can fix Fail."""
     try:
         async with httpx.AsyncClient(
-            timeout=chosen.answer_timeout, trust_env=not asking.is_here(chosen.url), follow_redirects=False
+            timeout=chosen.answer_timeout,
+            trust_env=not is_loopback(urlsplit(chosen.url).hostname or ""),
+            follow_redirects=False,
         ) as http:
             yield Client(http, chosen)
     except httpx.HTTPStatusError as error:

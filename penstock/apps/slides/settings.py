@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from penstock import Fail
-from penstock.apps import asking
+from penstock.settings import is_loopback
 
 API = "https://api.cloudconvert.com/v2"
 
@@ -34,7 +35,9 @@ class Settings:
 def settings() -> Settings:
     """Read the settings from the environment."""
     url = os.environ.get("CLOUDCONVERT_URL") or API
-    key = os.environ.get("CLOUDCONVERT_API_KEY") or ("local" if asking.is_here(url) else "")
+    key = os.environ.get("CLOUDCONVERT_API_KEY") or (
+        "local" if is_loopback(urlsplit(url).hostname or "") else ""
+    )
     if not key:
         raise Fail("environment variable CLOUDCONVERT_API_KEY is not set", code="no_key")
     public = os.environ.get("SLIDES_PUBLIC_URL")

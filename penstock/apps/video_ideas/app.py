@@ -14,10 +14,9 @@ from typing import Annotated, Any, Literal, cast
 
 from pydantic import BaseModel, Field, model_validator
 
-from penstock import App, Context, Fail
-from penstock.apps import asking
+from penstock import App, Context, Fail, providers
 from penstock.apps.video_ideas import scripts
-from penstock.apps.video_ideas.settings import url_of
+from penstock.apps.video_ideas.settings import check_seconds, url_of
 
 try:
     from penstock.apps.video_ideas import films
@@ -35,6 +34,7 @@ _LINES: dict[Quality, int] = {"360p": 360, "720p": 720}
 _BYTES_PER_SECOND: dict[Quality, int] = {"360p": 30_000, "720p": 150_000}
 
 app = App(tenant="video_ideas", schema="video_ideas", sql=Path(__file__).parent / "sql")
+providers.receive_webhooks(app)
 
 
 class Idea(BaseModel):
@@ -45,6 +45,7 @@ class Idea(BaseModel):
     format: Shape = "landscape"
     quality: Quality = "360p"
     seconds: Annotated[int, Field(ge=2, le=60)] = 6
+    language: Annotated[str | None, Field(pattern=r"^[A-Za-z]{2,3}(-[A-Za-z0-9]{2,8})*$")] = None
 
     @model_validator(mode="before")
     @classmethod
@@ -86,22 +87,24 @@ async def write(ctx: Context, idea: Idea) -> Script:
     ctx.progress(0, message=f"writing {idea.title}")
     provider = ctx.provider or "simulator/gpt-brook"
     prompt = scripts.question(idea.title, idea.idea, idea.seconds)
-    answer = await asking.ask(
-        ctx,
-        prompt,
-        provider=provider,
-        system_prompt=scripts.SYSTEM_PROMPT,
-        most_tokens=scripts.units(prompt, idea.seconds)["output_tokens"],
-        url=url_of(provider),
+    wanted = providers.TextRequest(
+        prompt, scripts.most_tokens(idea.seconds), system=scripts.SYSTEM_PROMPT, language=idea.language
     )
+    answer = await providers.ask(ctx, wanted, provider=provider, url=url_of(provider))
     return Script(scenes=scripts.scenes(answer.text, scripts.count(idea.seconds)), model=provider)
 
 
 @app.task(kind="render", timeout="10m")
 async def render(ctx: Context, idea: Idea, script: Script) -> Video:
-    """Render and encode the film in a subprocess."""
+    """Render the film at the task's provider: one of the studios on this machine, or a provider of video."""
     ctx.progress(0, message=f"rendering {idea.title}")
-    studio = ctx.provider or "studio/sketch"
+    studio = await ctx.aoperation_provider() or "studio/sketch"
+    if studio.partition("/")[0] == "studio":
+        return await _render_here(ctx, idea, script, studio)
+    return await _render_there(ctx, idea, script, studio)
+
+
+async def _render_here(ctx: Context, idea: Idea, script: Script, studio: str) -> Video:
     if studio not in STUDIOS:
         raise Fail(f"unknown studio {studio!r} (known: {', '.join(STUDIOS)})", code="unknown_studio")
     rate, crf = STUDIOS[studio]
@@ -113,16 +116,46 @@ async def render(ctx: Context, idea: Idea, script: Script) -> Video:
         made = await ctx.acompute(films.render, idea.title, scenes, str(path), film)
         # Reported separately, because rendering costs money even if the file cannot be stored.
         await ctx.ausage(seconds=made.seconds)
-        saved = await ctx.asave(re.sub(r"[/\\]", "-", idea.title) + ".mp4", path, "video/mp4")
+        saved = await ctx.asave(_file_name(idea), path, "video/mp4")
         await ctx.ausage(requests=0, video_bytes=made.bytes)
+    return _video(saved, studio, made.seconds, made.frames, (width, height))
+
+
+async def _render_there(ctx: Context, idea: Idea, script: Script, provider: str) -> Video:
+    """Hand the film to a provider and wait without a worker."""
+    width, height = _size(idea)
+
+    async def save(answer: providers.Answer) -> dict[str, Any]:
+        data = answer.data or b""
+        measured = await ctx.acompute(films.measure, data)
+        saved = await ctx.asave(_file_name(idea), data, "video/mp4")
+        return _video(saved, provider, *measured).model_dump()
+
+    made = await providers.operate(
+        ctx,
+        providers.VideoRequest(scripts.film_prompt(idea.title, script.scenes), idea.seconds, width, height),
+        provider=provider,
+        object=f"film:{ctx.task_id}",
+        save=save,
+        url=url_of(provider),
+        checks=check_seconds(),
+    )
+    return Video.model_validate(made)
+
+
+def _file_name(idea: Idea) -> str:
+    return re.sub(r"[/\\]", "-", idea.title) + ".mp4"
+
+
+def _video(saved: dict[str, Any], provider: str, seconds: float, frames: int, size: tuple[int, int]) -> Video:
     return Video(
         **saved,
         url=f"/api/artifacts/{saved['artifact_id']}",
-        seconds=made.seconds,
-        frames=made.frames,
-        width=width,
-        height=height,
-        provider=studio,
+        seconds=seconds,
+        frames=frames,
+        width=size[0],
+        height=size[1],
+        provider=provider,
     )
 
 

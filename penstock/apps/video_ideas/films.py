@@ -9,6 +9,7 @@ Runs in a subprocess and depends on nothing else of the app. The same script mak
 from __future__ import annotations
 
 import hashlib
+import io
 import math
 import os
 import unicodedata
@@ -95,6 +96,15 @@ def render(title: str, scenes: list[Scene], path: str, film: Film) -> Made:
             out.mux(stream.encode(frame))
         out.mux(stream.encode(None))
     return Made(count, count / film.rate, os.path.getsize(path))
+
+
+def measure(data: bytes) -> tuple[float, int, tuple[int, int]]:
+    """Seconds, frames and size in pixels of a film; raises an error if it is none."""
+    with av.open(io.BytesIO(data), "r") as film:
+        stream = film.streams.video[0]
+        count = sum(1 for _ in film.decode(stream))
+        seconds = count / float(stream.average_rate or 1)
+        return round(seconds, 3), count, (stream.codec_context.width, stream.codec_context.height)
 
 
 def frames(title: str, scenes: list[Scene], film: Film) -> Iterator[Image.Image]:

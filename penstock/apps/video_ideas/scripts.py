@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from penstock.apps import asking
+from penstock import providers
 
 SYSTEM_PROMPT = "You write scripts for very short films: plain, concrete, one thought in a scene."
 MOST_CHARACTERS = 2000
@@ -26,7 +26,12 @@ def words(seconds: int) -> int:
 
 def units(prompt: str, seconds: int) -> dict[str, int]:
     """The most units that a script can use, for the reservation."""
-    return {"input_tokens": asking.tokens(SYSTEM_PROMPT + prompt), "output_tokens": words(seconds) * 2 + 100}
+    return {"input_tokens": providers.tokens(SYSTEM_PROMPT + prompt), "output_tokens": most_tokens(seconds)}
+
+
+def most_tokens(seconds: int) -> int:
+    """A limit of the answer's tokens, for the languages with the longest words."""
+    return words(seconds) * 4 + 200
 
 
 def question(title: str, idea: str, seconds: int) -> str:
@@ -38,6 +43,12 @@ def question(title: str, idea: str, seconds: int) -> str:
         f"{count(seconds)} scenes. Begin each with a line of `## ` and a short heading, then say in one or "
         f"two sentences what is seen. Use no other markup.{about} The film's title is:\n“{plain}”"
     )
+
+
+def film_prompt(title: str, found: list[tuple[str, str]]) -> str:
+    """The prompt for a provider that makes the film of a script."""
+    shots = " ".join(f"{heading.rstrip('.')}: {text}".strip(": ") for heading, text in found)
+    return f"A short film, “{title}”. {shots}"
 
 
 def scenes(text: str, most: int) -> list[tuple[str, str]]:

@@ -1,0 +1,1 @@
+drop table penstock.provider_keys;
