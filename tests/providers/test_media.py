@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import inspect
 import io
 import json
 import wave
+from decimal import Decimal
 from typing import Any
 
 import pytest
 
 from penstock import Context, Fail, Retry, simulator
 from penstock.providers import (
+    Adapter,
     Answer,
     Connection,
     Image,
@@ -20,7 +23,9 @@ from penstock.providers import (
     VideoRequest,
     VisionRequest,
     adapter,
+    adapters,
     ask,
+    catalogue,
 )
 from penstock.providers.connection import Key, host_of
 from penstock.providers.hosts import OWN
@@ -147,7 +152,7 @@ async def test_requests_have_the_documented_form(wire: Wire) -> None:
 
 
 async def test_local_voice_speaks_without_a_key() -> None:
-    """R0.10/interface: espeak-ng behind the same interface as the providers."""
+    """espeak-ng behind the same interface as the providers."""
     answer = await ask(Context.fake(), SpeechRequest("Water runs.", "", "en"), provider="espeak/local")
     with wave.open(io.BytesIO(answer.data or b"")) as sound:
         assert sound.getnframes() / sound.getframerate() > 0.4
@@ -193,6 +198,20 @@ async def test_simulated_providers_make_videos(provider: str) -> None:
         with pytest.raises(Fail) as filtered:
             await how.check(connection, made.external_id)
     assert filtered.value.code == "content_filtered"
+
+
+def test_all_adapters_share_one_interface() -> None:
+    """R0.10/interface: submit, check, cancel, limits, and units that the catalogue prices."""
+    found = [each for group in adapters().values() for each in group]
+    made = {medium for each in found for medium in each.media}
+    assert made == {"text", "speech", "vision", "video"} and len(found) >= 8
+    for each in found:
+        for name in ("submit", "check", "cancel", "limits"):
+            expected = inspect.signature(getattr(Adapter, name)).parameters
+            assert list(inspect.signature(getattr(type(each), name)).parameters) == list(expected), each
+        assert each.limits(429, {"retry-after": "3"})["retry_after_seconds"] == 3
+    answer = Answer({"input_tokens": 100, "output_tokens": 10}, "x")
+    assert catalogue.price("anthropic/claude-sonnet-5-5", answer.units) == Decimal("0.0003")
 
 
 def test_unknown_medium_of_a_provider_is_refused() -> None:
