@@ -49,7 +49,7 @@ async def connect(ctx: Context, provider: str, url: str | None = None) -> Connec
 
 
 def connect_with_environment(name: str, url: str | None = None, seconds: float = SECONDS) -> Connection:
-    """The connection of a provider that is known by name, for code outside of tasks: the key of the environment.
+    """The connection of a provider known by name, for code outside of tasks, with the key of the environment.
 
     It goes to the provider's own host only.
     """
