@@ -291,9 +291,9 @@ async def test_poor_pages_go_to_the_vision_model(
     asked: list[tuple[str, bool]] = []
     complete = models._complete
 
-    async def watch(ctx: Any, messages: list[Any], name: str, *rest: Any) -> str:
-        asked.append((f"{name} {rest[1]}", isinstance(messages[1]["content"], list)))
-        return await complete(ctx, messages, name, *rest)
+    async def watch(ctx: Any, wanted: Any, provider: str, url: str | None) -> str:
+        asked.append((f"{wanted.schema.name} {provider}", bool(wanted.images)))
+        return await complete(ctx, wanted, provider, url)
 
     monkeypatch.setattr(models, "_complete", watch)
     file = upload(site, ann, blurred, name="scan.png", content_type="image/png")
