@@ -1549,6 +1549,30 @@ table penstock.provider_events
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.provider_keys
+  comment: Keys of providers, for all tenants or for one. Only functions read them.
+  row security: enabled
+  column tenant_id: uuid
+  column provider: text not null
+  column host: text not null
+  column sealed: bytea not null
+  column wrapped_key: bytea not null
+  column master_id: text not null
+  column created_by: text not null
+  column created_at: timestamp with time zone not null
+  comment on column tenant_id: Whose key it is; null: for all tenants without an own one.
+  comment on column host: The only host that gets the key.
+  comment on column sealed: The key, encrypted with a key of its own (AES-256-GCM); provider, host and tenant are authenticated with it.
+  comment on column wrapped_key: The key of sealed, encrypted with the master key.
+  comment on column master_id: Which master key: the beginning of its SHA-256.
+  constraint provider_keys_host_check: CHECK (((length(host) >= 1) AND (length(host) <= 253) AND (host = lower(host))))
+  constraint provider_keys_master_id_check: CHECK ((master_id ~ '^[0-9a-f]{16}$'::text))
+  constraint provider_keys_provider_check: CHECK ((provider ~ '^[a-z0-9][a-z0-9_.-]{0,99}$'::text))
+  constraint provider_keys_sealed_check: CHECK (((octet_length(sealed) >= 29) AND (octet_length(sealed) <= 10000)))
+  constraint provider_keys_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  constraint provider_keys_tenant_id_provider_key: UNIQUE NULLS NOT DISTINCT (tenant_id, provider)
+  constraint provider_keys_wrapped_key_check: CHECK (((octet_length(wrapped_key) >= 29) AND (octet_length(wrapped_key) <= 200)))
+
 table penstock.ready
   comment: Tasks that may be claimed now, ordered by slots of virtual time. Rows are inserted and deleted, rarely updated.
   row security: enabled
@@ -6367,6 +6391,15 @@ function penstock.get_job(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.get_provider_key(text, uuid)
+  arguments: p_provider text, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: TABLE(provider text, tenant_id uuid, host text, sealed bytea, wrapped_key bytea, master_id text)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6d3ad2062c1b819b7178f7c5b110d8ea
+  comment: The encrypted key of a provider: the tenant's own, or the one for all tenants. For workers.
+  grant to service_role: execute
+
 function penstock.get_setting(text)
   arguments: p_name text
   returns: jsonb
@@ -6554,6 +6587,14 @@ function penstock.list_keys(uuid)
   body: sha256 73b11fc38a7bbbb2cac27b335181bb41
   comment: Lists the API keys of a tenant; for the service without p_tenant_id, worker and service keys.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.list_provider_keys()
+  returns: TABLE(provider text, tenant_id uuid, host text, master_id text, created_by text, created_at timestamp with time zone)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 fb461b4c79cd37586afd405f10d1b2a8
+  comment: The keys of providers, without the keys.
   grant to service_role: execute
 
 function penstock.list_sessions(uuid)
@@ -7063,6 +7104,15 @@ function penstock.remove_notification_target(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.remove_provider_key(text, uuid)
+  arguments: p_provider text, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e2103e31b75426421ccb64b87b91be65
+  comment: Removes the key of a provider, for all tenants or that of one.
+  grant to service_role: execute
+
 function penstock.remove_schedule(uuid)
   arguments: p_schedule_id uuid
   returns: boolean
@@ -7428,6 +7478,15 @@ function penstock.set_provider(text, jsonb, uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 bec0927c79653e1cc3158f9fea388a99
   comment: Creates or changes a provider endpoint, for all tenants or for one: status, requests_per_minute, requests_per_hour, tokens_per_minute, tokens_per_hour, concurrency, default_tokens, backpressure_threshold, backpressure_delay_seconds, depth_limit, features, hosts (whose answers count). Null: no limit. Takes effect at once.
+  grant to service_role: execute
+
+function penstock.set_provider_key(text, text, bytea, bytea, text, uuid)
+  arguments: p_provider text, p_host text, p_sealed bytea, p_wrapped_key bytea, p_master_id text, p_tenant_id uuid DEFAULT NULL::uuid
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ad46886f7ed31aa7dcc99c8b37f594c7
+  comment: Stores the encrypted key of a provider, for all tenants or for one, and replaces the one before.
   grant to service_role: execute
 
 function penstock.set_schedule(text, text, text, timestamp with time zone, jsonb)
