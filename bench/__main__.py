@@ -37,6 +37,7 @@ from bench import (
     slides,
     startup,
     uploads,
+    waits,
 )
 from bench.measure import Figure, System
 from bench.peers import NAMES, load
@@ -69,6 +70,7 @@ PARTS = (
     "intake",
     "uploads",
     "routes",
+    "waiting",
 )
 QUICK = PARTS[: PARTS.index("held") + 1]
 """The queue compared with its peers and with PostgreSQL; takes a few minutes."""
@@ -172,6 +174,7 @@ def main() -> None:
         show("intake", intake.measure)
         show("uploads", uploads.measure)
         show("routes", lambda: routes.figures(new(), size(1000, 200)))
+        show("waiting", lambda: waits.measure(new(), new(), size(1_000_000, 20_000), size(1500, 200)))
     save(figures, arguments.json, parts)
 
 

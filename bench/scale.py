@@ -472,7 +472,7 @@ def page(figures: list[Figure]) -> str | None:
         "  need 9,600 busy slots, so 20 workers would have to run 480 each.",
         "- **One database is enough for 1,000 jobs per minute.** Towards 10,000 the bottleneck is the notification of every worker",
         "  at each change of the queue. That is why workers back off after an empty claim, and why you should spread kinds over",
-        "  separate pools of workers (`penstock worker --kinds`).",
+        "  separate pools of workers (`penstock worker MODULE:APP --kinds KIND`).",
         "- **Beyond that, use several databases.** Every key starts with the tenant, so tenants can be spread over several",
         "  databases, each with its own workers.",
         "- **Providers' limits come much earlier**: 10,000 jobs per minute are 160,000 calls per minute for the text alone.",

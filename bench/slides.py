@@ -1,21 +1,21 @@
 """The app slides at 1,000 times the volume of its reference: `python -m bench --only slides`.
 
-Medians and p99 of one client, each beside a bare statement that reads or writes the same rows without any
-rule: reserve a thumbnail, the status of a slide, a recorded failure with its detection of streaks, and the
-retroactive selection of 500 slides. Also reservations of one tenant by eight clients.
+pgbench runs each call of R4.7 beside a bare statement that reads or writes the same rows without any rule:
+reserve a thumbnail, the status of a slide, a recorded failure with its detection of streaks, and the
+retroactive selection of 500 slides. One client, with and without statistics of the tables; eight clients;
+and eight clients on the quota of one tenant. Medians and p99 of the transactions that pgbench logs.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
-import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+import subprocess
+import tempfile
+from pathlib import Path
 
 import psycopg
 
+from bench.engine import pgbench
 from bench.measure import Figure, percentile
 from penstock.apps.slides.app import app
 
@@ -62,13 +62,33 @@ create table bare_failures (id bigint generated always as identity primary key,
 create index on bare_failures (scope, id desc);
 insert into bare_failures (scope, message) select scope, message from penstock.failures;
 """
-_BARE_FAILURE = """
-with added as (insert into bare_failures (scope, message) values ('event:' || %s, 'no route') returning scope)
-select count(*) from (select 1 from bare_failures f join added a on a.scope = f.scope limit 3) as x"""
-_BARE_SELECTION = """
-update slides.slides set thumbnail_status = 'pending' where tenant_id = %s and id = any (array(
-  select id from slides.slides where tenant_id = %s and event_id = %s and thumbnail_status = 'none'
-  order by id limit 500 for update))"""
+# What a transaction of each script does; {events}, {slides} and {big} are numbers of rows.
+_EVENT = "\\set n random(1, {events})\n"
+_OF_EVENT = "from slides.events where id = md5('event ' || :n)::uuid;\n"
+_BIG = (
+    "\\set n random(1, {big})\n"
+    "select tenant_id, id as event_id from slides.events "
+    "where id = md5('event ' || :n)::uuid \\gset\nbegin;\n"
+)
+_SLIDE = "\\set n random(1, {slides})\n"
+SCRIPTS = {
+    "reserve": _EVENT + "select slides.check_and_increment_thumbnail_quota(tenant_id) " + _OF_EVENT,
+    "reserve_bare": _EVENT + "update bare_quota set used = used + 1 where used < total and tenant_id = "
+    "(select tenant_id from slides.events where id = md5('event ' || :n)::uuid) returning used;\n",
+    "status": _SLIDE + "select slides.thumbnail_status(md5('slide ' || :n)::uuid);\n",
+    "status_bare": _SLIDE + "select * from slides.slides where id = md5('slide ' || :n)::uuid;\n",
+    "failures": _EVENT + "select penstock.record_outcome(tenant_id, 'event:' || id, false, 'slide', "
+    "'network_error', 'no route') " + _OF_EVENT,
+    "failures_bare": _EVENT + "with added as (insert into bare_failures (scope, message) "
+    "select 'event:' || md5('event ' || :n)::uuid, 'no route' returning scope) select count(*) from "
+    "(select from bare_failures f join added a on a.scope = f.scope limit 3) as x;\n",
+    "retroactive": _BIG
+    + "select slides.select_slides(:tenant_id, :event_id, gen_random_uuid(), 500);\nrollback;\n",
+    "retroactive_bare": _BIG + "update slides.slides set thumbnail_status = 'pending' where tenant_id = "
+    ":tenant_id and id = any (array(select id from slides.slides where tenant_id = :tenant_id and "
+    "event_id = :event_id and thumbnail_status = 'none' order by id limit 500 for update));\nrollback;\n",
+    "reserve_hot": "\\set n 1\nselect slides.check_and_increment_thumbnail_quota(tenant_id) " + _OF_EVENT,
+}
 
 
 def measure(dsn: str, slides: int, calls: int) -> list[Figure]:
@@ -76,116 +96,51 @@ def measure(dsn: str, slides: int, calls: int) -> list[Figure]:
     app.migrate(dsn)
     sizes = {"slides": slides, "tenants": max(10, slides // 100), "events": max(50, slides // 20),
              "big": min(slides // 2, _BIG_EVENTS * 1000)}  # fmt: skip
+    numbers = {**sizes, "big": max(1, sizes["big"] // 1000)}
+    figures: list[Figure] = []
     with psycopg.connect(dsn, autocommit=True) as conn:
         # Without triggers and foreign keys; the rows are consistent.
         conn.execute("set session_replication_role = replica")
         for statement in _FILL.split(";\n"):
             if statement.strip():
                 conn.execute((statement % sizes).encode())
-        conn.execute("set session_replication_role = origin")
+        for name in GOALS:
+            times = _times(dsn, SCRIPTS[name].format(**numbers), 1, _calls(name, calls))
+            figures += _figures(f"slides_{name}_unanalyzed", "penstock, pgbench, no statistics", times)
         conn.execute("vacuum analyze")
-        names = [("reserve", _reserve, _bare_reserve), ("status", _status, _bare_status),
-                 ("failures", _fail, _bare_fail), ("retroactive", _select, _bare_select)]  # fmt: skip
-        figures: list[Figure] = []
-        for name, ours, bare in names:
-            count = calls if name != "retroactive" else max(10, calls // 10)
-            figures += _figures(f"slides_{name}", "penstock", _times(conn, ours, sizes, count))
-            figures += _figures(f"slides_{name}_bare", "bare statement", _times(conn, bare, sizes, count))
-    figures += _figures("slides_reserve_hot", "penstock", _hot(dsn, calls))
-    return figures
+    for name in GOALS:
+        for clients in (1, 8):
+            suffix = "" if clients == 1 else f"_{clients}_clients"
+            for script, system in ((name, "penstock, pgbench"), (f"{name}_bare", "bare statement, pgbench")):
+                text = SCRIPTS[script].format(**numbers)
+                times = _times(dsn, text, clients, _calls(name, calls))
+                figures += _figures(f"slides_{script}{suffix}", system, times)
+    hot = _times(dsn, SCRIPTS["reserve_hot"], 8, calls)
+    return figures + _figures("slides_reserve_hot", "penstock, pgbench, 8 clients on one quota", hot)
 
 
-def _figures(name: str, system: str, times: Sequence[float]) -> list[Figure]:
+def _calls(name: str, calls: int) -> int:
+    return calls if name != "retroactive" else max(10, calls // 10)
+
+
+def _times(dsn: str, script: str, clients: int, calls: int) -> list[float]:
+    """Milliseconds of each transaction after the first ten of a client."""
+    each = max(10, calls // clients)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "script.sql"
+        path.write_text(script)
+        command = [pgbench(), "-n", "-c", str(clients), "-j", "1", "-M", "prepared", "-t", str(each + 10),
+                   "-f", str(path), "-l", "--log-prefix", str(Path(folder) / "log"), dsn]  # fmt: skip
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode or "number of failed transactions: 0" not in done.stdout:
+            raise RuntimeError(f"pgbench failed: {done.stderr[-2000:]}")
+        # Client, number of the transaction, microseconds, …
+        lines = [line.split() for log in Path(folder).glob("log.*") for line in log.read_text().splitlines()]
+    return [int(line[2]) / 1000 for line in lines if int(line[1]) > 10]
+
+
+def _figures(name: str, system: str, times: list[float]) -> list[Figure]:
     return [
-        Figure(name, system, statistics.median(times) * 1000, "ms"),
-        Figure(f"{name}_p99", system, percentile(times, 0.99) * 1000, "ms"),
+        Figure(name, system, statistics.median(times), "ms"),
+        Figure(f"{name}_p99", system, percentile(times, 0.99), "ms"),
     ]
-
-
-Call = Callable[[psycopg.Connection[Any], random.Random, dict[str, int]], float]
-
-
-def _times(conn: psycopg.Connection[Any], call: Call, sizes: dict[str, int], count: int) -> list[float]:
-    chance = random.Random(4)
-    return [call(conn, chance, sizes) for _ in range(count + 10)][10:]
-
-
-def _timed(conn: psycopg.Connection[Any], query: str, *values: Any) -> float:
-    begin = time.perf_counter()
-    conn.execute(query.encode(), values).fetchall()
-    return time.perf_counter() - begin
-
-
-def _tenant(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> Any:
-    return _event(conn, chance.randint(1, sizes["events"]))[0]
-
-
-def _event(conn: psycopg.Connection[Any], number: int) -> Any:
-    found = conn.execute(
-        "select tenant_id, id from slides.events where id = md5('event ' || %s::int)::uuid", [number]
-    ).fetchone()
-    assert found
-    return found
-
-
-def _reserve(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> float:
-    tenant = _tenant(conn, chance, sizes)
-    return _timed(conn, "select * from slides.check_and_increment_thumbnail_quota(%s)", tenant)
-
-
-def _bare_reserve(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> float:
-    query = "update bare_quota set used = used + 1 where tenant_id = %s and used < total returning used"
-    return _timed(conn, query, _tenant(conn, chance, sizes))
-
-
-def _slide(chance: random.Random, sizes: dict[str, int]) -> str:
-    return f"slide {chance.randint(1, sizes['slides'])}"
-
-
-def _status(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> float:
-    return _timed(conn, "select slides.thumbnail_status(md5(%s)::uuid)", _slide(chance, sizes))
-
-
-def _bare_status(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> float:
-    return _timed(conn, "select * from slides.slides where id = md5(%s)::uuid", _slide(chance, sizes))
-
-
-def _fail(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> float:
-    tenant, event = _event(conn, chance.randint(1, sizes["events"]))
-    query = "select penstock.record_outcome(%s, 'event:' || %s, false, 'slide', 'network_error', 'no route')"
-    return _timed(conn, query, tenant, str(event))
-
-
-def _bare_fail(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> float:
-    return _timed(conn, _BARE_FAILURE, str(_event(conn, chance.randint(1, sizes["events"]))[1]))
-
-
-def _in_rollback(conn: psycopg.Connection[Any], query: str, *values: Any) -> float:
-    with conn.transaction(force_rollback=True):
-        begin = time.perf_counter()
-        conn.execute(query.encode(), values)
-        return time.perf_counter() - begin
-
-
-def _select(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> float:
-    tenant, event = _event(conn, chance.randint(1, max(1, sizes["big"] // 1000)))
-    query = "select slides.select_slides(%s, %s, gen_random_uuid(), 500)"
-    return _in_rollback(conn, query, tenant, event)
-
-
-def _bare_select(conn: psycopg.Connection[Any], chance: random.Random, sizes: dict[str, int]) -> float:
-    tenant, event = _event(conn, chance.randint(1, max(1, sizes["big"] // 1000)))
-    return _in_rollback(conn, _BARE_SELECTION, tenant, tenant, event)
-
-
-def _hot(dsn: str, calls: int) -> list[float]:
-    """Eight clients on the quota of one tenant."""
-
-    def client(_: int) -> list[float]:
-        with psycopg.connect(dsn, autocommit=True) as conn:
-            tenant = _event(conn, 1)[0]
-            query = "select * from slides.check_and_increment_thumbnail_quota(%s)"
-            return [_timed(conn, query, tenant) for _ in range(max(10, calls // 8))]
-
-    with ThreadPoolExecutor(8) as pool:
-        return [each for times in pool.map(client, range(8)) for each in times]

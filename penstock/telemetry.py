@@ -91,7 +91,7 @@ class Sender:
         with self._lock:
             if self._process != os.getpid():
                 self._process = os.getpid()
-                self._thread = threading.Thread(target=self._run, name="penstock telemetry", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="telemetry", daemon=True)
                 self._thread.start()
                 atexit.register(self.close)
 

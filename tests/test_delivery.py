@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import itertools
 import json
+import multiprocessing
+import os
 import random
+import signal
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
@@ -45,6 +50,8 @@ class Mailbox:
         self.messages: list[Any] = []
         self.responses: list[str] = []
         """Responses to the next RCPT commands; then everybody is accepted."""
+        self.seconds = 0.0
+        """How long it takes to accept a message."""
 
     async def handle_RCPT(self, server: Any, session: Any, envelope: Any, address: str, options: Any) -> str:
         response = self.responses.pop(0) if self.responses else "250 OK"
@@ -53,6 +60,7 @@ class Mailbox:
         return response
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:
+        await asyncio.sleep(self.seconds)
         self.messages.append(envelope.content.decode())
         return "250 OK"
 
@@ -144,14 +152,36 @@ async def test_a_message_sent_again_keeps_its_id(mailbox: tuple[Mailbox, str]) -
     assert len(box.messages) == 2 and len(ids) == 1
 
 
+def kill_senders(dsn: str, url: str, kills: int) -> None:
+    """Start senders one after the other, in processes, and kill each (SIGKILL) at some moment of its work."""
+    chance = random.Random(7)
+    settings = Settings(smtp_url=url, mail_from="penstock@example.com")
+
+    async def send() -> None:
+        async with database.pool(dsn, max_size=3) as pool:
+            sender = Sender(pool, settings)
+            sender.BATCH = 2
+            while True:
+                await sender.once()
+
+    for _ in range(kills):
+        if (child := os.fork()) == 0:
+            asyncio.run(send())
+        time.sleep(chance.uniform(0.03, 0.15))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        with database.connect(dsn) as conn:
+            # The lease of a message whose sender died expires.
+            conn.execute("update penstock_test.clock set shift = shift + interval '2 minutes'")
+
+
 @pytest.mark.slow
 async def test_no_mail_is_lost_over_50_kills_of_the_sender(
     db: testing.Database, tenant: uuid.UUID, mailbox: tuple[Mailbox, str], clock: testing.Clock
 ) -> None:
     """R4.5/alert: 25 streaks of 20 failures at once. Each has one mail, however often the sender dies."""
     box, url = mailbox
-    chance = random.Random(7)
-    settings = Settings(smtp_url=url, mail_from="penstock@example.com")
+    box.seconds = 0.02
     async with database.pool(db.dsn, max_size=10) as pool:
         await notifications.set_target(pool, channel="email", address="ann@example.com", tenant_id=tenant)
         for streak in range(25):
@@ -159,22 +189,20 @@ async def test_no_mail_is_lost_over_50_kills_of_the_sender(
             await asyncio.gather(
                 *(notifications.record_outcome(pool, **fail, code="x", message="y") for _ in range(20))
             )
-        for kill in range(50):
-            sender = Sender(pool, settings)
-            sender.BATCH = 1 + kill % 3
-            sending = asyncio.create_task(sender.once())
-            await asyncio.sleep(chance.uniform(0, 0.03))
-            sending.cancel()
-            with suppress(asyncio.CancelledError):
-                await sending
-            # The lease of a message whose sender died expires.
-            clock.advance(minutes=2)
+        # Forks, so it needs a process without threads.
+        killer = multiprocessing.get_context("spawn").Process(target=kill_senders, args=(db.dsn, url, 50))
+        await asyncio.to_thread(killer.start)
+        await asyncio.to_thread(killer.join)
+        assert killer.exitcode == 0
+        settings = Settings(smtp_url=url, mail_from="penstock@example.com")
         while any(each.status != "sent" for each in await notifications.list(pool, tenant_id=tenant)):
-            clock.advance(hours=1)
+            clock.advance(minutes=2)
             await Sender(pool, settings).once()
         listed = await notifications.list(pool, tenant_id=tenant, limit=100)
     ids = [line for text in box.messages for line in text.splitlines() if line.startswith("Message-ID")]
     assert len(listed) == 25 and set(ids) == {f"Message-ID: <{each.id}@example.com>" for each in listed}
+    [row] = db.execute("select sum(attempts)::int as n from penstock.notifications")
+    assert row["n"] > 30, "the senders died while they were sending"
 
 
 async def test_temporary_refusals_are_retried_and_final_ones_are_not(mailbox: tuple[Mailbox, str]) -> None:
@@ -190,6 +218,13 @@ async def test_a_mail_server_that_is_away_is_retried() -> None:
         port = free.getsockname()[1]
     mail = email.server(f"smtp://127.0.0.1:{port}?tls=none", "penstock@example.com")
     assert (await email.send(note("ann@example.com", "email"), mail)).result == "retry"
+
+
+async def test_a_mail_server_that_hangs_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(email, "_TIMEOUT_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        mail = email.server(f"smtp://127.0.0.1:{silent.getsockname()[1]}?tls=none", "penstock@example.com")
+        assert (await email.send(note("ann@example.com", "email"), mail)).result == "retry"
 
 
 async def test_headers_cannot_be_injected(mailbox: tuple[Mailbox, str]) -> None:
@@ -271,18 +306,75 @@ async def test_a_redirect_is_not_followed(hook: Hook) -> None:
     assert len(hook.requests) == 1
 
 
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 1000000000\r\n\r\n" + b"x" * 1000, "sent"),
+        (b"HTTP/1.1 200 OK\r\nx-endless: ", "retry"),
+    ],
+)
+async def test_an_endless_response_ends(answer: bytes, result: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S34: the receiver sends one byte after the other, each in time."""
+    monkeypatch.setattr(webhook, "_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(webhook, "_BODY_SECONDS", 0.2)
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(answer)
+        with suppress(ConnectionError, asyncio.CancelledError):
+            while not writer.is_closing():
+                writer.write(b"x")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.close()
+
+    async with await asyncio.start_server(drip, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        began = time.monotonic()
+        assert (await webhook.send(note(url), allow_private=True)).result == result
+        assert time.monotonic() - began < 3
+
+
 async def test_faulty_webhooks_do_not_delay_healthy_ones(
-    db: testing.Database, tenant: uuid.UUID, hook: Hook
+    db: testing.Database, hook: Hook, eventually: Any
 ) -> None:
+    """Of 51 targets of three tenants every third never answers, refuses the connection, or fails."""
     with socket.create_server(("127.0.0.1", 0)) as closed:
-        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}/"
+        nobody = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    settings = Settings(allow_private_webhooks=True)
     async with database.pool(db.dsn) as pool:
-        for address in (hook.url, nobody):
-            made = await notifications.set_target(pool, channel="webhook", address=address, tenant_id=tenant)
-            await notifications.send_test(pool, target_id=made.id)
-        await Sender(pool, Settings(allow_private_webhooks=True)).once()
-        listed = await notifications.list(pool, tenant_id=tenant)
-    assert {each.address: each.status for each in listed} == {hook.url: "sent", nobody: "queued"}
+        with socket.create_server(("127.0.0.1", 0), backlog=50) as silent:
+            faulty = itertools.cycle([f"http://127.0.0.1:{silent.getsockname()[1]}", nobody])
+            for number in range(51):
+                [row] = db.execute("select penstock.ensure_tenant(%s) as id", [f"tenant {number // 17}"])
+                address = f"{next(faulty)}/{number}" if number % 3 == 0 else f"{hook.url}/{number}"
+                made = await notifications.set_target(
+                    pool, channel="webhook", address=address, tenant_id=row["id"]
+                )
+                await notifications.send_test(pool, target_id=made.id)
+            sender = Sender(pool, settings)
+            sender.due.set()
+            began = time.monotonic()
+            running = asyncio.create_task(sender.run())
+            await eventually.aio(lambda: len(hook.requests) == 34)
+            took = time.monotonic() - began
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+    assert took < 5, "a receiver that never answers holds no other message for its 10 seconds"
+    [row] = db.execute("select count(*) as n from penstock.notifications where status = 'sent'")
+    assert row["n"] <= 34
+
+
+def test_a_tenant_has_a_share_of_what_is_in_flight(db: testing.Database, tenant: uuid.UUID) -> None:
+    """S64: deliveries to receivers that do not answer leave room for other tenants."""
+    db.execute(
+        "insert into penstock.notifications (tenant_id, channel, address, event, subject, body, next_try_at, "
+        "created_at) select %s, 'webhook', 'https://example.com', 'alert', 'x', 'y', penstock._now(), "
+        "penstock._now() from generate_series(1, 30)",
+        [tenant],
+    )
+    taken = [len(db.execute("select * from penstock.take_notifications(20)")) for _ in range(2)]
+    assert taken == [10, 0]
 
 
 async def test_the_checked_address_is_the_one_that_is_connected_to(hook: Hook) -> None:

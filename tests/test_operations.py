@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -291,12 +292,34 @@ def test_exhausted_account_closes_the_provider_and_leaves_no_live_operation(
     drain(app)
     closed = db.execute("select 1 from penstock.endpoint_states where closed_until > penstock._now()")
     assert closed
-    for _ in range(9):
+    for _ in range(20):
         clock.advance(minutes=16)
         drain(app)
-    assert provider.jobs == {}
     live = db.execute("select 1 from penstock.operations where status in ('pending', 'processing')")
-    assert live == [] or status(db) != ["failed"]
+    assert (provider.jobs, status(db), live) == ({}, ["failed"], [])
+
+
+@pytest.mark.parametrize("days", [-1, 1])
+def test_wall_clock_of_the_worker_has_no_effect(
+    app: App, drain: testing.Drain, db: testing.Database, provider: Provider, clock: testing.Clock,
+    monkeypatch: pytest.MonkeyPatch, days: int,
+) -> None:  # fmt: skip
+    """R4.3/timeout: the database decides when an operation times out."""
+    clock.freeze()
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + days * 86_400)
+    job = app.tasks["convert"].start(1)
+    drain(app)
+    clock.advance(minutes=4)
+    drain(app)
+    assert operations(db) == [("processing", False)]
+    clock.advance(minutes=2)
+    drain(app)
+    assert operations(db)[0] == ("timeout", False)
+    provider.finished["cc_1"] = "thumb.png"
+    clock.advance(minutes=2)
+    drain(app)
+    assert job.result(timeout=5) == {"file": "thumb.png"}
 
 
 def test_result_is_kept_if_the_handler_fails_after_the_operation(

@@ -248,9 +248,16 @@ def _add_operations(registry: CollectorRegistry, counts: list[OperationCount]) -
         names,
         registry=registry,
     )
+    seconds = Gauge(
+        "penstock_operations_seconds",
+        "Seconds from submission to end of operations that began in the last hour and ended, all together.",
+        names,
+        registry=registry,
+    )
     for each in counts:
         number.labels(each.provider, each.status).set(each.count)
         told.labels(each.provider, each.status).set(each.webhooks)
+        seconds.labels(each.provider, each.status).set(each.seconds)
 
 
 def _add_webhooks(registry: CollectorRegistry, counts: dict[str, int]) -> None:

@@ -29,10 +29,12 @@ select id, tenant_id, job_id, task_id, number, provider, object, external_id, st
   completed_at
 from penstock.operations where """
 _COUNTS: LiteralString = """\
-select provider, status, count(*)::integer, 0 from penstock.operations
+select provider, status, count(*)::integer, 0, 0 from penstock.operations
 where status in ('pending', 'processing') group by 1, 2
 union all
-select provider, status, count(*)::integer, count(webhook_received_at)::integer from penstock.operations
+select provider, status, count(*)::integer, count(webhook_received_at)::integer,
+  coalesce(sum(extract(epoch from completed_at - submitted_at)), 0)::float8
+from penstock.operations
 where status not in ('pending', 'processing')
   -- Ids begin with the time in milliseconds.
   and id > (lpad(to_hex(

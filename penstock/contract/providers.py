@@ -16,7 +16,7 @@ select id, name, tenant_id, state, reason, case when state in ('full', 'closed')
   requests_minute, requests_per_minute, tokens_minute, tokens_per_minute,
   requests_hour, requests_per_hour, tokens_hour, tokens_per_hour, running, concurrency, waiting,
   pace::float8, refusals, refused_at, default_tokens, backpressure_threshold, backpressure_delay_seconds,
-  depth_limit, features, changed_at
+  depth_limit, features, changed_at, in_flight
 from penstock.provider_list where %s::text is null or name = %s order by name, tenant_id nulls first"""
 _EVENTS: LiteralString = """\
 select e.id, e.at, p.name, e.tenant_id, e.event, e.details

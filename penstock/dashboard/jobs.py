@@ -11,7 +11,7 @@ from fastapi.responses import RedirectResponse
 
 from penstock.api.artifacts import linked
 from penstock.api.jobs import MAX_INLINE_RESULT
-from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, tenants, waits
+from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, operations, tenants, waits
 from penstock.dashboard import actors, exports, formatting, graphs
 from penstock.dashboard.file_origins import allow_file_origin
 from penstock.dashboard.pages import (
@@ -206,6 +206,7 @@ async def show_task(
         attempts=await jobs.attempts(conn, job_id=job_id, task_id=task_id, limit=1000),
         letters=await dead_letters.list(conn, filter=f"job:{job_id} task:{task_id}", limit=1),
         files=files,
+        operations=await operations.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
         questions=await waits.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
         tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),

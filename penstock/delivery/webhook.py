@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
 import json
 import time
+from contextlib import suppress
 
 import httpx
 
@@ -15,6 +17,7 @@ from penstock.delivery.outcome import SENT, Outcome
 from penstock.types import TakenNotification
 
 _TIMEOUT_SECONDS = 10.0
+_BODY_SECONDS = 1.0
 _MAX_RESPONSE_BYTES = 64 << 10
 
 
@@ -69,6 +72,8 @@ async def send(
     try:
         # No proxy of the environment: it would connect to an address of its own choice.
         async with (
+            # httpx limits each read; a receiver that sends byte by byte must end, too.
+            asyncio.timeout(_TIMEOUT_SECONDS),
             httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=_TIMEOUT_SECONDS) as client,
             client.stream(
                 "POST",
@@ -80,17 +85,19 @@ async def send(
         ):
             await _discard(response)
             return _outcome(response)
-    except (httpx.HTTPError, OSError) as error:
+    except (httpx.HTTPError, OSError, TimeoutError) as error:
         return Outcome("retry", f"no response: {type(error).__name__}")
 
 
 async def _discard(response: httpx.Response) -> None:
-    """Read the response so that the connection ends cleanly, but not without end."""
+    """Read the response so that the connection ends cleanly, but not without end. Its status has come."""
     size = 0
-    async for part in response.aiter_raw():
-        size += len(part)
-        if size > _MAX_RESPONSE_BYTES:
-            return
+    with suppress(httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for part in response.aiter_raw():
+                size += len(part)
+                if size > _MAX_RESPONSE_BYTES:
+                    return
 
 
 def _outcome(response: httpx.Response) -> Outcome:

@@ -130,12 +130,16 @@ select
   (select count(*) from penstock.lanes l join penstock.leases x on x.lane_id = l.id and x.is_gated
    where l.endpoint_id = e.id)::integer
     + (select count(*) from penstock.calls c where c.endpoint_id = e.id
-      and c.expires_at > penstock._now())::integer as running,
+      and c.expires_at > penstock._now())::integer
+    + (select count(*) from penstock.operations o where o.endpoint_id = e.id and o.has_place
+      and o.status in ('pending', 'processing'))::integer as running,
   (select count(*) from penstock.lanes l join penstock.ready r on r.lane_id = l.id
    where l.endpoint_id = e.id) as waiting,
   round(penstock._current_pace(s.pace, s.paced_at, penstock._now())::numeric, 2) as pace,
   s.refusals, s.refused_at, e.default_tokens, e.backpressure_threshold, e.backpressure_delay_seconds,
-    e.depth_limit, e.features, e.changed_at
+    e.depth_limit, e.features, e.changed_at,
+  (select count(*) from penstock.operations o where o.endpoint_id = e.id and o.has_place
+   and o.status in ('pending', 'processing'))::integer as in_flight
 from penstock.endpoints e
 join penstock.endpoint_states s on s.endpoint_id = e.id
 cross join lateral (

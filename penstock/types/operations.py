@@ -51,3 +51,5 @@ class OperationCount:
     count: int
     webhooks: int
     """How many of them got a webhook."""
+    seconds: float
+    """From submission to end, all together."""

@@ -38,6 +38,8 @@ class Provider:
     depth_limit: int | None
     features: list[str]
     changed_at: datetime
+    in_flight: int
+    """Operations at the provider whose task waits; they count as running."""
 
 
 class ProviderValues(TypedDict, total=False):

@@ -114,7 +114,7 @@ class Health:
         }
 
     def _begin(self, act: Callable[[], None]) -> None:
-        thread = threading.Thread(target=act, name="penstock health", daemon=True)
+        thread = threading.Thread(target=act, name="health", daemon=True)
         thread.start()
         self._threads.append(thread)
 

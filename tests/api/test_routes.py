@@ -505,7 +505,7 @@ class TestLimits:
         assert strict.client.get("/api/me", headers=good.headers).status_code == 200
         strict.db.execute("select penstock.revoke_key(%s)", [ended.id])
         assert strict.client.get("/api/me", headers=ended.headers).status_code == 429
-        strict.db.execute("alter function penstock.use_key(bytea) rename to nobody_asks")
+        strict.db.execute("alter function penstock.use_api_key(bytea) rename to nobody_asks")
         for credential in (f"psk_{7:064x}", ended.headers["Authorization"].split()[1]):
             answer = strict.client.get("/api/me", headers=bearer(credential))
             assert (answer.status_code, answer.json()["code"]) == (429, "limited")

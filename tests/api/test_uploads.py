@@ -68,7 +68,7 @@ def test_bytes_in_flight_are_limited_per_caller_and_tenant(
     with serving(app) as served, ExitStack() as open:
         world = World(db, app, None)  # pyright: ignore[reportArgumentType]
         ann, bob = world.join("ann"), world.join("bob")
-        other = world.member("member", ann.tenant)
+        other, third = (world.member("member", ann.tenant) for _ in range(2))
 
         for path, flights, kind in (
             ("/api/bulks/check?type=a", app.state.isolated.flights, ""),
@@ -87,6 +87,7 @@ def test_bytes_in_flight_are_limited_per_caller_and_tenant(
                     lambda n=held, flights=flights: flights.held(f"tenant:{ann.tenant}") == n, "a held body"
                 )
             assert code(ann) == "share_used_up" and code(other) == "share_used_up"
+            assert code(third) == "share_used_up", "its own share is free, that of its tenant is not"
             assert code(bob) in ("unknown_bulk_type", "invalid")
             eventually(lambda flights=flights: not flights.held(f"tenant:{bob.tenant}"), "an ended request")
 

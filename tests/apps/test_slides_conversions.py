@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from penstock import simulator, testing
-from penstock.apps.slides import demo, local, samples
+from penstock.apps.slides import cloudconvert, demo, local, samples
 from penstock.apps.slides.app import app, told
 from penstock.errors import Invalid
 from penstock.postgres import db as database
@@ -22,8 +22,10 @@ from penstock.sdk import webhooks
 from penstock.simulator import config
 from penstock.simulator.cloudconvert import SECRET
 from penstock.storage.objects import Folder
+from penstock.worker.reconcile import Reconcile
 
 KEY = {"Authorization": "Bearer simulated"}
+UNFINISHED = "select 1 from penstock.jobs where type like 'thumbnail%' and finished_at is null"
 
 
 @pytest.fixture
@@ -258,6 +260,74 @@ async def test_toggle_off_skips_queued_slides_without_a_charge(
         event.toggle(False)
         await event.run_until(lambda: event.states() == ["none"])
         assert sim.cloudconvert.stats()["jobs"] == 0
+        assert event.account() == (0, 0)
+
+
+async def test_slide_deleted_in_flight_is_charged_and_nothing_else(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The conversion ends normally, and its thumbnail is not kept."""
+    async with simulator.serve() as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(1)
+        event.toggle()
+        in_flight = "select 1 from penstock.operations where status = 'processing'"
+        await event.run_until(lambda: bool(slides.execute(in_flight)), step=0)
+        slides.execute("select slides.delete_slide(id) from slides.slides")
+        await event.run_until(lambda: not slides.execute(in_flight))
+        await event.run_until(lambda: not slides.execute(UNFINISHED))
+        [ended] = slides.execute("select status from penstock.operations")
+        assert (ended["status"], event.rows(), event.account()) == ("completed", [], (1, 0))
+        [cost] = slides.execute("select sum(amount) as amount from penstock.cost_entries")
+        assert float(cost["amount"]) == 0.02
+        assert slides.execute("select 1 from penstock.artifacts where kept_until is not null") == []
+        assert sim.cloudconvert.stats()["conversions"] == 1
+
+
+@pytest.mark.slow
+async def test_success_after_all_attempts_is_found_without_a_webhook(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R4.3/late-success: reconciliation asks CloudConvert, and the slide that failed gets its thumbnail."""
+    clock.freeze()
+    async with simulator.serve(cloudconvert={"job_faults": {"stuck": 1}}) as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        # CloudConvert does not take the cancellation either.
+        monkeypatch.setattr(cloudconvert.Client, "cancel", lambda *_: asyncio.sleep(0))
+        event = Event(slides, drain, clock)
+        await event.prepare(1)
+        event.toggle()
+        await event.run_until(lambda: event.states() == ["failed"], step=61)
+        assert event.account() == (0, 0)
+        sim.configure(cloudconvert={})
+        await sim.cloudconvert._convert(list(sim.cloudconvert.jobs.values())[1])
+        clock.advance(minutes=11)
+        async with app.connections() as pool:
+            assert await Reconcile(pool, app).once() == 3
+        await event.run_until(lambda: event.states() == ["completed"])
+        assert event.account() == (1, 0)
+        found = slides.execute("select status, is_late from penstock.operations order by number")
+        assert [tuple(row.values()) for row in found] == [
+            ("timeout", False), ("completed", True), ("timeout", False),
+        ]  # fmt: skip
+
+
+async def test_conversion_of_a_canceled_job_is_canceled_at_cloudconvert(
+    slides: testing.Database, drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with simulator.serve(cloudconvert={"job_faults": {"stuck": 1}}) as sim, app:
+        monkeypatch.setenv("CLOUDCONVERT_URL", sim.cloudconvert_url)
+        event = Event(slides, drain, clock)
+        await event.prepare(1)
+        event.toggle()
+        in_flight = "select job_id from penstock.operations where status = 'processing'"
+        await event.run_until(lambda: bool(slides.execute(in_flight)), step=0)
+        slides.execute("select penstock.cancel_job(%s)", [slides.execute(in_flight)[0]["job_id"]])
+        await event.run_until(lambda: not slides.execute(in_flight))
+        async with app.connections() as pool:
+            assert await Reconcile(pool, app).once() == 1
+        assert sim.cloudconvert.stats()["canceled"] == 1
         assert event.account() == (0, 0)
 
 

@@ -52,6 +52,7 @@ def pages_of(browser: Any, path: str) -> Iterator[str]:
 
 
 def test_viewer_sees_the_rows_of_their_tenants(shelf: Any) -> None:
+    """B8/pages: an app declares a page, and the dashboard shows it under the viewer's role."""
     owner, operator = shelf.browser(shelf.key("owner", shelf.acme)), shelf.browser(shelf.key("service"))
     page = owner.get("/app/loans")
     assert "Otters" in page.text and "Herons" not in page.text

@@ -64,9 +64,26 @@ def test_command_line_shows_reconciles_and_cancels(
     assert run("show", "00000000-0000-7000-8000-000000000000")[0] == 5
 
 
-def test_metrics_count_operations(site: Any, operation: str) -> None:
+def test_metrics_count_operations(site: Any, sample: Any, operation: str) -> None:
     import tests.dashboard.conftest as own
 
     headers = {"Authorization": f"Bearer {own.service_token()}"}
     shown = site.client.get("/metrics", headers=headers).text
     assert 'penstock_operations{provider="converting",status="processing"} 1.0' in shown
+    sample.db.execute("update penstock.operations set submitted_at = penstock._now() - interval '1 minute'")
+    sample.db.execute("select penstock.cancel_operation(%s)", [operation])
+    labels = '{provider="converting",status="canceled"}'
+    ended = dict(
+        line.rsplit(" ", 1)
+        for line in site.client.get("/metrics", headers=headers).text.splitlines()
+        if labels in line
+    )
+    assert ended[f"penstock_operations_with_webhook{labels}"] == "0.0"
+    assert 60 <= float(ended[f"penstock_operations_seconds{labels}"]) < 90
+
+
+def test_task_shows_its_operations(site: Any, sample: Any, operation: str) -> None:
+    [row] = sample.db.execute("select job_id, task_id from penstock.operations where id = %s", [operation])
+    owner = site.browser(site.key("owner", sample.acme))
+    page = owner.get(f"/jobs/{row['job_id']}/tasks/{row['task_id']}").text
+    assert "&lt;b&gt;slide&lt;/b&gt;" in page and "cc_1" in page and "no webhook" in page

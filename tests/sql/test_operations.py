@@ -52,10 +52,8 @@ def setup(sql: Contract, quota: int = 5, concurrency: int = 100) -> None:
     sql.value("set_limit", tenant_id=sql.tenant, meter="pages", amount=quota)
 
 
-def start(sql: Contract, count: int = 1, **options: Any) -> Any:
-    return sql.start(
-        [{"kind": "work", "provider": "cc/jobs", "units": {"pages": 1}} for _ in range(count)], **options
-    )
+def start(sql: Contract, count: int = 1) -> Any:
+    return sql.start([{"kind": "work", "provider": "cc/jobs", "units": {"pages": 1}} for _ in range(count)])
 
 
 def account(sql: Contract) -> tuple[int, int]:
@@ -112,6 +110,8 @@ class TestWaiting:
             submit(sql, task, operation, f"cc_{task['id']}")
             park(sql, task, operation)
         assert sql.claim(5) == []
+        [shown] = sql.execute("select running, in_flight from penstock.provider_list where name = 'cc/jobs'")
+        assert shown == {"running": 2, "in_flight": 2}
         tell(sql, operations[0])
         again = sql.claim_one()
         settle(sql, again, operations[0], "completed")
@@ -311,3 +311,139 @@ class TestRaces:
             sessions.wait_until_blocked(two, call)
         with pytest.raises(psycopg.Error, match="has a live operation"):
             call.result()
+
+    def test_webhook_while_the_id_is_being_noted(self, sessions: Sessions, clock: Clock) -> None:
+        """R4.3/deliveries: the worker notes the id when the webhook comes, and the task is not parked."""
+        one, two, task, operation = self.running(sessions, clock)
+        with one.connection.transaction():
+            submit(one, task, operation)
+            call = Call(lambda: tell(two, operation))
+            sessions.wait_until_blocked(two, call)
+        assert call.result() == "applied"
+        assert park(one, task, operation) == "queued"
+        one.check()
+
+    def test_id_is_noted_while_the_webhook_comes(self, sessions: Sessions, clock: Clock) -> None:
+        one, two, task, operation = self.running(sessions, clock)
+        with one.connection.transaction():
+            assert tell(one, operation) == "applied"
+            call = Call(lambda: submit(two, task, operation))
+            sessions.wait_until_blocked(two, call)
+        call.result()
+        assert park(one, task, operation) == "queued"
+        settle(one, one.claim_one(), operation, "completed")
+        assert account(one) == (1, 0) and one.one("select count(*) from penstock.operations") == 1
+        one.check()
+
+    def test_same_webhook_twenty_times_at_once_queues_the_task_once(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
+        """R4.3/deliveries: doubled deliveries wait for each other and wake the task once."""
+        one, _, task, operation = self.running(sessions, clock)
+        submit(one, task, operation)
+        park(one, task, operation)
+        others = [sessions.open() for _ in range(19)]
+        with one.connection.transaction():
+            tell(one, operation)
+            calls = [Call(lambda other=other: tell(other, operation)) for other in others]
+            for other, call in zip(others, calls, strict=True):
+                sessions.wait_until_blocked(other, call)
+        assert [call.result() for call in calls] == ["applied"] * 19
+        assert len(one.claim(5)) == 1
+        one.check()
+
+    def test_pause_while_the_webhook_comes(self, sessions: Sessions, clock: Clock) -> None:
+        """The told task is set aside, and goes on at the resume."""
+        one, two, task, operation = self.running(sessions, clock)
+        submit(one, task, operation)
+        park(one, task, operation)
+        with one.connection.transaction():
+            tell(one, operation)
+            call = Call(lambda: two.pause(task["job_id"]))
+            sessions.wait_until_blocked_or_done(two, call)
+        call.result()
+        one.do_chores()
+        assert one.claim(1) == [] and account(one) == (0, 1)
+        one.resume(task["job_id"])
+        one.do_chores()
+        again = one.claim_one()
+        settle(one, again, operation, "completed")
+        assert again["id"] == task["id"] and account(one) == (1, 0)
+        one.check()
+
+    def test_upkeep_ends_the_operation_while_it_is_being_settled(
+        self, sessions: Sessions, clock: Clock
+    ) -> None:
+        """Long past the deadline: the worker's word counts, and upkeep passes over the row."""
+        one, two, task, operation = self.running(sessions, clock)
+        submit(one, task, operation)
+        park(one, task, operation)
+        clock.advance(hours=2)
+        one.execute("update penstock.parked set until = penstock._now()")
+        tell(one, operation)
+        task = one.claim_one()
+        with one.connection.transaction():
+            settle(one, task, operation, "completed", result=1)
+            call = Call(two.upkeep)
+            sessions.wait_until_blocked_or_done(two, call)
+        call.result()
+        one.complete(task)
+        assert one.one("select status from penstock.operations") == "completed" and account(one) == (1, 0)
+        one.check()
+
+
+class TestDeaths:
+    def test_worker_that_dies_after_settling_leaves_the_result(self, sql: Contract, clock: Clock) -> None:
+        """The next run returns the stored result, submits nothing and charges nothing again."""
+        task, operation = in_flight(sql)
+        tell(sql, operation)
+        task = sql.claim_one()
+        settle(sql, task, operation, "completed", result={"url": "x"})
+        clock.advance(hours=1)
+        assert sql.reclaim() == 1
+        again = sql.claim_one()
+        found = begin(sql, again)
+        assert (again["id"], found["status"], found["result"]) == (task["id"], "completed", {"url": "x"})
+        sql.complete(again)
+        assert account(sql) == (1, 0)
+        sql.check()
+
+    def test_worker_that_dies_after_submitting_leaves_the_intent(self, sql: Contract, clock: Clock) -> None:
+        """The next run gets the same operation, whose id the provider knows as its tag."""
+        setup(sql)
+        start(sql)
+        first = begin(sql, sql.claim_one())
+        clock.advance(hours=1)
+        assert sql.reclaim() == 1
+        again = sql.claim_one()
+        found = begin(sql, again, seconds=7200)
+        assert (found["id"], found["is_new"], found["external_id"]) == (first["id"], False, None)
+        submit(sql, again, found)
+        settle(sql, again, found, "completed")
+        sql.complete(again)
+        assert account(sql) == (1, 0)
+        sql.check()
+
+    @pytest.mark.parametrize("limited", [{"provider": "cc/jobs", "units": {"pages": 1}}, {}])
+    def test_timeouts_set_by_upkeep_cost_attempts(
+        self, sql: Contract, clock: Clock, limited: dict[str, Any]
+    ) -> None:
+        """No worker settles anything for hours: three attempts begin three operations, then the task fails."""
+        setup(sql)
+        sql.start([{"kind": "work", "max_attempts": 3, **limited}])
+        begun = 0
+        for _ in range(10):
+            if not (tasks := sql.claim(1)):
+                break
+            operation = begin(sql, tasks[0])
+            if operation["status"] == "timeout":
+                sql.fail(tasks[0])
+                continue
+            begun += operation["is_new"]
+            submit(sql, tasks[0], operation, f"cc_{operation['number']}")
+            assert park(sql, tasks[0], operation) == "parked"
+            clock.advance(hours=2)
+            sql.upkeep()
+        assert begun == 3 and (not limited or account(sql) == (0, 0))
+        assert sql.one("select status from penstock.task_list") == "failed"
+        sql.check()

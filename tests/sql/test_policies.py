@@ -240,7 +240,7 @@ class TestProviders:
 
 
 class TestBounds:
-    """B9, S71: a task asks for no more time, attempts and priority than its kind allows."""
+    """S71: a task asks for no more time, attempts and priority than its kind allows."""
 
     def test_users_stay_within_the_kinds_own_values(self, sql: Contract, me: Contract, ann: Person) -> None:
         define(sql, timeout_seconds=30, max_attempts=2, raw_tasks=True)
@@ -284,6 +284,31 @@ class TestBounds:
 
 
 class TestDeclaring:
+    def test_a_kind_declares_its_whole_policy(self, sql: Contract, me: Contract, ann: Person) -> None:
+        """B9/kinds: providers and their price, least units, bounds, starters; whoever writes the task."""
+        policy: dict[str, Any] = {
+            "providers": [NAME], "units": {"tokens": 1000}, "max_timeout_seconds": 60, "attempts_limit": 2,
+            "min_priority": 3, "starters": ["member"], "raw_tasks": True,
+        }  # fmt: skip
+        define(sql, timeout_seconds=30, **policy)
+        with acting(sql, ann), sql.refused(403, "not_a_starter"):
+            me.start([{"kind": "paid"}])
+        policy["starters"] = ["owner"]
+        define(sql, timeout_seconds=30, **policy)
+        with acting(sql, ann):
+            for wrong in (
+                {"provider": "acme/small"},
+                {"timeout_seconds": 61},
+                {"max_attempts": 3},
+                {"priority": 2},
+            ):
+                with sql.refused(422):
+                    me.start([{"kind": "paid", **wrong}])
+            job = me.start([{"kind": "paid", "units": {"tokens": 1}}])
+        assert task(sql, job)["units"] == {"requests": 1, "tokens": 1000}
+        sql.complete(sql.claim_one())
+        assert sql.one("select sum(amount) from penstock.cost_entries where job_id = %s", job) == 1
+
     def test_an_earlier_version_keeps_the_policy(self, sql: Contract) -> None:
         define(sql, providers=[NAME], raw_tasks=True)
         define(sql, max_attempts=7)

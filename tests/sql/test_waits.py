@@ -463,6 +463,19 @@ class TestRaces:
         assert one.ask(one.claim_one())["option"] == "yes"
         assert one.claim(5) == []
 
+    def test_answer_by_link_while_a_person_answers(
+        self, sessions: Sessions, pair: tuple[Contract, Contract, db.Row]
+    ) -> None:
+        one, two, task = pair
+        token = one.ask(task, options=["yes", "no"], link=True)["token"]
+        with one.connection.transaction():
+            one.answer(task, "yes")
+            call = Call(lambda: two.value("answer_link", token=token, option="no"))
+            sessions.wait_until_blocked(two, call)
+        with pytest.raises(psycopg.Error, match="was answered before"):
+            call.result()
+        assert one.ask(task)["option"] == "yes"
+
     def test_answer_while_the_timeout_wakes_the_task(
         self, sessions: Sessions, clock: Clock, pair: tuple[Contract, Contract, db.Row]
     ) -> None:

@@ -54,7 +54,7 @@ class Thumbnail(BaseModel):
 async def convert(ctx: Context, slide_id: UUID) -> Thumbnail:
     """Make the thumbnail of a slide at the task's provider."""
     file = await _call("begin_thumbnail", ctx.tenant_id, slide_id, ctx.job_id)
-    if "skipped" in file:
+    if "skipped" in file and not file.get("is_converting"):
         # Nothing was converted, so nothing is counted.
         await ctx.ausage(requests=0, thumbnails=0)
         return Thumbnail(skipped=file["skipped"])
@@ -70,7 +70,7 @@ async def convert(ctx: Context, slide_id: UUID) -> Thumbnail:
             raise Reschedule("10s", "another conversion of this slide is running") from error
     artifact_id = UUID(saved["artifact_id"])
     await _call("finish_thumbnail", ctx.tenant_id, slide_id, ctx.job_id, artifact_id)
-    return Thumbnail(artifact_id=artifact_id)
+    return Thumbnail(artifact_id=artifact_id, skipped=file.get("skipped"))
 
 
 async def _convert_there(ctx: Context, slide_id: UUID, file: dict[str, Any]) -> dict[str, Any]:
@@ -83,36 +83,58 @@ async def _convert_there(ctx: Context, slide_id: UUID, file: dict[str, Any]) -> 
             await client.upload(job, file["name"], await _read(file["path"]))
             return job["id"]
 
-    async def find(operation: Operation) -> str | None:
-        async with cloudconvert.connect(chosen) as client:
-            return await client.find(str(operation.id))
-
     async def check(operation: Operation) -> Settled | None:
         if operation.external_id is None:
             return None
         async with cloudconvert.connect(chosen) as client:
             job = await client.get(operation.external_id)
-            if job is None:
-                return Settled("canceled", message="CloudConvert has no such job any more")
-            if job["status"] == "finished":
-                saved = await _save(ctx, await client.download(job))
-                return Settled("completed", saved, {"thumbnails": 1, "requests": 1})
-            if job["status"] == "error":
-                code, message = cloudconvert.failure(job)
-                return Settled("failed", code=code, message=message)
-            # The worker may have died between the creation of the job and the upload.
-            await client.upload(job, file["name"], await _read(file["path"]))
-        return None
-
-    async def cancel(operation: Operation) -> None:
-        if operation.external_id is not None:
-            async with cloudconvert.connect(chosen) as client:
-                await client.cancel(operation.external_id)
+            if job is not None and job["status"] == "finished":
+                return _finished(await _save(ctx, await client.download(job)))
+            # The worker may have died between the creation of the job and the upload. A slide that was
+            # deleted in the meantime has no file.
+            if job is not None and job["status"] != "error" and "path" in file:
+                await client.upload(job, file["name"], await _read(file["path"]))
+            return _settled(job)
 
     return await ctx.operation(
-        f"slide:{slide_id}", submit=submit, find=find, check=check, cancel=cancel,
+        f"slide:{slide_id}", submit=submit, find=_find, check=check, cancel=_cancel,
         timeout=chosen.timeout, checks=chosen.checks,
     )  # fmt: skip
+
+
+def _finished(result: Any) -> Settled:
+    return Settled("completed", result, {"thumbnails": 1, "requests": 1})
+
+
+def _settled(job: dict[str, Any] | None) -> Settled | None:
+    """What CloudConvert says about a job that is not there, has failed or still runs."""
+    if job is None:
+        return Settled("canceled", message="CloudConvert has no such job any more")
+    if job["status"] == "error":
+        code, message = cloudconvert.failure(job)
+        return Settled("failed", code=code, message=message)
+    return None
+
+
+async def _find(operation: Operation) -> str | None:
+    async with cloudconvert.connect(settings()) as client:
+        return await client.find(str(operation.id))
+
+
+async def _cancel(operation: Operation) -> None:
+    if operation.external_id is not None:
+        async with cloudconvert.connect(settings()) as client:
+            await client.cancel(operation.external_id)
+
+
+async def _ask(operation: Operation) -> Settled | None:
+    """What became of a conversion that timed out here. Its task downloads the thumbnail."""
+    async with cloudconvert.connect(settings()) as client:
+        job = await client.get(operation.external_id or "")
+    return _finished(None) if job is not None and job["status"] == "finished" else _settled(job)
+
+
+app.operations.add(CLOUDCONVERT, check=_ask, find=_find, cancel=_cancel)
 
 
 async def _convert_here(ctx: Context, file: dict[str, Any]) -> dict[str, Any]:

@@ -340,6 +340,8 @@ language plpgsql security definer set search_path = penstock, pg_temp
   set enable_seqscan = off set jit = off as $$
 #variable_conflict use_column
 declare
+  -- Receivers of one tenant that do not answer occupy no more than these deliveries.
+  c_max_in_flight constant integer := 10;
   v_now timestamptz := _now();
 begin
   return query
@@ -356,7 +358,10 @@ begin
     from tenant t cross join lateral (
       select x.id, x.next_try_at from notifications x where x.tenant_id = t.tenant_id
         and x.status in ('queued', 'sending') and x.next_try_at <= v_now
-      order by x.next_try_at limit p_limit) as n
+      order by x.next_try_at limit least(p_limit, c_max_in_flight - (
+        select count(*) from (select from notifications f where f.tenant_id = t.tenant_id
+          and f.status = 'sending' and f.next_try_at > v_now
+          and f.next_try_at <= v_now + interval '60 seconds' limit c_max_in_flight) as flying))) as n
   ), locked as (
     select n.id from notifications n
     where n.id = any (array(select d.id from due d order by d.turn, d.next_try_at limit p_limit))
@@ -374,8 +379,8 @@ begin
 end
 $$;
 comment on function penstock.take_notifications(integer) is
-  'Hands due notifications to a sender for 60 seconds, tenants in turn. A sender that dies loses them to '
-  'the next one, so a message may be sent twice, but is never lost.';
+  'Hands due notifications to a sender for 60 seconds, tenants in turn and at most 10 of a tenant at once. A '
+  'sender that dies loses them to the next one, so a message may be sent twice, but is never lost.';
 
 create or replace function penstock.end_notification(
   p_id uuid, p_attempt integer, p_outcome text, p_error text default null)

@@ -12,7 +12,10 @@ begin
   select s.* into v_slide from slides.slides s
   where s.tenant_id = p_tenant_id and s.id = p_slide_id and s.job_id = p_job_id for update;
   if not found then
-    return '{"skipped": "the slide was deleted, or has another job"}';
+    -- The provider works on it, and what it has done is charged.
+    return jsonb_build_object('skipped', 'the slide was deleted, or has another job', 'is_converting', exists (
+      select from penstock.operations o where o.tenant_id = p_tenant_id and o.object = 'slide:' || p_slide_id
+        and o.job_id = p_job_id and o.status = 'processing'));
   elsif v_slide.thumbnail_status in ('none', 'completed') then
     return jsonb_build_object('skipped', 'the thumbnail is ' || v_slide.thumbnail_status);
   elsif v_slide.thumbnail_status = 'pending' and not v_is_enabled then
@@ -31,7 +34,8 @@ begin
 end
 $$;
 comment on function slides.begin_thumbnail(uuid, uuid, uuid) is
-  'Marks a slide as processing and returns its file, or why there is nothing to convert (skipped).';
+  'Marks a slide as processing and returns its file, or why there is nothing to convert (skipped), and whether '
+  'its conversion has begun (is_converting).';
 
 create or replace function slides.finish_thumbnail(p_tenant_id uuid, p_slide_id uuid, p_job_id uuid, p_artifact_id uuid)
 returns boolean language plpgsql security definer set search_path = slides, pg_temp as $$
