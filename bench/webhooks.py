@@ -190,7 +190,8 @@ def main() -> int:
     parser.add_argument("--kill", type=float, default=2, help="seconds between two kills; 0: none")
     parser.add_argument("--quota", type=int, help="thumbnails of the tenant (default: one for each object)")
     chosen = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
+    # Server, simulator and this program share one event loop: drawing a traceback would stop all of them.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     with bench_server.postgres() as postgres, tempfile.TemporaryDirectory() as folder:
         dsn = postgres.create_database("webhooks")
         facts = asyncio.run(
