@@ -2329,11 +2329,13 @@ view penstock.provider_list
   column depth_limit: integer
   column features: text[]
   column changed_at: timestamp with time zone
+  column in_flight: integer
   reads penstock.calls: endpoint_id, expires_at
   reads penstock.endpoint_states: closed_reason, closed_until, endpoint_id, is_exhausted, open_at, open_for, pace, paced_at, refusals, refused_at
   reads penstock.endpoints: backpressure_delay_seconds, backpressure_threshold, changed_at, concurrency, default_tokens, depth_limit, features, id, name, requests_per_hour, requests_per_minute, status, tenant_id, tokens_per_hour, tokens_per_minute
   reads penstock.lanes: endpoint_id, id
   reads penstock.leases: is_gated, lane_id
+  reads penstock.operations: endpoint_id, has_place, status
   reads penstock.ready: lane_id
   reads penstock.spent: endpoint_id, requests, slot, tokens, width
   grant to service_role: select
@@ -7649,8 +7651,8 @@ function penstock.take_notifications(integer)
   returns: TABLE(id uuid, tenant_id uuid, target_id uuid, channel text, address text, event text, subject text, body text, details jsonb, attempt smallint, created_at timestamp with time zone, secrets text[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 df74617345afaa2547a2f23a07e8bec9
-  comment: Hands due notifications to a sender for 60 seconds, tenants in turn. A sender that dies loses them to the next one, so a message may be sent twice, but is never lost.
+  body: sha256 647dbe9756e0dc679ac1a675cee094ff
+  comment: Hands due notifications to a sender for 60 seconds, tenants in turn and at most 10 of a tenant at once. A sender that dies loses them to the next one, so a message may be sent twice, but is never lost.
   grant to service_role: execute
 
 function penstock.take_operations(text[], integer)
