@@ -218,10 +218,10 @@ comment on function penstock._add_route_lanes(penstock.jobs, penstock.task_spec[
 create or replace function penstock._add_provider_lanes(p_endpoint penstock.endpoints)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
-  if cardinality(p_endpoint.features) > 0 then
-    perform _lane(k.kind, p_endpoint.name, p_endpoint.tenant_id, true) from (
-      select distinct l.kind from routed_lanes q join lanes l on l.id = q.lane_id order by 1) as k;
-  end if;
+  -- Only for kinds whose tasks may ask for its features: others would add lanes that stay empty.
+  perform _lane(k.kind, p_endpoint.name, p_endpoint.tenant_id, true) from (
+    select distinct l.kind from routed_lanes q join lanes l on l.id = q.lane_id
+    join endpoints e on e.id = l.endpoint_id where e.features && p_endpoint.features order by 1) as k;
 end
 $$;
 comment on function penstock._add_provider_lanes(penstock.endpoints) is
