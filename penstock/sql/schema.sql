@@ -2497,7 +2497,7 @@ function penstock._add_provider_lanes(penstock.endpoints)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4009c9beaf2f08adf0649393bbf77f3e
+  body: sha256 3f1a7799fd441937841f035fe2a54db0
   comment: Creates the lanes of a new provider for kinds with routes, so that waiting tasks can move there.
 
 function penstock._add_route_lanes(penstock.jobs, penstock.task_spec[])
