@@ -17,7 +17,7 @@ async def test_all_checks_run(db: testing.Database) -> None:
     found = await examine(db)
     assert list(found) == [
         "database", "durability", "clock", "transactions", "vacuum", "LISTEN", "schema",
-        "maintenance", "workers", "backlog", "chores", "webhooks", "operations", "schedules", "providers", "audit log", "alerts",
+        "maintenance", "workers", "backlog", "chores", "webhooks", "operations", "prompts", "schedules", "providers", "audit log", "alerts",
     ]  # fmt: skip
     # The test server runs without fsync and autovacuum, and its clock function differs from the schema's.
     wrong = {name: check.state for name, check in found.items() if check.state != "ok"}
