@@ -262,15 +262,15 @@ FUNCTIONS: dict[str, Call] = {
     "billing_status": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "is_admin": Call("viewer", None),
     # No role in a tenant makes an admin of the installation.
-    "admin_list_profiles": Call("viewer", "PT403", good="PT403"),
-    "admin_get_profile": Call("viewer", "PT403", {"p_user_id": "{tenant_id}"}, good="PT403"),
-    "admin_set_override": Call("viewer", "PT403", {
+    "admin_list_profiles": Call("service", "PT403"),
+    "admin_get_profile": Call("service", "PT403", {"p_user_id": "{tenant_id}"}, good="PT404"),
+    "admin_set_override": Call("service", "PT403", {
         "p_user_id": "{tenant_id}", "p_meter": "tokens", "p_amount": 1, "p_expires_on": "2090-01-01",
-        "p_reason": CANARY}, good="PT403"),
-    "admin_set_plan": Call("viewer", "PT403", {
-        "p_user_id": "{tenant_id}", "p_plan": "free", "p_reason": CANARY}, good="PT403"),
-    "admin_spend": Call("viewer", "PT403", good="PT403"),
-    "tenant_margins": Call("viewer", "PT403", good="PT403"),
+        "p_reason": CANARY}, good="PT404"),
+    "admin_set_plan": Call("service", "PT403", {
+        "p_user_id": "{tenant_id}", "p_plan": "free", "p_reason": CANARY}, good="PT404"),
+    "admin_spend": Call("service", "PT403"),
+    "tenant_margins": Call("service", "PT403"),
     "check_key": Call("viewer", "PT401"),
     "resolve_entitlements": Call("viewer", "PT403", {"p_tenant_id": "{tenant_id}"}),
     "clock": Call("viewer", None),
