@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from penstock import settings as settings_module
-from penstock import testing
+from penstock import telemetry, testing
 from penstock.apps.notes import ideas
 from penstock.apps.notes.app import app, discover
 from penstock.contract import bulks, jobs
@@ -478,3 +478,75 @@ def test_two_supabase_js_clients_sync_as_two_devices(site: Site, node: Node) -> 
     assert found["again"] == {"n1": ["newer", False], "n2": ["text 2", True], "n3": ["text 3", True]}
     assert found["refused"] == "42501" and found["missing"] == "PGRST205"
     assert found["entitlements"]["tier"] == "free"
+
+
+def forget_prompts() -> None:
+    """Let the server read the active versions again, as it does after five minutes."""
+    app.prompts._read_again_at = float("-inf")  # pyright: ignore[reportPrivateUsage]
+
+
+def test_active_prompt_is_used_and_its_outage_is_flagged(site: Site) -> None:
+    """R2.6/events, R2.6/rollback: activating a row of `prompts` changes the next call's prompt, and going back too; every
+    call's event has name and version, for each action."""
+    ann = site.join("ann")
+    service = site.client(site.service_key, "public")
+    service.table("prompts").insert(
+        {"name": "discover_canon", "body": "Only the law.", "is_active": True}
+    ).execute()
+    forget_prompts()
+    calls: list[dict[str, Any]] = [
+        {"action": "discover", "text": "law"},
+        {"action": "discover", "text": "law", "customIdeas": ["Ponds"]},
+        {"action": "discover_batch", "notes": [{"id": "a", "text": "law"}]},
+        {"action": "transcribe", "image": base64.b64encode(PNG).decode()},
+    ]
+    for call in calls:
+        assert ask(site, ann, "anthropic-proxy", call).status_code == 200
+    events = "select prompt_name, prompt_version from notes.ai_usage_events where user_id = %s order by id"
+    found = [tuple(row.values()) for row in site.db.execute(events, [ann.id])]
+    assert found == [
+        ("discover_canon", 1),
+        ("discover_with_custom", 0),
+        ("discover_batch", 0),
+        ("transcribe", 0),
+    ]
+    service.table("prompts").update({"is_active": False}).eq("name", "discover_canon").eq(
+        "version", 1
+    ).execute()
+    forget_prompts()
+    ask(site, ann, "anthropic-proxy", calls[0])
+    assert tuple(site.db.execute(events, [ann.id])[-1].values()) == ("discover_canon", 0)
+
+
+def test_telemetry_has_fixed_names_and_does_not_delay_a_429(
+    site: Site, sim: Simulator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R2.13/telemetry-events: a sink that hangs delays no answer, and its events have no text."""
+    ann = site.join("ann")
+    sent: list[tuple[str, dict[str, object]]] = []
+    sender = telemetry.Sender(sim.url, "key")
+    send = sender.send
+
+    def spy(event: str, distinct_id: object, **properties: object) -> None:
+        sent.append((event, properties))
+        send(event, distinct_id, **properties)
+
+    monkeypatch.setattr(telemetry, "send", spy)
+    call = {"action": "discover", "text": f"{CANARY} law"}
+    assert ask(site, ann, "anthropic-proxy", call).status_code == 200
+    site.db.execute("select penstock.set_limit(%s, 'managed_ai', 1)", [ann.tenant])
+    assert ask(site, ann, "anthropic-proxy", call).status_code == 429
+    sim.telemetry.behavior = "hang"
+    began = time.monotonic()
+    assert ask(site, ann, "anthropic-proxy", call).status_code == 429
+    assert time.monotonic() - began < 1
+    sim.telemetry.behavior = "ok"
+    sim.configure(shield={"status": 500})
+    site.db.execute("select penstock.set_limit(%s, 'managed_ai', 9)", [ann.tenant])
+    ask(site, ann, "anthropic-proxy", call)
+    names = [event for event, _ in sent]
+    assert names.count("managed_ai_rate_limit_hit") == 2 and names.count("managed_ai_call_succeeded") == 2
+    assert "guardrail_fail_open" in names and CANARY not in str(sent)
+    [properties] = [each for event, each in sent if event == "managed_ai_call_succeeded"][:1]
+    assert set(properties) == {"action", "prompt_name", "prompt_version", "prompt_fallback", "fail_open"}
+    sender.close()

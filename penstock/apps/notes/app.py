@@ -6,13 +6,11 @@ a task runs. Encrypted libraries are discovered by the device.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, LiteralString
 
 from pydantic import BaseModel
 
 from penstock import (
-    App,
     BulkRow,
     Change,
     Context,
@@ -23,27 +21,14 @@ from penstock import (
     RowError,
 )
 from penstock.apps.notes import billing, ideas, images, managed, pages, proxy
+from penstock.apps.notes.instance import SYNCED, app
+from penstock.apps.notes.prompts import DISCOVER_BATCH
 from penstock.errors import Forbidden, Unavailable
 from penstock.postgres import db
 from penstock.types import Starter
 
-SYNCED = (
-    "books",
-    "notes",
-    "custom_ideas",
-    "note_links",
-    "lenses",
-    "collections",
-    "collection_memberships",
-)
+__all__ = ["SYNCED", "app", "discover"]
 
-app = App(
-    tenant="notes",
-    schema="notes",
-    sql=Path(__file__).parent / "sql",
-    web=Path(__file__).parent / "web",
-    writable_tables=[*SYNCED, "wrapped_key_blobs", "user_profiles", "waitlist_requests"],
-)
 billing.add(app)
 images.add(app)
 pages.declare(app)
@@ -116,7 +101,8 @@ async def find_ideas(ctx: Context, rows: list[BulkRow[Orphan]]) -> dict[str, Any
     if not guarded.texts:
         await ctx.ausage(requests=0, managed_ai=0)
         return output
-    prompt, system = await proxy.discover_prompt(True, custom)
+    prompt = await ctx.aprompt(DISCOVER_BATCH)
+    system = prompt.render(customList=", ".join(custom))
     parts = [{"type": "text", "text": f"Note {key}:\n{text}"} for key, text in guarded.texts.items()]
     form = ideas.schema(list(guarded.texts), custom)
     try:

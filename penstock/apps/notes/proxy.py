@@ -16,11 +16,11 @@ from penstock.apps.notes.prompts import (
     DISCOVER_CANON,
     DISCOVER_WITH_CUSTOM,
     TRANSCRIBE,
-    Prompt,
 )
 from penstock.apps.notes.telemetry import send
 from penstock.errors import Limited, NotFound, PenstockError, Unavailable
 from penstock.postgres import db
+from penstock.types import Prompt
 
 MOST_NOTES = 25
 _CALLS: dict[str, LiteralString] = {
@@ -96,6 +96,8 @@ async def call_model(request: FunctionRequest) -> FunctionResponse:
         provider = f"{managed.PROVIDER}/{model}"
         await _value(conn, "end", tenant_id, hold_id, action, provider, db.Json(tokens), db.Json(details))
     send("managed_ai_call_succeeded", request.user_id, action=action, **details)
+    if work.prompt.is_fallback:
+        send("prompt_fallback", request.user_id, prompt_name=work.prompt.name)
     if work.is_unchecked:
         send("guardrail_fail_open", request.user_id, action=action)
     return FunctionResponse(json=_result(wanted, work, answer))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 from uuid import UUID
 
-import structlog
+from penstock import telemetry
 
 Event = Literal[
     "managed_ai_rate_limit_hit",
@@ -14,9 +14,8 @@ Event = Literal[
     "prompt_fallback",
     "bulk_discovery_idea_undone",
 ]
-log = structlog.get_logger("penstock.telemetry")
 
 
-def send(event: Event, user_id: UUID, **properties: Any) -> None:
-    """Note an event. Returns at once and never raises."""
-    log.info(event, user_id=str(user_id), **properties)
+def send(event: Event, user_id: UUID, **properties: object) -> None:
+    """Send an event. Returns at once and never raises."""
+    telemetry.send(event, user_id, **properties)

@@ -34,8 +34,10 @@ grant select on notes.user_profiles, notes.ai_usage_daily, notes.orphans, notes.
   notes.device_list to authenticated, service_role;
 grant update (display_name, profile_bio) on notes.user_profiles to authenticated;
 grant update (display_name, profile_bio, month_limit, allocation_override, allocation_override_expires_at,
-  user_tier) on notes.user_profiles to service_role;
-grant select on notes.ai_usage_events, notes.stripe_webhook_events, notes.admin_audit_log to service_role;
+  user_tier, role) on notes.user_profiles to service_role;
+grant select on notes.ai_usage_events, notes.stripe_webhook_events, notes.admin_audit_log, notes.prompts
+  to service_role;
+grant insert (name, body, model, max_tokens, comment, is_active), update (is_active) on notes.prompts to service_role;
 
 -- For the view user_profiles, which shows a profile only to its user.
 grant execute on function notes._profile_facts(uuid, uuid) to authenticated, service_role;

@@ -14,7 +14,7 @@ select p.user_id as id, p.user_id, p.email, p.display_name as name, p.display_na
   f.facts ->> 'stripe_subscription_id' as stripe_subscription_id,
   f.facts ->> 'subscription_status' as subscription_status,
   (f.facts ->> 'subscription_current_period_end')::timestamptz as subscription_current_period_end,
-  p.created_at as member_since, f.facts ->> 'effective_tier' as effective_tier, p.tenant_id
+  p.created_at as member_since, f.facts ->> 'effective_tier' as effective_tier, p.tenant_id, p.role
 from penstock.profiles p cross join lateral notes._profile_facts(p.user_id, p.tenant_id) as f(facts);
 comment on view notes.user_profiles is
   'Profiles with quota, tier and subscription. user_tier is what was bought, effective_tier what applies now.';
@@ -56,6 +56,14 @@ create or replace view notes.orphans with (security_invoker = true) as
 select n.user_id, n.id as note_id, coalesce(n.source, n.book_id, '') as source
 from notes.notes n where n.tags = '[]' and not n.deleted;
 comment on view notes.orphans is 'Notes without ideas: the rows of a discovery.';
+
+create or replace view notes.prompts with (security_invoker = true) as
+select p.name, p.version, p.body, p.model, p.max_tokens, p.is_active, p.comment, p.created_at, p.activated_at
+from penstock.prompts p;
+comment on view notes.prompts is 'Prompts and their versions. Setting is_active of a row activates it. For the service only.';
+
+create or replace trigger change_prompt instead of insert or update on notes.prompts
+  for each row execute function notes._change_prompt();
 
 -- Lists of the dashboard. They show no text: the reader may be somebody else who looks at the screen.
 

@@ -79,6 +79,9 @@ begin
       perform penstock.add_allowance(notes._tenant_of(old.user_id), 'managed_ai', new.allocation_override
         - coalesce(old.allocation_override, 0), 'override', new.allocation_override_expires_at);
     end if;
+    if new.role is distinct from old.role then
+      perform penstock.set_profile_role(old.user_id, new.role);
+    end if;
     if new.user_tier is distinct from old.user_tier then
       perform penstock.set_tenant_plan(notes._tenant_of(old.user_id), new.user_tier);
     end if;
@@ -93,3 +96,23 @@ $$;
 comment on function notes._change_profile() is
   'Trigger of user_profiles: users change display_name and profile_bio; the service changes limit, override '
   'and tier, too.';
+
+create or replace function notes._change_prompt()
+returns trigger language plpgsql security definer set search_path = notes, pg_temp as $$
+begin
+  if not penstock.is_service() then
+    perform penstock.refuse(403, 'forbidden', 'only the service changes prompts');
+  end if;
+  if tg_op = 'INSERT' then
+    perform penstock.add_prompt(new.name, new.body, jsonb_strip_nulls(jsonb_build_object('model', new.model,
+      'max_tokens', new.max_tokens, 'comment', new.comment, 'activate', coalesce(new.is_active, false))));
+  elsif new.is_active and not old.is_active then
+    perform penstock.activate_prompt(old.name, old.version);
+  elsif old.is_active and not new.is_active then
+    perform penstock.activate_prompt(old.name, 0);
+  end if;
+  return new;
+end
+$$;
+comment on function notes._change_prompt() is
+  'Trigger of prompts: adds a version, activates one, or goes back to the constant.';
