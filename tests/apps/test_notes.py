@@ -518,3 +518,25 @@ def test_usage_events_are_append_only(library: Library) -> None:
                 conn.execute(f"set role {role}")
                 with pytest.raises(psycopg.errors.InsufficientPrivilege):
                     conn.execute(statement)
+
+
+def test_audit_lines_are_added_by_the_service_and_never_changed(library: Library) -> None:
+    """The seed's admin_audit_log: insert and select for the service, nothing else for anybody."""
+
+    def service(statement: str, *values: Any) -> list[dict[str, Any]]:
+        with psycopg.Connection[dict[str, Any]].connect(library.db.dsn, row_factory=dict_row) as conn:
+            conn.execute("set role service_role")
+            made = conn.execute(statement, values)  # pyright: ignore[reportArgumentType]
+            return list(made.fetchall()) if made.description else []
+
+    add = "insert into notes.admin_audit_log (action, subject, details, tenant_id) values ('override', 'user:1', '{\"n\": 1}', %s)"
+    service(add, library.tenant)
+    [row] = service("select action, subject from notes.admin_audit_log where tenant_id = %s", library.tenant)
+    assert dict(row) == {"action": "admin.override", "subject": "user:1"}
+    for statement in ("delete from notes.admin_audit_log", "update notes.admin_audit_log set subject = 'x'"):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            service(statement)
+    assert library.refused("select * from notes.admin_audit_log")[0] == DENIED
+    for view in ("fixed_costs", "cost_snapshot", "prompts", "stripe_webhook_events"):
+        service(f"select * from notes.{view}")
+        assert library.refused(f"select * from notes.{view}")[0] == DENIED

@@ -275,21 +275,24 @@ def test_image_is_one_commit_of_file_bytes_and_path(site: Site, clock: testing.C
     [note] = site.db.execute("select image_path, change_seq from notes.notes where user_id = %s", [ann.id])
     assert note["image_path"] == answer.json()["path"]
     assert used(site, ann, "image_bytes") == len(PNG)
+    form = site.http.post(url, files={"file": ("page.png", PNG)}, headers=bearer(ann.token))
+    assert form.status_code == 201 and used(site, ann, "image_bytes") == 2 * len(PNG)
+    assert site.http.post(url, files={"text": (None, "x")}, headers=bearer(ann.token)).status_code == 422
     shown = site.http.get("/functions/v1/note-image?note_id=n1", headers=bearer(ann.token))
     assert shown.status_code == 307 and httpx.get(shown.headers["Location"], trust_env=False).content == PNG
     assert site.http.get("/functions/v1/note-image?note_id=n1", headers=bearer(eve.token)).status_code == 404
     assert site.http.post(url, content=PNG, headers=bearer(eve.token)).status_code == 404
     assert site.http.post(url, content=b"%PDF-1.7", headers=bearer(ann.token)).status_code == 422
     site.db.execute("select penstock.set_gate('image_storage_bytes', '{\"mode\": \"enforce\"}')")
-    site.db.execute("select penstock.set_limit(%s, 'image_bytes', %s)", [ann.tenant, len(PNG) + 1])
+    site.db.execute("select penstock.set_limit(%s, 'image_bytes', %s)", [ann.tenant, 2 * len(PNG) + 1])
     assert site.http.post(url, content=PNG, headers=bearer(ann.token)).status_code == 402
-    assert used(site, ann, "image_bytes") == len(PNG)
+    assert used(site, ann, "image_bytes") == 2 * len(PNG)
     push(site, ann, "notes", id="n1", text="x", deleted=True)
     delete = "select notes.delete_old_images() as n"
     clock.advance(days=29)
     assert site.db.execute(delete)[0]["n"] == 0
     clock.advance(days=2)
-    assert site.db.execute(delete)[0]["n"] == 1
+    assert site.db.execute(delete)[0]["n"] == 2, "the image, and the one that it replaced"
     assert used(site, ann, "image_bytes") == 0
     assert (
         site.db.execute(

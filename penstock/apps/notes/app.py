@@ -23,6 +23,7 @@ from penstock import (
 from penstock.apps.notes import billing, ideas, images, managed, pages, proxy
 from penstock.apps.notes.instance import SYNCED, app
 from penstock.apps.notes.prompts import DISCOVER_BATCH
+from penstock.apps.notes.telemetry import send
 from penstock.errors import Forbidden, Unavailable
 from penstock.postgres import db
 from penstock.types import Starter
@@ -140,7 +141,8 @@ async def apply(ctx: Context, connection: Any, row: BulkRow[Orphan], result: dic
 
 @discover.undo
 async def undo(ctx: Context, connection: Any, row: BulkRow[Orphan], change: Change) -> None:
-    """Remove an idea that the job added."""
+    """Remove an idea that the job added. How often, by role, is what shows whether discovery is good."""
+    send("bulk_discovery_idea_undone", ctx.tenant_id, role=change.after["role"])
     await db.rows(connection, _REMOVE, (ctx.tenant_id, row.key, change.name))
 
 

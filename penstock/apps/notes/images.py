@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from email import policy
+from email.parser import BytesParser
 from typing import LiteralString
 from uuid import UUID
 
@@ -28,17 +30,18 @@ def add(app: App) -> None:
         note_id, user_id = _note_id(request), request.user_id
         if user_id is None:
             raise Invalid("only a signed-in user has notes", code="profile_missing")
-        kind = content.detected(request.body[: content.HEAD_BYTES])
+        data = _image(request)
+        kind = content.detected(data[: content.HEAD_BYTES])
         if kind not in TYPES:
             raise Invalid("the body must be a JPEG, PNG or WebP image", code="invalid_image")
         async with request.acting() as conn:
             await db.rows(conn, _REQUIRE, (note_id,))
             begun = await artifacts.begin_upload(
-                conn, name=f"{note_id}.{TYPES[kind]}"[-200:], content_type=kind, bytes=len(request.body)
+                conn, name=f"{note_id}.{TYPES[kind]}"[-200:], content_type=kind, bytes=len(data)
             )
             taken = await artifacts.take_upload(conn, artifact_id=begun.id)
         storage = request.storage()
-        await storage.put(taken["incoming"], request.body, limit=len(request.body))
+        await storage.put(taken["incoming"], data, limit=len(data))
 
         async def finish(conn: db.Connection, file: Artifact) -> None:
             await db.rows(conn, _ADD, (user_id, note_id, file.id))
@@ -69,6 +72,19 @@ def add(app: App) -> None:
             name=file.name or "image",
         )
         return FunctionResponse(307, headers={"Location": url})
+
+
+def _image(request: FunctionRequest) -> bytes:
+    """The body, or the first file of a form."""
+    kind = request.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        return request.body
+    head = f"Content-Type: {kind}\r\n\r\n".encode("latin-1")
+    message = BytesParser(policy=policy.HTTP).parsebytes(head + request.body)
+    for part in message.iter_parts():
+        if part.get_filename() is not None and isinstance(found := part.get_payload(decode=True), bytes):
+            return found
+    raise Invalid("the form has no file", code="invalid_image")
 
 
 def _note_id(request: FunctionRequest) -> str:

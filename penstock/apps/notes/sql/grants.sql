@@ -35,8 +35,9 @@ grant select on notes.user_profiles, notes.ai_usage_daily, notes.orphans, notes.
 grant update (display_name, profile_bio) on notes.user_profiles to authenticated;
 grant update (display_name, profile_bio, month_limit, allocation_override, allocation_override_expires_at,
   user_tier, role) on notes.user_profiles to service_role;
-grant select on notes.ai_usage_events, notes.stripe_webhook_events, notes.admin_audit_log, notes.prompts
-  to service_role;
+grant select on notes.ai_usage_events, notes.stripe_webhook_events, notes.admin_audit_log, notes.prompts,
+  notes.fixed_costs, notes.cost_snapshot to service_role;
+grant insert (action, subject, details, tenant_id) on notes.admin_audit_log to service_role;
 grant insert (name, body, model, max_tokens, comment, is_active), update (is_active) on notes.prompts to service_role;
 
 -- For the view user_profiles, which shows a profile only to its user.

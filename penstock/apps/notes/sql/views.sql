@@ -52,6 +52,17 @@ select a.id, a.at as created_at, a.actor, a.action, a.subject, a.details, a.tena
 from penstock.audit_log a where a.action like 'admin.%';
 comment on view notes.admin_audit_log is 'Actions of administrators, append-only.';
 
+create or replace trigger add_audit_line instead of insert on notes.admin_audit_log
+  for each row execute function notes._add_audit_line();
+
+create or replace view notes.fixed_costs with (security_invoker = true) as
+select c.id, c.name, c.amount, c.currency, c.period, c.from_day, c.until_day, c.comment from penstock.fixed_costs c;
+comment on view notes.fixed_costs is 'Costs that no provider reports. For the service only.';
+
+create or replace view notes.cost_snapshot with (security_invoker = true) as
+select c.id, c.taken_at, c.month, c.total, c.by_provider, c.by_type from penstock.cost_snapshots c;
+comment on view notes.cost_snapshot is 'Variable costs of a month, as they were at a time. For the service only.';
+
 create or replace view notes.orphans with (security_invoker = true) as
 select n.user_id, n.id as note_id, coalesce(n.source, n.book_id, '') as source
 from notes.notes n where n.tags = '[]' and not n.deleted;

@@ -116,3 +116,16 @@ end
 $$;
 comment on function notes._change_prompt() is
   'Trigger of prompts: adds a version, activates one, or goes back to the constant.';
+
+create or replace function notes._add_audit_line()
+returns trigger language plpgsql security definer set search_path = notes, pg_temp as $$
+begin
+  if not penstock.is_service() then
+    perform penstock.refuse(403, 'forbidden', 'only the service adds audit lines');
+  end if;
+  new.id := penstock.record_audit(case when new.action like 'admin.%' then new.action else 'admin.' || new.action end,
+    new.subject, coalesce(new.details, '{}'), new.tenant_id);
+  return new;
+end
+$$;
+comment on function notes._add_audit_line() is 'Trigger of admin_audit_log: adds a line, which nobody can change.';
