@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import time
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import structlog
+from rich.console import Console
 
 from penstock import settings as settings_module
 from penstock import telemetry, testing
-from penstock.apps.notes import ideas
+from penstock.apps.notes import demo, ideas
 from penstock.apps.notes.app import app, discover
+from penstock.apps.notes.device import Cipher, HttpServer, ServerError, Store, keys, sync
 from penstock.contract import bulks, jobs
 from penstock.postgres import migrate
 from penstock.settings import Settings
@@ -553,3 +558,49 @@ def test_telemetry_has_fixed_names_and_does_not_delay_a_429(
     [properties] = [each for event, each in sent if event == "managed_ai_call_succeeded"][:1]
     assert set(properties) == {"action", "prompt_name", "prompt_version", "prompt_fallback", "fail_open"}
     sender.close()
+
+
+def test_encrypted_text_is_nowhere_readable(site: Site, sim: Simulator, tmp_path: Path) -> None:
+    """R2.13/encryption: a device syncs encrypted notes, finds ideas with the managed model, fails once and takes the key
+    over to another device; no table, file, log or usage event has the text or the key."""
+    ann = site.join("ann")
+    remote = HttpServer(site.url, site.anon_key, lambda: ann.token)
+    cipher = Cipher.generate()
+    store = Store(tmp_path / "a.db", cipher=cipher)
+    other = Store(tmp_path / "b.db")
+    keys.enrol(remote, cipher, "correct horse")
+    with structlog.testing.capture_logs() as lines:
+        for n in range(3):
+            store.save("notes", text=f"{CANARY} about law {n}", source="s")
+        sync(store, remote)
+        body = {"action": "discover_batch", "notes": [{"id": "x", "text": f"{CANARY} mail a@b.org"}]}
+        sim.configure(faults={"500": 1.0})
+        with pytest.raises(ServerError):
+            remote.invoke("anthropic-proxy", body)
+        sim.configure(faults={})
+        assert "core" in remote.invoke("anthropic-proxy", body)["results"]["x"]
+        other.unlock(keys.accept(remote, str(ann.id), keys.offer(remote, cipher)))
+        sync(other, remote)
+        start_discovery(site, ann)
+    assert sorted(note["text"] for note in other.rows("notes")) == [
+        f"{CANARY} about law {n}" for n in range(3)
+    ]
+    everything = whole_database(site)
+    assert "enc:v1:" in everything and CANARY not in everything and "correct horse" not in everything
+    assert CANARY not in str(lines)
+    for store_file in site.db.execute("select path from penstock.artifacts"):
+        raise AssertionError(store_file)
+    store.close()
+    other.close()
+
+
+async def test_two_devices_converge(db: testing.Database, drain: testing.Drain, tmp_path: Path) -> None:
+    """The demo: two devices edit offline, converge, find ideas and export; the server has ciphertext only."""
+    assert app.own is not None
+    migrate.migrate(db.dsn, folder=app.own.folder, schema=app.own.schema)
+    drain.use(app)
+    written = io.StringIO()
+    assert await demo.run(tmp_path, 6, Console(file=written, width=200)), written.getvalue()
+    assert "Both libraries are equal." in written.getvalue() and "enc:v1:" in written.getvalue()
+    export = json.loads((tmp_path / "export.json").read_text())
+    assert export["_syntopicon"] is True and len(export["notes"]) == 6

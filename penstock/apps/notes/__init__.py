@@ -1,7 +1,8 @@
 """A library of books and notes on many devices, offline first, with a managed model that finds ideas.
 
-`app.py` has the tasks, the bulk type and the HTTP functions, `managed.py` the calls of the managed model,
-`ideas.py` the canon and the parsing of answers, `billing.py` the checkout, `pages.py` the dashboard pages,
-`settings.py` the environment variables, and `sql/` the tables and rules. `device/` is the library for
-devices.
+`instance.py` has the app object, `app.py` the tasks, the bulk type and the HTTP functions, `proxy.py` and
+`managed.py` the calls of the managed model, `prompts.py` its prompts, `ideas.py` the canon and the parsing of
+answers, `images.py` and `billing.py` further functions, `pages.py` the dashboard pages, `settings.py` the
+environment variables, `demo.py` two devices, and `sql/` the tables and rules. `device/` is the library for
+devices, `web/` a client in the browser.
 """
