@@ -603,4 +603,4 @@ async def test_two_devices_converge(db: testing.Database, drain: testing.Drain, 
     assert await demo.run(tmp_path, 6, Console(file=written, width=200)), written.getvalue()
     assert "Both libraries are equal." in written.getvalue() and "enc:v1:" in written.getvalue()
     export = json.loads((tmp_path / "export.json").read_text())
-    assert export["_syntopicon"] is True and len(export["notes"]) == 6
+    assert export["_syntopicon"] is True and len(export["notes"]) == 7, "with the tombstone"
