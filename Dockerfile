@@ -7,7 +7,7 @@ ARG BASE=docker.io/library/python:3.12-slim-trixie
 
 FROM ${BASE} AS build
 ARG UV_VERSION=0.13.8
-ARG EXTRAS=server,sheets,billing
+ARG EXTRAS=server,sheets,billing,otel
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1
 WORKDIR /src
 RUN python3 -m venv /opt/uv && /opt/uv/bin/pip install --no-cache-dir "uv==${UV_VERSION}" && python3 -m venv --without-pip /opt/penstock

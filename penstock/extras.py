@@ -23,6 +23,7 @@ EXTRAS = {
     "cryptography": "device",
     "anthropic": "providers",
     "openai": "providers",
+    "opentelemetry": "otel",
     "av": "apps",
     "espeakng_loader": "apps",
     "lameenc": "apps",

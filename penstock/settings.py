@@ -142,6 +142,10 @@ class Settings:
     """`PENSTOCK_MASTER_KEY`: the key that encrypts keys of providers, 32 bytes as base64; several during a
     rotation, separated by commas: the first encrypts. `PENSTOCK_MASTER_KEY_FILE` names a file with it."""
 
+    traces: bool = False
+    """`PENSTOCK_TRACES`: `1` or `true` makes OpenTelemetry spans for starts and attempts. Needs the extra
+    `otel`."""
+
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
@@ -183,6 +187,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         smtp_url=_smtp_url(environment.get("PENSTOCK_SMTP_URL"), environment.get("PENSTOCK_MAIL_FROM")),
         mail_from=environment.get("PENSTOCK_MAIL_FROM") or None,
         allow_private_webhooks=_flag("PENSTOCK_ALLOW_PRIVATE_WEBHOOKS", environment),
+        traces=_flag("PENSTOCK_TRACES", environment),
         **_stripe(environment),
         **_shield(environment),
         telemetry_url=_telemetry_url(environment.get("PENSTOCK_TELEMETRY_URL")),

@@ -328,3 +328,58 @@ class TestRecipes:
         render = yaml.safe_load((ROOT / "deploy" / "render" / "render.yaml").read_text())
         for service in render["services"]:
             assert service["maxShutdownDelaySeconds"] > GRACE
+
+
+class TestMonitoring:
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "rules.yml").read_text())
+    dashboard = json.loads((ROOT / "deploy" / "grafana" / "penstock.json").read_text())
+
+    def names(self) -> set[str]:
+        """The metrics that rules and dashboard read, without those that a rule records."""
+        rules = [rule for group in self.rules["groups"] for rule in group["rules"]]
+        expressions = [rule["expr"] for rule in rules]
+        expressions += [t["expr"] for panel in self.dashboard["panels"] for t in panel["targets"]]
+        recorded = {rule["record"] for rule in rules if "record" in rule}
+        return set(re.findall(r"penstock[_:][a-z0-9_]+", " ".join(expressions))) - recorded
+
+    def test_rules_and_dashboard_read_metrics_that_exist(self, db: testing.Database) -> None:
+        import asyncio
+
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        from penstock.api import observe
+        from penstock.contract import overview
+        from penstock.postgres import db as database
+
+        async def figures() -> list[tuple[str, str, float]]:
+            async with database.pool(db.dsn, name="test", max_size=1) as pool:
+                return await overview.metric_figures(pool)
+
+        registry = CollectorRegistry()
+        observe._add_figures(registry, asyncio.run(figures()))
+        exposed = set(re.findall(r"(?m)^# TYPE (\S+)", generate_latest(registry).decode()))
+        source = (ROOT / "penstock" / "api" / "observe.py").read_text()
+        exposed |= set(re.findall(r'"(penstock_[a-z_]+)"', source))
+        exposed |= {"penstock_http_requests_total", "penstock_http_request_seconds_bucket"}
+        assert self.names() - exposed == set()
+
+    def test_promtool_accepts_and_tries_the_rules(self) -> None:
+        """Alerts fire and stay silent as the test file says, in Prometheus' own evaluation."""
+        tool = shutil.which("promtool")
+        if tool is None:
+            pytest.skip("promtool is not installed: make system-packages")
+        folder = ROOT / "deploy" / "prometheus"
+        for command in (["check", "rules", "rules.yml"], ["test", "rules", "rules_test.yml"]):
+            made = subprocess.run([tool, *command], cwd=folder, capture_output=True, text=True)
+            assert made.returncode == 0, made.stdout + made.stderr
+
+    def test_panels_fill_the_grid_without_overlap(self) -> None:
+        taken: set[tuple[int, int]] = set()
+        assert len({panel["id"] for panel in self.dashboard["panels"]}) == len(self.dashboard["panels"])
+        for panel in self.dashboard["panels"]:
+            at = panel["gridPos"]
+            cells = {
+                (x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])
+            }
+            assert not cells & taken and at["x"] + at["w"] <= 24, panel["title"]
+            taken |= cells

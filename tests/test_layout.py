@@ -49,6 +49,7 @@ PARTS = {
     "explanations": "why a task waits: verbs of jobs",
     "results": "what a job returned: a verb of jobs",
     "reconciliation": "how operations that timed out or were canceled end: a verb of operations",
+    "metrics": "figures for Prometheus: penstock/api/observe.py names them",
     "wanted": "how many slots autoscalers should provide: the worker's side of lanes",
     "bulk_rows": "the rows of bulk jobs: the worker's side of bulks",
     "prompt_uses": "what versions of prompts cost, and trials: verbs of prompts",

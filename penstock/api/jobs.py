@@ -8,6 +8,7 @@ from uuid import UUID
 from fastapi import Body, Header, Path, Query, Request, Response
 from pydantic import BaseModel, Field, ValidationError
 
+from penstock import tracing
 from penstock.api.artifacts import ArtifactResponse, linked, storage_of
 from penstock.api.callers import Caller, Callers
 from penstock.api.fields import Money, RequestModel, with_fields_of
@@ -236,16 +237,21 @@ async def start_job(
         str | None,
         Header(min_length=1, max_length=255, description="The same key returns the same job of the tenant."),
     ] = None,
+    traceparent: Annotated[
+        str | None,
+        Header(max_length=255, description="W3C trace context: attempts are linked to it."),
+    ] = None,
 ) -> JobStarted:
     """Start a job. Without `tasks`, the app draws them."""
     arguments: dict[str, Any] = {
         **job.arguments(request), "idempotency_key": idempotency_key
     }  # fmt: skip
-    if job.tasks is not None:
-        return JobStarted(id=await jobs.start(conn, **arguments))
-    # Tasks that the app drew are trusted; tasks that a user wrote are checked by start_job.
-    async with request.app.state.callers.acting_for(request.state.caller) as (service, user_id):
-        return JobStarted(id=await jobs.start_drawn(service, user_id=user_id, **arguments))
+    with tracing.sending(job.type, traceparent) as arguments["traceparent"]:
+        if job.tasks is not None:
+            return JobStarted(id=await jobs.start(conn, **arguments))
+        # Tasks that the app drew are trusted; tasks that a user wrote are checked by start_job.
+        async with request.app.state.callers.acting_for(request.state.caller) as (service, user_id):
+            return JobStarted(id=await jobs.start_drawn(service, user_id=user_id, **arguments))
 
 
 @forecast_routes.post("/jobs/forecast")

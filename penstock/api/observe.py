@@ -31,7 +31,7 @@ from penstock.api.callers import Callers
 from penstock.api.limits import Refusals
 from penstock.api.routes import PROBLEMS, identify
 from penstock.api.shares import Flight
-from penstock.contract import alerts, operations, prompts, webhooks, workers
+from penstock.contract import alerts, operations, overview, prompts, webhooks, workers
 from penstock.errors import Forbidden, Unauthenticated, Unavailable
 from penstock.types import OperationCount, PromptFallback
 
@@ -196,6 +196,7 @@ async def show_metrics(request: Request) -> Response:
         lanes = await workers.backlog(conn)
         rates = await workers.drain_rates(conn)
         slots = await workers.wanted_slots(conn)
+        figures = await overview.metric_figures(conn)
         told = await alerts.list(conn, days=2, limit=1000)
         outside = await operations.counts(conn)
         inbox = await webhooks.open_counts(conn)
@@ -225,6 +226,7 @@ async def show_metrics(request: Request) -> Response:
     )
     for alert in told:
         told_of.labels(alert.kind).inc(alert.count)
+    _add_figures(registry, figures)
     _add_operations(registry, outside)
     _add_webhooks(registry, inbox)
     _add_prompts(registry, constants)
@@ -232,6 +234,31 @@ async def show_metrics(request: Request) -> Response:
     metrics: Metrics = request.app.state.metrics
     text: Any = generate_latest(registry) + generate_latest(metrics.registry)
     return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+_FIGURES = {
+    "tasks_succeeded": ("penstock_tasks_succeeded", "Tasks that succeeded in the last five minutes.", "plan"),
+    "tasks_failed": ("penstock_tasks_failed", "Tasks that failed in the last five minutes.", "plan"),
+    "wait_p95": ("penstock_wait_p95_seconds", "p95 of the time in queue of these tasks.", "plan"),
+    "workers": ("penstock_workers", "Workers of the last day.", "state"),
+    "slots": ("penstock_worker_slots", "Slots of all running workers.", None),
+    "leases_expired": ("penstock_leases_expired", "Tasks of dead workers, not requeued yet.", None),
+    "leases_overdue": ("penstock_leases_overdue_seconds", "How long the oldest of these waits.", None),
+    "cost_today": ("penstock_cost_today", "Costs since midnight UTC, in the base currency.", None),
+    "jobs_near_budget": ("penstock_jobs_near_budget", "Jobs that used 90 % of their budget.", None),
+}
+"""Names of `metric_figures` as metrics, with their label."""
+
+
+def _add_figures(registry: CollectorRegistry, figures: list[tuple[str, str, float]]) -> None:
+    gauges = {
+        name: Gauge(metric, text, [label] if label else [], registry=registry)
+        for name, (metric, text, label) in _FIGURES.items()
+    }
+    for name, label, value in figures:
+        # A newer database may have more figures.
+        if name in gauges:
+            (gauges[name].labels(label) if _FIGURES[name][2] else gauges[name]).set(value)
 
 
 def _add_operations(registry: CollectorRegistry, counts: list[OperationCount]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import LiteralString
 from uuid import UUID
 
@@ -28,3 +29,9 @@ async def lanes(database: db.Database, *, tenant_id: UUID | None = None) -> list
 async def rates(database: db.Database, *, tenant_id: UUID | None = None, minutes: int = 60) -> list[TaskRate]:
     """Per minute: how many tasks succeeded and failed, and how long they waited and ran."""
     return [TaskRate(*row) for row in await db.rows(database, _RATES, (tenant_id, minutes))]
+
+
+async def metric_figures(database: db.Database) -> builtins.list[tuple[str, str, float]]:
+    """Figures of the whole installation for Prometheus: name, label and value."""
+    rows = await db.call(database, "metric_figures")
+    return [(row["name"], row["label"] or "", row["value"] or 0.0) for row in rows]

@@ -24,6 +24,8 @@ class Claim(NamedTuple):
     max_attempts: int
     timeout_seconds: float | None
     provider: str | None = None
+    traceparent: str | None = None
+    """The trace that started the job; read only if the worker traces."""
 
 
 class Done(NamedTuple):
@@ -53,6 +55,10 @@ class Rejection(NamedTuple):
 _CLAIM: LiteralString = """\
 select id, lease, job_id, tenant_id, kind, key, input, attempt, max_attempts, timeout_seconds, provider
 from penstock.claim_tasks(%s, %s, %s, %s)"""
+_CLAIM_TRACED: LiteralString = """\
+select c.id, c.lease, c.job_id, c.tenant_id, c.kind, c.key, c.input, c.attempt, c.max_attempts,
+  c.timeout_seconds, c.provider, (select j.traceparent from penstock.jobs j where j.id = c.job_id)
+from penstock.claim_tasks(%s, %s, %s, %s) as c"""
 _COMPLETE: LiteralString = (
     "select id, code from penstock.complete_tasks(%s, %s::bigint[], %s::bigint[], %s::jsonb[])"
 )
@@ -64,11 +70,18 @@ where job_id = %s and key = any (%s) and status = 'succeeded'"""
 
 
 async def claim(
-    database: db.Database, worker_id: str, *, limit: int, kinds: list[str] | None, lease_seconds: int
+    database: db.Database,
+    worker_id: str,
+    *,
+    limit: int,
+    kinds: list[str] | None,
+    lease_seconds: int,
+    is_traced: bool = False,
 ) -> list[Claim]:
     """Claim up to `limit` tasks of these kinds (None: all kinds), each leased for `lease_seconds`."""
-    rows = await db.rows(database, _CLAIM, (worker_id, limit, kinds, lease_seconds), binary=True)
-    return [Claim._make(row) for row in rows]
+    query = _CLAIM_TRACED if is_traced else _CLAIM
+    rows = await db.rows(database, query, (worker_id, limit, kinds, lease_seconds), binary=True)
+    return [Claim(*row) for row in rows]
 
 
 async def return_unknown(pool: db.Pool, worker_id: str, leases: Sequence[int]) -> int:

@@ -35,6 +35,7 @@ from uuid import UUID
 
 import pydantic
 
+from penstock import tracing
 from penstock.contract import bulks, jobs, kinds, prompts, schedules, tenants
 from penstock.errors import Invalid
 from penstock.formatting import seconds
@@ -338,7 +339,8 @@ class App(Extensions):
             chosen["result"] = drawn.result_option
             start = jobs.start if options.using is None else jobs.start_in
             database = pool if options.using is None else options.using
-            job_id = await start(database, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
+            with tracing.sending(type) as chosen["traceparent"]:
+                job_id = await start(database, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
         return Started(job_id, self, drawn)
 
     def start(self, type: str, drawn: Drawn, options: Options) -> Started[Any]:
@@ -348,7 +350,10 @@ class App(Extensions):
         # The declarations commit on a connection of the app; the job starts on the caller's connection.
         chosen = self.block(self._ready_on_own_connection(options))
         chosen["result"] = drawn.result_option
-        job_id = jobs.start_sync(options.using, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
+        with tracing.sending(type) as chosen["traceparent"]:
+            job_id = jobs.start_sync(
+                options.using, type=type, params=drawn.params, tasks=drawn.tasks, **chosen
+            )
         return Started(job_id, self, drawn)
 
     async def aforecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:

@@ -101,7 +101,7 @@ grant execute on function
   penstock.reconcile_operation(uuid, text, jsonb),
   penstock.get_wait_link(text), penstock.answer_link(text, text, jsonb),
   penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(),
-  penstock.wanted_slots(), penstock.pulse(),
+  penstock.wanted_slots(), penstock.metric_figures(), penstock.pulse(),
   penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb),
   penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),

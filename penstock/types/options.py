@@ -85,6 +85,10 @@ class JobOptions(TypedDict, total=False):
     """Pause after this many failed tasks, or after a percentage, such as "5%"."""
     result: Annotated[Any, Option("The result of the job.", sdk=None, http=False, cli=False)]
     """JSON in which `{"$from": key}` stands for the output of a task. Default: the last task's output."""
+    traceparent: Annotated[
+        str | None, Option("The trace context of the caller.", sdk=None, http=False, cli=False)
+    ]
+    """W3C trace context of the span that starts the job. Attempts are linked to it."""
     digest: Annotated[str | None, Option("A hash of the tasks.", sdk=None, http=False, cli=False)]
     """Compared for an idempotency key that was used before: see `jobs.start_many`."""
 

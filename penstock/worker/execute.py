@@ -16,6 +16,7 @@ from uuid import uuid4
 
 import structlog
 
+from penstock import tracing
 from penstock.contract import artifacts, jobs, provider_keys, tasks, waits
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
@@ -76,6 +77,7 @@ class Execute(Hooks):
         self._transactions: db.Pool | None = None
         self._is_thread_left = False
         self._losses: dict[int, int] = {}
+        self._is_traced = tracing.tracer() is not None
         self._waiting_for_database: set[Context] = set()
         self.on_attempt: Callable[[outcome.AttemptEnd], None] | None = None
 
@@ -111,7 +113,11 @@ class Execute(Hooks):
             leased = await self._buffer.next_task()
             leased.runner = me
             try:
-                await self._run(leased, me)
+                if self._is_traced:
+                    with tracing.processing(leased.claim, leased.claim.traceparent):
+                        await self._run(leased, me)
+                else:
+                    await self._run(leased, me)
             finally:
                 leased.runner = None
                 try:
@@ -183,7 +189,9 @@ class Execute(Hooks):
             self._finish.limited(leased, signal)
             self._finish.hand_back(self._buffer.pop_unstarted_for(leased.claim.provider))
         else:
-            self._finish.failed(leased, outcome.describe(error))
+            described = outcome.describe(error)
+            tracing.failed(described["code"])
+            self._finish.failed(leased, described)
 
     def _is_database_lost(self, error: BaseException, context: Context) -> bool:
         """Whether an attempt ended because this worker lost its connection to the database."""
@@ -269,6 +277,7 @@ class Execute(Hooks):
         return await self._in_thread(leased, context, lambda: outcome.output(task, call()))
 
     async def _in_thread(self, leased: LeasedTask, context: Context, call: Callable[[], Any]) -> Any:
+        call = tracing.in_context(call) if self._is_traced else call
         thread = self._loop.run_in_executor(
             self._threads, outcome.caught, outcome.unless_stopped, context, call
         )
@@ -396,6 +405,7 @@ class Execute(Hooks):
         return await self._buffer.app.prompts.get_for_job(prompt, ctx.job_id)
 
     async def usage(self, ctx: Context, units: dict[str, float], variant: str) -> None:
+        tracing.used(ctx.provider, units)
         details = ctx.prompts[-1].details if ctx.prompts else {}
         options = {"variant": variant, "key": _report_key(ctx), "details": details}
         await self._report(ctx, "record_usage", p_units=db.Json(units), p_options=db.Json(options))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from penstock import tracing
 from penstock.contract import tasks
 from penstock.postgres import db
 
@@ -72,6 +73,7 @@ class Fetch:
                 limit=min(free, 1000),
                 kinds=self._buffer.kinds,
                 lease_seconds=self._buffer.lease_seconds,
+                is_traced=tracing.tracer() is not None,
             )
 
     async def _is_drained(self, upkept: int) -> bool:

@@ -5,7 +5,7 @@ create or replace function penstock._check_job_arguments(p_type text, p_params j
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   c_options constant text[] := array['tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds',
-    'on_failure', 'paused', 'digest', 'budget', 'on_limit', 'stop_after', 'result'];
+    'on_failure', 'paused', 'digest', 'budget', 'on_limit', 'stop_after', 'result', 'traceparent'];
   v_unknown text;
 begin
   perform _check_name(p_type, 'type', 'invalid_type');
@@ -80,6 +80,7 @@ begin
   v_job.on_limit := coalesce(p_options ->> 'on_limit', 'hold');
   v_job.stop_after := p_options ->> 'stop_after';
   v_job.result := nullif(p_options -> 'result', 'null');
+  v_job.traceparent := p_options ->> 'traceparent';
   perform _check_job_options(v_job);
   v_job.tenant_id := _caller_tenant(v_job.tenant_id);
   return v_job;
@@ -113,6 +114,11 @@ begin
       format('stop_after must be a number of failures such as 20, or a percentage such as 5%% (got %L)',
         left(p_job.stop_after, 100)), '{"field": "options.stop_after"}');
   end if;
+  if p_job.traceparent !~ '^[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$' then
+    perform _refuse(422, 'invalid_options',
+      format('traceparent must be a W3C trace context (got %L)', left(p_job.traceparent, 100)),
+      '{"field": "options.traceparent"}');
+  end if;
 end
 $$;
 comment on function penstock._check_job_options(penstock.jobs) is
@@ -132,16 +138,16 @@ begin
   v_job := _job_from_options(v_options);
   select * into v_type from job_types where name = p_type;
   -- The digest covers everything but the key itself; the caller's own digest option stands for the tasks.
-  -- It leaves out the result, which older clients do not send.
+  -- It leaves out the result, which older clients do not send, and the trace, which is new in each retry.
   v_digest := sha256(convert_to(
-    p_type || E'\n' || v_params::text || E'\n' || (v_options - array['idempotency_key', 'result'])::text,
-    'utf8'));
+    p_type || E'\n' || v_params::text || E'\n' || (v_options - array['idempotency_key', 'result', 'traceparent'])::text, 'utf8'));
 
   insert into jobs (tenant_id, type, params, status, priority, on_failure, idempotency_key, request_digest,
-                    created_by, created_at, run_at, budget, on_limit, stop_after, result)
+                    created_by, created_at, run_at, budget, on_limit, stop_after, result, traceparent)
   values (v_job.tenant_id, p_type, v_params, v_job.status, v_job.priority,
           coalesce(v_job.on_failure, v_type.on_failure, 'continue'), v_job.idempotency_key, v_digest,
-          _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after, v_job.result)
+          _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after, v_job.result,
+          v_job.traceparent)
   on conflict (tenant_id, idempotency_key) where idempotency_key is not null do nothing
   returning * into v_existing;
 
@@ -191,7 +197,8 @@ comment on function penstock.open_job(text, jsonb, jsonb) is
   'Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, '
   'on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, '
   'pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": '
-  'key} stands for the output of a task; default: the output of the last task).';
+  'key} stands for the output of a task; default: the output of the last task), traceparent (the W3C trace '
+  'context of the caller).';
 
 create or replace function penstock._start_job(
   p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb, p_starters text[], p_is_raw boolean)

@@ -1,0 +1,1 @@
+alter table penstock.jobs drop column traceparent;
