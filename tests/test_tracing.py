@@ -96,12 +96,12 @@ def test_usage_becomes_attributes_of_the_genai_conventions(
 ) -> None:
     db.execute("select penstock.set_provider('openai/gpt-5', '{}')")
 
-    @app.task(provider="openai/gpt-5")
+    @app.task
     async def ask(ctx: Context) -> None:
         await ctx.ausage(input_tokens=100, output_tokens=20)
         await ctx.ausage(input_tokens=10, output_tokens=2)
 
-    ask.start()
+    ask.options(provider="openai/gpt-5").start()
     drain(app)
     (attempt,) = by_name(spans)["process ask"]
     assert attempt.attributes is not None
