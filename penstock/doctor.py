@@ -51,7 +51,7 @@ async def examine(dsn: str) -> list[Check]:
         checks = [await _run(name, check, pool) for name, check in _SERVER.items()]
         checks.append(await _run("LISTEN", lambda pool: _listening(pool, dsn), pool))
         checks.append(await asyncio.to_thread(_schema, dsn))
-        if not checks[-1].finding.startswith("schema penstock"):
+        if not checks[-1].finding.startswith("schema penstock: missing"):
             checks += [await _run(name, check, pool) for name, check in _PENSTOCK.items()]
     return checks
 
@@ -233,6 +233,43 @@ def _schema(dsn: str) -> Check:
     more = f", and {counted(len(differences) - 1, 'more difference')}" if len(differences) > 1 else ""
     action = "Run `penstock migrate`. `penstock migrate --check` lists all differences."
     return Check("schema", "fail", differences[0] + more, action)
+
+
+# anon has no right to anything in the schema; users and the service execute no function that begins with _,
+# except those that a view calls, which are granted by name.
+_EXPOSED: LiteralString = """\
+select (select count(*) from pg_class c where c.relnamespace = n.oid and c.relkind in ('r', 'p', 'v')
+    and has_table_privilege('anon', c.oid, 'select, insert, update, delete, truncate')),
+  (select count(*) from pg_proc p where p.pronamespace = n.oid
+    and has_function_privilege('anon', p.oid, 'execute')),
+  (select count(*) from pg_class c where c.relnamespace = n.oid and c.relkind in ('r', 'p')
+    and has_table_privilege('service_role', c.oid, 'truncate')),
+  (select count(*) from pg_default_acl d cross join lateral aclexplode(d.defaclacl) as a
+    where d.defaclnamespace = n.oid
+      and a.grantee in (select r.oid from pg_roles r
+        where r.rolname in ('anon', 'authenticated', 'service_role')))
+from pg_namespace n where n.nspname = 'penstock'"""
+
+
+async def _exposure(pool: db.Pool) -> Check:
+    """Finds `GRANT ALL … TO anon`, which guides to exposing a schema tell people to run."""
+    [(tables, functions, written, defaults)] = await db.rows(pool, _EXPOSED, ())
+    if tables or functions or written:
+        finding = (
+            f"anon may use {counted(tables, 'table')} and execute {counted(functions, 'function')}, "
+            f"service_role may empty {counted(written, 'table')}: anybody can act as the service"
+        )
+        action = (
+            "Run `penstock migrate`: it revokes this. See docs/deploy/supabase.md, which grants to leave out."
+        )
+        return Check("exposure", "fail", finding, action)
+    if defaults:
+        finding = "default privileges of schema penstock grant rights on every new table or function"
+        action = (
+            "alter default privileges in schema penstock revoke all on tables (routines, sequences) from …"
+        )
+        return Check("exposure", "warn", finding, action)
+    return Check("exposure", "ok", "anon has no rights in schema penstock")
 
 
 async def _maintenance(pool: db.Pool) -> Check:
@@ -441,6 +478,7 @@ async def _prompts(pool: db.Pool) -> Check:
 
 
 _PENSTOCK: dict[str, CheckFunction] = {
+    "exposure": _exposure,
     "maintenance": _maintenance,
     "workers": _workers,
     "backlog": _backlog,

@@ -1,9 +1,9 @@
 """Traces with OpenTelemetry: a span where a job is started, and one per attempt that is linked to it.
 
-Off unless `PENSTOCK_TRACES` is set: then this module imports `opentelemetry` of the extra `otel`. The process's
-own OpenTelemetry SDK decides where spans go; without one they go nowhere. An attempt is linked to the span
-that started its job and is not its child: it may run hours later, several times, beside many others. No
-input, output or prompt becomes an attribute.
+Off unless `PENSTOCK_TRACES` is set: then this module imports `opentelemetry` of the extra `otel`. The SDK of
+the process decides where spans go; without one they go nowhere. An attempt is linked to the span that started
+its job and is not its child: it may run hours later, several times, beside many others. No input, output or
+prompt becomes an attribute.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from uuid import UUID
 
 from penstock import doctor, testing
 from penstock.doctor import Check
+from penstock.postgres import migrate
 
 
 async def examine(db: testing.Database) -> dict[str, Check]:
@@ -17,7 +18,7 @@ async def test_all_checks_run(db: testing.Database) -> None:
     found = await examine(db)
     assert list(found) == [
         "database", "durability", "clock", "transactions", "vacuum", "LISTEN", "schema",
-        "maintenance", "workers", "backlog", "chores", "webhooks", "operations", "prompts", "schedules", "providers", "audit log", "alerts",
+        "exposure", "maintenance", "workers", "backlog", "chores", "webhooks", "operations", "prompts", "schedules", "providers", "audit log", "alerts",
     ]  # fmt: skip
     # The test server runs without fsync and autovacuum, and its clock function differs from the schema's.
     wrong = {name: check.state for name, check in found.items() if check.state != "ok"}
@@ -97,3 +98,26 @@ def test_old_postgresql_versions_are_reported() -> None:
     assert found == {
         140022: "fail", 150013: "warn", 150014: "ok", 160009: "warn", 170006: "ok", 180000: "ok", 190001: "warn",
     }  # fmt: skip
+
+
+async def test_grants_of_the_guide_to_custom_schemas_are_found_and_repaired(db: testing.Database) -> None:
+    """They let everybody execute functions of the service. `migrate` revokes them; default privileges stay."""
+    assert (await examine(db))["exposure"].state == "ok"
+    for objects in ("tables", "routines", "sequences"):
+        roles = "anon, authenticated, service_role"
+        db.execute(f"grant all on all {objects} in schema penstock to {roles}")
+        db.execute(f"alter default privileges in schema penstock grant all on {objects} to {roles}")
+    found = (await examine(db))["exposure"]
+    assert found.state == "fail" and "anybody can act as the service" in found.finding
+    db.execute("set role anon; select penstock.backlog(); reset role")
+    migrate.migrate(db.dsn)
+    found = (await examine(db))["exposure"]
+    assert (found.state, "default privileges" in found.finding) == ("warn", True)
+    for objects in ("tables", "routines", "sequences"):
+        db.execute(f"alter default privileges in schema penstock revoke all on {objects} from {roles}")
+    assert (await examine(db))["exposure"].state == "ok"
+
+
+async def test_one_function_open_to_anon_is_found(db: testing.Database) -> None:
+    db.execute("grant execute on function penstock.claim_tasks(text, integer, text[], integer) to anon")
+    assert "execute 1 function," in (await examine(db))["exposure"].finding

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import threading
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from penstock import testing
@@ -484,3 +486,17 @@ def _until(condition: Callable[[], bool]) -> None:
             return
         threading.Event().wait(0.005)
     raise AssertionError("it did not happen")
+
+
+@pytest.mark.slow
+def test_the_plain_script_equals_migrate_and_may_run_again(
+    empty: testing.Database, migrated: testing.Database
+) -> None:
+    """For SQL editors, which know no commands of psql."""
+    text = migrate.script(is_plain=True)
+    assert not re.search(r"(?m)^\\|\\gset", text)
+    with psycopg.connect(empty.dsn, autocommit=True) as connection:
+        for _ in range(2):
+            connection.execute(text.encode())
+    assert picture(empty) == picture(migrated)
+    assert records(empty) == records(migrated)

@@ -39,6 +39,12 @@ def by_name(spans: InMemorySpanExporter) -> dict[str, list[ReadableSpan]]:
     return found
 
 
+def span_id(span: ReadableSpan) -> int:
+    context = span.get_span_context()
+    assert context is not None
+    return context.span_id
+
+
 @pytest.fixture
 def app(db: testing.Database, drain: testing.Drain) -> App:
     return drain.use(App(database_url=db.dsn))
@@ -66,7 +72,7 @@ def test_attempts_are_linked_to_the_start(
     first, second = found["process ask"]
     for number, attempt in enumerate((first, second), 1):
         assert attempt.kind is trace.SpanKind.CONSUMER and attempt.parent is None
-        assert [link.context.span_id for link in attempt.links] == [send.get_span_context().span_id]
+        assert [link.context.span_id for link in attempt.links] == [span_id(send)]
         assert attempt.attributes is not None and attempt.attributes["penstock.attempt"] == number
         assert attempt.attributes["messaging.system"] == "penstock"
         assert "secret-word" not in str(attempt.attributes), "no input becomes an attribute"
@@ -74,7 +80,7 @@ def test_attempts_are_linked_to_the_start(
     assert first.status.status_code is trace.StatusCode.ERROR
     assert second.status.status_code is not trace.StatusCode.ERROR
     parents = {span.parent.span_id for span in found["inner"] if span.parent}
-    assert parents == {first.get_span_context().span_id, second.get_span_context().span_id}
+    assert parents == {span_id(first), span_id(second)}
 
 
 def test_spans_of_a_thread_are_children_of_the_attempt(
@@ -88,7 +94,7 @@ def test_spans_of_a_thread_are_children_of_the_attempt(
     ask.start()
     drain(app)
     (inner,), (attempt,) = by_name(spans)["inner"], by_name(spans)["process ask"]
-    assert inner.parent is not None and inner.parent.span_id == attempt.get_span_context().span_id
+    assert inner.parent is not None and inner.parent.span_id == span_id(attempt)
 
 
 def test_usage_becomes_attributes_of_the_genai_conventions(

@@ -145,6 +145,12 @@ def migrate_command(
         typer.Argument(metavar="MODULE:APP", show_default=False, help="Also run the migrations of this app."),
     ] = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the SQL for psql instead of running it.")] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="With --sql: without commands of psql, for SQL editors and other tools."
+        ),
+    ] = False,
     check: Annotated[
         bool,
         typer.Option(
@@ -172,10 +178,12 @@ def migrate_command(
     """
     app = _loaded(path)
     own = app.own if app else None
+    if plain and not sql:
+        raise Invalid("--plain needs --sql")
     if sql:
-        print(migrate.script(contract), end="")
+        print(migrate.script(contract, is_plain=plain), end="")
         if own:
-            print(migrate.script(contract, folder=own.folder, schema=own.schema), end="")
+            print(migrate.script(contract, folder=own.folder, schema=own.schema, is_plain=plain), end="")
         return 0
     if check:
         return _check(dsn(), own)
