@@ -1,5 +1,5 @@
--- Metrics: figures of the whole installation for Prometheus. Labels are plans and states: few, and none that a
--- user chooses.
+-- Metrics: figures of the whole installation for Prometheus. Labels are plans and states: few, and none that
+-- a user chooses.
 
 create or replace function penstock._plan_figures(p_since timestamptz)
 returns table (name text, label text, value double precision)

@@ -140,7 +140,8 @@ begin
   -- The digest covers everything but the key itself; the caller's own digest option stands for the tasks.
   -- It leaves out the result, which older clients do not send, and the trace, which is new in each retry.
   v_digest := sha256(convert_to(
-    p_type || E'\n' || v_params::text || E'\n' || (v_options - array['idempotency_key', 'result', 'traceparent'])::text, 'utf8'));
+    p_type || E'\n' || v_params::text || E'\n'
+      || (v_options - array['idempotency_key', 'result', 'traceparent'])::text, 'utf8'));
 
   insert into jobs (tenant_id, type, params, status, priority, on_failure, idempotency_key, request_digest,
                     created_by, created_at, run_at, budget, on_limit, stop_after, result, traceparent)
