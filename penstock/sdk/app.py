@@ -351,9 +351,8 @@ class App(Extensions):
         chosen = self.block(self._ready_on_own_connection(options))
         chosen["result"] = drawn.result_option
         with tracing.sending(type) as chosen["traceparent"]:
-            job_id = jobs.start_sync(
-                options.using, type=type, params=drawn.params, tasks=drawn.tasks, **chosen
-            )
+            job: Any = {"type": type, "params": drawn.params, "tasks": drawn.tasks}
+            job_id = jobs.start_sync(options.using, **job, **chosen)
         return Started(job_id, self, drawn)
 
     async def aforecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:
