@@ -148,7 +148,7 @@ def migrate_command(
     plain: Annotated[
         bool,
         typer.Option(
-            "--plain", help="With --sql: without commands of psql, for SQL editors and other tools."
+            "--plain", help="Like --sql, without commands of psql: for SQL editors and other tools."
         ),
     ] = False,
     check: Annotated[
@@ -178,13 +178,8 @@ def migrate_command(
     """
     app = _loaded(path)
     own = app.own if app else None
-    if plain and not sql:
-        raise Invalid("--plain needs --sql")
-    if sql:
-        print(migrate.script(contract, is_plain=plain), end="")
-        if own:
-            print(migrate.script(contract, folder=own.folder, schema=own.schema, is_plain=plain), end="")
-        return 0
+    if sql or plain:
+        return _print_script(contract, plain, own)
     if check:
         return _check(dsn(), own)
     if rollback_to is not None:
@@ -202,6 +197,13 @@ def migrate_command(
         [Column("MIGRATION", str)],
         empty="The schema is up to date.",
     )
+    return 0
+
+
+def _print_script(contract: bool, plain: bool, own: migrate.Own | None) -> int:
+    print(migrate.script(contract, is_plain=plain), end="")
+    if own:
+        print(migrate.script(contract, folder=own.folder, schema=own.schema, is_plain=plain), end="")
     return 0
 
 
