@@ -336,11 +336,10 @@ class App(Extensions):
         """Start a drawn job."""
         async with self.connections() as pool:
             chosen = await self.ready(pool, options)
-            chosen["result"] = drawn.result_option
             start = jobs.start if options.using is None else jobs.start_in
             database = pool if options.using is None else options.using
             with tracing.sending(type) as chosen["traceparent"]:
-                job_id = await start(database, type=type, params=drawn.params, tasks=drawn.tasks, **chosen)
+                job_id = await start(database, type=type, **drawn.arguments, **chosen)
         return Started(job_id, self, drawn)
 
     def start(self, type: str, drawn: Drawn, options: Options) -> Started[Any]:
@@ -349,10 +348,8 @@ class App(Extensions):
             return self.block(self.astart(type, drawn, options))
         # The declarations commit on a connection of the app; the job starts on the caller's connection.
         chosen = self.block(self._ready_on_own_connection(options))
-        chosen["result"] = drawn.result_option
         with tracing.sending(type) as chosen["traceparent"]:
-            job: Any = {"type": type, "params": drawn.params, "tasks": drawn.tasks}
-            job_id = jobs.start_sync(options.using, **job, **chosen)
+            job_id = jobs.start_sync(options.using, type=type, **drawn.arguments, **chosen)
         return Started(job_id, self, drawn)
 
     async def aforecast(self, type: str, drawn: Drawn, options: Options) -> Forecast:

@@ -197,6 +197,11 @@ class Drawn:
     load: Callable[[Any], Any] | None = None
 
     @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of `jobs.start`."""
+        return {"params": self.params, "tasks": self.tasks, "result": self.result_option}
+
+    @property
     def result_option(self) -> Any:
         """The job option `result`; None where it is the default, the output of the last task."""
         return None if self.result == {"$from": self.tasks[-1]["key"]} else self.result
