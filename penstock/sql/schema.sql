@@ -989,6 +989,7 @@ table penstock.jobs
   column forgiven: integer not null default 0
   column result: jsonb
   column paused_for: text
+  column traceparent: text
   comment on column budget: The highest cost, in the base currency. The job pauses before it exceeds it.
   comment on column on_limit: What happens to a task that exceeds the tenant's quota: it is held back (hold), it fails (refuse), or the job pauses (pause).
   comment on column confirmed_at: Tasks that were created before this time need no further confirmation.
@@ -996,6 +997,7 @@ table penstock.jobs
   comment on column forgiven: Failures before the last resume; stop_after does not count them.
   comment on column result: The result as a template: {"$from": key} stands for the output of a task. Null: the output of the last task.
   comment on column paused_for: What the platform paused the job for; null: somebody paused it, or it is not paused.
+  comment on column traceparent: W3C trace context of the span that started the job (null: it was not traced).
   constraint jobs_pkey: PRIMARY KEY (id)
   constraint jobs_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
   constraint jobs_valid: CHECK (penstock._is_valid_job(type, status, (finished_at IS NOT NULL), priority, on_failure, on_limit, stop_after, budget, paused_for, forgiven, idempotency_key)) NOT VALID
@@ -2879,7 +2881,7 @@ function penstock._check_job_arguments(text, jsonb, jsonb)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a1af0c98969999720484fb00b19e4755
+  body: sha256 aa2a50e1302d1fb824ec80714db1052d
   comment: Raises an error for a malformed type, params or options object of open_job.
 
 function penstock._check_job_options(penstock.jobs)
@@ -2887,7 +2889,7 @@ function penstock._check_job_options(penstock.jobs)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 e51ea0873b0cace2541bdd73edd69e05
+  body: sha256 462a0ed6c01b3e90543872b1f8562329
   comment: Rejects options of open_job that are well formed but not allowed.
 
 function penstock._check_keys(uuid, penstock.task_spec[])
@@ -3808,7 +3810,7 @@ function penstock._job_from_options(jsonb)
   returns: penstock.jobs
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 66480bbdb008493d2238af2621c94b7f
+  body: sha256 6eb063e649b46db885d6de4d734992fb
   comment: Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not given.
 
 function penstock._judge_failures(penstock.leases[], jsonb[], timestamp with time zone)
@@ -4310,7 +4312,7 @@ function penstock._open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a1f06eebcc86b7c9fc92545700d977c4
+  body: sha256 d247df15cbdcbc79261d5f7258866627
   comment: Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job with _count_start when it has done everything else.
 
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
@@ -4557,6 +4559,14 @@ function penstock._plan(penstock.tenants, timestamp with time zone)
   settings: search_path=penstock, pg_temp
   body: sha256 d2361bee1d232ab33b723817ed6ef3f0
   comment: The effective plan of a tenant at a time. Every rule that depends on the plan uses this function.
+
+function penstock._plan_figures(timestamp with time zone)
+  arguments: p_since timestamp with time zone
+  returns: TABLE(name text, label text, value double precision)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e4963d7e074ba86ed8411d2fd228f089
+  comment: Tasks that ended and the p95 of their waiting time in seconds since a minute, by plan of their tenant.
 
 function penstock._plan_in_setting(text)
   arguments: p_setting text
@@ -6644,6 +6654,14 @@ function penstock.mark_rows_written(uuid, bigint[], text[])
   comment: Records the states of rows that were written back to the source.
   grant to service_role: execute
 
+function penstock.metric_figures()
+  returns: TABLE(name text, label text, value double precision)
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: jit=off, search_path=penstock, pg_temp
+  body: sha256 7291b09bc071f10e6e537e2c0249b947
+  comment: Figures for Prometheus, (name, label, value): tasks that ended in the last five minutes and their p95 wait by plan, workers by state, slots of running workers, expired leases and how long the oldest is overdue, the costs of today, and unfinished jobs that have used 90 % of their budget.
+  grant to service_role: execute
+
 function penstock.my_admin_tenants()
   returns: SETOF uuid
   attributes: sql, stable, security definer, parallel unsafe
@@ -6739,7 +6757,7 @@ function penstock.open_job(text, jsonb, jsonb)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 e2f4b9bf23c7388cafdbe77d6fa98cb2
-  comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": key} stands for the output of a task; default: the output of the last task).
+  comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": key} stands for the output of a task; default: the output of the last task), traceparent (the W3C trace context of the caller).
   grant to authenticated: execute
   grant to service_role: execute
 
