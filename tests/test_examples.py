@@ -154,6 +154,7 @@ def test_the_guide_to_money_runs(
 
     monkeypatch.setattr(Started, "aresult", work_first)
     guide: dict[str, Any] = {"__name__": "guide_money"}
+    (tmp_path / "usage-2026-03.csv").write_text("date,line_item,cost\n2026-03-02,gpt-4o,0.25\n")
     try:
         for language, part in parts:
             match language:

@@ -37,10 +37,12 @@ COMMANDS = {
     "simulate": Entry(
         _RUN,
         "simulate",
-        "Simulate OpenAI, Anthropic, Google Sheets, CloudConvert and Stripe until stopped.",
+        "Simulate OpenAI, Anthropic, Google Sheets, CloudConvert, Stripe and a prompt shield until stopped.",
     ),
     "backlog": Entry(
-        _OPERATE, "operate", "Show waiting and running tasks, and live workers, by kind and provider."
+        _OPERATE,
+        "operate",
+        "Show waiting and running tasks, wanted slots and live workers by kind and provider.",
     ),
     "jobs": Entry(_OPERATE, "start", "List, watch, pause, resume, cancel and retry jobs.", "group"),
     "bulk": Entry(_OPERATE, "bulk", "Run one job over the rows of a spreadsheet or file.", "group"),
