@@ -95,10 +95,10 @@ def test_a_policy_that_is_gone_is_noticed(sql: Contract, world: World) -> None:
         table, name = policy["tablename"], policy["policyname"]
         with changed(sql, f"drop policy {name} on penstock.{table}"):
             if (table, name) == ("audit_log", "admins_read"):
-                # The catalogue still has the members' policy for the same role.
                 assert is_noticed(sql, check_admins, world)
                 continue
-            assert is_noticed(sql, check_catalogue), (table, name)
+            # Members and admins both read the audit log: the catalogue still has a policy of the other.
+            assert table == "audit_log" or is_noticed(sql, check_catalogue), (table, name)
             if policy["roles"] == ["service_role"]:
                 if not sql.one(f"select exists (select from penstock.{table})"):
                     # Nothing is to be seen there, so nothing is missed.
@@ -109,7 +109,7 @@ def test_a_policy_that_is_gone_is_noticed(sql: Contract, world: World) -> None:
                 assert is_noticed(sql, check_profiles, world), (table, name)
             else:
                 assert is_noticed(sql, check_members, world, table), (table, name)
-    assert len(empty) < 27, empty
+    assert len(empty) < 34, empty
 
 
 def test_a_policy_that_lets_everybody_in_is_noticed(sql: Contract, world: World) -> None:
