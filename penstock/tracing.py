@@ -140,7 +140,7 @@ def used(provider: str | None, units: Mapping[str, float]) -> None:
 
 
 def in_context(call: Callable[[], T]) -> Callable[[], T]:
-    """The call in a copy of this context, so that spans of a thread become children of the attempt's."""
+    """The call in a copy of this context: spans and log lines of a thread belong to the attempt."""
     context = contextvars.copy_context()
     return lambda: context.run(call)
 

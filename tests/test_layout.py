@@ -57,6 +57,8 @@ PARTS = {
 
 # Where a layer has another file for a noun: the file, or None where the layer needs none. Explained line by line.
 ELSEWHERE: dict[str, dict[str, str | None]] = {
+    # The page of a task shows its log.
+    "logs": {"dashboard": "penstock/dashboard/jobs.py", "docs": "docs/worker.md"},
     # Verbs on many jobs at once exist for the dashboard only.
     "actions": {"api": None, "cli": None, "docs": "docs/dashboard.md"},
     # Operators see them in `penstock doctor` and on the overview.

@@ -7,6 +7,7 @@ from uuid import UUID
 
 import typer
 
+from penstock.cli import logs as logs  # adds `jobs logs`
 from penstock.cli import output
 from penstock.cli.bulk_options import WatchOption
 from penstock.cli.jobs import IdArgument, group, watch

@@ -26,6 +26,7 @@ from penstock.types import (
     JobOptions,
     JobStatus,
     LinkedArtifact,
+    LogLine,
     Task,
     TaskStatus,
     exact,
@@ -169,6 +170,14 @@ class Jobs(Resource[IO]):
         """Iterate over the failed attempts of a job's tasks, or of one task."""
         url_path = _path("/api/jobs/{}/attempts", job_id)
         return self._core.pages(partial(read, Attempt), url_path, {"task_id": task_id}, limit)
+
+    @listing
+    def logs(
+        self, job_id: Id, *, task_id: int | None = None, limit: int | None = None
+    ) -> AsyncGenerator[LogLine]:
+        """Iterate over what the handlers of a job's tasks logged, or of one task, oldest first."""
+        url_path = _path("/api/jobs/{}/logs", job_id)
+        return self._core.pages(partial(read, LogLine), url_path, {"task_id": task_id}, limit)
 
     @call
     async def outputs(self, job_id: Id) -> dict[str, Any]:

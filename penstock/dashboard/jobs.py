@@ -11,7 +11,18 @@ from fastapi.responses import RedirectResponse
 
 from penstock.api.artifacts import linked
 from penstock.api.jobs import MAX_INLINE_RESULT
-from penstock.contract import artifacts, audit, costs, dead_letters, filters, jobs, operations, tenants, waits
+from penstock.contract import (
+    artifacts,
+    audit,
+    costs,
+    dead_letters,
+    filters,
+    jobs,
+    logs,
+    operations,
+    tenants,
+    waits,
+)
 from penstock.dashboard import actors, exports, formatting, graphs
 from penstock.dashboard.file_origins import allow_file_origin
 from penstock.dashboard.pages import (
@@ -29,6 +40,7 @@ from penstock.types import Attempt, Job
 router = APIRouter(route_class=Page)
 
 TaskId = Annotated[int, Path(ge=1, lt=1 << 63)]
+LOG_LINES = 200
 View = Literal["graph", "grid", "timeline", "tasks"]
 
 COUNT_LIMIT = 10_000
@@ -208,6 +220,7 @@ async def show_task(
         files=files,
         operations=await operations.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
         questions=await waits.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
+        lines=await logs.last(conn, job_id=job_id, task_id=task_id, limit=LOG_LINES),
         tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
         live=None if is_ended else {"job": job_id},

@@ -17,6 +17,7 @@ from penstock.errors import Invalid
 from penstock.formatting import seconds
 from penstock.sdk import operations, signals, steps
 from penstock.sdk.prompts import DeclaredPrompt
+from penstock.sdk.task_log import Sink, TaskLog
 from penstock.settings import settings
 from penstock.types import Answer, Prompt, SealedKey
 
@@ -65,11 +66,11 @@ class Context:
 
     __slots__ = (
         *("task_id", "lease", "job_id", "tenant_id", "kind", "key", "attempt", "max_attempts", "worker_id"),
-        *("provider", "fraction", "message", "connection", "_hooks", "_is_stopped", "_log"),
+        *("provider", "fraction", "message", "connection", "_hooks", "_is_stopped", "_log", "_sink"),
         *("_steps", "_sleeps", "prompts"),
     )
 
-    def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks) -> None:
+    def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks, sink: Sink | None = None) -> None:
         self.task_id, self.lease = claim.id, claim.lease
         self.job_id, self.tenant_id = claim.job_id, claim.tenant_id
         self.kind, self.key = claim.kind, claim.key
@@ -83,6 +84,7 @@ class Context:
         """In a transactional task: the connection whose transaction also completes the task."""
         self._hooks = hooks
         self._log: Any = None
+        self._sink = sink
         self._is_stopped = False
         self._steps: dict[str, Any] | None = None
         self._sleeps = 0
@@ -90,12 +92,13 @@ class Context:
         """The prompts that the attempt has taken, the latest one last."""
 
     @property
-    def log(self) -> structlog.stdlib.BoundLogger:
-        """A logger that adds the job, task, kind and attempt to each line."""
+    def log(self) -> TaskLog:
+        """A logger: lines go to the process's log, with job, task, kind and attempt, and beside the task."""
         if self._log is None:
-            self._log = structlog.get_logger("penstock.task").bind(
+            bound = structlog.get_logger("penstock.task").bind(
                 job_id=str(self.job_id), task_id=self.task_id, kind=self.kind, attempt=self.attempt
             )
+            self._log = TaskLog(bound, self._sink or self._hooks.logged)
         return self._log
 
     @property
@@ -384,6 +387,9 @@ class Hooks:
 
     def progressed(self, ctx: Context) -> None:
         """Send the context's new progress."""
+
+    def logged(self, level: str, message: str, fields: dict[str, Any]) -> None:
+        """Store a log line."""
 
     async def heartbeat(self, ctx: Context) -> None:
         """Extend the lease."""

@@ -21,7 +21,7 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.price_list, penstock.rate_comparison, penstock.artifacts, penstock.bulks, penstock.bulk_rows,
   penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions, penstock.waits,
   penstock.operations,   penstock.wait_list, penstock.error_stacks, penstock.failures, penstock.streaks,
-  penstock.notification_targets, penstock.notifications to authenticated;
+  penstock.notification_targets, penstock.notifications, penstock.task_logs to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
@@ -102,6 +102,7 @@ grant execute on function
   penstock.get_wait_link(text), penstock.answer_link(text, text, jsonb),
   penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(),
   penstock.wanted_slots(), penstock.metric_figures(), penstock.pulse(),
+  penstock.store_task_logs(text, jsonb),
   penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb),
   penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),

@@ -74,6 +74,10 @@ create policy service_reads on penstock.steps for select to service_role using (
 create policy service_reads on penstock.streaks for select to service_role using (true);
 create policy service_reads on penstock.sync_horizons for select to service_role using (true);
 create policy service_reads on penstock.subscriptions for select to service_role using (true);
+create policy service_reads on penstock.task_logs for select to service_role using (true);
+create policy service_reads on penstock.task_logs_0 for select to service_role using (true);
+create policy service_reads on penstock.task_logs_1 for select to service_role using (true);
+create policy service_reads on penstock.task_logs_2 for select to service_role using (true);
 create policy service_reads on penstock.task_sums for select to service_role using (true);
 create policy service_reads on penstock.tasks for select to service_role using (true);
 create policy service_reads on penstock.tenant_blocks for select to service_role using (true);
@@ -108,6 +112,7 @@ create policy members_read on penstock.phases for select to authenticated using 
 create policy members_read on penstock.results for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.schedules for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.streaks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.task_logs for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.tasks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.tenant_limits for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.tenants for select to authenticated using (id in (select penstock.my_tenants()));

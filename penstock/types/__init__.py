@@ -49,6 +49,7 @@ from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb
 from penstock.types.keys import ApiKey, KeyRole, NewKey, Scope
 from penstock.types.kinds import KindPolicy, Starter, declared_policy
 from penstock.types.lanes import Lane, LaneState, WantedSlots
+from penstock.types.logs import LogLine
 from penstock.types.notifications import (
     Channel,
     Failure,
@@ -142,6 +143,7 @@ __all__ = [
     "LetterVerb",
     "Limit",
     "LinkedArtifact",
+    "LogLine",
     "Me",
     "Member",
     "Meter",

@@ -5,6 +5,7 @@ fetch    claims tasks into the local task buffer
 execute  runs the handler of one task, in the event loop, a thread or a process
 finish   reports outcomes in batches
 beat     extends the leases, from its own thread
+logs     sends log lines of tasks
 health   answers liveness and readiness probes, from its own thread
 
 Each worker also runs the two loops of `penstock.upkeep` and delivers notifications (`penstock.delivery`).
@@ -41,6 +42,7 @@ from penstock.worker.execute import CALL_CONNECTIONS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
 from penstock.worker.health import Health, Pulse
+from penstock.worker.logs import Logs
 from penstock.worker.outcome import AttemptEnd
 from penstock.worker.reconcile import Reconcile
 from penstock.worker.task_buffer import TaskBuffer
@@ -155,7 +157,7 @@ class Worker:
             buffer.on_provider_slot_freed = wake.work.set
             beat.start()
             loops = [
-                _endless(loop) for loop in (wake, upkeep, tidy, sender, reconcile, finish, beat)
+                _endless(loop) for loop in (wake, upkeep, tidy, sender, reconcile, finish, beat, execute.logs)
             ] + execute.start()
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
@@ -194,6 +196,7 @@ class Worker:
             await buffer.wait_for_change(left)
         await execute.hand_back_running()
         await finish.flush_all()
+        await execute.logs.flush()
         await end(loops)
         await asyncio.to_thread(beat.stop)
         self.is_clean = await execute.close()
@@ -237,7 +240,7 @@ class Worker:
         }
 
 
-def _endless(loop: Wake | Upkeep | Tidy | Sender | Reconcile | Finish | Beat) -> asyncio.Task[None]:
+def _endless(loop: Wake | Upkeep | Tidy | Sender | Reconcile | Finish | Beat | Logs) -> asyncio.Task[None]:
     return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
 
 

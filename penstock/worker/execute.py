@@ -20,11 +20,12 @@ from penstock import tracing
 from penstock.contract import artifacts, jobs, provider_keys, tasks, waits
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
-from penstock.sdk import bulk_guards
+from penstock.sdk import bulk_guards, task_log
 from penstock.sdk.context import Context, Fail, Hooks, Reschedule
 from penstock.sdk.signature import decode
 from penstock.types import SealedKey
 from penstock.worker import outcome
+from penstock.worker.logs import Logs
 from penstock.worker.operations import Operations
 from penstock.worker.processes import Processes
 
@@ -65,6 +66,7 @@ class Execute(Hooks):
     """Runs one slot per unit of concurrency; each slot runs one task after the other."""
 
     def __init__(self, buffer: TaskBuffer, finish: Finish, dsn: str, calls: db.Pool) -> None:
+        self.logs = Logs(buffer.pool, buffer.worker_id)
         self._buffer, self._finish, self._dsn = buffer, finish, dsn
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
@@ -148,7 +150,9 @@ class Execute(Hooks):
 
     async def _run(self, leased: LeasedTask, me: asyncio.Task[None]) -> None:
         task = self._buffer.app.tasks[leased.claim.kind]
-        leased.context = context = Context(leased.claim, self._buffer.worker_id, self)
+        sink = self.logs.sink_of(leased.claim)
+        task_log.current.set(sink)
+        leased.context = context = Context(leased.claim, self._buffer.worker_id, self, sink)
         started = time.monotonic()
         try:
             output = await self._attempt(task, leased, context)
@@ -277,7 +281,7 @@ class Execute(Hooks):
         return await self._in_thread(leased, context, lambda: outcome.output(task, call()))
 
     async def _in_thread(self, leased: LeasedTask, context: Context, call: Callable[[], Any]) -> Any:
-        call = tracing.in_context(call) if self._is_traced else call
+        call = tracing.in_context(call)
         thread = self._loop.run_in_executor(
             self._threads, outcome.caught, outcome.unless_stopped, context, call
         )

@@ -112,6 +112,7 @@ ROWS: dict[str, Row] = {
     "GET /api/jobs/{job_id}/tasks/{task_id}": Row("viewer", 404),
     "GET /api/jobs/{job_id}/tasks/{task_id}/why": Row("viewer", 404),
     "GET /api/jobs/{job_id}/attempts": Row("viewer", 404, about={"job_id": "failed_job"}),
+    "GET /api/jobs/{job_id}/logs": Row("viewer", 404, about={"job_id": "failed_job"}),
     "GET /api/jobs/{job_id}/artifacts": Row("viewer", 404),
     "POST /api/bulks/start": Row("member", 403, body=BULK),
     "POST /api/bulks/upload": Row("member", 403, "?type=sheet&tenant_id={tenant_id}&format=csv", content=SHEET),

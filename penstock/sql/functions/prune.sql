@@ -63,6 +63,7 @@ create or replace function penstock._prune_history(p_cutoff timestamptz, p_limit
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
   perform _prune_providers(p_limit);
+  perform _prune_task_logs();
   perform _empty_webhooks(p_limit);
   perform _prune_notifications(p_cutoff, p_limit);
   delete from holds where ctid = any (array(

@@ -1,0 +1,2 @@
+drop table penstock.task_logs;
+drop sequence penstock.task_log_ids;

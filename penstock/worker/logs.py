@@ -1,0 +1,91 @@
+"""Logs: send log lines of tasks to the database, twice a second. Best effort: no task waits for its log."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import structlog
+
+from penstock.contract import logs, tasks
+from penstock.postgres import db
+from penstock.sdk import task_log
+from penstock.sdk.task_log import Sink
+
+log = structlog.get_logger("penstock.worker")
+SEND_SECONDS = 0.5
+MAX_BATCH = 1000
+MAX_WAITING = 10_000
+MAX_PER_ATTEMPT = 1000
+MAX_TEXT = 3000
+"""The database cuts messages at 2,000 characters, after it has removed credentials."""
+
+
+class Logs:
+    """Collects lines from any thread. If they come faster than they are stored, the oldest are dropped."""
+
+    def __init__(self, pool: db.Pool, worker_id: str) -> None:
+        self._pool, self._worker_id = pool, worker_id
+        self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING)
+        self._capture = task_log.Capture()
+        self._failed_at = 0.0
+
+    def sink_of(self, claim: tasks.Claim) -> Sink:
+        """Where the lines of one attempt go."""
+        number = 0
+
+        def add(level: str, message: str, fields: dict[str, Any]) -> None:
+            nonlocal number
+            number += 1
+            if number > MAX_PER_ATTEMPT:
+                return
+            if number == MAX_PER_ATTEMPT:
+                level, message, fields = "warning", f"no more than {MAX_PER_ATTEMPT} lines are stored", {}
+            self._waiting.append(
+                {
+                    "job_id": str(claim.job_id), "task_id": claim.id, "lease": claim.lease, "number": number,
+                    "level": level, "message": message[:MAX_TEXT], "fields": _plain(fields) or None,
+                    "at": time.monotonic(),
+                }
+            )  # fmt: skip
+
+        return add
+
+    async def run(self) -> None:
+        """Send lines until canceled."""
+        logging.getLogger().addHandler(self._capture)
+        try:
+            while True:
+                await asyncio.sleep(SEND_SECONDS)
+                await self.flush()
+        finally:
+            logging.getLogger().removeHandler(self._capture)
+
+    async def flush(self) -> None:
+        """Send all lines; drop those that cannot be stored now."""
+        while self._waiting:
+            batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
+            now = time.monotonic()
+            lines = [{**line, "ago": now - line["at"]} for line in batch]
+            try:
+                async with asyncio.timeout(5):
+                    await logs.store(self._pool, self._worker_id, tasks.clean(lines))
+            except Exception as error:
+                # Once a minute is enough: while the database is away there are many.
+                if now - self._failed_at > 60:
+                    self._failed_at = now
+                    log.warning("worker.logs_lost", lines=len(batch), error=str(error))
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields as JSON: simple values as they are, others as text."""
+    return {str(name)[:100]: _value(value) for name, value in list(fields.items())[:50]}
+
+
+def _value(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int):
+        return value
+    return str(value)[:1000]
