@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, nullcontext
 from decimal import Decimal
 from functools import partial
 from typing import TYPE_CHECKING, Any, LiteralString, TypeGuard, TypeVar, cast
@@ -20,7 +20,7 @@ from penstock import tracing
 from penstock.contract import artifacts, jobs, provider_keys, tasks, waits
 from penstock.errors import Invalid, TooLarge
 from penstock.postgres import db
-from penstock.sdk import bulk_guards, task_log
+from penstock.sdk import bulk_guards
 from penstock.sdk.context import Context, Fail, Hooks, Reschedule
 from penstock.sdk.signature import decode
 from penstock.types import SealedKey
@@ -115,10 +115,8 @@ class Execute(Hooks):
             leased = await self._buffer.next_task()
             leased.runner = me
             try:
-                if self._is_traced:
-                    with tracing.processing(leased.claim, leased.claim.traceparent):
-                        await self._run(leased, me)
-                else:
+                claim = leased.claim
+                with tracing.processing(claim, claim.traceparent) if self._is_traced else nullcontext():
                     await self._run(leased, me)
             finally:
                 leased.runner = None
@@ -150,8 +148,7 @@ class Execute(Hooks):
 
     async def _run(self, leased: LeasedTask, me: asyncio.Task[None]) -> None:
         task = self._buffer.app.tasks[leased.claim.kind]
-        sink = self.logs.sink_of(leased.claim)
-        task_log.current.set(sink)
+        sink = self.logs.begin(leased.claim)
         leased.context = context = Context(leased.claim, self._buffer.worker_id, self, sink)
         started = time.monotonic()
         try:

@@ -33,8 +33,8 @@ class Logs:
         self._capture = task_log.Capture()
         self._failed_at = 0.0
 
-    def sink_of(self, claim: tasks.Claim) -> Sink:
-        """Where the lines of one attempt go."""
+    def begin(self, claim: tasks.Claim) -> Sink:
+        """Capture the lines of an attempt in this context; returns where they go."""
         number = 0
 
         def add(level: str, message: str, fields: dict[str, Any]) -> None:
@@ -52,6 +52,7 @@ class Logs:
                 }
             )  # fmt: skip
 
+        task_log.current.set(add)
         return add
 
     async def run(self) -> None:

@@ -156,6 +156,8 @@ def populate(sql: Contract, clock: Clock, person: Person) -> None:
     own.fail(first, secret, retry_after_seconds=600, error_details=Jsonb({"stack": secret}))
     own.report(second, 0.5, secret)
     own.ask(second, secret, message=secret)
+    line = {"job_id": str(second["job_id"]), "task_id": second["id"], "lease": second["lease"], "number": 1}
+    own.value("store_task_logs", worker_id="w1", lines=Jsonb([{**line, "level": "info", "message": secret}]))
     leased = {"task_id": second["id"], "worker_id": "w1", "lease": second["lease"]}
     own.value("begin_operation", **leased, object=secret, timeout_seconds=60.0)
     jobs["paused"] = own.start(task, params={"note": secret})

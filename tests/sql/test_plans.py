@@ -85,7 +85,7 @@ def without_indexes(sql: Contract) -> Generator[None]:
     indexes = sql.execute("""
         select x.indexrelid::regclass::text as name, pg_get_indexdef(x.indexrelid) as definition
         from pg_index x join pg_class c on c.oid = x.indrelid
-        where c.relnamespace = 'penstock'::regnamespace
+        where c.relnamespace = 'penstock'::regnamespace and not c.relispartition
           and not exists (select from pg_constraint n where n.conindid = x.indexrelid)
         order by x.indexrelid""")
     with sql.connection.transaction():
