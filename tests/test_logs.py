@@ -121,6 +121,24 @@ def test_a_log_that_cannot_be_stored_fails_no_task(
     assert (job.result(timeout=5), lines(db)) == ("done", [])
 
 
+def test_a_value_without_text_fails_no_task(app: App, drain: testing.Drain, db: testing.Database) -> None:
+    """Best effort: only its own line is lost."""
+
+    class Mute:
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    @app.task
+    async def speak(ctx: Context) -> str:
+        ctx.log.info("lost", value=Mute())
+        ctx.log.info("stored")
+        return "done"
+
+    job = speak.start()
+    drain(app)
+    assert (job.result(timeout=5), lines(db)) == ("done", [("info", "stored")])
+
+
 def test_the_command_and_unit_tests_of_handlers_know_logs(
     app: App, drain: testing.Drain, penstock: Callable[..., CommandResult]
 ) -> None:

@@ -10,14 +10,11 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, ParamSpec, TypeVar, cast
 from uuid import UUID
 
-import structlog
-
 from penstock.contract import artifacts, tasks
 from penstock.errors import Invalid
 from penstock.formatting import seconds
-from penstock.sdk import operations, signals, steps
+from penstock.sdk import operations, signals, steps, task_log
 from penstock.sdk.prompts import DeclaredPrompt
-from penstock.sdk.task_log import Sink, TaskLog
 from penstock.settings import settings
 from penstock.types import Answer, Prompt, SealedKey
 
@@ -70,7 +67,9 @@ class Context:
         *("_steps", "_sleeps", "prompts"),
     )
 
-    def __init__(self, claim: tasks.Claim, worker_id: str, hooks: Hooks, sink: Sink | None = None) -> None:
+    def __init__(
+        self, claim: tasks.Claim, worker_id: str, hooks: Hooks, sink: task_log.Sink = task_log.nowhere
+    ) -> None:
         self.task_id, self.lease = claim.id, claim.lease
         self.job_id, self.tenant_id = claim.job_id, claim.tenant_id
         self.kind, self.key = claim.kind, claim.key
@@ -92,13 +91,13 @@ class Context:
         """The prompts that the attempt has taken, the latest one last."""
 
     @property
-    def log(self) -> TaskLog:
+    def log(self) -> task_log.TaskLog:
         """A logger: lines go to the process's log, with job, task, kind and attempt, and beside the task."""
         if self._log is None:
-            bound = structlog.get_logger("penstock.task").bind(
+            logger = task_log.logger.bind(
                 job_id=str(self.job_id), task_id=self.task_id, kind=self.kind, attempt=self.attempt
             )
-            self._log = TaskLog(bound, self._sink or self._hooks.logged)
+            self._log = task_log.TaskLog(logger, self._sink)
         return self._log
 
     @property
@@ -387,9 +386,6 @@ class Hooks:
 
     def progressed(self, ctx: Context) -> None:
         """Send the context's new progress."""
-
-    def logged(self, level: str, message: str, fields: dict[str, Any]) -> None:
-        """Store a log line."""
 
     async def heartbeat(self, ctx: Context) -> None:
         """Extend the lease."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import logging
 import sys
@@ -9,13 +10,19 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
+import structlog
+
 Sink: TypeAlias = Callable[[str, str, dict[str, Any]], None]
 """Takes the level, the message and the fields of a line."""
-LOGGER = "penstock.task"
+logger = structlog.get_logger("penstock.task")
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 
 current: contextvars.ContextVar[Sink | None] = contextvars.ContextVar("penstock_task_log", default=None)
 """Where lines of the running handler go."""
+
+
+def nowhere(level: str, message: str, fields: dict[str, Any]) -> None:
+    """Store no line: for unit tests of handlers."""
 
 
 class TaskLog:
@@ -51,15 +58,19 @@ class TaskLog:
     def exception(self, event: object, *args: Any, **fields: Any) -> None:
         """Log an error with the exception that is being handled."""
         self._logger.exception(event, *args, **fields)
-        error = sys.exc_info()[1]
-        self._sink("error", _text(event, args), {**self._fields, **fields, "exception": repr(error)})
+        self._store("error", event, args, {**fields, "exception": sys.exc_info()[1]})
 
     warn = warning
     fatal = critical
 
     def _write(self, level: str, event: object, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
         getattr(self._logger, level)(event, *args, **fields)
-        self._sink(level, _text(event, args), {**self._fields, **fields})
+        self._store(level, event, args, fields)
+
+    def _store(self, level: str, event: object, args: tuple[Any, ...], fields: dict[str, Any]) -> None:
+        # A value that cannot be written as text loses its line: it must not fail the handler.
+        with contextlib.suppress(Exception):
+            self._sink(level, _text(event, args), {**self._fields, **fields})
 
 
 class Capture(logging.Handler):

@@ -144,6 +144,18 @@ sequence penstock.lease_numbers
 sequence penstock.task_ids
   definition: bigint start 1 increment 1 minimum 1 maximum 9223372036854775807 cache 1
 
+sequence penstock.task_log_ids
+  definition: bigint start 1 increment 1 minimum 1 maximum 9223372036854775807 cache 1
+
+partition penstock.task_logs_0
+  grant to service_role: select
+
+partition penstock.task_logs_1
+  grant to service_role: select
+
+partition penstock.task_logs_2
+  grant to service_role: select
+
 table penstock.access_changes
   comment: When memberships and keys changed. Processes with open streams read it to check who may still watch.
   row security: enabled
@@ -1859,6 +1871,30 @@ table penstock.sync_horizons
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.task_logs
+  comment: Log lines of tasks, best effort: at most 1,000 per attempt, kept for one to two weeks.
+  partitioned by: LIST (slot)
+  row security: enabled
+  column id: bigint not null default nextval('penstock.task_log_ids'::regclass)
+  column slot: smallint not null
+  column tenant_id: uuid not null
+  column job_id: uuid not null
+  column task_id: bigint not null
+  column attempt: integer not null
+  column at: timestamp with time zone not null
+  column level: text not null
+  column message: text not null
+  column fields: jsonb
+  comment on column slot: The number of the week modulo 3: its partition.
+  constraint task_logs_level_check: CHECK ((level = ANY (ARRAY['debug'::text, 'info'::text, 'warning'::text, 'error'::text, 'critical'::text])))
+  constraint task_logs_message_check: CHECK ((length(message) <= 2000))
+  constraint task_logs_slot_check: CHECK (((slot >= 0) AND (slot <= 2)))
+  index task_logs_job: CREATE INDEX task_logs_job ON ONLY penstock.task_logs USING btree (job_id, id)
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.task_sums
   comment: Tasks that ended in a minute, of each tenant and (tenant null) of all tenants. Upkeep adds a minute when it is over.
   row security: enabled
@@ -3256,7 +3292,7 @@ function penstock._delete_job_rows(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 88d20953882749db1d7256ec44c6367c
+  body: sha256 761d7a0b54df860e1b37399ac1373e96
   comment: Deletes up to p_limit rows of a job, the job itself last, and returns their number.
 
 function penstock._delete_waits(uuid, integer)
@@ -4073,6 +4109,14 @@ function penstock._locked_job(uuid)
   body: sha256 96ec265c02d0ab25af5f7c3a9ed45499
   comment: Locks the job and returns it, if the caller may change it.
 
+function penstock._log_slot(timestamp with time zone)
+  arguments: p_at timestamp with time zone
+  returns: smallint
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 27cc103dd769c1ee753bfb108cda670b
+  comment: The partition of a log line: its week modulo 3.
+
 function penstock._lost_code(bigint)
   arguments: p_task_id bigint
   returns: text
@@ -4636,7 +4680,7 @@ function penstock._prune_history(timestamp with time zone, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8c654ee020ec1a78dc1417a04647bce4
+  body: sha256 ae0e13c4ecab80d3edf5fb5227fc3844
   comment: Deletes old holds, provider events, actions, notifications, uses of prompts and keys of usage reports.
 
 function penstock._prune_notifications(timestamp with time zone, integer)
@@ -4654,6 +4698,13 @@ function penstock._prune_providers(integer)
   settings: search_path=penstock, pg_temp
   body: sha256 99c10bbeda5d9083d51ae3ad169f9b7c
   comment: Deletes slots and calls that no window counts any more, at most p_limit of each.
+
+function penstock._prune_task_logs()
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: lock_timeout=50ms, search_path=penstock, pg_temp
+  body: sha256 b83cfa4c0da6e17518ef6432b9f10d41
+  comment: Empties the partition that the next week uses: its lines are more than a week old.
 
 function penstock._push_change(regclass, jsonb)
   arguments: p_table regclass, p_record jsonb
@@ -7609,6 +7660,15 @@ function penstock.store_step(bigint, text, bigint, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 ef6be58c592569dfb49ca2f08da4ad87
   comment: Stores the result of a step of a running task and returns it. The first result of a name counts.
+  grant to service_role: execute
+
+function penstock.store_task_logs(text, jsonb)
+  arguments: p_worker_id text, p_lines jsonb
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d18812c63f9085330fbe53f412c8a696
+  comment: Stores log lines of attempts that the worker runs or has just ended, [{"job_id", "task_id", "lease", "number" (1 to 1000 within the attempt), "level", "message", "fields", "ago" (seconds)}], without credentials. Returns how many it stored; it skips the others.
   grant to service_role: execute
 
 function penstock.submit_operation(uuid, text, bigint, text)

@@ -66,7 +66,7 @@ class Logs:
             logging.getLogger().removeHandler(self._capture)
 
     async def flush(self) -> None:
-        """Send all lines; drop those that cannot be stored now."""
+        """Send all lines; drop a batch that cannot be stored, and leave the rest to the next round."""
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
             now = time.monotonic()
@@ -79,6 +79,7 @@ class Logs:
                 if now - self._failed_at > 60:
                     self._failed_at = now
                     log.warning("worker.logs_lost", lines=len(batch), error=str(error))
+                return
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
@@ -89,4 +90,4 @@ def _plain(fields: dict[str, Any]) -> dict[str, Any]:
 def _value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
-    return str(value)[:1000]
+    return (repr(value) if isinstance(value, BaseException) else str(value))[:1000]

@@ -63,6 +63,22 @@ def test_lines_are_bounded_and_redacted(sql: Contract) -> None:
         sql.value("store_task_logs", worker_id="w1", lines=Jsonb({}))
 
 
+def test_lines_go_with_their_job(sql: Contract, clock: Clock) -> None:
+    """Erasing a user ends the retention of the tenant's jobs, so their lines must not stay longer."""
+    clock.freeze()
+    jobs = [sql.start(1), sql.start(1)]
+    tasks = sql.claim(2)
+    assert store(sql, *[line(task, number=n) for task in tasks for n in range(1, 4)]) == 6
+    for task in tasks:
+        sql.complete(task)
+    old = "update penstock.jobs set finished_at = penstock._now() - interval '1000 days' where id = %s"
+    sql.execute(old, jobs[0])
+    for _ in range(5):
+        sql.value("prune", limit=2)
+    assert sql.execute("select from penstock.jobs where id = %s", jobs[0]) == []
+    assert [row["job_id"] for row in stored(sql)] == [jobs[1]] * 3
+
+
 def test_old_weeks_are_emptied_and_newer_ones_stay(sql: Contract, clock: Clock) -> None:
     clock.freeze()
     for week in range(6):

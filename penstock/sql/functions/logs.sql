@@ -49,15 +49,13 @@ comment on function penstock.store_task_logs(text, jsonb) is
   'credentials. Returns how many it stored; it skips the others.';
 
 create or replace function penstock._prune_task_logs()
-returns void language plpgsql set search_path = penstock, pg_temp as $$
+returns void language plpgsql set search_path = penstock, pg_temp set lock_timeout = '50ms' as $$
 declare
   v_next smallint := _log_slot(_now() + interval '7 days');
 begin
   if not exists (select from task_logs where slot = v_next) then
     return;
   end if;
-  -- Emptying waits for readers: give way at once and come back in a minute.
-  perform set_config('lock_timeout', '50ms', true);
   if v_next = 0 then
     truncate task_logs_0;
   elsif v_next = 1 then
@@ -65,8 +63,8 @@ begin
   else
     truncate task_logs_2;
   end if;
-  perform set_config('lock_timeout', '0', true);
 exception when lock_not_available then
+  -- Somebody reads the table. The next prune, in a minute, tries again.
   null;
 end
 $$;

@@ -157,6 +157,11 @@ begin
     where ctid = any (array(select ctid from attempts where job_id = p_job_id limit v_left));
   get diagnostics v_count = row_count;
   v_left := v_left - v_count;
+  -- Places of rows are not unique across partitions.
+  delete from task_logs where job_id = p_job_id and id = any (array(
+    select id from task_logs where job_id = p_job_id order by id limit v_left));
+  get diagnostics v_count = row_count;
+  v_left := v_left - v_count;
   v_left := v_left - _delete_waits(p_job_id, v_left);
   if v_left > 0 then
     delete from phases where job_id = p_job_id;
