@@ -19,6 +19,7 @@ create table penstock.route_failures (
   failed_at timestamptz not null,
   primary key (tenant_id, endpoint_id)
 );
+create index route_failures_endpoint on penstock.route_failures (endpoint_id);
 comment on table penstock.route_failures is
   'How many attempts of a tenant''s tasks with a route failed in a row at an endpoint.';
 alter table penstock.route_failures enable row level security;

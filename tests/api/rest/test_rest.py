@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 import uuid
 
 import pytest
@@ -155,7 +156,12 @@ class TestLists:
 
     @pytest.fixture
     def jobs(self, site: Site, ann: Person) -> list[str]:
-        return [site.start(ann.tenant, 1, n=n, title=f"It's, a (job) {n}") for n in range(5)]
+        made: list[str] = []
+        for n in range(5):
+            made.append(site.start(ann.tenant, 1, n=n, title=f"It's, a (job) {n}"))
+            # Ids of the same millisecond have no order.
+            time.sleep(0.002)
+        return made
 
     @pytest.mark.slow
     def test_filters(self, site: Site, ann: Person, jobs: list[str]) -> None:
