@@ -1,4 +1,4 @@
-"""How soon a prompt is there while the database is away, and back again: `python -m bench.prompts`.
+"""How long a prompt takes while the database is down, and after it is back: `python -m bench.prompts`.
 
 Cuts the connections of an app to PostgreSQL (away), or lets them hang, and brings the database back.
 """

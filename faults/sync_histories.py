@@ -110,7 +110,7 @@ class History:
         self.stores = [Store(now_ms=lambda skew=skew: self.now + skew) for skew in skews]
 
     def run(self, steps: int) -> None:
-        """Let things happen."""
+        """Run random steps."""
         for _ in range(steps):
             self.now += self.chance.choice((0, 0, 1, 1000, SKEW_MS))
             self.step(self.chance.randrange(DEVICES), self.chance.random())

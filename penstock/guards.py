@@ -59,7 +59,7 @@ class Shield:
         self._url, self._key = url.rstrip("/"), key
 
     async def screen(self, texts: Sequence[str]) -> list[Verdict]:
-        """Screen each text by itself."""
+        """Screen each text separately."""
         import httpx
 
         host = httpx.URL(self._url).host

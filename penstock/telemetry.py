@@ -1,8 +1,8 @@
-"""Product telemetry: events for a PostHog-compatible server, sent by a thread that nobody waits for.
+"""Product telemetry: events for a PostHog-compatible server, sent by a background thread.
 
     telemetry.send("note_exported", user_id, format="json", notes=12)
 
-`send` never waits and never raises. Events are dropped while the queue is full or the server is away.
+`send` never waits and never raises. Events are dropped while the queue is full or the server is down.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ log = structlog.get_logger("penstock.telemetry")
 
 @dataclass(slots=True)
 class Counts:
-    """What became of the events of this process."""
+    """How many events of this process were sent and dropped."""
 
     sent: int = 0
     dropped: int = 0

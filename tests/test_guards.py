@@ -69,7 +69,7 @@ async def test_patterns_find_instructions_to_a_model(text: str, is_attack: bool)
 
 
 async def test_shield_screens_each_text_and_fails_open() -> None:
-    """R2.13/shield: each item is screened by itself; an error, a hang or nonsense lets it pass and says so."""
+    """R2.13/shield: each item is screened separately; an error, a hang or nonsense lets it pass, flagged."""
     async with simulator.serve() as sim:
         shield = guards.Shield(sim.shield_url, "key")
         texts = ["good", f"bad {MARKER}", "x" * 25_000, "x" * 15_000 + MARKER]
@@ -240,7 +240,7 @@ def test_rows_that_cannot_be_screened_are_refused(app: App, drain: testing.Drain
 def test_batch_counts_once_and_is_set_aside_after_three_tries(
     app: App, db: testing.Database, drain: testing.Drain
 ) -> None:
-    """R2.7/tries, R2.7/counted-once: a batch that fails three times is set aside and the others go on; each
+    """R2.7/tries, R2.7/counted-once: a batch that fails three times is set aside and the others run; each
     batch that ran counts once, whatever its rows and retries, and a failed one not at all."""
     db.execute("select penstock.set_meter('asks', '{\"period\": \"month\"}')")
     attempts: dict[str, int] = {}

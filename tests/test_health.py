@@ -152,7 +152,7 @@ def test_writes_a_file_and_tells_systemd(
         pulse.tick("draining", time.monotonic(), 10)
         while "STOPPING=1" not in systemd.recv(1000).decode():
             pass
-        # A worker that is stuck lets the file grow old and stays silent.
+        # A stuck worker neither updates the file nor notifies systemd.
         now = time.monotonic()
         monkeypatch.setattr(time, "monotonic", lambda: now + 100)
         eventually(lambda: "WATCHDOG" not in systemd.recv(1000).decode())

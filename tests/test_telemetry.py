@@ -1,4 +1,4 @@
-"""Telemetry: events reach the sink in batches, and a sink that hangs, fails or is away delays nothing."""
+"""Telemetry: events reach the sink in batches, and a sink that hangs, fails or is down delays nothing."""
 
 from __future__ import annotations
 

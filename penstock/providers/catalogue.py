@@ -30,7 +30,7 @@ class Model(BaseModel):
     media: tuple[Medium, ...]
     source: str
     checked: date
-    """When somebody last compared it with the source."""
+    """When it was last compared with the source."""
     prices: dict[str, tuple[Decimal, int]] = {}
     """Amount in USD, and for how many units, by meter."""
     limits: dict[str, int] = {}

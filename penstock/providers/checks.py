@@ -21,7 +21,7 @@ _SECONDS = 15.0
 
 
 class Tried(NamedTuple):
-    """What became of a key."""
+    """The result of trying a key."""
 
     provider: str
     source: str

@@ -77,7 +77,7 @@ class Connection:
         }
 
     async def _guard(self, request: httpx.Request) -> None:
-        """Stop a request that would carry the key to another host, whatever built it."""
+        """Stop any request that would carry the key to another host."""
         if self.key is None or self.secret_for(str(request.url)) is not None:
             return
         if any(self.key.secret in value for value in (str(request.url), *request.headers.values())):

@@ -1,4 +1,4 @@
-"""Which adapter speaks for which provider."""
+"""Finds the adapter of a provider."""
 
 from __future__ import annotations
 

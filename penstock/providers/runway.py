@@ -77,5 +77,5 @@ class RunwayVideo(Adapter):
 
 
 def _shortened(text: str) -> str:
-    """At most so many UTF-16 code units as the API accepts."""
+    """The text, cut to the number of UTF-16 code units that the API accepts."""
     return text.encode("utf-16-le")[: _MOST_CHARACTERS * 2].decode("utf-16-le", "ignore")

@@ -171,6 +171,6 @@ class Prompts:
 
 
 def _ignore(reading: asyncio.Future[Any]) -> None:
-    """Take the exception of a read that nobody waits for, so that it is not logged as lost."""
+    """Retrieve the exception of an abandoned read, so that asyncio does not log it."""
     if not reading.cancelled():
         reading.exception()

@@ -1,7 +1,7 @@
 """Health: answers liveness, readiness and drain for a worker, over HTTP, in a file, or to systemd.
 
 It runs in its own thread, so that a handler that blocks the event loop delays no answer. Liveness does not
-depend on the database: a restart would not repair it. It fails when the event loop stands still, because a
+depend on the database: a restart would not repair it. It fails when the event loop is blocked, because a
 worker that is stuck keeps its leases.
 """
 

@@ -75,7 +75,7 @@ class Logs:
                 async with asyncio.timeout(5):
                     await logs.store(self._pool, self._worker_id, tasks.clean(lines))
             except Exception as error:
-                # Once a minute is enough: while the database is away there are many.
+                # At most one a minute: while the database is down there are many.
                 if now - self._failed_at > 60:
                     self._failed_at = now
                     log.warning("worker.logs_lost", lines=len(batch), error=str(error))

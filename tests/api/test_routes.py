@@ -40,7 +40,7 @@ def start(world: World, who: Person, **others: Any) -> str:
 @pytest.mark.shared_world
 class TestJobs:
     def test_a_job_from_start_to_end(self, world: World, ann: Person) -> None:
-        """R1.1/start, R1.1/get: start makes the job and its tasks, get shows its progress with the seed's names."""
+        """R1.1/start, R1.1/get: start makes the job and its tasks, get shows its progress."""
         tasks = [{"kind": "work", "key": "a"}, {"kind": "work", "key": "b", "after": ["a"]}]
         job_id = start(world, ann, tasks=tasks, params={"topic": "rivers"})
         job = world.client.get(f"/api/jobs/{job_id}", headers=ann.headers).json()
@@ -85,7 +85,7 @@ class TestJobs:
         assert cost["budget"] is None
 
     def test_an_app_draws_the_tasks(self, db: testing.Database, api_settings: Settings) -> None:
-        """R1.1/start as the seed has it: type and params are enough."""
+        """R1.1/start in its shortest form: type and params are enough."""
         app = App(tenant="app")
 
         @app.task

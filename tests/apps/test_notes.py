@@ -521,7 +521,7 @@ def test_usage_events_are_append_only(library: Library) -> None:
 
 
 def test_audit_lines_are_added_by_the_service_and_never_changed(library: Library) -> None:
-    """The seed's admin_audit_log: insert and select for the service, nothing else for anybody."""
+    """admin_audit_log: insert and select for the service, nothing else for anybody."""
 
     def service(statement: str, *values: Any) -> list[dict[str, Any]]:
         with psycopg.Connection[dict[str, Any]].connect(library.db.dsn, row_factory=dict_row) as conn:

@@ -1,4 +1,4 @@
-"""A device of the notes app by itself: rows, outbox, encryption, export, search and discovery, without a server."""
+"""A device of the notes app without a server: rows, outbox, encryption, export, search and discovery."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CANON = frozenset({"Courage", "Justice", "Time"})
 
 
 class Ticking:
-    """A clock that moves by itself."""
+    """A clock that advances with each reading."""
 
     def __init__(self) -> None:
         self.now = 1_790_000_000_000

@@ -219,7 +219,7 @@ def test_parallel_calls_cannot_exceed_the_limit(site: Site, sim: Simulator) -> N
 
 
 def test_batch_drops_the_poisoned_note_and_counts_once(site: Site, sim: Simulator) -> None:
-    """R2.13/shield: each note is screened by itself; without the shield all pass, and the answer says so."""
+    """R2.13/shield: each note is screened separately; without the shield all pass, flagged."""
     ann = site.join("ann")
     notes = [{"id": f"n{n}", "text": f"about law {n}"} for n in range(3)] + [{"id": "bad", "text": MARKER}]
     call = {"action": "discover_batch", "notes": notes, "customIdeas": ["Ponds"]}
@@ -434,7 +434,7 @@ def test_discovery_pauses_when_the_quota_is_used_up(site: Site, drain: testing.D
 
 
 def test_two_supabase_clients_sync_as_two_devices(site: Site) -> None:
-    """R2.14/old-clients: unmodified clients upsert and pull by change_seq as the seed's do, and an old one by updated_at;
+    """R2.14/old-clients: unmodified clients upsert and pull by change_seq, and an old one by updated_at;
     the second write with an older time changes nothing."""
     ann = site.join("ann")
     first, second = (site.client(site.anon_key, "public") for _ in range(2))
@@ -478,7 +478,7 @@ def test_two_supabase_clients_sync_as_two_devices(site: Site) -> None:
 
 
 def test_two_supabase_js_clients_sync_as_two_devices(site: Site, node: Node) -> None:
-    """R2.14/old-clients, R2.14/missing-table: supabase-js upserts, pulls and calls functions as the seed's client does; a table that does not
+    """R2.14/old-clients, R2.14/missing-table: supabase-js upserts, pulls and calls functions as older clients do; a table that does not
     exist answers with the code that such a client takes for "none"."""
     ann = site.join("ann")
     found = json.loads(node("notes.mjs", site.url, site.anon_key, ann.token))

@@ -28,7 +28,7 @@ IDEAS = Path(__file__).parents[2] / "examples/ideas.csv"
 DENIED = "42501"
 GIGABYTE = 10**9
 
-# As the seed declares its tables: these columns come first, in this order.
+# As existing clients know the tables: these columns come first, in this order.
 TABLES = {
     "bulk_jobs": "id:uuid sheet_id:text status:text progress:integer created_at:timestamp completed_at:timestamp user_id:uuid"
     " error_message:text priority:integer idempotency_key:text",

@@ -118,7 +118,7 @@ async def test_redirects_are_not_followed(
 
 
 async def test_request_with_the_key_to_another_host_is_stopped(wire: Wire) -> None:
-    """Whatever built it: a client that follows redirects, or headers for all hosts."""
+    """Also from a client that follows redirects, or with headers for all hosts."""
     connection = Connection("openai", "https://api.openai.com/v1", Key("api.openai.com", SECRET))
     headers = {"authorization": f"Bearer {SECRET}"}
     async with connection.http(headers=headers) as http:
@@ -185,7 +185,7 @@ def test_sealed_key_opens_with_its_master_key_only() -> None:
     ids=str,
 )
 def test_changed_row_does_not_open(change: dict[str, Any]) -> None:
-    """R0.10/keys: whoever can write to the database cannot send the key to another host or tenant."""
+    """R0.10/keys: a caller who can write to the database cannot send the key to another host or tenant."""
     sealed = keys.seal("openai", SECRET, master_keys=(MASTER,))
     with pytest.raises(PenstockError) as failed:
         keys.unseal(replace(sealed, **change), (MASTER,))

@@ -255,7 +255,7 @@ class TestFence:
 
 
 class TestWithoutNumber:
-    """R1.2/without-lease: the seed's callers give no lease: then it must be the worker that holds the live one."""
+    """R1.2/without-lease: older clients give no lease: then it must be the worker that holds the live one."""
 
     @pytest.mark.parametrize("call", ["heartbeat_task", "complete_task", "fail_task", "reschedule_task"])
     def test_the_holder_may(self, sql: Contract, call: str) -> None:
@@ -334,7 +334,7 @@ class TestHeartbeat:
         assert sql.reclaim() == 1
 
     def test_never_shortens_it(self, sql: Contract, clock: Clock) -> None:
-        """A worker that claimed for an hour and beats as the seed does keeps its hour."""
+        """A worker that claimed for an hour and sends heartbeats without seconds keeps its hour."""
         sql.start()
         task = sql.claim_one(seconds=3600)
         assert sql.beat(task)

@@ -238,7 +238,7 @@ def release(sql: Contract, tokens: int = 1000, actual: int | None = None, **how:
 
 
 class TestCapacity:
-    """R3.2/capacity: the same limiter for code outside a claim, as the seed calls it."""
+    """R3.2/capacity: the same limiter for code outside a claim, as older clients call it."""
 
     def test_takes_and_gives_back(self, sql: Contract, clock: Clock) -> None:
         clock.freeze()

@@ -353,7 +353,7 @@ class TestRaces:
         one.check()
 
     def test_pause_while_the_webhook_comes(self, sessions: Sessions, clock: Clock) -> None:
-        """The told task is set aside, and goes on at the resume."""
+        """The task that the webhook woke is set aside, and continues at the resume."""
         one, two, task, operation = self.running(sessions, clock)
         submit(one, task, operation)
         park(one, task, operation)
@@ -374,7 +374,7 @@ class TestRaces:
     def test_upkeep_ends_the_operation_while_it_is_being_settled(
         self, sessions: Sessions, clock: Clock
     ) -> None:
-        """Long past the deadline: the worker's word counts, and upkeep passes over the row."""
+        """Long past the deadline: the worker's report counts, and upkeep skips the row."""
         one, two, task, operation = self.running(sessions, clock)
         submit(one, task, operation)
         park(one, task, operation)

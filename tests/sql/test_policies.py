@@ -285,7 +285,7 @@ class TestBounds:
 
 class TestDeclaring:
     def test_a_kind_declares_its_whole_policy(self, sql: Contract, me: Contract, ann: Person) -> None:
-        """B9/kinds: providers and their price, least units, bounds, starters; whoever writes the task."""
+        """B9/kinds: providers and their price, least units, bounds, starters; for every caller."""
         policy: dict[str, Any] = {
             "providers": [NAME], "units": {"tokens": 1000}, "max_timeout_seconds": 60, "attempts_limit": 2,
             "min_priority": 3, "starters": ["member"], "raw_tasks": True,

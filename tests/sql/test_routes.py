@@ -1,4 +1,4 @@
-"""Routes are decided when a task is claimed: full, closed, deep and failing providers are passed over."""
+"""Routes are decided when a task is claimed: providers that are full, closed or failing are skipped."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class TestNumbers:
         ann, bob = join(sql, "ann").id, join(sql, "bob").id
 
         def write(session: Contract, owner: UUID, id: str) -> str:
-            """Insert one row, and return what became of it."""
+            """Insert one row, and return its outcome."""
             if writer == "user":
                 return push(session, owner, change("topics", id, now))[0][2]
             changes = Jsonb([change("topics", id, now, user_id=str(owner))])

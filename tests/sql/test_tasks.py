@@ -21,7 +21,7 @@ def keys(tasks: list[Any]) -> list[str]:
 
 class TestGraph:
     def test_a_task_starts_when_what_it_comes_after_has_succeeded(self, sql: Contract) -> None:
-        """R1.3/order: the seed's order by sequence would run a PDF before its text."""
+        """R1.3/order: an order by sequence alone would run a PDF before its text."""
         job = sql.start(graph(text="", pdf="text", audio="pdf"))
         assert sql.states(job) == {"text": "queued", "pdf": "blocked", "audio": "blocked"}
         for key in ("text", "pdf", "audio"):

@@ -42,7 +42,7 @@ class Answer:
 
 
 async def guard(texts: Mapping[str, str]) -> Guarded:
-    """Redact and screen each text by itself."""
+    """Redact and screen each text separately."""
     clean = {key: redact_personal(text) for key, text in texts.items()}
     verdicts = await guards.screen(list(clean.values()))
     found = Guarded({}, is_unchecked=any(verdict.is_unchecked for verdict in verdicts))

@@ -128,7 +128,7 @@ async def _cancel(operation: Operation) -> None:
 
 
 async def _ask(operation: Operation) -> Settled | None:
-    """What became of a conversion that timed out here. Its task downloads the thumbnail."""
+    """The state at CloudConvert of a conversion that timed out here. Its task downloads the thumbnail."""
     async with cloudconvert.connect(settings()) as client:
         job = await client.get(operation.external_id or "")
     return _finished(None) if job is not None and job["status"] == "finished" else _settled(job)

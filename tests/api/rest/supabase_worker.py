@@ -1,4 +1,4 @@
-"""The seed's worker loop with an unmodified supabase-py, as a program: the twin of supabase_js/worker.mjs."""
+"""A worker loop with an unmodified supabase-py, as a program: the counterpart of supabase_js/worker.mjs."""
 
 from __future__ import annotations
 

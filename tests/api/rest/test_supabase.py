@@ -64,7 +64,7 @@ class TestSupabasePython:
         assert late.value.code == "PT410"
         assert json.loads(late.value.details or "")["code"] == "lease_lost"
 
-        # The seed's form: the worker's name instead of the lease.
+        # The form of older clients: the worker's name instead of the lease.
         seed = {"p_task_id": again["id"], "p_worker_id": "w1", "p_output": {"text": "…"}}
         assert service.rpc("complete_task", seed).execute().data is True
         found = service.rpc("get_job", {"p_job_id": job}, get=True).execute().data

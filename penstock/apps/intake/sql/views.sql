@@ -1,4 +1,4 @@
--- The seed's tables over the platform's own. Each view runs with the reader's rights: members see their
+-- Views by the names that older clients know. Each view runs with the reader's rights: members see their
 -- tenants, the service sees all.
 
 create or replace view intake.subscription_plans with (security_invoker = true) as

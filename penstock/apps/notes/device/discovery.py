@@ -35,7 +35,7 @@ Discover = Callable[[list[Record]], dict[str, Ideas]]
 
 
 class Limited(Exception):
-    """The quota is used up: the run pauses, and continues when the user says so."""
+    """The quota is used up: the run pauses, and continues when the user resumes it."""
 
 
 @dataclass
@@ -97,7 +97,7 @@ def mark_in_flight(batch: Batch) -> None:
 
 
 def on_batch_error(job: Job, batch: Batch) -> None:
-    """Try a batch again, up to three times; then set it aside and go on with the next."""
+    """Try a batch again, up to three times; then set it aside and continue with the next."""
     if batch.attempts < MAX_ATTEMPTS:
         batch.status = "pending"
         return
@@ -190,7 +190,7 @@ def confirm_preview(store: Store, job: Job, canon: frozenset[str]) -> None:
 
 
 def continue_paused(store: Store, job: Job) -> None:
-    """Go on after the quota was raised or a new month began."""
+    """Continue after the quota was raised or a new month began."""
     if job.status == "paused":
         job.status = "running"
         save(store, job)

@@ -146,7 +146,7 @@ class Store:
                     self._delete(name, each, stamp)
 
     def _stamp(self, old: Record | None) -> int:
-        """The time of an edit. It is later than the row that the user edited, whatever the clock says."""
+        """The time of an edit. It is always later than the row that the user edited."""
         return max(self._now_ms(), old["updated_at"] + 1 if old else 0)
 
     def put(self, table: str, record: Record) -> None:
@@ -170,7 +170,7 @@ class Store:
         outbox.add(self.conn, table, self._payload(table, record))
 
     def forget(self, table: str, id: str) -> None:
-        """Remove a row that the server deleted for good."""
+        """Remove a row that the server deleted permanently."""
         _spec(table)
         self.conn.execute(f"delete from {table} where id = ?", (id,))  # noqa: S608 our own names
         if table == "notes":

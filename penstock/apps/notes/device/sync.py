@@ -24,7 +24,7 @@ CLOCK_TOLERANCE_MS = 300_000
 
 @dataclass(frozen=True)
 class TableState:
-    """What the server has of a table: the highest change number, and that of rows deleted for good."""
+    """What the server has of a table: the highest change number, and that of permanently deleted rows."""
 
     seq: int
     horizon: int
@@ -40,7 +40,7 @@ class ServerState:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a pushed change: applied, stale or refused."""
+    """The outcome of a pushed change: applied, stale or refused."""
 
     table: str
     id: str
@@ -143,7 +143,7 @@ def pull(store: Store, server: Server, table: str, state: ServerState) -> int:
 
 
 def _pull_everything(store: Store, server: Server, table: str, horizon: int) -> int:
-    """Rows were deleted for good: read the whole table, and take it as it is, except for queued changes."""
+    """Rows were deleted permanently: replace the local table with the server's, except for queued changes."""
     rows: list[Record] = []
     cursor = 0
     while page := server.pull(table, cursor, PAGE):

@@ -1,4 +1,5 @@
--- The seed's other tables over Penstock's, and lists of the dashboard. Each view runs with the reader's rights.
+-- Views by the names that older clients know, and lists of the dashboard. Each view runs with the reader's
+-- rights.
 
 create or replace view notes.user_profiles with (security_invoker = true) as
 select p.user_id as id, p.user_id, p.email, p.display_name as name, p.display_name,
@@ -76,7 +77,7 @@ comment on view notes.prompts is 'Prompts and their versions. Setting is_active 
 create or replace trigger change_prompt instead of insert or update on notes.prompts
   for each row execute function notes._change_prompt();
 
--- Lists of the dashboard. They show no text: the reader may be somebody else who looks at the screen.
+-- Lists of the dashboard. They show no text: another person may see the screen.
 
 create or replace view notes.book_list with (security_invoker = true) as
 select b.user_id, b.id, b.title, b.author, b.isbn, b.cover_url, b.deleted,

@@ -62,7 +62,7 @@ const getMeta = (key) => transaction('readonly', (db) => done(db.meta.get(key)))
 async function save(values) {
   await transaction('readwrite', async (db) => {
     const old = values.id && await done(db.notes.get(values.id))
-    // Later than the note that was edited, whatever the clock says.
+    // Always later than the note that was edited, even if the clock is behind.
     const stamp = Math.max(Date.now(), old ? old.updated_at + 1 : 0)
     const fresh = { id: crypto.randomUUID().replaceAll('-', ''), tags: [], deleted: false, created_at: stamp }
     const note = { ...fresh, ...old, ...values, updated_at: stamp }
@@ -163,7 +163,7 @@ async function merge(db, remote, isWaiting, isWhole) {
   await done(db.notes.put(remote))
 }
 
-// Rows were deleted for good: remove those that did not come.
+// Rows were deleted permanently: remove those that the server did not send.
 async function finishWhole(seen, cursor, horizon) {
   await transaction('readwrite', async (db) => {
     const waiting = new Set((await done(db.outbox.getAll())).map((entry) => entry.id))
@@ -267,7 +267,7 @@ async function signIn(token) {
   await sync()
 }
 
-// The user's id in a JSON Web Token; other tokens stand for themselves.
+// The user's id in a JSON Web Token; other tokens are used as they are.
 function userOf(token) {
   try {
     return JSON.parse(atob(token.split('.')[1].replaceAll('-', '+').replaceAll('_', '/'))).sub ?? token

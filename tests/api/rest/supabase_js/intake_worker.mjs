@@ -1,4 +1,4 @@
-// The worker of the seed: claim, heartbeat, capacity, complete or reschedule, release. Unmodified supabase-js.
+// An intake worker: claim, heartbeat, capacity, complete or reschedule, release. Unmodified supabase-js.
 import { once } from 'node:events';
 import { createClient } from '@supabase/supabase-js';
 

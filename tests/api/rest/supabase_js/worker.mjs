@@ -1,4 +1,4 @@
-// The seed's worker loop with an unmodified supabase-js: claim, beat, complete, until the job is over.
+// A worker loop with an unmodified supabase-js: claim, beat, complete, until the job is over.
 //   node worker.mjs URL KEY WORKER JOB LEASE_SECONDS [HOLD_AFTER]
 // With HOLD_AFTER it stops in the middle of a batch once it has done so many, and waits to be killed.
 import { createClient } from '@supabase/supabase-js'

@@ -1,5 +1,5 @@
--- The seed's queue, by its names, over the platform's tasks. A job of the seed is a task here. Its id is a
--- uuid that holds the number of the task, so that no table has to translate it.
+-- The queue by the names that older clients know, over the platform's tasks. Their job is a task here. Its id
+-- is a uuid that holds the number of the task, so that no table has to translate it.
 
 create or replace function intake._job_types()
 returns text[] language sql immutable set search_path = pg_catalog, pg_temp as $$
@@ -80,7 +80,7 @@ begin
     jsonb_build_object('job_name', job_name, 'job_category', job_category),
     jsonb_build_array(jsonb_build_object('kind', job_type, 'key', 'job',
       'input', job_payload || jsonb_build_object('estimated_tokens', v_tokens::bigint))),
-    -- The seed runs the highest priority first, Penstock the lowest.
+    -- Older clients expect the highest priority first; Penstock runs the lowest first.
     jsonb_strip_nulls(jsonb_build_object('tenant_id', v_tenant_id, 'priority', 10 - priority,
       'run_at', case when v_delay > 0
         then coalesce(scheduled_at, penstock.clock()) + make_interval(secs => v_delay)

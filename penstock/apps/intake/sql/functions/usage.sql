@@ -1,4 +1,4 @@
--- Usage as the seed's functions report it. The platform's accounts are the only counters: nothing is counted
+-- Usage in the form that older clients know. The platform's accounts are the only counters: nothing is counted
 -- twice, and limits are those of the plan in force now.
 
 create or replace function intake._tenant_of_profile(p_profile_id uuid)
