@@ -1,5 +1,5 @@
--- Views by the names that older clients know, and the lists of the dashboard. Each view runs with the reader's
--- rights.
+-- Views by the names that older clients know, and the lists of the dashboard. Each view runs with the
+-- reader's rights.
 
 create or replace view slides.tenants with (security_invoker = true) as
 select t.id, t.name, q.total::integer as thumbnail_quota_total, q.used::integer as thumbnail_quota_used, t.created_at,

@@ -1,5 +1,5 @@
--- Usage in the form that older clients know. The platform's accounts are the only counters: nothing is counted
--- twice, and limits are those of the plan in force now.
+-- Usage in the form that older clients know. The platform's accounts are the only counters: nothing is
+-- counted twice, and limits are those of the plan in force now.
 
 create or replace function intake._tenant_of_profile(p_profile_id uuid)
 returns uuid language plpgsql stable security definer set search_path = intake, pg_temp as $$
