@@ -183,7 +183,7 @@ def site() -> Iterator[Site]:
 
 
 def run(load: Load) -> list[Figure]:
-    """Run the users, wait until what they were told has ended, and check it."""
+    """Run the users, wait until every acknowledged file has ended, and check it."""
     with site() as made:
         counts = [load.files or random.Random(n).randint(1, 3) for n in range(load.users)]
         with psycopg.connect(made.postgres.dsn, autocommit=True) as connection:
@@ -253,7 +253,7 @@ async def _user(
 
 
 def document(name: str, size: int, *, is_real: bool) -> bytes:
-    """A PDF of this size with some text, or something that only begins like one."""
+    """A PDF of this size with some text, or an invalid file that only begins like one."""
     text = f"Letter {name}: the potassium of the patient was 4.2 mmol/L on 12 March 2025."
     if not is_real:
         return b"%PDF-1.7\n% " + text.encode() + b"\n" + _NOISE[: size - 100]

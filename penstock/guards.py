@@ -1,4 +1,4 @@
-"""Guards text before it leaves for a provider: redacts personal data and screens for prompt injection.
+"""Guards text before it is sent to a provider: redacts personal data and screens for prompt injection.
 
     @app.bulk(row=Note, key=["id"], batch=25, guard=["text"])
     def tags(rows: list[BulkRow[Note]]):

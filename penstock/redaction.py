@@ -1,5 +1,5 @@
 """Removes credentials from texts that Python writes: log lines, and errors of rows. `redact_personal` also
-removes personal data, from texts that leave for a provider.
+removes personal data, from texts that are sent to a provider.
 
 The rule is `penstock._redact` in the database, which every stored error goes through. These are the same
 patterns for texts that never reach it; a test compares both on the same texts.

@@ -106,7 +106,7 @@ def processing(claim: Attempt, traceparent: str | None) -> Generator[None]:
 
 
 def failed(code: str) -> None:
-    """Say on the current span how the attempt failed. The message may hold anything, so it stays out."""
+    """Record on the current span how the attempt failed, without the message, which may hold any data."""
     if tracer() is None:
         return
     from opentelemetry import trace

@@ -38,7 +38,7 @@ ExpectOption = Annotated[
 
 @command(group, "ls")
 async def ls(pool: db.Pool) -> None:
-    """List prompts with their active version, and how it did in the last 30 days."""
+    """List prompts with their active version and its statistics for the last 30 days."""
     stats = {(each.name, each.version): each for each in await prompts.stats(pool)}
     found = [each for each in await prompts.versions(pool) if each.is_active]
     columns = [Column("NAME", lambda each: each.name), *_columns(stats)]
@@ -214,7 +214,7 @@ async def attempt(
 async def _version(
     conn: db.Connection, name: str, body: str, model: str | None, max_tokens: int | None
 ) -> int:
-    """The number of the newest version if it is the same, else of a new one."""
+    """The number of the newest version if it is identical, otherwise of a new one."""
     newest = next(iter(await prompts.versions(conn, name=name)), None)
     if (
         newest

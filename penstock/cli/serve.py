@@ -41,7 +41,7 @@ def serve(
             min=0,
             max=600,
             metavar="SECONDS",
-            help="Seconds on SIGTERM during which /readyz answers 503 and requests are still accepted.",
+            help="After SIGTERM, answer 503 at /readyz for this long and still accept requests.",
         ),
     ] = 0,
     read_only: Annotated[

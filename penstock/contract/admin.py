@@ -58,5 +58,5 @@ async def set_override(
 
 
 async def set_plan(database: db.Database, *, user_id: UUID, plan: str, reason: str) -> None:
-    """Put the own tenant of a person on a plan."""
+    """Put a person's own tenant on a plan."""
     await db.call(database, "admin_set_plan", p_user_id=user_id, p_plan=plan, p_reason=reason)

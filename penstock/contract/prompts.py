@@ -69,7 +69,7 @@ async def version(database: db.Database, *, name: str, version: int | None = Non
 
 
 async def stats(database: db.Database, *, name: str | None = None, days: int = 30) -> list[PromptStats]:
-    """How the versions of a prompt, or of all prompts, did in the last days."""
+    """Statistics of the versions of a prompt, or of all prompts, for the last days."""
     rows = await db.call(database, "prompt_stats", p_name=name, p_days=days)
     return [PromptStats(**row) for row in rows]
 

@@ -30,7 +30,7 @@ async def get(database: db.Database, *, provider: str, tenant_id: UUID | None = 
 
 
 async def list(database: db.Database) -> builtins.list[ProviderKey]:
-    """All keys, without the keys."""
+    """All stored keys, without their secrets."""
     return [ProviderKey(**row) for row in await db.call(database, "list_provider_keys")]
 
 

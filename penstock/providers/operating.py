@@ -39,7 +39,7 @@ async def operate(
 ) -> Any:
     """Send a request to `name/model` as an operation of `object`. Returns what `save` made of the answer.
 
-    The seconds of the request are charged when the answer is there. With PENSTOCK_PUBLIC_URL and a webhook
+    The seconds of the request are charged when the answer has arrived. With PENSTOCK_PUBLIC_URL and a webhook
     secret, providers that send webhooks wake the task; others are asked at these ages.
     """
     model, found = provider.partition("/")[2], adapter(provider, request.medium)

@@ -79,7 +79,7 @@ def variables_of(body: str) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class PromptStats:
-    """How a version of a prompt did."""
+    """Statistics of a version of a prompt."""
 
     name: str
     version: int

@@ -80,7 +80,7 @@ class SealedKey:
 
     provider: str
     tenant_id: UUID | None
-    """Whose key it is. None: for all tenants without an own one."""
+    """Whose key it is. None: for all tenants that have no own key."""
     host: str
     """The only host that gets the key."""
     sealed: bytes = field(repr=False)
@@ -90,7 +90,7 @@ class SealedKey:
 
 @dataclass(frozen=True, slots=True)
 class ProviderKey:
-    """The key of a provider, without the key."""
+    """The stored key of a provider, without its secret."""
 
     provider: str
     tenant_id: UUID | None

@@ -219,7 +219,7 @@ class TestLimits:
         reserve(sql, thumbnails=15)
 
     def test_a_pack_is_used_up_once(self, sql: Contract, clock: Clock) -> None:
-        """A pack does not renew itself: what a month used beyond its limit is gone, settled or not."""
+        """A pack does not renew itself: usage beyond a month's limit is taken from it, settled or not."""
         clock.freeze(datetime(2031, 1, 10, tzinfo=UTC))
         limit(sql, "pages", 100)
         for number in (1, 2):

@@ -242,7 +242,7 @@ def _weight(found: dict[str, Any]) -> float:
 
 
 def _turned(picture: Any, rotation: float) -> Any:
-    """The picture turned against the clock, with white corners."""
+    """The picture turned counterclockwise, with white corners."""
     if not rotation:
         return picture
     return picture.rotate(rotation, expand=True, fillcolor="white", resample=_BICUBIC if rotation % 90 else 0)
