@@ -1,8 +1,8 @@
 """Keys of providers: encrypted in the database, opened only to call their provider.
 
 Each key is encrypted with its own data key (AES-256-GCM), and the data key with the master key of this
-process (`PENSTOCK_MASTER_KEY`). Provider, host and tenant are authenticated data: write access to the database is not
-enough to send a key to another host.
+process (`PENSTOCK_MASTER_KEY`). Provider, host and tenant are authenticated data: write access to the
+database is not enough to send a key to another host.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ async def run(folder: Path, count: int, console: Console) -> bool:
             remote = HttpServer(url, "public", lambda: _token(user_id, secret))
             is_same = await asyncio.to_thread(_devices, folder, remote, str(user_id), count, console)
             await _report(pool, user_id, console)
-    console.print(f"{time.monotonic() - began:.1f} s in all.")
+    console.print(f"{time.monotonic() - began:.1f} s in total.")
     return is_same
 
 
@@ -116,7 +116,7 @@ def _show(
 
 
 def _discover(store: Store, remote: HttpServer, console: Console) -> discovery.Job:
-    """Find ideas on the device: a preview, a confirmation, the rest, and one idea taken back."""
+    """Find ideas on the device: a preview, a confirmation, the rest, and the undo of one idea."""
 
     def ask(notes: list[dict[str, Any]]) -> dict[str, discovery.Ideas]:
         body = {
@@ -137,7 +137,7 @@ def _discover(store: Store, remote: HttpServer, console: Console) -> discovery.J
     discovery.run(store, job, ask, _CANON)
     note_id, detail = next(iter(job.applied_detail.items()))
     removed = discovery.undo_idea(store, job, note_id, detail["added"][0]["name"])
-    console.print(f"Confirmed: {job.counts}. Took back {removed}.")
+    console.print(f"Confirmed: {job.counts}. Undid {removed}.")
     return job
 
 

@@ -25,9 +25,10 @@ def declare(app: App) -> None:
     )  # fmt: skip
     app.page(
         "profiles", "Profiles", source="user_profiles", key="id",
-        columns={"display_name": "Name", "email": "E-mail", "user_tier": "Bought",
-                 "effective_tier": "Applies", "month_usage": "Calls this month", "month_limit": "Limit",
-                 "image_storage_bytes_used": "Bytes", "subscription_status": "Subscription"},
+        columns={"display_name": "Name", "email": "E-mail", "user_tier": "Purchased tier",
+                 "effective_tier": "Effective tier", "month_usage": "Calls this month",
+                 "month_limit": "Limit", "image_storage_bytes_used": "Image bytes",
+                 "subscription_status": "Subscription"},
         filters=["email", "user_tier"],
     )  # fmt: skip
     app.page(

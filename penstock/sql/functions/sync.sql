@@ -4,7 +4,7 @@
 --   t01_lww_guard    skips an update that is older than the stored row (last write wins)
 --   t02_change_seq   numbers the change
 --   t03_cascade_…    deletes the children of a deleted row (cascade_deletes)
---   t04_horizon      notes the deletion of a row for good
+--   t04_horizon      records the permanent deletion of a row
 --
 -- Why a client that has read up to number n misses nothing: the lock of an owner is taken before the number
 -- and held until the commit, so the numbers of one owner become visible in their order. Owners do not wait
