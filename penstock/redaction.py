@@ -20,14 +20,15 @@ _SUSPECT = re.compile(
 )
 # A name, its closing quote, a separator, and the opening quote of its value.
 _IS = r"""["'\\]*[ \t]*(?:=>?|:)[ \t]*[\["'\\(]*"""
+# Repetitions have an upper limit: a text of a user could otherwise take quadratic time.
 _RULES = [
-    (re.compile(r"-----BEGIN[^-]*?PRIVATE KEY-----.*?-----END[^-]*?-----", re.S), HIDDEN),
+    (re.compile(r"-----BEGIN[^-]*?PRIVATE KEY-----.{0,8000}?-----END[^-]*?-----", re.S), HIDDEN),
     # User and password, and the query string, of a URL or connection string.
-    (re.compile(r"""(\w://)[^\s"'\\/@?#:]*:[^\s"'\\?#]*@"""), rf"\1{HIDDEN}@"),
-    (re.compile(r"""(\w://[^\s"'\\<>?#]*[?#])[^\s"'\\<>]+"""), rf"\1{HIDDEN}"),
+    (re.compile(r"""(\w://)[^\s"'\\/@?#:]{0,255}:[^\s"'\\?#]{0,255}@"""), rf"\1{HIDDEN}@"),
+    (re.compile(r"""(\w://[^\s"'\\<>?#]{0,1000}[?#])[^\s"'\\<>]+"""), rf"\1{HIDDEN}"),
     (
         re.compile(
-            r"((?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]*(?:key|token))("
+            r"((?:proxy-)?authorization|(?:set-)?cookie|x-[a-z-]{0,60}(?:key|token))("
             + _IS
             + r""")[^"'\\\r\n,}]+""",
             re.I,

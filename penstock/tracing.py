@@ -70,7 +70,13 @@ def sending(job_type: str, given: str | None = None) -> Generator[str | None]:
         "messaging.destination.name": job_type,
     }
     with found.start_as_current_span(
-        f"send {job_type}", _context_of(given), trace.SpanKind.PRODUCER, attributes
+        f"send {job_type}",
+        _context_of(given),
+        trace.SpanKind.PRODUCER,
+        attributes,
+        # The text of an error may quote the caller's input.
+        record_exception=False,
+        set_status_on_exception=False,
     ) as span:
         yield _traceparent(span)
 

@@ -98,6 +98,8 @@ class Observed:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if status == _REFUSED:
+                    for flight in flights:
+                        flight.close()
                     await asyncio.sleep(self._refusals.delay(_share(scope)))
                 headers = MutableHeaders(scope=message)
                 headers["X-Request-ID"] = request_id

@@ -23,7 +23,14 @@ from penstock.types import WebhookOutcome
 WEBHOOK_SECRET = "REPLICATE_WEBHOOK_SECRET"  # noqa: S105 the name of a variable
 """The environment variable with the secret that signs Replicate's webhooks; several, separated by spaces."""
 
-_PERMANENT = ("content_filtered", "provider_refused", "provider_key_refused", "bad_answer", "file_too_large")
+_PERMANENT = (
+    "content_filtered",
+    "provider_refused",
+    "provider_key_refused",
+    "provider_redirected",
+    "bad_answer",
+    "file_too_large",
+)
 
 
 async def operate(

@@ -54,12 +54,14 @@ def redacted(guard: Guard | None, rows: Sequence[BulkRow[T]]) -> Sequence[BulkRo
     return changed
 
 
-def mark(type: Type, tasks: Sequence[dict[str, Any]]) -> None:
+def mark(type: Type, tasks: Sequence[dict[str, Any]], rows: Sequence[BulkRow[Any]]) -> None:
     """Mark the tasks that get rows, so that the worker screens their input first."""
     if type.guard is None or type.guard.screen is None:
         return
     if type.batch is None:
-        marked = [task for task in tasks if not task.get("after")]
+        given = [getattr(row.data, name, None) for row in rows for name in type.guard.columns]
+        texts = [text for text in given if isinstance(text, str) and text]
+        marked = [task for task in tasks if not task.get("after") or _contains(task.get("input", {}), texts)]
     else:
         marked = [task for task in tasks if any(True for _ in _row_lists(task.get("input", {})))]
     if not marked:
@@ -153,6 +155,11 @@ def _texts_of_rows(guard: Guard, lists: Sequence[tuple[str, list[dict[str, Any]]
         found = [row["data"].get(column) for column in guard.columns]
         texts.setdefault(row["key"], []).extend(text for text in found if isinstance(text, str))
     return texts
+
+
+def _contains(value: Any, texts: Sequence[str]) -> bool:
+    """Whether a value contains one of these texts."""
+    return any(text in found for found in _strings(value) for text in texts)
 
 
 def _strings(value: Any) -> Iterator[str]:

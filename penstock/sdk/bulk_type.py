@@ -313,7 +313,7 @@ class BulkType(Generic[T]):
                 f"the body of {self.name} must return a step or None (got {type(returned).__name__})",
                 code="no_result",
             )
-        bulk_guards.mark(self, graph.tasks)
+        bulk_guards.mark(self, graph.tasks, rows)
         result = graph.tasks[-1]["key"] if returned is None else key_of(returned)
         tasks = graph.tasks
         if not any(result in task.get("after", ()) for task in tasks):

@@ -124,6 +124,7 @@ class Execute(Hooks):
                     if leased.thread is not None:
                         await self._wait_for_thread(leased.thread)
                 finally:
+                    self.logs.end(leased.claim)
                     self._buffer.handler_ended()
             if time.monotonic() - turn > TURN_SECONDS:
                 await asyncio.sleep(0)

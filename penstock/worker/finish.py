@@ -198,8 +198,8 @@ class Finish:
             async with db.answering(self._buffer.pool, ANSWER_SECONDS) as conn:
                 await prompts.record_uses(conn, uses=batch)
         except Unavailable:
+            # Outcomes of tasks do not wait for statistics: they find out whether the database is away.
             self._prompted[:0] = batch
-            raise
         except Exception as error:
             log.error("worker.prompts_refused", error=str(error), uses=len(batch))
 

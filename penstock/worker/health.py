@@ -191,6 +191,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.close_connection = True
         if self.path != "/drain":
             self._send(404, {"problem": "the paths are /healthz, /readyz and POST /drain"})
+        elif "Origin" in self.headers:
+            self._send(403, {"problem": "web pages may not drain the worker"})
         elif not ipaddress.ip_address(self.client_address[0].partition("%")[0]).is_loopback:
             self._send(403, {"problem": "only this machine may drain the worker"})
         else:

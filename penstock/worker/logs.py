@@ -12,6 +12,7 @@ import structlog
 
 from penstock.contract import logs, tasks
 from penstock.postgres import db
+from penstock.redaction import redact
 from penstock.sdk import task_log
 from penstock.sdk.task_log import Sink
 
@@ -20,6 +21,7 @@ SEND_SECONDS = 0.5
 MAX_BATCH = 1000
 MAX_WAITING = 10_000
 MAX_PER_ATTEMPT = 1000
+MAX_READ = 20_000
 MAX_TEXT = 3000
 """The database cuts messages at 2,000 characters, after it has removed credentials."""
 
@@ -32,28 +34,39 @@ class Logs:
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING)
         self._capture = task_log.Capture()
         self._failed_at = 0.0
+        self._open: set[tuple[int, int]] = set()
 
     def begin(self, claim: tasks.Claim) -> Sink:
         """Capture the lines of an attempt in this context; returns where they go."""
         number = 0
+        attempt = (claim.id, claim.lease)
+        self._open.add(attempt)
 
         def add(level: str, message: str, fields: dict[str, Any]) -> None:
             nonlocal number
+            # A background task that a handler started may outlive its attempt, and serve other tenants.
+            if attempt not in self._open:
+                return
             number += 1
             if number > MAX_PER_ATTEMPT:
                 return
             if number == MAX_PER_ATTEMPT:
                 level, message, fields = "warning", f"no more than {MAX_PER_ATTEMPT} lines are stored", {}
+            text = redact(message[:MAX_READ])[:MAX_TEXT]
             self._waiting.append(
                 {
                     "job_id": str(claim.job_id), "task_id": claim.id, "lease": claim.lease, "number": number,
-                    "level": level, "message": message[:MAX_TEXT], "fields": _plain(fields) or None,
-                    "at": time.monotonic(),
+                    "level": level, "message": text, "fields": _plain(fields) or None, "at": time.monotonic(),
                 }
             )  # fmt: skip
 
         task_log.current.set(add)
         return add
+
+    def end(self, claim: tasks.Claim) -> None:
+        """Store no more lines of this attempt."""
+        self._open.discard((claim.id, claim.lease))
+        task_log.current.set(None)
 
     async def run(self) -> None:
         """Send lines until canceled."""
@@ -90,4 +103,6 @@ def _plain(fields: dict[str, Any]) -> dict[str, Any]:
 def _value(value: Any) -> Any:
     if value is None or isinstance(value, bool | int):
         return value
-    return (repr(value) if isinstance(value, BaseException) else str(value))[:1000]
+    text = repr(value) if isinstance(value, BaseException) else str(value)
+    # Before it is cut: half of a private key would not be recognized.
+    return redact(text[:MAX_READ])[:1000]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from email import policy
-from email.parser import BytesParser
+import re
 from typing import LiteralString
 from uuid import UUID
 
@@ -16,6 +15,8 @@ from penstock.types import Artifact
 
 MAX_BYTES = 10 << 20
 TYPES = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
+_BOUNDARY = re.compile(r'boundary="?([^";,\s]{1,70})')
+_MOST_PARTS = 8
 _REQUIRE: LiteralString = "select notes.require_note(%s)"
 _ADD: LiteralString = "select notes.add_image(%s, %s, %s)"
 _FIND: LiteralString = "select artifact_id, path from notes.find_image(%s)"
@@ -79,11 +80,13 @@ def _image(request: FunctionRequest) -> bytes:
     kind = request.headers.get("content-type", "")
     if not kind.lower().startswith("multipart/form-data"):
         return request.body
-    head = f"Content-Type: {kind}\r\n\r\n".encode("latin-1")
-    message = BytesParser(policy=policy.HTTP).parsebytes(head + request.body)
-    for part in message.iter_parts():
-        if part.get_filename() is not None and isinstance(found := part.get_payload(decode=True), bytes):
-            return found
+    # Split here because the standard library's parser takes a minute for a body of nothing but boundaries.
+    found = _BOUNDARY.search(kind)
+    mark = b"\r\n--" + (found[1] if found else "").encode("latin-1")
+    for part in (b"\r\n" + request.body).split(mark, _MOST_PARTS + 1)[1:-1] if found else ():
+        head, gap, data = part.partition(b"\r\n\r\n")
+        if gap and len(head) < 4096 and b"filename=" in head.lower():
+            return data
     raise Invalid("the form has no file", code="invalid_image")
 
 

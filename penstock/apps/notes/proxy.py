@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from typing import Any, Literal, LiteralString
-from uuid import UUID
+import json
+from typing import Annotated, Any, Literal, LiteralString
+from uuid import UUID, uuid4
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +28,7 @@ _CALLS: dict[str, LiteralString] = {
     "begin": "select notes.begin_call(%s, %s, %s)",
     "end": "select notes.end_call(%s, %s, %s, %s, %s, %s)",
     "release": "select penstock.release_hold(%s, %s)",
+    "commit": "select penstock.commit_hold(%s, null, %s)",
     "acquire": "select penstock.acquire_api_capacity('anthropic', %s, %s, %s, null, 120)",
     "let_go": "select penstock.release_api_capacity('anthropic', %s, %s, %s, %s)",
 }
@@ -50,7 +52,9 @@ class Call(BaseModel):
     text: str | None = Field(None, min_length=1, max_length=20_000)
     image: str | None = Field(None, description="An image, base64.")
     notes: list[Note] = Field(default=[], max_length=MOST_NOTES)
-    custom_ideas: list[str] = Field(default=[], alias="customIdeas", max_length=200)
+    custom_ideas: list[Annotated[str, Field(min_length=1, max_length=200)]] = Field(
+        default=[], alias="customIdeas", max_length=200
+    )
 
 
 class _Work(BaseModel):
@@ -63,6 +67,7 @@ class _Work(BaseModel):
     custom: list[str] = []
     screened: list[str] = []
     is_unchecked: bool = False
+    is_sent: bool = False
 
 
 async def call_model(request: FunctionRequest) -> FunctionResponse:
@@ -71,7 +76,8 @@ async def call_model(request: FunctionRequest) -> FunctionResponse:
         raise Invalid("only a signed-in user can call the model", code="forbidden")
     wanted = _read(request)
     action = "transcribe" if wanted.action == "transcribe" else "discover"
-    key = f"notes:{request.user_id}:{request.headers.get('idempotency-key') or request.request_id}"[:255]
+    # Never from the client: a key that exists already would reserve nothing.
+    key = f"notes:{uuid4().hex}"
     try:
         async with request.service() as conn:
             begun = await _value(conn, "begin", request.user_id, action, key)
@@ -81,14 +87,17 @@ async def call_model(request: FunctionRequest) -> FunctionResponse:
     except NotFound:
         return FunctionResponse(500, json={"error": "profile_missing"})
     tenant_id, hold_id = UUID(begun["tenant_id"]), UUID(begun["hold_id"])
+    work: _Work | None = None
     try:
         work = await _prepare(wanted)
         if not work.parts:
             raise Invalid("every text gives instructions to the model", code="screened")
         answer, model = await _ask(request, work, begun["model"], key)
-    except BaseException:
+    except BaseException as error:
+        # A call that was interrupted after it was sent may have been paid for: it counts.
+        is_counted = work is not None and work.is_sent and not isinstance(error, PenstockError)
         async with request.service() as conn:
-            await _value(conn, "release", hold_id, tenant_id)
+            await _value(conn, "commit" if is_counted else "release", hold_id, tenant_id)
         raise
     details = {**work.prompt.details, "fail_open": work.is_unchecked}
     tokens = {"input_tokens": answer.input_tokens, "output_tokens": answer.output_tokens}
@@ -133,8 +142,8 @@ async def _prepare(wanted: Call) -> _Work:
     if wanted.action == "discover":
         texts = {"note": wanted.text or ""}
     guarded = await managed.guard(texts)
-    custom = [(await managed.guard({"idea": name})).texts.get("idea", "") for name in wanted.custom_ideas]
-    custom = [name for name in custom if name]
+    named = await managed.guard({str(number): name for number, name in enumerate(wanted.custom_ideas)})
+    custom = [name for name in named.texts.values() if name]
     prompt, system = await discover_prompt(wanted.action == "discover_batch", custom)
     return _Work(
         prompt=prompt,
@@ -159,12 +168,13 @@ async def _ask(
     request: FunctionRequest, work: _Work, default_model: str, key: str
 ) -> tuple[managed.Answer, str]:
     model, most = work.prompt.model or default_model, work.prompt.max_tokens or 1024
-    estimate = managed.estimate(work.system, work.parts, most)
+    estimate = managed.estimate(work.system + json.dumps(work.form), work.parts, most)
     async with request.service() as conn:
         if not await _value(conn, "acquire", model, estimate, key):
             wait = {"retry_after_seconds": 5}
             raise Unavailable("the model has no capacity now", code="provider_busy", details=wait)
     actual = 0
+    work.is_sent = True
     try:
         answer = await managed.ask(model, work.system, work.parts, work.form, most)
         actual = answer.input_tokens + answer.output_tokens

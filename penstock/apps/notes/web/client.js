@@ -96,8 +96,15 @@ class Refusal extends Error {
   }
 }
 
+// The token of the sync that runs. A sync never goes on as another user.
+let token = null
+
+// Whether the user is still the one for whom the sync began; called in the transaction that writes.
+async function checkUser(db) {
+  if (await done(db.meta.get('token')) !== token) throw new Error('signed out')
+}
+
 async function request(path, body) {
-  const token = await getMeta('token')
   const headers = { Authorization: `Bearer ${token}`, 'Content-Type': 'application/json' }
   const options = { method: body ? 'POST' : 'GET', headers, body: body && JSON.stringify(body), cache: 'no-store' }
   const response = await fetch(`/rest/v1/${path}`, options)
@@ -115,6 +122,7 @@ async function push() {
     const sent = batch.map(({ record }) => ({ table: TABLE, record }))
     const outcomes = await request('rpc/push_changes', { p_changes: sent, p_schema: 'notes' })
     await transaction('readwrite', async (db) => {
+      await checkUser(db)
       for (const { id, outcome, code, message } of outcomes) {
         const { record, last } = batch.find((change) => change.record.id === id)
         for (const entry of await done(db.outbox.getAll())) {
@@ -137,6 +145,7 @@ async function pull(state) {
     if (page.length === 0) break
     cursor = page.at(-1).change_seq
     await transaction('readwrite', async (db) => {
+      await checkUser(db)
       const waiting = new Set((await done(db.outbox.getAll())).map((entry) => entry.id))
       for (const row of page) {
         seen.add(row.id)
@@ -166,6 +175,7 @@ async function merge(db, remote, isWaiting, isWhole) {
 // Rows were deleted permanently: remove those that the server did not send.
 async function finishWhole(seen, cursor, horizon) {
   await transaction('readwrite', async (db) => {
+    await checkUser(db)
     const waiting = new Set((await done(db.outbox.getAll())).map((entry) => entry.id))
     for (const id of await done(db.notes.getAllKeys())) {
       if (!seen.has(id) && !waiting.has(id)) await done(db.notes.delete(id))
@@ -186,7 +196,8 @@ function sync() {
 }
 
 async function syncOnce() {
-  if (!await getMeta('token')) return
+  token = await getMeta('token')
+  if (!token) return
   clearTimeout(retry)
   try {
     await readState()
@@ -195,6 +206,7 @@ async function syncOnce() {
     pause = 1000
     await show('Synced')
   } catch (error) {
+    if (await getMeta('token') !== token) return
     if (error instanceof Refusal && error.status === 401) return signOut('The access token has expired. Sign in again.')
     await show(error instanceof Refusal ? 'Not synced' : 'Offline', error instanceof Refusal ? error.message : '')
     retry = setTimeout(sync, pause)
