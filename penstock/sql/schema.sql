@@ -1657,6 +1657,7 @@ table penstock.route_failures
   constraint route_failures_failures_check: CHECK ((failures > 0))
   constraint route_failures_pkey: PRIMARY KEY (tenant_id, endpoint_id)
   constraint route_failures_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id) ON DELETE CASCADE
+  index route_failures_endpoint: CREATE INDEX route_failures_endpoint ON penstock.route_failures USING btree (endpoint_id)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -2821,7 +2822,7 @@ function penstock._charge_unreported(penstock.leases[])
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a2bdd2e278a4e45870fddfc1457229f3
+  body: sha256 60912ab5d5ccbeedd271ea396603e6f5
   comment: Records the estimated costs of lost and timed-out attempts, which counts against budgets, and returns the bookings. Usage is not recorded: quotas are not charged for attempts that brought no result.
 
 function penstock._check_answer(penstock.waits, text, jsonb)
@@ -3109,7 +3110,7 @@ function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 f6fac2512bdf60873e45cf2fda6ff0fa
+  body: sha256 1ba4c88f738f380cebcd235b3b871fcf
   comment: Sets the provider of each task that has a route: the preferred one whose queue has room.
 
 function penstock._claimed_task(penstock.leases)
@@ -3147,7 +3148,7 @@ function penstock._correct_estimates(text, timestamp with time zone, timestamp w
   returns: penstock.cost_entries[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 fe69d797e0f11fd93f1d82c1cb2c5a8f
+  body: sha256 5f6c7529858c6b34f0d79dca423ccde4
   comment: Adds a correction to each estimate of a provider in this time that leaves the given share of it, and returns the corrections.
 
 function penstock._corrected_entry(penstock.cost_entries, numeric, text, uuid)
@@ -3155,7 +3156,7 @@ function penstock._corrected_entry(penstock.cost_entries, numeric, text, uuid)
   returns: penstock.cost_entries
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7c88378f2a4d95bee78e108748a3070f
+  body: sha256 1013be33c7d837db21115e7a74728ba7
   comment: The ledger entry that a correction is for; raises an error if the correction is not valid.
 
 function penstock._cost_of_attempt(penstock.cost_entries, bigint, text, bigint)
@@ -4256,7 +4257,7 @@ function penstock._note_failure(uuid, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ca13252562e459baf788ca0a409cd0db
+  body: sha256 9678c96e6652e1c42327ae8a2d01e793
   comment: Counts a failed attempt of a tenant's routed task at an endpoint, in a row since the last success. When an endpoint that failed five times fails again after a minute, it is failing at once.
 
 function penstock._note_move(uuid, bigint, integer, penstock.provider_choice, text, text)
@@ -4428,7 +4429,7 @@ function penstock._packs_left(uuid, text, numeric, date, timestamp with time zon
   returns: numeric
   attributes: sql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9fdd30f38272ffc5d1ee869a75baf7f9
+  body: sha256 9a767c4b3dc67b11f2d5c845150abd52
   comment: What is left of the packs that a tenant bought, at the beginning of a period. A pack is used up once: what a period used beyond its limit is gone.
 
 function penstock._parent_key()
@@ -4680,7 +4681,7 @@ function penstock._prune_history(timestamp with time zone, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ae0e13c4ecab80d3edf5fb5227fc3844
+  body: sha256 bac88bc56673c54c5444651d179c9858
   comment: Deletes old holds, provider events, actions, notifications, uses of prompts and keys of usage reports.
 
 function penstock._prune_notifications(timestamp with time zone, integer)
@@ -5024,7 +5025,7 @@ function penstock._reroute(text[], integer, uuid[], timestamp with time zone)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0c7be0caa021f9a900ab7c33b6613430
+  body: sha256 3c9cd8e82450718def805f6f9257ce15
   comment: Moves up to p_max waiting tasks of these kinds from endpoints that are full, closed or failing to others that have room, within the budgets of their jobs. Returns how many.
 
 function penstock._reroute_failed(penstock.leases[], jsonb[])
@@ -5196,14 +5197,6 @@ function penstock._session_is_live(penstock.sessions)
   settings: search_path=penstock, pg_temp
   body: sha256 ae8f24d9c37fe50e3c01d2ececc1cfb5
   comment: Whether a session has neither expired nor been idle for too long, and its API key is still valid.
-
-function penstock._set_choice(penstock.task_spec[], bigint[], penstock.provider_choice)
-  arguments: p_specs penstock.task_spec[], p_places bigint[], p_choice penstock.provider_choice
-  returns: penstock.task_spec[]
-  attributes: sql, immutable, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 6032a7f91333aa5a2922b348b3acae2a
-  comment: Sets the provider of the tasks at these places of a list.
 
 function penstock._setting(text)
   arguments: p_name text
@@ -5611,6 +5604,14 @@ function penstock._whole_units(jsonb, boolean)
   body: sha256 cbc2d623008726c1db63e1d1a8154453
   comment: Adds the implied requests and tokens to units.
 
+function penstock._with_choices(penstock.task_spec[], penstock.provider_choice[])
+  arguments: p_specs penstock.task_spec[], p_choices penstock.provider_choice[]
+  returns: penstock.task_spec[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f6a6e218babda82370a668bb93abaa30
+  comment: Sets the provider of each task that has a choice at its place of the list.
+
 function penstock._with_history(penstock.forecast_group[])
   arguments: p_groups penstock.forecast_group[]
   returns: penstock.forecast_group[]
@@ -5977,7 +5978,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 3bf6816bb83c853bda285f4e2ded99f7
+  body: sha256 beb178e476872bc8dfcb75aa32ba7c56
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 
@@ -7501,8 +7502,8 @@ function penstock.set_own_price(text, text, numeric, jsonb, uuid)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cbe230be5372ccf5fc919d7a32ae8a1f
-  comment: Adds a price at a provider that the tenant has for itself, as an owner of the tenant. Options: see set_price.
+  body: sha256 74cab85dc9f4d507c7b3e4e4f30cb3e3
+  comment: Adds a price at a provider that the tenant pays with its own key, as an owner of the tenant. Options: see set_price.
   grant to authenticated: execute
   grant to service_role: execute
 

@@ -207,7 +207,16 @@ class TestBills:
 
 
 class TestOwnPrices:
-    """R0.5/tenant-wins: an owner sets the prices of the tenant's own providers and of no others."""
+    """R0.5/tenant-wins: an owner sets the prices of providers that the tenant pays, and of no others."""
+
+    def give_key(self, sql: Contract) -> None:
+        sql.execute(
+            "insert into penstock.provider_keys (tenant_id, provider, host, sealed, wrapped_key, master_id, "
+            "created_by, created_at) values (%s, %s, 'test.example', repeat('x', 40)::bytea, "
+            "repeat('x', 40)::bytea, repeat('0', 16), 'test', now())",
+            sql.tenant,
+            NAME.partition("/")[0],
+        )
 
     def price_as(self, sql: Contract, role: str) -> int:
         user = uuid.uuid4()
@@ -223,6 +232,7 @@ class TestOwnPrices:
 
     def test_an_owner_sets_the_price_of_an_own_provider(self, sql: Contract) -> None:
         sql.value("set_provider", name=NAME, tenant_id=sql.tenant)
+        self.give_key(sql)
         self.price_as(sql, "owner")
         rows = sql.execute("select tenant_id, amount from penstock.prices where meter = 'images'")
         assert rows == [{"tenant_id": sql.tenant, "amount": 3}]
@@ -232,6 +242,10 @@ class TestOwnPrices:
         with sql.refused(422, "unknown_provider"):
             self.price_as(sql, "owner")
         sql.value("set_provider", name=NAME, tenant_id=sql.tenant)
+        # Limits of its own, but calls with the operator's key.
+        with sql.refused(422, "unknown_provider"):
+            self.price_as(sql, "owner")
+        self.give_key(sql)
         for role in ("admin", "member", "viewer"):
             with sql.refused(403, "forbidden"):
                 self.price_as(sql, role)

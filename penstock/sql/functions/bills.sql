@@ -129,10 +129,9 @@ returns penstock.cost_entries[] language plpgsql set search_path = penstock, pg_
 declare
   v_corrections cost_entries[];
 begin
-  -- In the order of their ids: see _corrected_entry.
-  perform pg_advisory_xact_lock(hashtextextended('penstock.cost:' || e.id, 0)) from (
-    select x.id from cost_entries x where x.is_estimate and x.at >= p_starts and x.at < p_ends
-      and split_part(x.provider, '/', 1) = p_provider order by x.id) as e;
+  -- All locks of _corrected_entry, in order: there may be more estimates than PostgreSQL can hold locks.
+  perform pg_advisory_xact_lock(hashtextextended('penstock.cost:' || b.n, 0))
+  from (select n from generate_series(0, 255) as n order by n) as b;
   with estimate as (
     select e.*, e.amount + c.amount as open, e.base_amount + c.base_amount as base_open from cost_entries e
     cross join lateral (
@@ -164,10 +163,14 @@ declare
   v_tenant_id uuid := coalesce(p_tenant_id, _own_tenant());
 begin
   perform _require_role(v_tenant_id, array['owner']);
-  -- The operator pays for calls at a shared provider and sets their price.
-  if not exists (select from endpoints e where e.name = p_provider and e.tenant_id = v_tenant_id) then
+  -- The operator sets the price of calls with the operator's key. Limits of its own are not enough: the
+  -- tenant must pay with a key of its own.
+  if not exists (
+    select from endpoints e join provider_keys k on k.tenant_id = e.tenant_id
+      and k.provider = split_part(e.name, '/', 1)
+    where e.name = p_provider and e.tenant_id = v_tenant_id) then
     perform _refuse(422, 'unknown_provider',
-      format('this tenant has no provider %L of its own', left(p_provider, 200)),
+      format('this tenant has no provider %L with a key of its own', left(p_provider, 200)),
       jsonb_build_object('provider', left(p_provider, 200)),
       'The operator sets the prices of shared providers.');
   end if;
@@ -177,5 +180,5 @@ begin
 end
 $$;
 comment on function penstock.set_own_price(text, text, numeric, jsonb, uuid) is
-  'Adds a price at a provider that the tenant has for itself, as an owner of the tenant. Options: see '
+  'Adds a price at a provider that the tenant pays with its own key, as an owner of the tenant. Options: see '
   'set_price.';

@@ -232,8 +232,8 @@ begin
   if not found or v_line.tenant_id <> coalesce(p_tenant_id, v_line.tenant_id) then
     perform _refuse(404, 'unknown_cost', format('there is no ledger entry %s', p_correction.corrects));
   end if;
-  -- Serializes the corrections of one entry.
-  perform pg_advisory_xact_lock(hashtextextended('penstock.cost:' || v_line.id, 0));
+  -- Serializes the corrections of one entry. Of 256 locks, which _correct_estimates takes all.
+  perform pg_advisory_xact_lock(hashtextextended('penstock.cost:' || v_line.id % 256, 0));
   if p_currency <> v_line.currency then
     perform _refuse(422, 'invalid_cost',
       format('p_currency must be that of the entry, %s (got %L)', v_line.currency, left(p_currency, 10)),

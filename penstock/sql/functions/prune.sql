@@ -78,6 +78,9 @@ begin
     where a.finished_at < p_cutoff));
   delete from prompt_uses where id = any (array(
     select u.id from (select id, at from prompt_uses order by id limit p_limit) as u where u.at < p_cutoff));
+  delete from route_failures where ctid = any (array(
+    select ctid from route_failures where failed_at < _now() - interval '1 day' limit p_limit
+      for update skip locked));
   delete from usage_keys where ctid = any (array(
     select ctid from usage_keys where at < _now() - interval '1 day' order by at limit p_limit
       for update skip locked));

@@ -51,7 +51,9 @@ create or replace function penstock._packs_left(
   p_tenant_id uuid, p_meter text, p_limit numeric, p_period date, p_at timestamptz)
 returns numeric language sql stable set search_path = penstock, pg_temp as $$
   with packs as (
-    select sum(a.amount - a.used) as amount, min(a.settled_until) as since from allowances a
+    -- A pack that is used up is settled no more, so its date says nothing about the others.
+    select sum(a.amount - a.used) as amount,
+      min(a.settled_until) filter (where a.used < a.amount) as since from allowances a
     where a.tenant_id = p_tenant_id and a.meter = p_meter and a.source = 'purchase'
       and (a.expires_on is null or a.expires_on >= (p_at at time zone 'utc')::date)
   )

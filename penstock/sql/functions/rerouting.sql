@@ -58,12 +58,12 @@ begin
   end if;
   for v_task in
     select r.tid, r.task_id, r.job_id, r.tenant_id, t.route, t.units, l.kind, l.provider, l.state
-    from _blocked_lanes(p_task_types, p_now) as l
+    from (select b.* from _blocked_lanes(p_task_types, p_now) as b order by random() limit 16) as l
     cross join lateral (
       select x.ctid as tid, x.task_id, x.job_id, x.tenant_id, x.vtime from ready x
       where x.lane_id = l.lane_id and x.job_id <> all (p_stopped)
         and (l.tenant_ids is null or x.tenant_id = any (l.tenant_ids))
-      order by x.vtime limit least(p_max, 100) for update skip locked) as r
+      order by x.vtime limit 100 for update skip locked) as r
     cross join lateral (
       select x.route, x.units, x.created_at from tasks x
       where x.job_id = r.job_id and x.id = r.task_id offset 0) as t
@@ -196,7 +196,9 @@ begin
   where f.ctid = any (array(
     select x.ctid from route_failures x where x.tenant_id = p_tenant_id and x.endpoint_id = p_endpoint_id
     for no key update skip locked));
-  if not found and not exists (
+  -- Only tried: an insert would wait for another transaction's insert of the same row, in any order.
+  if not found and pg_try_advisory_xact_lock(
+      hashtext('penstock.route_failures'), p_endpoint_id # hashtext(p_tenant_id::text)) and not exists (
       select from route_failures x where x.tenant_id = p_tenant_id and x.endpoint_id = p_endpoint_id) then
     insert into route_failures (tenant_id, endpoint_id, failures, failed_at)
     values (p_tenant_id, p_endpoint_id, 1, _now()) on conflict do nothing;

@@ -95,6 +95,8 @@ declare
   v_rooms jsonb := '{}';
   v_taken integer;
   v_next integer;
+  v_place bigint;
+  v_choices provider_choice[] := array_fill(null::provider_choice, array[cardinality(p_specs)]);
 begin
   select s.n - 1 into v_index from (select u.route, row_number() over () as n from unnest(p_specs) as u) as s
   where s.route is not null and s.route <> 'null' and not _is_route(s.route) limit 1;
@@ -122,7 +124,9 @@ begin
       end if;
       v_taken := least(cardinality(v_group.places) - v_next + 1,
         greatest(0, coalesce((v_rooms ->> (v_option.choice).provider)::bigint, 1000000000)));
-      p_specs := _set_choice(p_specs, v_group.places[v_next : v_next + v_taken - 1], v_option.choice);
+      foreach v_place in array v_group.places[v_next : v_next + v_taken - 1] loop
+        v_choices[v_place] := v_option.choice;
+      end loop;
       v_rooms := v_rooms || jsonb_build_object((v_option.choice).provider,
         (v_rooms ->> (v_option.choice).provider)::bigint - v_taken);
       v_next := v_next + v_taken;
@@ -133,9 +137,12 @@ begin
       v_group.route, p_job.tenant_id, v_group.units, null) as r
     where v_next <= cardinality(v_group.places) order by r.rank limit 1;
     if found then
-      p_specs := _set_choice(p_specs, v_group.places[v_next :], v_option.choice);
+      foreach v_place in array v_group.places[v_next :] loop
+        v_choices[v_place] := v_option.choice;
+      end loop;
     end if;
   end loop;
+  p_specs := _with_choices(p_specs, v_choices);
   select s.n - 1 into v_index
   from (select u.route, u.provider, row_number() over () as n from unnest(p_specs) as u) as s
   where s.route is not null and s.route <> 'null' and s.provider is null limit 1;
@@ -149,18 +156,19 @@ $$;
 comment on function penstock._choose_providers(penstock.jobs, penstock.task_spec[]) is
   'Sets the provider of each task that has a route: the preferred one whose queue has room.';
 
-create or replace function penstock._set_choice(
-  p_specs penstock.task_spec[], p_places bigint[], p_choice penstock.provider_choice)
+create or replace function penstock._with_choices(
+  p_specs penstock.task_spec[], p_choices penstock.provider_choice[])
 returns penstock.task_spec[] language sql immutable set search_path = penstock, pg_temp as $$
-  select case when cardinality(p_places) = 0 then p_specs else array(
-    select case when s.n = any (p_places) then
-      jsonb_populate_record(s.spec, jsonb_build_object('provider', p_choice.provider,
-        'route', (s.spec).route || jsonb_build_object('chosen', _choice_document(p_choice))))
-      else s.spec end
-    from (select u as spec, row_number() over () as n from unnest(p_specs) as u) as s order by s.n) end
+  select array(
+    select case when (s.choice).provider is null then s.spec else
+      jsonb_populate_record(s.spec, jsonb_build_object('provider', (s.choice).provider,
+        'route', (s.spec).route || jsonb_build_object('chosen', _choice_document(s.choice)))) end
+    from (
+      select unnest(p_specs) as spec, unnest(p_choices) as choice, generate_subscripts(p_specs, 1) as n) as s
+    order by s.n)
 $$;
-comment on function penstock._set_choice(penstock.task_spec[], bigint[], penstock.provider_choice) is
-  'Sets the provider of the tasks at these places of a list.';
+comment on function penstock._with_choices(penstock.task_spec[], penstock.provider_choice[]) is
+  'Sets the provider of each task that has a choice at its place of the list.';
 
 create or replace function penstock._is_route(p_route jsonb)
 returns boolean language sql immutable set search_path = penstock, pg_temp as $$

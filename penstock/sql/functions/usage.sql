@@ -192,7 +192,11 @@ begin
   from unnest(p_leases) as l join lanes n on n.id = l.lane_id
   cross join lateral (
     select x.units from tasks x where x.job_id = l.job_id and x.id = l.task_id offset 0) as t
-  where n.provider is not null and (l.is_canceled or exists (
+  -- What an operation costs is charged when it ends.
+  where n.provider is not null and not exists (
+    select from operations o where o.job_id = l.job_id and o.task_id = l.task_id
+      and o.status in ('pending', 'processing', 'completed', 'timeout'))
+  and (l.is_canceled or exists (
     select from attempts a where a.job_id = l.job_id and a.task_id = l.task_id and a.lease = l.lease
       and (a.outcome = 'lost' or a.error_code = 'timeout')));
   if v_leases is null then

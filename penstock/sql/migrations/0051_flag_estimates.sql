@@ -2,7 +2,6 @@
 -- Costs that were never reported are estimates until they are corrected, for example with the provider's bill.
 
 alter table penstock.cost_entries add column is_estimate boolean not null default false;
-create index cost_entries_estimates on penstock.cost_entries (provider, at) where is_estimate;
 
 create table penstock.bill_lines (
   provider text not null check (provider ~ '^[a-z0-9][a-z0-9_.-]{0,99}$'),

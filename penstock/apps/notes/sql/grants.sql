@@ -23,7 +23,7 @@ grant insert (user_id, id, name, created_at, updated_at, deleted),
 grant insert (user_id, id, note_id, collection_id, created_at, updated_at, deleted),
   update (user_id, id, note_id, collection_id, created_at, updated_at, deleted)
   on notes.collection_memberships to authenticated;
-grant insert (user_id, id, type, blob, is_active, device_label), update (blob, is_active)
+grant insert (user_id, id, type, blob, is_active, device_label), update (is_active)
   on notes.wrapped_key_blobs to authenticated;
 grant select, insert, update, delete on notes.books, notes.notes, notes.custom_ideas, notes.note_links,
   notes.lenses, notes.collections, notes.collection_memberships, notes.wrapped_key_blobs,

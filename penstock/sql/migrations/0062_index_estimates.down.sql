@@ -1,0 +1,1 @@
+drop index if exists penstock.cost_entries_estimates;
