@@ -305,6 +305,7 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     for error in (None, "no such voice", None):
         served.do({"n": 1}, error)
     assert [job.status for job in await got(owner.jobs.watch(job.id))] == ["failed"]
+    assert await got(owner.jobs.logs(job.id)) == []
     [attempt] = await got(owner.jobs.attempts(job.id))
     assert (attempt.error_code, attempt.error_message) == ("bad_voice", "no such voice")
     assert list(await got(started.outputs())) == list(await got(owner.jobs.outputs(job.id))) == ["a", "b"]

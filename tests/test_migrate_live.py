@@ -326,7 +326,7 @@ def wait_for_starts(count: Callable[[], int], wanted: int) -> None:
 @pytest.mark.slow
 def test_starts_beside_migrates_see_no_error(live: testing.Database, sql: Path) -> None:
     edit(sql / "functions/jobs.sql", "$$", "$$ -- a comment in the body\n")
-    edit(sql / "functions/jobs.sql", "before update of status on", "before update of status, type on")
+    edit(sql / "functions/jobs.sql", "after update of status on", "after update of status, type on")
     edit(sql / "policies.sql", "service_reads on penstock.jobs for select to service_role using (true)",
          "service_reads on penstock.jobs for select to service_role using (id is not null)")  # fmt: skip
     edit(sql / "views.sql", "then 'queued'", "then 'waiting'")

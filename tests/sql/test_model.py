@@ -127,6 +127,7 @@ class Model(RuleBasedStateMachine):
         self.database = testing.Database(self.server, _database(self.server))
         self.connection = self.database.connect()
         self.sql = Contract(self.connection)
+        self.sql.execute("update penstock.settings set value = '30' where name = 'lease_seconds'")
         self.transaction = self.connection.transaction(force_rollback=True)
         self.transaction.__enter__()
         self.sql.tenant = self.sql.value("create_tenant", name="model")
