@@ -3001,6 +3001,14 @@ function penstock._check_reservation(jsonb, text, text, double precision)
   body: sha256 af9830e40e7ee4ac2df5453838b3a6dd
   comment: Rejects a reservation with invalid arguments.
 
+function penstock._check_routes(penstock.task_spec[])
+  arguments: p_specs penstock.task_spec[]
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f94cb76a5a6d264c0f056215fd055584
+  comment: Rejects a malformed route of a task.
+
 function penstock._check_rows(jsonb)
   arguments: p_rows jsonb
   returns: void
@@ -3110,7 +3118,7 @@ function penstock._choose_providers(penstock.jobs, penstock.task_spec[])
   returns: penstock.task_spec[]
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1ba4c88f738f380cebcd235b3b871fcf
+  body: sha256 64fba755be5eb160ce6c58ab779750e2
   comment: Sets the provider of each task that has a route: the preferred one whose queue has room.
 
 function penstock._claimed_task(penstock.leases)
@@ -3736,6 +3744,13 @@ function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], t
   settings: search_path=penstock, pg_temp
   body: sha256 93528d9b07db091abdfef9eecc77d7e8
   comment: Inserts new tasks, counts them in their phases, and returns a ready row for each.
+
+function penstock._is_any_failing()
+  returns: boolean
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c85ef0a0af448ca5d7d1fcc9a4a6f943
+  comment: Whether a provider fails for a tenant now.
 
 function penstock._is_clean(text)
   arguments: p_text text
@@ -5978,7 +5993,7 @@ function penstock.claim_tasks(text, integer, text[], integer)
   returns: TABLE(id bigint, lease bigint, job_id uuid, tenant_id uuid, kind text, key text, input jsonb, attempt integer, max_attempts integer, timeout_seconds real, lease_expires_at timestamp with time zone, provider text)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_bitmapscan=off, enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
-  body: sha256 beb178e476872bc8dfcb75aa32ba7c56
+  body: sha256 326702c3faada2484a4553a2d627c354
   comment: Claims up to p_max_tasks tasks of these kinds (null: all kinds) for a worker: fairly among tenants, within limits, quotas and budgets. Each gets a lease that expires after p_lease_seconds without a heartbeat.
   grant to service_role: execute
 

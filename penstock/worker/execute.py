@@ -113,9 +113,8 @@ class Execute(Hooks):
         turn = time.monotonic()
         while not self._buffer.is_closing:
             leased = await self._buffer.next_task()
-            leased.runner = me
+            leased.runner, claim = me, leased.claim
             try:
-                claim = leased.claim
                 with tracing.processing(claim, claim.traceparent) if self._is_traced else nullcontext():
                     await self._run(leased, me)
             finally:
@@ -124,7 +123,7 @@ class Execute(Hooks):
                     if leased.thread is not None:
                         await self._wait_for_thread(leased.thread)
                 finally:
-                    self.logs.end(leased.claim)
+                    self.logs.end(claim)
                     self._buffer.handler_ended()
             if time.monotonic() - turn > TURN_SECONDS:
                 await asyncio.sleep(0)

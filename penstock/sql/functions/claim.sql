@@ -93,8 +93,7 @@ begin
   -- In random order: neither sort of lane starves the other. Tasks that leave a failing provider come first.
   v_gated := case when not exists (
     select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)))
-    then 'none' when exists (select from route_failures f where f.failures >= 5
-      and f.failed_at > _now() - interval '1 minute') and _reroute(
+    then 'none' when _is_any_failing() and _reroute(
       p_task_types, p_max_tasks, v_stopped, _now()) > 0 or random() < 0.5 then 'first' else 'last' end;
   for v_round in 1 .. 10 loop
     v_now := _now();  -- The last round may have waited for a lock.

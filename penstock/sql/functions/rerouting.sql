@@ -186,6 +186,13 @@ comment on function penstock._reroute_failed(penstock.leases[], jsonb[]) is
   'Counts failures of attempts whose tasks have a route. Returns the leases, with the lane of another '
   'provider for tasks that failed twice at theirs, or whose provider fails for the tenant.';
 
+create or replace function penstock._is_any_failing()
+returns boolean language sql stable set search_path = penstock, pg_temp as $$
+  select exists (
+    select from route_failures f where f.failures >= 5 and f.failed_at > _now() - interval '1 minute')
+$$;
+comment on function penstock._is_any_failing() is 'Whether a provider fails for a tenant now.';
+
 create or replace function penstock._note_failure(p_tenant_id uuid, p_endpoint_id integer)
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin

@@ -86,6 +86,24 @@ comment on function penstock._ranked_providers(jsonb, uuid, jsonb, integer[]) is
   'The endpoints that can do a task, in the order that its route prefers: open ones first, then the '
   'cheapest, the fastest or the first of the list.';
 
+create or replace function penstock._check_routes(p_specs penstock.task_spec[])
+returns void language plpgsql stable set search_path = penstock, pg_temp as $$
+declare
+  v_index integer;
+begin
+  select s.n - 1 into v_index from (select u.route, row_number() over () as n from unnest(p_specs) as u) as s
+  where s.route is not null and s.route <> 'null' and not _is_route(s.route) limit 1;
+  if found then
+    perform _refuse(422, 'invalid_route',
+      format('the route of task %s must be {"features": […], "providers": […], "prefer": "cheapest", '
+        '"fastest" or "listed", "needs": {…}, "max_cost", "wait_seconds"}, with features or providers',
+        v_index),
+      jsonb_build_object('field', format('tasks[%s].route', v_index)));
+  end if;
+end
+$$;
+comment on function penstock._check_routes(penstock.task_spec[]) is 'Rejects a malformed route of a task.';
+
 create or replace function penstock._choose_providers(p_job penstock.jobs, p_specs penstock.task_spec[])
 returns penstock.task_spec[] language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
@@ -98,15 +116,7 @@ declare
   v_place bigint;
   v_choices provider_choice[] := array_fill(null::provider_choice, array[cardinality(p_specs)]);
 begin
-  select s.n - 1 into v_index from (select u.route, row_number() over () as n from unnest(p_specs) as u) as s
-  where s.route is not null and s.route <> 'null' and not _is_route(s.route) limit 1;
-  if found then
-    perform _refuse(422, 'invalid_route',
-      format('the route of task %s must be {"features": […], "providers": […], "prefer": "cheapest", '
-        '"fastest" or "listed", "needs": {…}, "max_cost", "wait_seconds"}, with features or providers',
-        v_index),
-      jsonb_build_object('field', format('tasks[%s].route', v_index)));
-  end if;
+  perform _check_routes(p_specs);
   -- Same routes and units are decided together. What the queue of a provider cannot take goes to the next.
   for v_group in
     select s.route, s.units, array_agg(s.n order by s.n) as places
