@@ -1861,7 +1861,7 @@ table penstock.subscriptions
   grant to service_role: select
 
 table penstock.sync_horizons
-  comment: Up to which change rows of a synced table were deleted for good. A device whose cursor is lower pulls everything again.
+  comment: Up to which change rows of a synced table were deleted permanently. A device whose cursor is lower pulls everything again.
   row security: enabled
   column user_id: uuid not null
   column schema_name: text not null
@@ -4763,7 +4763,7 @@ function penstock._raise_horizon()
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 dca575d90f775b21d7217a06f91e3cbe
-  comment: Trigger of synced tables: notes that a row was deleted for good, so that devices pull everything again.
+  comment: Trigger of synced tables: notes that a row was deleted permanently, so that devices pull all again.
 
 function penstock._ranked_providers(jsonb, uuid, jsonb, integer[])
   arguments: p_route jsonb, p_tenant_id uuid, p_units jsonb, p_endpoint_ids integer[]
@@ -6978,7 +6978,7 @@ function penstock.purge_tombstones(uuid, integer)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
   body: sha256 6055bfd8a67e64d4374c7a2c2ab09b14
-  comment: Deletes a user's tombstones that are older than so many days, and returns their number. Devices that have not seen them pull everything again.
+  comment: Deletes a user's tombstones that are older than a number of days, and returns their number. Devices that have not seen them pull everything again.
   grant to service_role: execute
 
 function penstock.push_changes(jsonb, text)

@@ -119,7 +119,7 @@ begin
 end
 $$;
 comment on function penstock._raise_horizon() is
-  'Trigger of synced tables: notes that a row was deleted for good, so that devices pull everything again.';
+  'Trigger of synced tables: notes that a row was deleted permanently, so that devices pull all again.';
 
 create or replace function penstock._check_synced_columns(p_table regclass)
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
@@ -416,7 +416,7 @@ begin
 end
 $$;
 comment on function penstock.purge_tombstones(uuid, integer) is
-  'Deletes a user''s tombstones that are older than so many days, and returns their number. Devices that '
+  'Deletes a user''s tombstones that are older than a number of days, and returns their number. Devices that '
   'have not seen them pull everything again.';
 
 create or replace function penstock._erase_synced_rows(p_user_id uuid)

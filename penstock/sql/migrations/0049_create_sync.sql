@@ -10,6 +10,6 @@ create table penstock.sync_horizons (
   primary key (user_id, schema_name, table_name)
 );
 comment on table penstock.sync_horizons is
-  'Up to which change rows of a synced table were deleted for good. A device whose cursor is lower pulls everything again.';
+  'Up to which change rows of a synced table were deleted permanently. A device whose cursor is lower pulls everything again.';
 comment on column penstock.sync_horizons.seq is 'The highest change number that a deleted row had, or got when it was deleted.';
 alter table penstock.sync_horizons enable row level security;

@@ -1,5 +1,5 @@
 -- phase: expand
--- A pack that a tenant bought is used up once: what a month used beyond its limit is taken from it for good.
+-- A pack that a tenant bought is used up once: what a month used beyond its limit is taken from it once.
 alter table penstock.allowances
   add column used numeric not null default 0 check (used >= 0),
   add column settled_until date not null default 'epoch';
