@@ -38,6 +38,7 @@ from penstock.dashboard import (
     schedules,
     sessions,
     sign_in,
+    starts,
     tenants,
     usage,
     waits,
@@ -81,11 +82,12 @@ def _create() -> FastAPI:
     dashboard.mount("/static", _Static(directory=Path(__file__).parent / "static"), name="static")
     # Links to locally stored files are relative to the mount point.
     dashboard.include_router(files.files)
-    # Before the route of one bulk job, which matches its path as well.
+    # Before the routes of one job and one bulk job, which match their paths as well.
     dashboard.include_router(bulks.table_router)
     for page in (
         sign_in,
         overview,
+        starts,
         jobs,
         bulks,
         dead_letters,

@@ -17,20 +17,21 @@ from penstock.api.callers import Caller, Callers
 from penstock.api.uploads import examined, parsed
 from penstock.contract import bulks, jobs, tenants
 from penstock.dashboard import actors, formatting, forms
+from penstock.dashboard.columns import PREFIX, Match, matches, renames
 from penstock.dashboard.pages import (
     PER_PAGE,
-    READ_ONLY_MESSAGE,
     CatchInvalidFilter,
     Conn,
     CurrentViewer,
     FilterQuery,
     Page,
-    Viewer,
     load_viewer,
+    named_tenant,
     redirect,
     render,
+    require_write_access,
 )
-from penstock.errors import Forbidden, Invalid, PenstockError
+from penstock.errors import Invalid, PenstockError
 from penstock.sdk.app import App
 from penstock.sdk.bulk_type import BulkType
 from penstock.types import BulkSummary, Forecast, RowProblem, RowState, SourceCheck, exact
@@ -85,6 +86,10 @@ class Table:
 
     error: PenstockError | None = None
     checked: SourceCheck | None = None
+    columns: list[str] = field(default_factory=list[str])
+    """The columns of the table."""
+    matches: list[Match] = field(default_factory=list[Match])
+    """The expected columns, if the table lacks some of them."""
     sample: Any = None
     """The tasks of some valid rows for a forecast, and the factor from them to all rows."""
     rows: bulks.PreparedRows | None = None
@@ -101,7 +106,7 @@ class TablePage(Page):
             return
         callers: Callers = request.app.state.callers
         async with callers.acting(caller, read_only=True) as conn:
-            _require_write_access(request, await load_viewer(conn, caller))
+            require_write_access(request, await load_viewer(conn, caller))
         table = request.state.table = Table()
         async with AsyncExitStack() as stack:
             try:
@@ -135,6 +140,17 @@ class TablePage(Page):
         found = await examined(request.app, path, "check", most=MAX_PROBLEMS, **common)
         problems = [RowProblem(**each) for each in found["problems"]]
         table.checked = SourceCheck(found["rows"], found["good"], problems)
+        rename: dict[str, str] = options["rename"] or {}
+        renamed = {name: column for column, name in rename.items()}
+        # The form offers the names that the table itself has.
+        columns: list[str] = found["columns"]
+        table.columns = [renamed.get(column, column) for column in columns]
+        found_matches = matches(found["expected"], columns)
+        if renamed or any(each.is_suggested or not each.found for each in found_matches):
+            table.matches = [
+                Match(each.name, each.is_required, renamed.get(each.name, each.found), each.is_suggested)
+                for each in found_matches
+            ]
         if table.checked.good:
             table.sample = await examined(request.app, path, "sample", params={}, **common)
 
@@ -145,7 +161,7 @@ table_router = APIRouter(route_class=TablePage)
 @router.get("/bulks/new")
 async def new_bulk(request: Request, viewer: CurrentViewer) -> Response:
     """Show the form for a new bulk job."""
-    _require_write_access(request, viewer)
+    require_write_access(request, viewer)
     return _form(request, {})
 
 
@@ -153,7 +169,7 @@ async def new_bulk(request: Request, viewer: CurrentViewer) -> Response:
 async def check_bulk(request: Request, conn: Conn, viewer: CurrentViewer) -> Response:
     """Check the table and forecast cost and duration, or start the job."""
     form: forms.Form = request.state.form
-    _require_write_access(request, viewer)
+    require_write_access(request, viewer)
     inputs = _inputs(form)
     table: Table = request.state.table
     try:
@@ -165,14 +181,14 @@ async def check_bulk(request: Request, conn: Conn, viewer: CurrentViewer) -> Res
         forecast = await _forecast(conn, inputs, table)
     except PenstockError as error:
         return _form(request, inputs, error=error)
-    return _form(request, inputs, checked=table.checked, forecast=forecast, is_checked=True)
+    return _form(request, inputs, table=table, forecast=forecast, is_checked=True)
 
 
 async def _forecast(conn: Conn, inputs: dict[str, str], table: Table) -> Forecast | None:
     if table.sample is None:
         return None
     tasks, times = table.sample
-    options: Any = {"tenant_id": await _tenant(conn, inputs), "budget": _budget(inputs)}
+    options: Any = {"tenant_id": await named_tenant(conn, inputs["tenant"]), "budget": _budget(inputs)}
     return await jobs.forecast(conn, type=inputs["type"], tasks=tasks, times=times, **options)
 
 
@@ -180,7 +196,7 @@ def _form(
     request: Request,
     inputs: dict[str, str],
     *,
-    checked: SourceCheck | None = None,
+    table: Table | None = None,
     forecast: Forecast | None = None,
     error: PenstockError | None = None,
     is_checked: bool = False,
@@ -192,7 +208,9 @@ def _form(
         422 if error else 200,
         inputs=inputs,
         types=sorted(app.bulks) if app else [],
-        checked=checked,
+        checked=table.checked if table else None,
+        columns=table.columns if table else [],
+        matches=table.matches if table else [],
         forecast=forecast,
         error=error,
         is_checked=is_checked,
@@ -202,7 +220,7 @@ def _form(
 
 async def _start(conn: Conn, inputs: dict[str, str], table: Table) -> UUID:
     options: Any = {
-        "tenant_id": await _tenant(conn, inputs),
+        "tenant_id": await named_tenant(conn, inputs["tenant"]),
         "budget": _budget(inputs),
         "stop_after": inputs["stop_after"] or None,
         "preview": bool(inputs["preview"]),
@@ -215,7 +233,7 @@ async def _start(conn: Conn, inputs: dict[str, str], table: Table) -> UUID:
 def _inputs(form: forms.Form) -> dict[str, str]:
     inputs = {name: form.get(name) for name in INPUTS}
     inputs["rows"] = next(iter(form.all("rows")), "")
-    return inputs
+    return {**inputs, **form.prefixed(PREFIX)}
 
 
 def _save(inputs: dict[str, str], file: IO[bytes]) -> dict[str, Any]:
@@ -234,23 +252,14 @@ def _save(inputs: dict[str, str], file: IO[bytes]) -> dict[str, Any]:
     file.flush()
     is_pasted = not inputs["content"]
     name = inputs["name"] or ("pasted.csv" if is_pasted else None)
-    return {"format": inputs["format"] or None, "name": name}
+    mapping = {field: column for field, column in inputs.items() if field.startswith(PREFIX)}
+    return {"format": inputs["format"] or None, "name": name, "rename": renames(mapping) or None}
 
 
 def _bulk_type(request: Request, name: str) -> BulkType[Any] | None:
     """Return the bulk type if this server was started with the app that defines it."""
     app: App | None = request.app.state.app
     return app.bulks.get(name) if app else None
-
-
-async def _tenant(conn: Conn, inputs: dict[str, str]) -> UUID | None:
-    if not inputs["tenant"]:
-        return None
-    found = await tenants.find(conn, name=inputs["tenant"])
-    if len(found) != 1:
-        problem = "several tenants are named" if found else "no tenant is named"
-        raise Invalid(f"{problem} {inputs['tenant']!r}", code="unknown_tenant", hint="Enter the tenant's id.")
-    return found[0].id
 
 
 def _budget(inputs: dict[str, str]) -> Any:
@@ -307,7 +316,7 @@ async def confirm(
     row: Annotated[int | None, Query(ge=0, lt=1 << 53)] = None,
 ) -> Response:
     """Ask whether to run the remaining rows, or to undo applied changes."""
-    _require_write_access(request, viewer)
+    require_write_access(request, viewer)
     bulk = await bulks.get(conn, job_id=job_id)
     forecast = (
         await jobs.forecast_rest(conn, job_id=job_id) if verb == "confirm" and not bulk.job.is_ended else None
@@ -346,10 +355,3 @@ async def export_rows(conn: Conn, job_id: UUID, state: StateQuery = None) -> Res
         )
     name = "failures" if state and set(state) <= {"failed", "refused", "canceled"} else "rows"
     return await exported(conn, job_id, "csv", state, name=name)
-
-
-def _require_write_access(request: Request, viewer: Viewer) -> None:
-    if request.app.state.settings.read_only:
-        raise Forbidden(READ_ONLY_MESSAGE, code="read_only")
-    if not viewer.may_act():
-        raise Forbidden("viewers cannot change anything")

@@ -16,6 +16,7 @@ HIDDEN = "•••••"
 _SECRET = re.compile(
     r"pass(word|wd|phrase)|secret|token$|api_?key|authorization|credential|private_?key|cookie|^auth$", re.I
 )
+_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.I)
 # The reason that the database stores when a job is canceled without one.
 _CANCELED_BY = re.compile(r"(?<=canceled by )(?:user|service):[\w-]+")
 # Library frames are folded away, so that the app's own frames stand out.
@@ -156,6 +157,27 @@ def redacted(value: Any) -> Any:
     return value
 
 
+def is_secret(name: str) -> bool:
+    """Whether the name of a value says that it is a secret."""
+    return _SECRET.search(name) is not None
+
+
+def restored(value: Any, original: Any) -> Any:
+    """Return a value that was shown redacted, with its hidden parts filled in from the original."""
+    match value, original:
+        case str(), _ if value == HIDDEN:
+            return original
+        case dict(), dict():
+            known = cast("dict[str, Any]", original)
+            values = cast("dict[str, Any]", value)
+            return {name: restored(item, known.get(name)) for name, item in values.items()}
+        case list(), list():
+            items, old = cast("list[Any]", value), cast("list[Any]", original)
+            return [restored(item, old[n] if n < len(old) else None) for n, item in enumerate(items)]
+        case _:
+            return value
+
+
 def document(value: Any) -> str:
     """Format a value as indented JSON without its secrets."""
     return json.dumps(redacted(value), indent=2, ensure_ascii=False, default=str)
@@ -203,6 +225,11 @@ def frames(stack: str) -> list[tuple[bool, str]]:
         else:
             parts.append((is_own, line))
     return parts
+
+
+def is_id(text: str) -> bool:
+    """Whether the text is a UUID."""
+    return _ID.fullmatch(text) is not None
 
 
 def percent(part: Decimal | float | None, whole: Decimal | float | None) -> float:

@@ -116,6 +116,10 @@ class Form:
         """Return all values of a field that may occur several times."""
         return self._fields.get(name, [])
 
+    def prefixed(self, prefix: str) -> dict[str, str]:
+        """Return the first values of all fields whose name starts with this, by full name."""
+        return {name: self.get(name) for name in self._fields if name.startswith(prefix)}
+
 
 async def read(request: Request, caller: Caller) -> Form:
     """Read a posted form and check that it comes from a page of this dashboard."""

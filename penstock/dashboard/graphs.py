@@ -5,11 +5,12 @@ This module only computes positions. The templates draw them as SVG, without scr
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from penstock.types import Attempt, GraphTask
+from penstock.types import Artifact, Attempt, GraphTask
 
 BOX_WIDTH, BOX_HEIGHT = 168, 44
 _GAP_X, _GAP_Y, _EDGE = 56, 14, 8
@@ -107,6 +108,34 @@ def grid(tasks: Sequence[GraphTask]) -> Grid:
         row.cells.setdefault(task.kind, []).append(task)
         rows[task.id] = row
     return Grid(steps, list({id(row): row for row in rows.values()}.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """The files of one document. The name is empty for files of no known document."""
+
+    name: str
+    files: list[Artifact]
+
+
+def shelves(files: Sequence[Artifact], tasks: Sequence[GraphTask]) -> list[Shelf]:
+    """Group files by the document of their task, both sorted as people count: chapter 2 before chapter 10."""
+    documents = {
+        task.id: row.name for row in grid(tasks).rows for cell in row.cells.values() for task in cell
+    }
+    found: dict[str, list[Artifact]] = {}
+    for file in files:
+        found.setdefault(documents.get(file.task_id or 0, ""), []).append(file)
+    for name in found:
+        found[name].sort(key=lambda file: _counted(file.name))
+    # Files of no document come last.
+    return [Shelf(name, found[name]) for name in sorted(found, key=lambda name: (not name, _counted(name)))]
+
+
+def _counted(name: str) -> list[tuple[int, str]]:
+    """The parts of a name, so that its numbers compare as numbers."""
+    parts = re.split(r"([0-9]{1,18})", name.lower())
+    return [(int(part), "") if part.isdecimal() and part.isascii() else (-1, part) for part in parts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from penstock.contract import (
     jobs,
     logs,
     operations,
+    streams,
     tenants,
     waits,
 )
@@ -34,6 +35,7 @@ from penstock.dashboard.pages import (
     Page,
     render,
 )
+from penstock.dashboard.starts import can_run_again, types_of
 from penstock.errors import NotFound, PenstockError
 from penstock.types import Attempt, Job
 
@@ -41,16 +43,19 @@ router = APIRouter(route_class=Page)
 
 TaskId = Annotated[int, Path(ge=1, lt=1 << 63)]
 LOG_LINES = 200
-View = Literal["graph", "grid", "timeline", "tasks"]
+View = Literal["graph", "grid", "timeline", "tasks", "logs"]
 
 COUNT_LIMIT = 10_000
 MAX_GRAPH_TASKS = 40
 """Larger jobs are shown as a grid unless the user asks for the graph."""
 TASKS_PER_PICTURE = 400
+FILES = 200
+"""Files that a job's page shows."""
 EXPORTED = (
     "id",
     "tenant_id",
     "type",
+    "title",
     "status",
     "status_reason",
     "priority",
@@ -96,6 +101,9 @@ async def list_jobs(
         names=await tenants.names(conn, ids=[job.tenant_id for job in shown]),
         costs=await costs.of_jobs(conn, job_ids=[job.id for job in shown]),
         before=before,
+        can_start=viewer.may_act()
+        and not request.app.state.settings.read_only
+        and bool(types_of(request.app.state.app)),
         live=None if before else {"tenant": viewer.choose_tenant(None)},
     )
 
@@ -159,8 +167,11 @@ async def show_job(
     attempts: list[Attempt] = []
     if shown_view == "timeline" and total <= TASKS_PER_PICTURE:
         attempts = await jobs.attempts(conn, job_id=job_id, limit=1000)
-    files = await artifacts.list(conn, job_id=job_id, limit=PER_PAGE)
+    files = await artifacts.list(conn, job_id=job_id, limit=FILES)
     await allow_file_origin(request, files)
+    documents = tasks
+    if after or shown_view == "tasks":
+        documents = await jobs.graph(conn, job_id=job_id, limit=TASKS_PER_PICTURE)
     lines = await audit.list(conn, job_id=job_id, limit=20)
     named = [
         job.created_by,
@@ -183,11 +194,15 @@ async def show_job(
         timeline=graphs.timeline(shown, attempts, request.state.now) if shown_view == "timeline" else None,
         box=(graphs.BOX_WIDTH, graphs.BOX_HEIGHT),
         letters=await dead_letters.list(conn, filter=f"job:{job_id}", limit=10),
-        files=files,
+        task_keys={task.id: task.key for task in documents},
+        shelves=graphs.shelves(files, documents),
+        has_more_files=len(files) == FILES,
+        log=await logs.last(conn, job_id=job_id, limit=LOG_LINES) if shown_view == "logs" else None,
         lines=lines,
         result=await jobs.result(conn, job_id=job_id, max_bytes=MAX_INLINE_RESULT),
         tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
+        can_run_again=can_run_again(request, job),
         live=None if job.is_ended else {"job": job_id},
     )
 
@@ -220,6 +235,7 @@ async def show_task(
         files=files,
         operations=await operations.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
         questions=await waits.list(conn, filter=f"job:{job_id} task:{task_id}", limit=PER_PAGE),
+        chunks=await streams.latest(conn, job_id=job_id, task_id=task_id),
         lines=await logs.last(conn, job_id=job_id, task_id=task_id, limit=LOG_LINES),
         tenant_name=(await tenants.names(conn, ids=[job.tenant_id])).get(job.tenant_id),
         may_act=viewer.may_act(job.tenant_id),
@@ -230,6 +246,12 @@ async def show_task(
 @router.get("/artifacts/{artifact_id}")
 async def show_file(request: Request, conn: Conn, artifact_id: UUID) -> Response:
     """Redirect to the file. This URL is stable, so that a refresh of the page does not interrupt playback."""
-    artifact = await artifacts.get(conn, artifact_id=artifact_id)
+    try:
+        artifact = await artifacts.get(conn, artifact_id=artifact_id)
+    except NotFound as error:
+        raise NotFound(
+            "there is no such file: it was deleted, its record is no longer kept, or you may not see it",
+            code=error.code,
+        ) from None
     [found] = await linked(request, [artifact])
     return RedirectResponse(found.url, 307)

@@ -13,10 +13,12 @@ from collections.abc import AsyncGenerator
 from typing import Annotated, LiteralString, NamedTuple
 from uuid import UUID
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 from starlette.datastructures import State
 
 from penstock.api.callers import Caller, Callers
+from penstock.api.events import follow
+from penstock.api.jobs import TaskId
 from penstock.api.limits import Limits
 from penstock.api.problems import answer
 from penstock.api.routes import admitted
@@ -138,6 +140,22 @@ async def live(
         caller = await admitted(request, credential_of)
         watcher = Watcher(caller, job, await _authorize(callers, caller, job, tenant))
         return Watched(_pulse(request), watcher, _lines(watcher))
+    except PenstockError as error:
+        return answer(error)
+
+
+@router.get("/jobs/{job_id}/tasks/{task_id}/stream")
+async def task_stream(
+    request: Request,
+    job_id: UUID,
+    task_id: TaskId,
+    after: Annotated[str | None, Query()] = None,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> Response:
+    """Stream what a task's handler streams, from the chunk that the page shows last."""
+    try:
+        caller = await admitted(request, credential_of)
+        return await follow(request, caller, job_id, task_id, last_event_id or after)
     except PenstockError as error:
         return answer(error)
 

@@ -58,10 +58,11 @@ _GLOBALS: dict[str, Any] = {
     "STATUS_STYLES": formatting.STATUS_STYLES,
     "COUNT_LIMIT": formatting.COUNT_LIMIT,
     "percent": formatting.percent,
+    "is_id": formatting.is_id,
     "frames": formatting.frames,
     "quoted": filters.quoted,
 }
-_FILTERS: dict[str, Callable[..., str]] = {
+_FILTERS: dict[str, Callable[..., Any]] = {
     "number": formatting.number,
     "plural": formatting.plural,
     "counted": formatting.counted,
@@ -70,6 +71,7 @@ _FILTERS: dict[str, Callable[..., str]] = {
     "duration": formatting.duration,
     "size": formatting.size,
     "document": formatting.document,
+    "redacted": formatting.redacted,
     "details": formatting.details,
     "with_actor_names": formatting.with_actor_names,
     "meter_amount": formatting.meter_amount,
@@ -252,6 +254,25 @@ async def load_viewer(conn: db.Connection, caller: Caller) -> Viewer:
     memberships = await tenants.of_user(conn, user_id=user_id)
     roles = await tenants.roles(conn, user_id=user_id)
     return Viewer(caller, tuple(memberships), roles, await admin.is_admin(conn))
+
+
+def require_write_access(request: Request, viewer: Viewer) -> None:
+    """Refuse a page whose only purpose is a change to viewers who may change nothing."""
+    if request.app.state.settings.read_only:
+        raise Forbidden(READ_ONLY_MESSAGE, code="read_only")
+    if not viewer.may_act():
+        raise Forbidden("viewers cannot change anything")
+
+
+async def named_tenant(conn: db.Connection, text: str) -> UUID | None:
+    """Return the tenant that a form names by name or id; None if the field is empty."""
+    if not text:
+        return None
+    found = await tenants.find(conn, name=text)
+    if len(found) != 1:
+        problem = "several tenants are named" if found else "no tenant is named"
+        raise Invalid(f"{problem} {text!r}", code="unknown_tenant", hint="Enter the tenant's id.")
+    return found[0].id
 
 
 def _connection(request: Request) -> db.Connection:

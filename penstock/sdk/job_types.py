@@ -11,7 +11,6 @@ from typing import (
     Any,
     Concatenate,
     Generic,
-    Literal,
     ParamSpec,
     Protocol,
     TypeVar,
@@ -27,6 +26,7 @@ from penstock.errors import Invalid, JobFailed, TimedOut
 from penstock.formatting import seconds
 from penstock.postgres import db
 from penstock.sdk.context import Context
+from penstock.sdk.engines import Mode, RayResources
 from penstock.sdk.graph import Drawn, Graph, Options, current, drawing
 from penstock.sdk.signature import Signature, Step, decode, encode
 from penstock.types import Forecast, Job, failure
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Mode = Literal["async", "thread", "process"]
 
 
 class Task(Generic[P, R]):
@@ -47,10 +46,11 @@ class Task(Generic[P, R]):
 
     def __init__(
         self, app: App, function: Callable[..., Any], kind: str, *, mode: Mode, is_transactional: bool,
-        settings: dict[str, Any], phase: str | None,
+        settings: dict[str, Any], phase: str | None, resources: RayResources | None = None,
     ) -> None:  # fmt: skip
         self.app, self.function, self.kind, self.mode = app, function, kind, mode
         self.is_transactional, self.settings = is_transactional, settings
+        self.resources = resources or RayResources()
         self.signature = Signature(function, is_handler=True)
         self.chosen = Options(phase=phase)
         self.__doc__, self.__name__ = function.__doc__, function.__name__
@@ -58,19 +58,19 @@ class Task(Generic[P, R]):
 
     def check_mode(self) -> None:
         """Raise Invalid if the function cannot run in the mode that it was declared with."""
-        is_process, is_async = self.mode == "process", inspect.iscoroutinefunction(self.function)
+        is_process, is_async = self.mode in ("process", "ray"), inspect.iscoroutinefunction(self.function)
         if is_process and (self.is_transactional or is_async):
             raise Invalid(
-                f"{self.kind}: a cpu_bound task must be a plain function, neither async nor transactional"
+                f"{self.kind}: a cpu_bound or Ray task must be a plain function, not async or transactional"
             )
         if is_process and self.signature.takes_context:
             raise Invalid(
-                f"{self.kind}: a cpu_bound task cannot take a Context, because it runs in another process",
+                f"{self.kind}: a cpu_bound or Ray task cannot take a Context: it runs in another process",
                 hint="Call ctx.acompute from an async task instead.",
             )
         if is_process and "<" in self.function.__qualname__:
             raise Invalid(
-                f"{self.kind}: a cpu_bound task must be defined at the top level of its module",
+                f"{self.kind}: a cpu_bound or Ray task must be defined at the top level of its module",
                 hint="Its process imports it by name.",
             )
         if self.is_transactional and not self.signature.takes_context:
@@ -155,16 +155,19 @@ class JobType(Generic[P]):
     """A function that draws a job's graph. `start` runs it once and starts the job."""
 
     def __init__(
-        self, app: App, function: Callable[..., Any], name: str, phases: dict[str, float], on_failure: str
-    ) -> None:
+        self, app: App, function: Callable[..., Any], name: str, phases: dict[str, float], on_failure: str,
+        title: str | None = None,
+    ) -> None:  # fmt: skip
         if inspect.iscoroutinefunction(function):
             raise Invalid(
                 f"{name}: a job's body must be a plain function, not async",
                 hint="It only draws the graph; the tasks may be async.",
             )
         self.app, self.function, self.name = app, function, name
-        self.phases, self.on_failure = phases, on_failure
+        self.phases, self.on_failure, self.title = phases, on_failure, title
         self.signature = Signature(function, is_handler=False)
+        if title is not None and not 1 <= len(title) <= 200:
+            raise Invalid(f"{name}: title must have 1 to 200 characters (got {len(title)})")
         self.chosen = Options()
         self.__doc__, self.__name__ = function.__doc__, function.__name__
 

@@ -226,7 +226,7 @@ def test_failed_task_can_be_found_and_retried_by_mouse(served: Served, db: Any, 
     page.click(".tabs >> text=Failed")
     page.click("tr[data-row] td.main a")
     assert "voice_missing" in page.inner_text(".lead")
-    page.click(".list a >> text=narrate >> nth=0")
+    page.click('.list a[href*="/tasks/"] >> nth=0')
     page.wait_for_url("**/tasks/*")
     assert "voice_missing" in page.inner_text(".lead") and "reading.py" in page.inner_text(".stack")
     page.click("text=Retry this task…")

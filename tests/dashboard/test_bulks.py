@@ -131,3 +131,36 @@ def test_invalid_table_or_options_show_an_error(films: Any) -> None:
     ):  # fmt: skip
         answer = member.post("/bulks/new", {"type": "films", "verb": "check", **data})
         assert answer.status_code == 422 and 'role="alert"' in answer.text, data
+
+
+def test_columns_with_other_names_are_matched_by_the_user(films: Any) -> None:
+    member = films.browser(films.key("member", films.acme))
+    table = "Film Title,Length (seconds),Note\notters,5,x\nherons,3,y\n"
+    given = {"type": "films", "rows": table, "name": "ideas.csv", "verb": "check"}
+    page = member.post("/bulks/new", given).text
+    assert "0 valid rows" in page and "Found columns" in page and "<code>Length (seconds)</code>" in page
+    # Names that look alike are suggested; nothing is used before the user agrees.
+    assert (
+        "<option selected>Film Title</option>" in page
+        and "<option selected>Length (seconds)</option>" in page
+    )
+    assert "Start" not in page.partition("</form>")[0].partition("<main")[2]
+    mapped = {**given, "map.title": "Film Title", "map.seconds": "Length (seconds)"}
+    page = member.post("/bulks/new", mapped).text
+    assert "2 valid rows" in page and 'name="map.title" value="Film Title"' in page
+    answer = member.post("/bulks/new", {**mapped, "verb": "start"})
+    job = answer.headers["location"].rsplit("/", 1)[-1]
+    rows = films.db.execute("select data from penstock.bulk_rows where job_id = %s order by number", [job])
+    assert rows[0]["data"] == {"title": "otters", "seconds": "5", "Note": "x"}
+    for wrong, problem in (
+        ({"map.title": "Note", "map.seconds": "Note"}, "is chosen for both"),
+        ({"map.title": "<b>"}, "Unknown column"),
+    ):
+        answer = member.post("/bulks/new", {**given, **wrong})
+        assert answer.status_code == 422 and problem in answer.text and "<b>" not in answer.text
+
+
+def test_matching_columns_need_no_mapping(films: Any) -> None:
+    member = films.browser(films.key("member", films.acme))
+    page = member.post("/bulks/new", {"type": "films", "rows": films.rows, "verb": "check"}).text
+    assert "Found columns" in page and 'class="map"' not in page

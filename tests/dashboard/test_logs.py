@@ -24,10 +24,14 @@ def test_task_page_shows_its_log(site: Any, sample: Any) -> None:
     path = f"/jobs/{task['job_id']}/tasks/"
     viewer = site.browser(site.key("viewer", sample.acme))
     page = viewer.get(f"{path}{task['id']}").text
-    assert "<h2>Log</h2>" in page and "#1 warning &lt;b&gt;slow&lt;/b&gt;" in page
+    assert "<h2>Log</h2>" in page and "warning</span> &lt;b&gt;slow&lt;/b&gt;" in page
     assert "size=3" in page and "&lt;i&gt;=&lt;u&gt;" in page
     assert "password=[redacted] was wrong" in page and "hunter22" not in page
     assert page.index("slow") < page.index("was wrong")
     assert "<h2>Log</h2>" not in viewer.get(f"{path}{silent['id']}").text
     stranger = site.browser(site.key("owner", sample.other)).get(f"{path}{task['id']}")
     assert stranger.status_code == 404 and "slow" not in stranger.text
+    # The job's page shows the lines of all its tasks, each with a link to its task.
+    page = viewer.get(f"/jobs/{task['job_id']}?view=logs").text
+    assert f'{path}{task["id"]}">{task["id"]}</a>' in page and "hunter22" not in page
+    assert "warning</span> &lt;b&gt;slow&lt;/b&gt;" in page

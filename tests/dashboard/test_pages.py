@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import weakref
 from dataclasses import dataclass
 from typing import Any, cast
@@ -101,6 +102,24 @@ def test_export_reads_all_pages_and_keeps_only_the_exported_cells(
     assert not any(line() for line in kept)
 
 
+def recent_jobs(page: str) -> list[str]:
+    return re.findall(r'<tr id="job-([0-9a-f-]{36})" data-row>', page)
+
+
+def test_overview_lists_the_recent_jobs_of_the_tenant_or_of_all(site: Any, sample: Any) -> None:
+    listed = sample.db.execute("select id, tenant_id from penstock.jobs order by id desc")
+    own = [str(row["id"]) for row in listed if row["tenant_id"] == sample.acme]
+    operator = site.browser(site.key("service"))
+    everything = operator.get("/").text
+    assert len(listed) > 8
+    assert recent_jobs(everything) == [str(row["id"]) for row in listed[:8]]
+    assert f'href="/dashboard/jobs/{sample.jobs["running"]}">publish</a>' in everything
+    assert "6 of 49 done" in everything and "5 of 5 canceled" in everything
+    owner = site.browser(site.key("owner", sample.acme)).get("/").text
+    assert recent_jobs(owner) == own[:8] and str(sample.jobs["other"]) not in owner
+    assert recent_jobs(operator.get(f"/?tenant={sample.acme}").text) == own[:8]
+
+
 def test_old_address_of_the_providers_page_redirects(site: Any) -> None:
     answer = site.browser(site.key("service")).get("/lanes?tenant=0190a1b2-c3d4-7e5f-8a9b-0c1d2e3f4a5b")
     assert answer.status_code == 307
@@ -131,3 +150,85 @@ def test_audit_log_and_job_show_names_of_actors(site: Any, sample: Any) -> None:
     member = site.browser(site.key("member", sample.acme)).get(f"/jobs/{job}").text
     assert f">user …{str(nightly['id'])[-8:]}<" in member
     assert ">ann<" in site.browser(site.key("service")).get(f"/tenants/{sample.acme}").text
+
+
+def test_overview_lists_what_to_do_now(site: Any, sample: Any) -> None:
+    operator, member = site.browser(site.key("service")), site.browser(site.key("member", sample.acme))
+    viewer, other = (
+        site.browser(site.key("viewer", sample.acme)),
+        site.browser(site.key("member", sample.other)),
+    )
+    page = member.get("/").text
+    assert "What to do now" in page and "1 job is paused: until the new templates are there" in page
+    assert "2 tasks of kind narrate failed permanently" in page
+    [retry] = [link for link in re.findall(r'href="([^"]+)">Retry…', page) if "narrate" in link]
+    confirmation = member.client.get(retry.replace("&amp;", "&"))
+    assert "Replay 2 dead letters?" in confirmation.text
+    assert "is paused" not in viewer.get("/").text and "is paused" not in other.get("/").text
+    assert "is paused" in operator.get("/").text
+
+
+def test_percentage_and_bar_of_a_job_agree(site: Any, sample: Any) -> None:
+    page = site.browser(site.key("service")).get(f"/jobs/{sample.jobs['running']}").text
+    head = page.partition("<h2>Progress")[2]
+    percent = int(re.findall(r"(\d+) %", head)[0])
+    [bar] = re.findall(r"<svg.*?</svg>", head, re.S)[:1]
+    assert f'aria-label="{percent} %:' in bar
+    assert sum(
+        float(width) for width in re.findall(r'width="([\d.]+)%" height="8" rx="1"', bar)
+    ) == pytest.approx(percent)
+
+
+def test_files_are_grouped_by_document_and_sorted_as_people_count(site: Any, sample: Any) -> None:
+    db, job = sample.db, sample.jobs["completed"]
+    ids = {
+        row["key"]: row["id"]
+        for row in db.execute("select key, id from penstock.tasks where job_id = %s", [job])
+    }
+    files = [
+        ("book.pdf", "book"),
+        *((f"{n}.pdf", f"pages {n}") for n in (4, 2, 1)),
+        ("10.txt", "chapter 1"),
+        ("9.txt", "chapter 1"),
+    ]
+    for name, key in files:
+        db.execute(
+            """insert into penstock.artifacts (tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, status, created_by, created_at, begun_at, stored_at)
+            values (%s, %s, %s, %s, %s, 'application/pdf', 10, repeat('0', 64), 'stored', 'test', now(), now(), now())""",
+            [sample.acme, job, ids[key], name, f"{sample.acme}/{name}"],
+        )
+    page = site.browser(site.key("viewer", sample.acme)).get(f"/jobs/{job}?view=tasks").text
+    shelves = re.findall(r'<h3 class="shelf">(.*?) <span', page)
+    assert shelves == ["book", "chapter 1", "chapter 2", "chapter 4"]
+    names = re.findall(r"<figcaption><a [^>]*>(.*?)</a>", page)
+    assert names == ["book.pdf", "1.pdf", "9.txt", "10.txt", "2.pdf", "4.pdf"]
+
+
+def test_jobs_have_titles_and_are_found_by_what_they_are_about(site: Any, sample: Any) -> None:
+    db = sample.db
+    db.execute("""select penstock.define_params('{"publish": {"title": "{title}"}}')""")
+    statement = """select penstock.start_job('publish', %s, '[{"kind": "write", "key": "one"}]', %s) as id"""
+    params = json.dumps({"title": "<b>Otters</b> at dawn", "api_key": "psk_hidden"})
+    [row] = db.execute(statement, [params, json.dumps({"tenant_id": str(sample.acme), "tags": ["Urgent"]})])
+    member, other = (
+        site.browser(site.key("member", sample.acme)),
+        site.browser(site.key("member", sample.other)),
+    )
+    title, link = "&lt;b&gt;Otters&lt;/b&gt; at dawn", f'href="/dashboard/jobs/{row["id"]}"'
+    for path in ("/", "/jobs", f"/jobs/{row['id']}"):
+        page = member.get(path).text
+        assert title in page and "<b>Otters" not in page and "urgent" in page, path
+    for filter in (
+        "otters",
+        "text:dawn",
+        "tag:urgent",
+        'params.title:"<b>otters</b> at dawn"',
+        "dawn status:queued",
+    ):
+        answer = member.get("/jobs", params={"filter": filter}).text
+        assert link in answer and answer.count("data-row") == 1, filter
+        assert link not in other.get("/jobs", params={"filter": filter}).text
+    assert link not in member.get("/jobs", params={"filter": "hidden"}).text
+    assert link not in member.get("/jobs", params={"filter": "-tag:urgent"}).text
+    answer = member.get("/jobs", params={"filter": "-text:otters"}).text
+    assert "cannot be excluded" in answer

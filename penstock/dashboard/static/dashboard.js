@@ -68,9 +68,33 @@
     if (!main.dataset.live && stream) { stream.close(); stream = null; const indicator = find("#live"); if (indicator) indicator.hidden = true; }
     drawCharts();
     updateSelection();
+    toEnd();
   });
   const resume = () => { if (isRefreshPending && !isBusy()) refresh(); else if (!isBusy() && stream) showLiveState("live"); };
   document.addEventListener("focusout", () => setTimeout(resume, 50));
+
+  // The stream of a running task: chunks are appended to those that the page shows.
+  let followed = null;
+  const shown = (part) => (typeof part === "string" ? part : `\n${JSON.stringify(part, null, 2)}\n`);
+  function followTask() {
+    const box = find("[data-stream]");
+    if (followed && (followed.box !== box || document.hidden)) { followed.source.close(); followed = null; }
+    if (!box || followed || document.hidden) return;
+    const source = new EventSource(`${box.dataset.stream}?after=${encodeURIComponent(box.dataset.after)}`);
+    followed = { box, source };
+    source.addEventListener("chunk", (event) => {
+      const chunk = JSON.parse(event.data);
+      if (box.dataset.lease !== String(chunk.lease)) box.textContent = ""; // a retry begins a new stream
+      box.dataset.lease = chunk.lease;
+      box.dataset.after = event.lastEventId;
+      box.append(chunk.parts.map(shown).join(""));
+      box.closest("section").hidden = false;
+    });
+    source.addEventListener("end", () => { source.close(); delete box.dataset.stream; followed = null; });
+  }
+  document.addEventListener("visibilitychange", followTask);
+  document.addEventListener("htmx:afterSettle", followTask);
+  followTask();
 
   // Selection of rows
   function updateSelection() {
@@ -172,10 +196,10 @@
     age: ["<1h", "<1d", ">1h", "<7d"],
   };
   function suggestionsFor(box) {
-    const term = box.value.slice(0, box.selectionStart).match(/(^|\s)(-?)([a-z_]*)(:?)([^\s]*)$/i);
+    const term = box.value.slice(0, box.selectionStart).match(/(^|\s)(-?)([a-z_][a-z0-9_.]*|)(:?)([^\s]*)$/i);
     if (!term) return [];
     const [, , minus, field, colon, value] = term;
-    if (!colon) return box.dataset.fields.split(" ").filter((each) => each.startsWith(field)).map((each) => `${minus}${each}:`);
+    if (!colon) return box.dataset.fields.split(" ").filter((each) => each.startsWith(field)).map((each) => `${minus}${each}${each === "params" ? "." : ":"}`);
     return (fieldValues[field] || []).filter((each) => each.startsWith(value) && each !== value).map((each) => `${minus}${field}:${each}`);
   }
   function closeSuggestions() { const list = find(".suggestions"); if (list) list.remove(); const box = find("#filter"); if (box) box.removeAttribute("aria-activedescendant"); }
@@ -243,6 +267,17 @@
     const sums = data[0].map(() => 0);
     return [data[0], ...data.slice(1).map((series) => series.map((value, index) => { sums[index] += value || 0; return sums[index]; }))];
   }
+  // Seconds read best in the unit that fits them; other numbers get a k or an M.
+  function withUnit(value, unit) {
+    const short = (number) => Number(number.toPrecision(3)).toLocaleString("en", { maximumFractionDigits: 8 });
+    if (unit === "s") {
+      if (value === 0) return "0";
+      const [size, name] = value < 1 ? [0.001, "ms"] : value < 120 ? [1, "s"] : value < 7200 ? [60, "min"] : [3600, "h"];
+      return `${short(value / size)} ${name}`;
+    }
+    const number = value >= 1e6 ? `${short(value / 1e6)}M` : value >= 1e4 ? `${short(value / 1e3)}k` : short(value);
+    return unit ? `${number} ${unit}` : number;
+  }
   function drawCharts() {
     all("figure.chart").forEach((figure) => {
       const canvas = find(".canvas", figure);
@@ -260,7 +295,7 @@
       const entry = { canvas, raw, width: drawn.length };
       const shown = (n) => (plot, value, series, index) => {
         const number = index === null || index === undefined ? null : entry.raw[n][index];
-        return number === null || number === undefined ? "–" : `${Number(number.toPrecision(3)).toLocaleString("en")} ${figure.dataset.unit}`;
+        return number === null || number === undefined ? "–" : withUnit(number, figure.dataset.unit);
       };
       const bars = isStack && uPlot.paths.bars({ size: [0.75, 40] });
       entry.plot = new uPlot({
@@ -269,12 +304,14 @@
         padding: [8, 8, 0, 0],
         cursor: { y: false, points: { size: 6 } },
         tzDate: (seconds) => uPlot.tzDate(new Date(seconds * 1e3), "UTC"),
-        scales: { x: { range: (plot, low, high) => { const half = isStack && raw[0].length > 1 ? (raw[0][1] - raw[0][0]) / 2 : 0; return [low - half, high + half]; } }, y: { range: (plot, low, high) => [0, Math.max(high * 1.05, isStack ? 4 : 0.01)] } },
+        scales: { x: { range: (plot, low, high) => { const half = isStack && raw[0].length > 1 ? (raw[0][1] - raw[0][0]) / 2 : 0; return [low - half, high + half]; } }, y: { range: (plot, low, high) => [0, high > 0 ? Math.max(high * 1.08, figure.dataset.unit ? 0 : 4) : 1] } },
         axes: [
           { stroke: () => color("faint"), grid: { show: false }, ticks: { show: false }, font: "11px system-ui", size: 24, space: 60, values: isDays ? "{MM}-{DD}" : "{HH}:{mm}" },
-          { stroke: () => color("faint"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui", size: 44, space: 32,
-            values: (plot, values) => values.map((value) => value >= 1e6 ? `${value / 1e6}M` : value >= 1e3 ? `${value / 1e3}k` : String(value)) },
+          { stroke: () => color("faint"), grid: { stroke: () => color("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui", size: 56, space: 32,
+            values: (plot, values) => values.map((value) => withUnit(value, figure.dataset.unit === "s" ? "s" : "")) },
         ],
+        // The values of the legend show only while the pointer is on the chart.
+        hooks: { setLegend: [(plot) => plot.root.classList.toggle("is-hovered", plot.cursor.idx !== null && plot.cursor.idx !== undefined && plot.cursor.left >= 0)] },
         series: [{ label: "UTC", value: isDays ? "{YYYY}-{MM}-{DD}" : "{HH}:{mm}" }, ...order.map((n) => ({
           label: titles[n - 1], value: shown(n), points: { show: !isStack && raw[0].length < 3 },
           stroke: () => color(tones[(n - 1) % tones.length]), width: isStack ? 0 : 1.5, spanGaps: false,
@@ -290,7 +327,50 @@
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((entry) => entry.plot.redraw()));
 
+  // A log stays at its end while lines arrive, unless the reader scrolled up.
+  let isAtEnd = true;
+  const toEnd = () => { const log = find("#log"); if (log && isAtEnd) log.scrollTop = log.scrollHeight; };
+  document.addEventListener("scroll", (event) => {
+    if (event.target.id === "log") isAtEnd = event.target.scrollHeight - event.target.scrollTop - event.target.clientHeight < 40;
+  }, true);
+
+  // Filters that this browser saved, per page. They are shown as text, never as markup.
+  const savedKey = `penstock-filters:${location.pathname}`;
+  function readSaved() {
+    try {
+      const found = JSON.parse(localStorage.getItem(savedKey) || "[]");
+      return Array.isArray(found) ? found.filter((each) => typeof each === "string").slice(0, 20) : [];
+    } catch { return []; }
+  }
+  function writeSaved(filters) {
+    try { localStorage.setItem(savedKey, JSON.stringify(filters.slice(0, 20))); } catch { /* no storage in this browser */ }
+    showSaved();
+  }
+  function showSaved() {
+    const bar = find("#saved");
+    const box = find("#filter");
+    if (!bar || !box) return;
+    const filters = readSaved();
+    const applied = box.defaultValue.trim();
+    const make = (name, text, action) => {
+      const made = Object.assign(document.createElement("button"), { type: "button", className: "quiet", textContent: text });
+      made.setAttribute("aria-label", name);
+      made.addEventListener("click", action);
+      return made;
+    };
+    bar.replaceChildren();
+    filters.forEach((text) => {
+      const link = document.createElement("a");
+      link.href = `${location.pathname}?filter=${encodeURIComponent(text)}`;
+      link.textContent = text;
+      bar.append(link, make(`Remove the saved filter ${text}`, "×", () => writeSaved(filters.filter((each) => each !== text))));
+    });
+    if (applied && !filters.includes(applied)) bar.append(make("Save filter in this browser", "Save filter", () => writeSaved([...filters, applied])));
+  }
+
   drawCharts();
   updateSelection();
+  showSaved();
+  toEnd();
   connect();
 })();
