@@ -1,4 +1,4 @@
-"""Periodic work for the whole system. Workers always do it; servers do it when no worker runs.
+"""Periodic work for the whole system. One worker does it for all; servers do it when no worker runs.
 
 Upkeep  requeues tasks whose lease expired or that are due, continues large actions, fires schedules
 Tidy    removes old jobs, and files that are deleted or abandoned; stores uploads of clients that died
@@ -8,7 +8,9 @@ Sender  (penstock.delivery) delivers notifications
 from __future__ import annotations
 
 import asyncio
+import math
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 
@@ -84,6 +86,7 @@ class Upkeep:
 
     MIN_PAUSE = 0.02
     MAX_PAUSE = 4.0
+    SOON = 3.5
     ANSWER_SECONDS = 2.0
     MAX_SECONDS = 60.0
 
@@ -91,8 +94,12 @@ class Upkeep:
         self._pool, self._draw, self._function = pool, draw, function
         self._lock = asyncio.Lock()
         self._pause = self.MAX_PAUSE
+        self._told_at = -math.inf
         self.due = asyncio.Event()
         self.max_pause: Callable[[], float] = lambda: self.MAX_PAUSE
+        self.is_leader: Callable[[], bool] = lambda: True
+        """Whether this process does the periodic upkeep for all. Others do it only when `due` is set, or when
+        more was due soon: they have the reason at hand, and the leader may not know of it."""
         self.on_work: Callable[[], None] = lambda: None
         """Called when something was due: there may be tasks to claim."""
         self.count = 0
@@ -101,7 +108,9 @@ class Upkeep:
     async def run(self, *, first_pause: float = 0.0) -> None:
         self._pause = first_pause
         while True:
-            await self._sleep()
+            is_due = await self._sleep() or self._pause < self.SOON
+            if not is_due and not self.is_leader():
+                continue
             try:
                 await self.once()
             except Exception as error:
@@ -118,7 +127,10 @@ class Upkeep:
                 async with db.answering(conn, self.MAX_SECONDS):
                     row = (await db.call(conn, self._function))[0]
             acted = await db.value(self._pool, "do_actions")
-            fired = await schedules.fire_due(self._pool, self._draw)
+            unknown: list[bool] = []
+            fired = await schedules.fire_due(self._pool, self._draw, on_unknown=lambda: unknown.append(True))
+            if unknown:
+                await self._tell_others()
             next_seconds: float | None = row["next_seconds"]
             self._pause = 0.0 if acted else self.MAX_PAUSE if next_seconds is None else next_seconds
             if row["reclaimed"] or row["promoted"] or row["chores"] or acted or fired:
@@ -127,7 +139,15 @@ class Upkeep:
                 counts = {"reclaimed": row["reclaimed"], "promoted": row["promoted"], "fired": len(fired)}
                 log.info("upkeep.done", **counts)
 
-    async def _sleep(self) -> None:
+    async def _tell_others(self) -> None:
+        """Wake the workers of other apps: a schedule is due whose job type this process does not know."""
+        now = time.monotonic()
+        if self.is_leader() and now - self._told_at > self.SOON:
+            self._told_at = now
+            await db.rows(self._pool, "select pg_notify('penstock', 'schedules')", ())
+
+    async def _sleep(self) -> bool:
+        """Wait until upkeep is due; returns whether a caller said so."""
         # The jitter keeps processes apart. The maximum is needed because more may become due during the
         # pause.
         pause = min(self._pause, self.max_pause()) + random.uniform(0, 0.3)
@@ -135,8 +155,9 @@ class Upkeep:
         try:
             async with asyncio.timeout(pause):
                 await self.due.wait()
+            return True
         except TimeoutError:
-            return
+            return False
         finally:
             self.due.clear()
 
@@ -158,6 +179,8 @@ class Tidy:
         uploads: Mapping[str, artifacts.Finish] | None = None,
     ) -> None:
         self._pool, self._storage, self._uploads = pool, storage, uploads or {}
+        self.is_leader: Callable[[], bool] = lambda: True
+        """Whether this process tidies for all. Others only adopt the uploads of their own app."""
 
     async def run(self) -> None:
         pause = self.PAUSE
@@ -169,7 +192,8 @@ class Tidy:
     async def once(self) -> bool:
         """Do a batch of each. Returns whether there may be more."""
         is_more = False
-        for act in (self._prune, self._adopt, self._sweep, self._seal, self._tell, self._snapshot):
+        acts = (self._prune, self._adopt, self._sweep, self._seal, self._tell, self._snapshot)
+        for act in acts if self.is_leader() else (self._adopt,):
             try:
                 is_more |= await act()
             except Exception as error:

@@ -40,6 +40,39 @@ $$;
 comment on function penstock._record_upkeep_done() is
   'Notes that all of upkeep was done: expired leases are requeued, and so are tasks that are due.';
 
+create or replace function penstock.lead_upkeep(p_worker_id text, p_is_able boolean default true)
+returns boolean language plpgsql security definer set search_path = penstock, pg_temp as $$
+declare
+  -- Not _now(), which tests replace: this is about processes that are alive.
+  v_clock timestamptz := clock_timestamp();
+  v_run upkeep_runs;
+begin
+  perform _check_name(p_worker_id, 'p_worker_id', 'invalid_worker');
+  select * into v_run from upkeep_runs;
+  if not found then
+    insert into upkeep_runs (ran_at) values (v_clock) on conflict (id) do nothing;
+  end if;
+  -- Nobody waits for the row, which a running upkeep has locked.
+  if not coalesce(p_is_able, false) then
+    update upkeep_runs set led_until = '-infinity' where ctid = any (array(
+      select r.ctid from upkeep_runs r where r.leader_id = p_worker_id for no key update skip locked));
+    return false;
+  elsif v_run.leader_id = p_worker_id and v_run.led_until > v_clock + interval '2 seconds' then
+    return true;
+  end if;
+  update upkeep_runs set leader_id = p_worker_id, led_until = v_clock + interval '5 seconds'
+  where ctid = any (array(
+    select r.ctid from upkeep_runs r where r.leader_id = p_worker_id or r.led_until <= v_clock
+    for no key update skip locked));
+  -- A leader that cannot renew its lead now keeps it as long as it lasts.
+  return found or v_run.leader_id is not distinct from p_worker_id and v_run.led_until > v_clock;
+end
+$$;
+comment on function penstock.lead_upkeep(text, boolean) is
+  'Whether this worker does the periodic upkeep for all. It leads for 5 seconds and asks again before they '
+  'end; one that is not able to, such as one that stops, gives the lead up. Two leaders do no harm: upkeep '
+  'may run several times at once.';
+
 create or replace function penstock.upkeep_if_idle()
 returns table (reclaimed integer, promoted integer, chores integer, next_seconds double precision)
 language plpgsql security definer set search_path = penstock, pg_temp as $$

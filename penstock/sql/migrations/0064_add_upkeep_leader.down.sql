@@ -1,0 +1,1 @@
+alter table penstock.upkeep_runs drop column leader_id, drop column led_until;
