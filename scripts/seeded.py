@@ -1,7 +1,8 @@
 """Mutation tests: puts each bug and hole of tests/seeded.toml into a copy; the named test must fail.
 
 `python scripts/seeded.py` runs all of them and prints how many were caught. Arguments select those whose name
-contains one of them.
+contains one of them. `PENSTOCK_TEST_JOBS` is the number of bugs that are tried at the same time (default 2),
+each in a copy of its own.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import sys
 import tempfile
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -32,22 +35,44 @@ def main(wanted: list[str]) -> int:
         for seed in seeds
         if not wanted or any(word in seed["name"] for word in wanted)
     ]
-    with copied() as tree:
-        sound = run(tree, sorted({seed["caught_by"] for seed in seeds}), "-n", "2", "-rfEs")
-        unusable = [line for line in sound.stdout.splitlines() if line.startswith(UNUSABLE)]
-        if sound.returncode or unusable:
-            print("These tests do not pass without a bug planted: fix them first.", file=sys.stderr)
-            print(*(unusable or [sound.stdout[-4000:], sound.stderr[-4000:]]), sep="\n", file=sys.stderr)
+    jobs = int(os.environ.get("PENSTOCK_TEST_JOBS") or 2)
+    with ExitStack() as stack:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for _ in range(jobs):
+            trees.put(stack.enter_context(copied()))
+        if not all_pass(trees, seeds, jobs):
             return 1
         caught: dict[str, list[bool]] = {}
-        for seed in seeds:
-            with planted(tree, seed):
-                is_caught = run(tree, [seed["caught_by"]], "-x").returncode == FAILED
+        pool = stack.enter_context(ThreadPoolExecutor(jobs))
+        for seed, is_caught in pool.map(lambda seed: (seed, catches(trees, seed)), seeds):
             caught.setdefault(seed["sort"], []).append(is_caught)
             print(f"{'caught' if is_caught else 'MISSED':<7} {seed['sort']:<5} {seed['name']}", flush=True)
     for sort, verdicts in caught.items():
         print(f"{sort}s caught: {sum(verdicts)} of {len(verdicts)} ({sum(verdicts) / len(verdicts):.0%})")
     return 0 if all(all(verdicts) for verdicts in caught.values()) else 1
+
+
+def all_pass(trees: SimpleQueue[Path], seeds: list[dict[str, Any]], jobs: int) -> bool:
+    """Whether the named tests pass where no bug is planted; prints those that do not."""
+    tree = trees.get()
+    sound = run(tree, sorted({seed["caught_by"] for seed in seeds}), "-n", str(jobs), "-rfEs")
+    trees.put(tree)
+    unusable = [line for line in sound.stdout.splitlines() if line.startswith(UNUSABLE)]
+    if sound.returncode or unusable:
+        print("These tests do not pass without a bug planted: fix them first.", file=sys.stderr)
+        print(*(unusable or [sound.stdout[-4000:], sound.stderr[-4000:]]), sep="\n", file=sys.stderr)
+        return False
+    return True
+
+
+def catches(trees: SimpleQueue[Path], seed: dict[str, Any]) -> bool:
+    """Whether the named test fails where the bug is planted, in a copy that nothing else uses meanwhile."""
+    tree = trees.get()
+    try:
+        with planted(tree, seed):
+            return run(tree, [seed["caught_by"]], "-x").returncode == FAILED
+    finally:
+        trees.put(tree)
 
 
 @contextmanager

@@ -118,13 +118,32 @@ def add_twins(config: dict[str, Any]) -> None:
         if name != section:
             section = name
             lines += ["", f"## {name}", ""]
-        lines.append(f"- [{title}]({file})")
         text = (PAGES / file).read_text()
+        lines.append(f"- [{title}]({file}): {summary(text)}")
         (SITE / file).parent.mkdir(parents=True, exist_ok=True)
         (SITE / file).write_text(text)
+        _link_twin(SITE / file)
         texts.append(f"<!-- {file} -->\n\n{text}")
     (SITE / "llms.txt").write_text("\n".join(lines) + "\n")
     (SITE / "llms-full.txt").write_text("\n\n".join(texts))
+
+
+def summary(text: str) -> str:
+    """The first sentence below the heading of a page, without links and images."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)
+    paragraphs = [part for part in re.split(r"\n\n+", prose.strip())[1:] if part[0] not in "#!<|>"]
+    plain = re.sub(r"\[([^\]]+)\]\([^)]*\)", r"\1", " ".join(paragraphs[0].split()) if paragraphs else "")
+    return re.split(r"(?<=[.:])\s", plain)[0].rstrip(":")
+
+
+def _link_twin(twin: Path) -> None:
+    """Name the Markdown twin in the head of the page, and link it at the end of its text."""
+    page = twin.with_suffix(".html")
+    html = page.read_text()
+    head = f'<link rel="alternate" type="text/markdown" href="{twin.name}">'
+    foot = f'<p class="twin"><small><a href="{twin.name}">This page as Markdown</a></small></p>'
+    html = html.replace("</head>", f"{head}</head>", 1).replace("</article>", f"{foot}</article>", 1)
+    page.write_text(html)
 
 
 def broken_links(site: Path) -> Iterator[str]:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
 
 from penstock import apps, cli, simulator, testing
 from penstock.storage.objects import Folder
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    before = set(sys.modules)
+    yield tmp_path
+    # A module that stays imported makes its name taken for `penstock init`.
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
 
 
 async def test_copied_app_runs_under_its_new_name(
@@ -57,9 +69,65 @@ def test_copied_app_includes_its_sql(
     assert copy.app.own.folder == folder / "my_videos/sql" and (copy.app.own.folder / "views.sql").is_file()
 
 
+def steps_of_ci(project: Path) -> list[str]:
+    [job] = yaml.safe_load((project / ".github/workflows/ci.yml").read_text())["jobs"].values()
+    return [step["run"] for step in job["steps"] if "run" in step]
+
+
+def in_shell(command: str, project: Path) -> subprocess.CompletedProcess[str]:
+    """Run a step of CI. The packages of this environment stand for those that CI installs."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(project),
+    }
+    return subprocess.run(
+        ["bash", "-c", command], cwd=project, env=environment, capture_output=True, text=True, timeout=150
+    )
+
+
+@pytest.mark.slow
+def test_ci_of_a_new_project_passes_as_it_is_and_can_fail(folder: Path) -> None:
+    assert cli.execute(["init", "mysite"]) == 0
+    project = folder / "mysite"
+    install, *checks, build = steps_of_ci(project)
+    assert (install, build) == ("pip install --editable '.[dev]'", "docker build --tag mysite .")
+    assert checks == ["ruff format --check", "ruff check", "pytest"]
+    for check in checks:
+        done = in_shell(check, project)
+        assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+    jobs = project / "mysite/jobs.py"
+    jobs.write_text(jobs.read_text().replace("All about {topic}.", "{topic}"))
+    broken = in_shell("pytest", project)
+    assert broken.returncode == 1 and "1 failed, 2 passed" in broken.stdout, broken.stdout
+
+
+def test_project_has_a_valid_image_and_installable_requirements(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.execute(["init", "mysite"]) == 0
+    assert "penstock dev mysite.jobs:app" in capsys.readouterr().err
+    project = folder / "mysite"
+    assert os.listdir(folder) == ["mysite"], "no temporary files are left"
+    left = [path for path in project.rglob("*") if path.is_file() and "project_name" in path.read_text()]
+    assert left == []
+    lint = in_shell("hadolint Dockerfile", project)
+    assert lint.returncode == 0, lint.stdout
+    document = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    wanted = [*document["dependencies"], *document["optional-dependencies"]["dev"]]
+    for requirement in map(Requirement, wanted):
+        assert requirement.specifier.contains(importlib.metadata.version(requirement.name)), requirement
+        known = importlib.metadata.metadata(requirement.name).get_all("Provides-Extra") or []
+        assert requirement.extras <= set(known), requirement
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
+        ([], 2, "FOLDER is required"),
+        (["there"], 6, "already exists"),
+        (["my-site"], 2, "invalid package name"),
         (["--app", "none"], 2, "Available apps: "),
         (["--app", "../reading"], 2, "Available apps: "),
         (["--app", "reading", "there"], 6, "already exists"),
