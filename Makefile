@@ -9,7 +9,7 @@ export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
 PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --dist worksteal --reruns $${PENSTOCK_TEST_RERUNS:-0} --durations 30
 
 .DEFAULT_GOAL := help
-.PHONY: help setup system-packages demo test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs site clean
+.PHONY: help setup system-packages demo apps test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs site clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +34,9 @@ system-packages: ## Install the PostgreSQL 15 server, pgbouncer and Chromium for
 demo: setup ## Start the embedded database, the API and a worker, and make a small book: PDFs and MP3s
 	@$(BIN)/penstock demo
 
+apps: setup ## Run the demo of each app on the embedded database and simulators, with its figures; ARGS=notes runs one
+	@$(BIN)/python scripts/apps.py $(ARGS)
+
 test: setup ## Run everything that is not slow, on the embedded PostgreSQL 18; ARGS="tests/test_app.py" narrows it
 	$(PYTEST) -m 'not slow' $(ARGS)
 
@@ -49,7 +52,7 @@ check: setup ## Check format, lint, types, import layers, lines of SQL, and that
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/schema.py --check
-	$(BIN)/python scripts/docs.py --check
+	$(BIN)/python -m scripts.docs --check
 	$(BIN)/python scripts/sql_lines.py
 
 lock: setup ## Renew requirements.lock; ARGS=--upgrade takes the newest versions
@@ -81,7 +84,7 @@ schema: setup ## Rewrite penstock/sql/schema.sql, the picture of a fresh install
 	$(BIN)/python scripts/schema.py
 
 docs: setup ## Rewrite the generated parts of docs/
-	$(BIN)/python scripts/docs.py
+	$(BIN)/python -m scripts.docs
 
 site: setup ## Build the documentation site into build/site, with a Markdown twin of each page and llms.txt
 	$(BIN)/python scripts/website.py

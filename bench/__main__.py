@@ -36,6 +36,7 @@ from bench import (
     sheets,
     slides,
     startup,
+    streams,
     uploads,
     waits,
 )
@@ -71,6 +72,7 @@ PARTS = (
     "uploads",
     "routes",
     "waiting",
+    "streams",
 )
 QUICK = PARTS[: PARTS.index("held") + 1]
 """The queue compared with its peers and with PostgreSQL; takes a few minutes."""
@@ -174,6 +176,7 @@ def main() -> None:
         show("intake", intake.measure)
         show("uploads", uploads.measure)
         show("routes", lambda: routes.figures(new(), size(1000, 200)))
+        show("streams", lambda: streams.measure(new(), size(1000, 50), size(10, 3)))
         show("waiting", lambda: waits.measure(new(), new(), size(1_000_000, 20_000), size(1500, 200)))
     save(figures, arguments.json, parts)
 

@@ -410,9 +410,9 @@ def page(figures: list[Figure]) -> str | None:
             "",
         ]
     lines += [
-        "**More workers.** A worker holds three to seven sessions, one of them for LISTEN. The session that claims takes",
-        f"{memory:.1f} MB of the database's memory. An idle worker sends a heartbeat and checks about once a second for due work",
-        "(`upkeep`, schedules, actions). Through a transaction pooler (`docs/operate.md`) hundreds of workers share a few dozen",
+        "**More workers.** A worker holds five to nine sessions, one of them for LISTEN. The session that claims takes",
+        f"{memory:.1f} MB of the database's memory. An idle worker sends a heartbeat every five seconds; one worker does what is",
+        "due for all (`upkeep`, schedules, actions). Through a transaction pooler (`docs/operate.md`) hundreds of workers share a few dozen",
         "sessions.",
         "",
     ]
@@ -473,11 +473,12 @@ def page(figures: list[Figure]) -> str | None:
         "- **One database is enough for 1,000 jobs per minute.** Towards 10,000 the bottleneck is the notification of every worker",
         "  at each change of the queue. That is why workers back off after an empty claim, and why you should spread kinds over",
         "  separate pools of workers (`penstock worker MODULE:APP --kinds KIND`).",
-        "- **Beyond that, use several databases.** Every key starts with the tenant, so tenants can be spread over several",
-        "  databases, each with its own workers.",
+        "- **Beyond that, use several databases** ([cells](deploy/cells.md)): each tenant lives in one, each database has its own",
+        "  workers. Citus is no option: it cannot lock rows of several shards with `SELECT … FOR UPDATE` (citus#4647), and a claim",
+        "  that is fair across tenants must. Poolers that shard need the key in each statement; `claim_tasks(…)` hides it.",
         "- **Providers' limits come much earlier**: 10,000 jobs per minute are 160,000 calls per minute for the text alone.",
         "",
-        "The simulation leaves out failures, heartbeats and upkeep (about one small statement per second and worker), disks,",
+        "The simulation leaves out failures, heartbeats and upkeep (about one small statement in three seconds and worker), disks,",
         "replication and the API. WAL is about 1.2 kB per task (`docs/benchmarks.md`): 10,000 jobs per minute write 10 MB/s.",
     ]
     return "\n".join(lines) + "\n"

@@ -24,6 +24,8 @@ EXTRAS = {
     "anthropic": "providers",
     "openai": "providers",
     "opentelemetry": "otel",
+    "ray": "ray",
+    "mcp": "mcp",
     "av": "apps",
     "espeakng_loader": "apps",
     "lameenc": "apps",

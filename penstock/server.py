@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import multiprocessing
+import os
 import resource
 import signal
 import socket
@@ -22,7 +23,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 from psycopg.conninfo import make_conninfo
 
-from penstock import api, dashboard
+from penstock import api, cells, dashboard, routing
 from penstock.api.callers import check_login
 from penstock.api.development import Development
 from penstock.errors import Conflict, Invalid, PenstockError, Unavailable
@@ -108,7 +109,7 @@ def listen(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         raise Conflict(
-            f"cannot listen on {host}:{port}: {error.strerror}",
+            f"cannot listen on {host}:{port}: {os.strerror(error.errno) if error.errno else error}",
             code="address_in_use",
             hint="Another program may use this port: choose another --port, or 0 for any free one.",
         ) from error
@@ -132,6 +133,30 @@ def application(
     settings: Settings, app: App | None = None, *, developer: Development | None = None
 ) -> FastAPI:
     """The API with the dashboard; `/` redirects to the dashboard."""
+    made = _cell_application(settings, app, developer=developer)
+    if settings.cells_file is not None and settings.database_url:
+        _add_cells(made, settings, app)
+    return made
+
+
+def _add_cells(made: FastAPI, settings: Settings, app: App | None) -> None:
+    """Let the application also answer for the other databases in `PENSTOCK_CELLS`."""
+    dsn = settings.database_url or ""
+    with db.connect(dsn, name="penstock serve") as connection:
+        row = connection.execute("select value from penstock.settings where name = 'cell'").fetchone()
+    known = cells.read(settings, dsn, int(row["value"]) if row else 0)
+    others: dict[int, FastAPI] = {}
+    for number, cell in list(known.items())[1:]:
+        if cell.api_url is None:
+            raise Invalid(f"cell {number} in PENSTOCK_CELLS has no api_url", code="invalid_cell")
+        theirs = replace(settings, database_url=cell.database_url, api_url=cell.api_url, cells_file=None)
+        others[number] = _cell_application(theirs, app)
+    routing.add_to(made, known, others, settings)
+
+
+def _cell_application(
+    settings: Settings, app: App | None, *, developer: Development | None = None
+) -> FastAPI:
     made = api.create(settings, app, developer=developer)
     dashboard.mount(made)
 

@@ -146,6 +146,10 @@ class Settings:
     """`PENSTOCK_TRACES`: `1` or `true` makes OpenTelemetry spans for starts and attempts. Needs the extra
     `otel`."""
 
+    cells_file: Path | None = None
+    """`PENSTOCK_CELLS`: a TOML file with the addresses of the other databases, if there are several: a table
+    per cell, `[1]` with `database_url` and `api_url`."""
+
     url: str | None = None
     """`PENSTOCK_URL`: the base URL of the API for `penstock.Client`."""
 
@@ -193,6 +197,7 @@ def read(environment: Mapping[str, str]) -> Settings:
         telemetry_url=_telemetry_url(environment.get("PENSTOCK_TELEMETRY_URL")),
         telemetry_key=environment.get("PENSTOCK_TELEMETRY_KEY") or None,
         master_keys=_master_keys(environment),
+        cells_file=Path(cells) if (cells := environment.get("PENSTOCK_CELLS")) else None,
         url=environment.get("PENSTOCK_URL") or None,
         key=environment.get("PENSTOCK_KEY") or None,
     )

@@ -216,7 +216,7 @@ def test_bad_input_fails_the_task_permanently(app: App, drain: testing.Drain, db
     assert [(row["reason"], row["error_code"], row["attempts"]) for row in found] == [
         ("permanent", "bad_input", 1)
     ] * 2
-    assert [row["error_message"].split(":")[0] for row in found] == ["width", "width"]
+    assert [row["error_message"].split(":")[0] for row in found] == ["width", "colour"]
 
 
 @pytest.mark.parametrize(
@@ -758,12 +758,12 @@ def test_the_result_of_a_canceled_job_raises(app: App) -> None:
 
 
 def test_load_finds_an_app_by_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mysite.py").write_text("from penstock import App\napp = App()\nother = 3\n")
+    (tmp_path / "loadable_site.py").write_text("from penstock import App\napp = App()\nother = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert isinstance(load("mysite:app"), App) and load("mysite") is load("mysite:app")
+    assert isinstance(load("loadable_site:app"), App) and load("loadable_site") is load("loadable_site:app")
     for path, message in (
-        ("mysite:other", "is of type int, not an App"),
-        ("mysite:missing", "mysite:missing does not exist\nThe module has mysite:app."),
+        ("loadable_site:other", "is of type int, not an App"),
+        ("loadable_site:missing", "loadable_site:missing does not exist\nThe module has loadable_site:app."),
         ("nowhere:app", "there is no module 'nowhere'"),
     ):
         with pytest.raises(Invalid, match=message):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 
+import psycopg
 import pytest
 
-from bench import report, slides
+from bench import engine, ours, report, slides
+from penstock import testing
 
 FIGURES = {(row["name"], row["system"]): row["value"] for row in json.loads(report.LATEST.read_text())}
 
@@ -29,6 +31,24 @@ def test_slides_keep_their_times(name: str, milliseconds: float) -> None:
 def test_fair_claim_costs_about_as_much_as_a_plain_one() -> None:
     """B1/cost"""
     assert value("fifo_share") >= 0.8
+
+
+def test_claim_in_order_goes_by_arrival_where_the_fair_claim_takes_turns(db: testing.Database) -> None:
+    """B1/cost: the two claims that the benchmark compares differ in their order, and only there."""
+    with psycopg.connect(db.dsn, autocommit=True) as connection:
+        connection.execute("select penstock.define_kind('noop')")
+        engine.add_claim_in_order(connection)
+        tenants = [ours.tenant(connection, name) for name in ("first", "second")]
+        for tenant in tenants:
+            ours.waiting_tasks(connection, tenant, 20)
+
+        def claim(function: str) -> list[str]:
+            with connection.transaction(force_rollback=True):
+                query = f"select tenant_id from penstock.{function}('w', 10, '{{noop}}')"
+                return [str(row[0]) for row in connection.execute(query.encode())]
+
+        assert set(claim("claim_tasks")) == set(tenants)
+        assert claim("claim_tasks_in_order") == [tenants[0]] * 10
 
 
 def test_waiting_tasks_cost_a_claim_nothing() -> None:

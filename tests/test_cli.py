@@ -215,7 +215,6 @@ def test_jobs_ls_filters_jobs(
     [
         "status:failed' or true --",
         "status:nothing",
-        "x",
         "unknown:1",
         "status:",
         "age:soon",
@@ -762,6 +761,11 @@ def test_usage_error_exits_with_2(penstock: Command) -> None:
         answer = penstock(*arguments)
         assert (answer.code, answer.out) == (2, ""), arguments
         assert answer.err
+    assert "'not-an-id' is not an id such as" in penstock("jobs", "show", "not-an-id").err
+    assert "'--port': must be less than or equal to 65535" in penstock("serve", "--port", "99999").err
+    assert "'--role': 'boss' is not one of 'owner'" in penstock("keys", "create", "x", "--role", "boss").err
+    assert "Commands: ls, set, rm." in penstock("schedules", "pause").err
+    assert "Missing argument 'NAME'" in penstock("tenants", "create").err
     problem = penstock("jobs", "show", "not-an-id", "--output=json").problem
     assert problem["code"] == "usage"
 

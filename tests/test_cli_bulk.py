@@ -196,3 +196,40 @@ def test_exit_code_depends_on_refused_rows(
     drain(app)
     ended = penstock("bulk", "watch", job)
     assert (ended.code, ended.err) == (EXIT_PARTLY_DONE, "1 refused, 1 skipped, 1 succeeded\n")
+
+
+def test_refused_rows_are_named_in_the_status_reason(
+    penstock: Run, app: App, drain: testing.Drain, db: testing.Database, tmp_path: Path
+) -> None:
+    """R0.1/bad-rows: a job whose tasks all succeeded is completed, and says in every list what it left out."""
+    (tmp_path / "ideas.csv").write_text("title\na\nb\na\n")
+    job = penstock("bulk", "run", "ideas", "ideas.csv", "--no-watch").out.strip()
+    drain(app)
+    told = "1 of 3 rows refused"
+    for shown in (
+        penstock("jobs", "show", job, "-o", "json").json,
+        penstock("jobs", "ls", "-o", "json").json[0],
+        penstock("bulk", "ls", "-o", "json").json[0],
+        penstock("bulk", "show", job, "-o", "json").json["job"],
+        db.execute("select status, status_reason from penstock.job_list")[0],
+    ):
+        assert (shown["status"], shown["status_reason"]) == ("completed", told)
+    assert told in penstock("jobs", "ls").out
+    assert penstock("bulk", "show", job, "-o", "json").json["rows"]["refused"] == 1
+    db.execute("select penstock.cancel_job(id) from penstock.jobs where finished_at is null")
+    # With a failure both are named.
+    (tmp_path / "ideas.csv").write_text("title\nbad\nb\nb\n")
+    job = penstock("bulk", "run", "ideas", "ideas.csv", "--no-watch").out.strip()
+    drain(app)
+    reason = penstock("jobs", "show", job, "-o", "json").json["status_reason"]
+    assert reason.endswith("; 1 of 3 rows refused") and "tasks failed" in reason
+
+
+def test_link_of_results_is_chosen_per_job(penstock: Run, db: testing.Database) -> None:
+    """R0.12/kinds: on the command line too; an unknown kind and a file without write-back are refused."""
+    sheet = "https://docs.google.com/spreadsheets/d/book/edit"
+    assert penstock("bulk", "run", "ideas", sheet, "--link", "public", "--no-watch").code == 0
+    assert db.execute("select source ->> 'link' as link from penstock.bulks") == [{"link": "public"}]
+    wrong = penstock("bulk", "run", "ideas", sheet, "--link", "everybody", "--no-watch")
+    assert wrong.code == 2 and "link must be public, signed or login" in wrong.err
+    assert penstock("bulk", "run", "ideas", "ideas.csv", "--link", "public", "--no-watch").code == 2

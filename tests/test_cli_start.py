@@ -78,6 +78,10 @@ def test_wrong_types_params_and_apps_are_named(penstock: Any, monkeypatch: pytes
     assert penstock("jobs", "start", "publsh")[::2] == (
         2, "Error: unknown job type 'publsh'\nThe app has publish, write.\n"
     )  # fmt: skip
+    assert penstock("jobs", "start", "write", "topick=otters")[::2] == (
+        2, "Error: topick: unknown param; write takes topic, words\n"
+    )  # fmt: skip
+    assert penstock("jobs", "start", "write", "words=5")[::2] == (2, "Error: topic: this param is required\n")
     code, _, err = penstock("jobs", "start", "publish", "topics=otters")
     assert code == 2 and "topics" in err
     assert penstock("jobs", "start", "publish", "otters")[0] == 2

@@ -305,7 +305,8 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     for error in (None, "no such voice", None):
         served.do({"n": 1}, error)
     assert [job.status for job in await got(owner.jobs.watch(job.id))] == ["failed"]
-    assert await got(owner.jobs.logs(job.id)) == []
+    assert await got(owner.jobs.logs(job.id)) == await got(owner.jobs.stream(job.id, third)) == []
+    assert [each.name for each in await got(owner.jobs.types())] == ["draw"]
     [attempt] = await got(owner.jobs.attempts(job.id))
     assert (attempt.error_code, attempt.error_message) == ("bad_voice", "no such voice")
     assert list(await got(started.outputs())) == list(await got(owner.jobs.outputs(job.id))) == ["a", "b"]
@@ -376,6 +377,7 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert (await got(owner.artifacts.download(kept.id, tmp_path))).read_bytes() == PDF
     assert replace(await got(owner.artifacts.get(kept.id)), url="") == replace(kept, url="")
     assert "/storage/" in await got(owner.artifacts.url(kept.id, expires_in=60))
+    assert f"/links/{kept.id}" in await got(owner.artifacts.link(kept.id, "login"))
     assert await got(owner.artifacts.list(job.id)) == await got(owner.jobs.artifacts(job.id)) == []
     await got(owner.artifacts.delete(kept.id))
     with pytest.raises(penstock.NotFound):
@@ -500,8 +502,8 @@ async def test_every_route_has_a_method(served: Served, ann: Person, tmp_path: P
     assert routes_of(served.app) - asked_of(served.app) == FOR_OTHERS
 
 
-# For probes and for Prometheus; what a browser asks of a file before it reads it; and what needs an account at Stripe
-# (tests/test_billing.py).
+# For probes and for Prometheus; what a browser asks of a file before it reads it; what needs an account at Stripe
+# (tests/test_billing.py); and uploads of workers in other languages (tests/api/test_task_uploads.py).
 FOR_OTHERS = {
     "GET /healthz",
     "GET /readyz",
@@ -509,6 +511,8 @@ FOR_OTHERS = {
     "HEAD /storage/{path}",
     "POST /api/billing/checkout",
     "POST /api/billing/portal",
+    "POST /api/tasks/{task_id}/artifacts",
+    "POST /api/tasks/{task_id}/artifacts/{artifact_id}/finish",
 }
 
 

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from uuid import UUID
 
 from penstock import doctor, testing
 from penstock.doctor import Check
+from penstock.postgres import db as database
 from penstock.postgres import migrate
+
+SUPABASE = Path(__file__).parents[1] / "docs/deploy/supabase.md"
+
+
+def printed_sql(word: str) -> str:
+    """The SQL block of the page about Supabase that has this word."""
+    blocks = re.findall(r"^```sql\n(.*?)^```$", SUPABASE.read_text(), re.M | re.S)
+    [found] = [block for block in blocks if word in block]
+    return found
 
 
 async def examine(db: testing.Database) -> dict[str, Check]:
@@ -113,9 +125,19 @@ async def test_grants_of_the_guide_to_custom_schemas_are_found_and_repaired(db: 
     migrate.migrate(db.dsn)
     found = (await examine(db))["exposure"]
     assert (found.state, "default privileges" in found.finding) == ("warn", True)
-    for objects in ("tables", "routines", "sequences"):
-        db.execute(f"alter default privileges in schema penstock revoke all on {objects} from {roles}")
+    db.execute(printed_sql("alter default privileges"))
     assert (await examine(db))["exposure"].state == "ok"
+
+
+def test_logins_of_the_page_act_only_as_what_they_are_for(conn: database.SyncConnection) -> None:
+    """A worker acts as the service at once; the API's login has no right until it switches its role."""
+    conn.execute(re.sub(r"(penstock_(?:worker|api))", r"\1_of_the_page", printed_sql("create role")).encode())
+    row = conn.execute("""
+        select pg_has_role('penstock_worker_of_the_page', 'service_role', 'usage') as worker,
+          pg_has_role('penstock_api_of_the_page', 'authenticated', 'usage') as api,
+          pg_has_role('penstock_api_of_the_page', 'authenticated', 'member') as may_switch,
+          pg_has_role('penstock_api_of_the_page', 'service_role', 'member') as may_be_service""").fetchone()
+    assert row == {"worker": True, "api": False, "may_switch": True, "may_be_service": False}
 
 
 async def test_one_function_open_to_anon_is_found(db: testing.Database) -> None:

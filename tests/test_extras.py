@@ -80,9 +80,28 @@ except PenstockError as error:
     assert found.stdout == "missing_extra openpyxl is not installed: install penstock[sheets]\n", found.stderr
 
 
+def test_a_device_needs_only_its_own_extra() -> None:
+    use = """
+import contextlib
+from penstock import PenstockError
+try:
+    from penstock.apps.notes.device import Cipher, HttpServer, Store, sync
+    with contextlib.closing(Store()) as store:
+        print(store.save("books", title="Walden")["title"])
+except PenstockError as error:
+    print(error.code, error.message)
+"""
+    missing = python(use)
+    assert missing.stdout == "missing_extra cryptography is not installed: install penstock[device]\n", (
+        missing.stderr
+    )
+    found = python('BLOCKED.remove("cryptography")' + use)
+    assert (found.stdout, found.stderr) == ("Walden\n", "")
+
+
 def test_every_package_of_an_extra_is_in_the_table() -> None:
     imported = {"pyjwt": "jwt", "pillow": "PIL", "google-auth": "google"}
-    for extra in ("server", "sheets", "embedded", "apps"):
+    for extra in ("server", "sheets", "embedded", "device", "apps"):
         names = {Requirement(text).name for text in PROJECT["optional-dependencies"][extra]} - {"penstock"}
         packages = {imported.get(name, name.replace("-", "_")) for name in names}
         assert packages == {package for package, of in EXTRAS.items() if of == extra}, extra

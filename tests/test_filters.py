@@ -24,12 +24,25 @@ def test_a_filter_is_parsed_into_terms() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["x", ":", "x:", "x:,", "x:a,", 'x:"', 'x:"a"b', "--x:1", "a-b:1", "x :1", "x: 1"]
+    "text", ["-x", ":", "x:", "x:,", "x:a,", 'x:"', 'x:"a"b', "--x:1", "a-b:1", "x :1", "x: 1"]
 )
 def test_invalid_filters_are_rejected(text: str) -> None:
     with pytest.raises(Invalid) as refused:
         filters.parse(text)
     assert refused.value.code == "invalid_filter"
+
+
+def test_word_without_a_field_is_text_where_the_list_has_text() -> None:
+    assert filters.parse('otters "at dawn" a:b') == [
+        Term("text", ("otters",), is_bare=True),
+        Term("text", ("at dawn",), is_bare=True),
+        Term("a", ("b",)),
+    ]
+    assert filters.unresolved("otters", {"text": filters.words("text")}) == [
+        ("text = any (%s)", [["otters"]])
+    ]
+    with pytest.raises(Invalid, match="'otters' is not a filter term"):
+        filters.unresolved("otters", {"status": filters.words("status")})
 
 
 @given(st.text(min_size=1))

@@ -20,6 +20,8 @@ LAYERS = {
 
 # Files that hold no noun of their own, but parts of the engine that several nouns use.
 PARTS = {
+    "cells": "several databases, beside the nouns: penstock/cells and penstock/cli/cells.py",
+    "moves": "how a tenant moves to another database: penstock/cells/moving.py",
     "clock": "the one clock, which tests replace",
     "errors": "how a function raises an error",
     "apps": "public functions for the SQL of apps, about several nouns",
@@ -34,6 +36,7 @@ PARTS = {
     "fail": "the report that an attempt failed: a verb of tasks",
     "reschedule": "the report that a task runs later: a verb of tasks",
     "start": "how a job begins: a verb of jobs",
+    "search": "titles of jobs, and how jobs are found: a verb of jobs",
     "chores": "how a pause or cancel of a job reaches its tasks",
     "prune": "how old jobs are deleted: a verb of jobs",
     "new_tasks": "how tasks are added to a job: a verb of tasks",
@@ -57,6 +60,8 @@ PARTS = {
 
 # Where a layer has another file for a noun: the file, or None where the layer needs none. Explained line by line.
 ELSEWHERE: dict[str, dict[str, str | None]] = {
+    # The page of a task shows its stream; programs follow it over HTTP.
+    "streams": {"cli": None, "dashboard": "penstock/dashboard/live.py"},
     # The page of a task shows its log.
     "logs": {"dashboard": "penstock/dashboard/jobs.py", "docs": "docs/worker.md"},
     # Verbs on many jobs at once exist for the dashboard only.
@@ -76,6 +81,10 @@ ELSEWHERE: dict[str, dict[str, str | None]] = {
     },
     # Operators import and compare bills on the command line.
     "bills": {"api": None, "cli": "penstock/cli/costs.py", "dashboard": None, "docs": "docs/money.md"},
+    # Links are written into sheets; a link for members leads to the dashboard's page of the file.
+    "links": {"cli": None, "dashboard": "penstock/dashboard/jobs.py", "docs": "docs/artifacts.md"},
+    # Only workers in other languages upload files of tasks over HTTP.
+    "task_uploads": {"cli": None, "dashboard": None, "docs": "docs/artifacts.md"},
     # A job's page shows its files.
     "artifacts": {"dashboard": "penstock/dashboard/jobs.py"},
     # The command is `penstock bulk`.

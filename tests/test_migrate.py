@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from psycopg.conninfo import make_conninfo
 
 from penstock import testing
 from penstock.errors import Conflict, Invalid, NotMigrated
@@ -133,6 +134,16 @@ def test_migrate_waits_for_a_transaction_that_holds_a_lock(empty: testing.Databa
         blocker.execute("commit")
         assert run.result(timeout=20) == []
     assert migrate.check(empty.connect()) == []
+
+
+def test_a_database_without_an_encoding_is_refused(empty: testing.Database, server: testing.Server) -> None:
+    name = f"{empty.name}_ascii"
+    empty.execute(f"create database {name} encoding 'SQL_ASCII' template template0 locale 'C'")
+    try:
+        with pytest.raises(NotMigrated, match=r"must be UTF8 \(got SQL_ASCII\)"):
+            migrate.migrate(make_conninfo(empty.dsn, dbname=name))
+    finally:
+        server.drop(name)
 
 
 def test_a_changed_migration_is_refused(empty: testing.Database, tmp_path: Path) -> None:
@@ -350,7 +361,7 @@ CHANGES = {
     "alter table penstock.jobs set (fillfactor = 33)": "table penstock.jobs, options: not declared",
     "create or replace function penstock._now() returns timestamptz language sql as 'select now()'": "function penstock._now(), body: found",
     "alter function penstock.get_job security invoker": "get_job(uuid), attributes: found plpgsql, stable, security invoker",
-    "alter function penstock.get_job reset search_path": "function penstock.get_job(uuid), settings: missing",
+    "alter function penstock.get_job reset search_path": "get_job(uuid), settings: found enable_seqscan=off, jit=off, declared",
     "drop function penstock.backlog": "function penstock.backlog(): missing",
     "create function penstock.get_job(text) returns int language sql as 'select 1'": "function penstock.get_job(text): not declared",
     "grant execute on function penstock.get_job to anon": "function penstock.get_job(uuid), grant to anon: not declared",

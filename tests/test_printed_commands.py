@@ -22,7 +22,7 @@ PLACEHOLDERS = ("00000000-0000-0000-0000-000000000001", "1")
 # Names of threads and connections, which look like commands.
 NOT_COMMANDS = {"api", "app", "beat", "cli", "listen", "process", "task"}
 # These run until they are stopped, or make files.
-LONG_RUNNING = {"demo", "dev", "init", "serve", "simulate", "watch", "worker"}
+LONG_RUNNING = {"demo", "dev", "init", "mcp", "serve", "simulate", "watch", "worker"}
 
 APP = """\
 from penstock import App
@@ -150,8 +150,8 @@ def refusal(words: list[str]) -> str | None:
             name, child, words = command.resolve_command(
                 context, [*getattr(context, "_protected_args", []), *context.args]
             )
-        except Exit:
-            return None  # --help or --version
+        except (Exit, SystemExit):
+            return None  # --help, --version or --show-completion
         except Exception as error:
             return _message(error)
         path.append(name)

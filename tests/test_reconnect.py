@@ -13,7 +13,7 @@ import pytest
 from penstock import App, Context, testing
 from penstock.contract import tasks
 from penstock.postgres import db as database
-from penstock.worker.execute import MAX_LOSSES
+from penstock.worker.losses import MAX_LOSSES
 from tests.conftest import running
 
 TERMINATE = """select count(pg_terminate_backend(pid, 5000)) as n from pg_stat_activity
@@ -132,6 +132,42 @@ async def test_a_report_whose_response_is_lost_is_sent_again_and_counts_once(
         row["units"] for row in db.execute("select units from penstock.usage_events where not is_estimate")
     ] == [{"tokens": 7, "input_tokens": 7}]
     assert count(db, "cost_entries") == 1
+
+
+HICCUPS = """
+create sequence public.hiccups;
+create function public.hiccup() returns trigger language plpgsql as $$
+begin
+  -- A sequence keeps its value when the transaction is rolled back.
+  if nextval('public.hiccups') <= 3 then
+    raise exception 'hiccup' using errcode = tg_argv[0];
+  end if;
+  return new;
+end $$;
+create trigger hiccup before insert on penstock.usage_events for each row execute function public.hiccup('{state}');
+create trigger hiccup before insert on penstock.cost_entries for each row execute function public.hiccup('{state}')"""
+
+
+@pytest.mark.parametrize("state", ["40P01", "40001", "53100", "57014"])
+async def test_reports_of_paid_work_survive_a_database_that_gives_up(
+    app: App, db: testing.Database, state: str
+) -> None:
+    """R2.1/best-effort: a deadlock, a conflict, a full disk and a canceled statement are tried again, and count once."""
+    with db.connect() as conn:
+        conn.execute(HICCUPS.replace("{state}", state).encode())
+
+    @app.task(max_attempts=1)
+    async def work(ctx: Context) -> str:
+        await ctx.ausage(input_tokens=7)
+        await ctx.acost("render", "0.5")
+        return "done"
+
+    async with running(app):
+        assert await (await work.astart()).aresult(timeout=60) == "done"
+    assert db.execute("select last_value as n from public.hiccups")[0]["n"] >= 5
+    events = db.execute("select units from penstock.usage_events where not is_estimate")
+    assert [row["units"]["input_tokens"] for row in events] == [7]
+    assert count(db, "cost_entries") == 1 and count(db, "attempts") == 0
 
 
 async def test_a_task_that_always_loses_its_connection_finally_fails(

@@ -398,7 +398,7 @@ def test_invalid_schedules_are_rejected() -> None:
         ({"cron": "0 0 * * *", "timezone": "Mars/Olympus"}, "unknown time zone"),
         ({"cron": "0 0 * * *", "missed": "later"}, "skip, once or all"),
         ({"cron": "0 0 * * *", "params": {"size": "big"}}, "size: Input should be a valid integer"),
-        ({"cron": "0 0 * * *", "params": {}}, "size: Field required"),
+        ({"cron": "0 0 * * *", "params": {}}, "size: this param is required"),
     ):
         with pytest.raises(Invalid, match=message):
             app.schedule(report, **{"params": {"size": 1}, **wrong})  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -14,7 +15,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import jwt
@@ -40,6 +41,7 @@ from penstock.errors import (
 )
 from penstock.sdk import signals
 from penstock.sheets import Block, GoogleSheet, Part, Sheets, blocks, cell, spreadsheet_id, table_rows
+from penstock.sheets import client as google_client
 from penstock.simulator import Simulator
 from penstock.sources import Header, a1
 from penstock.sources.a1 import Range
@@ -641,6 +643,73 @@ async def test_refusals_and_faults_lose_nothing(
         seen = at.sim.stats()["sheets"]
         assert set(seen["faults"]) == set(faults)
         assert (seen["violation_count"], seen["rows_changed"], seen["formulas"]) == (0, 0, 0)
+
+
+SILENT = {"latency": (3600, 3600), "longest_seconds": 7200}
+"""Options of a server that does the work and does not answer."""
+
+
+async def test_silent_server_is_given_up_and_the_write_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R0.7/timeout: a write that was done without an answer is repeated and changes nothing."""
+    assert google_client.LONGEST_SECONDS == 180
+    async with place(sheets=SILENT) as (sim, google):
+        written = blocks("Ideas", 3, {2: ["succeeded", 0.5], 4: ["failed", 0]})
+        with monkeypatch.context() as shortened, pytest.raises(TimedOut) as caught:
+            shortened.setattr(google_client, "LONGEST_SECONDS", 0.2)
+            await google.write("book", written)
+        assert caught.value.code == "sheets_timeout"
+        sim.configure(sheets={})
+        assert await google.write("book", written) == 4
+        assert sim.sheets.values("book", "Ideas!C2:D4") == [["succeeded", 0.5], [], ["failed", 0]]
+        seen = sim.stats()["sheets"]
+        assert (seen["rows_written"], seen["rows_changed"], seen["violation_count"]) == (2, 0, 0)
+
+
+async def test_server_that_never_ends_its_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """R0.7/timeout: bytes that keep arriving do not extend the timeout."""
+    connections: list[asyncio.Task[None]] = []
+    accepted = asyncio.Event()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(cast("asyncio.Task[None]", asyncio.current_task()))
+        accepted.set()
+        with contextlib.closing(writer), contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+            while not writer.is_closing():
+                writer.write(b" ")
+                await writer.drain()
+                await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(google_client, "LONGEST_SECONDS", 0.5)
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    async with server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        with pytest.raises(TimedOut) as caught:
+            async with asyncio.timeout(30):
+                await Sheets({"token": "ya29.x"}, base_url=url).describe("book")
+        await accepted.wait()  # the client may give up before
+        await asyncio.wait(connections)
+    assert caught.value.code == "sheets_timeout"
+
+
+@pytest.mark.slow
+async def test_bulk_job_survives_a_silent_server(
+    drain: testing.Drain, clock: testing.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R0.7/timeout: the worker retries the requests that it gave up; no row is lost or doubled."""
+    async with desk(drain, clock, **SILENT) as at:
+        at.sim.sheets.add("book", {"Ideas": [["title"], ["otters"], ["herons"]]})
+        job = await at.ideas.astart(GoogleSheet("book"))
+        with monkeypatch.context() as shortened:
+            shortened.setattr(google_client, "LONGEST_SECONDS", 0.2)
+            await drain.arun(at.app)
+        assert (await job.aget()).finished_at is None
+        at.sim.configure(sheets={})
+        found = await at.finish(job)
+        assert (found.status, sorted(at.ran)) == ("completed", ["herons", "otters"])
+        assert [row[1] for row in at.sim.sheets.values("book", "Ideas!A2:B3")] == ["succeeded"] * 2
+        assert at.sim.stats()["sheets"]["rows_changed"] == 0
 
 
 @pytest.mark.slow

@@ -53,6 +53,8 @@ def app(db: testing.Database, drain: testing.Drain) -> App:
 def test_attempts_are_linked_to_the_start(
     app: App, drain: testing.Drain, spans: InMemorySpanExporter, db: testing.Database
 ) -> None:
+    """B11/traces: a retried task has two consumer spans, both linked to the producer span of its job."""
+
     @app.task(max_attempts=3, backoff="0s")
     async def ask(ctx: Context, word: str) -> str:
         with tracing.tracer().start_as_current_span("inner"):  # pyright: ignore[reportOptionalMemberAccess]

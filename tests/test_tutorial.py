@@ -26,6 +26,11 @@ _BLOCK = re.compile(
 _INSTALL = ("pip ", "python -m venv", ". .venv", "export PENSTOCK_APP")
 
 
+def blocks(text: str) -> Iterator[re.Match[str]]:
+    """The code blocks of a page."""
+    return _BLOCK.finditer(text)
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -33,12 +38,12 @@ def free_port() -> int:
 
 
 class Terminal:
-    """Types the commands of the tutorial."""
+    """Types the commands of a page."""
 
-    def __init__(self, folder: Path, dsn: str) -> None:
+    def __init__(self, folder: Path, dsn: str, app: str = "shop:app") -> None:
         self.folder, self.port = folder, free_port()
         self.env = {
-            **os.environ, "DATABASE_URL": dsn, "PENSTOCK_ALLOW_UNSAFE": "1", "PENSTOCK_APP": "shop:app", "COLUMNS": "120",
+            **os.environ, "DATABASE_URL": dsn, "PENSTOCK_ALLOW_UNSAFE": "1", "PENSTOCK_APP": app, "COLUMNS": "120",
         }  # fmt: skip
         # The tutorial's own test run uses the server that everybody gets.
         self.env.pop("PENSTOCK_TEST_PG", None)
@@ -87,7 +92,7 @@ def test_the_tutorial_runs(db: testing.Database, tmp_path: Path) -> None:
     ) as simulator:
         assert simulator.stdout
         simulator.stdout.readline()
-        for found in _BLOCK.finditer((ROOT / "docs/tutorial.md").read_text()):
+        for found in blocks((ROOT / "docs/tutorial.md").read_text()):
             text = terminal.adapted(found["text"])
             match found["language"]:
                 case "python" if text.startswith("# test_shop.py"):

@@ -41,6 +41,10 @@ def test_broken_links_are_found(tmp_path: Path) -> None:
     assert list(website.broken_links(tmp_path)) == ["a.html: b.html#x", "a.html: c.html"]
 
 
+def test_summary_is_the_first_sentence_without_links() -> None:
+    assert website.summary("# T\n\n![a](b.svg)\n\nUse [this](x.md). Not that.\n") == "Use this."
+
+
 @pytest.mark.slow
 def test_the_site_is_built() -> None:
     done = subprocess.run(
@@ -52,7 +56,11 @@ def test_the_site_is_built() -> None:
     for name in names:
         assert (built / name).read_text().startswith(("#", "<!--")), name
         assert (built / name.replace(".md", ".html")).exists()
-        assert f"]({name})" in (built / "llms.txt").read_text()
+        page = (built / name.replace(".md", ".html")).read_text()
+        assert f'type="text/markdown" href="{Path(name).name}"' in page and "This page as Markdown" in page, (
+            name
+        )
+        assert f"]({name}): " in (built / "llms.txt").read_text()
     # It works offline: nothing is loaded from another host.
     loaded = [page.name for page in built.rglob("*.html") if 'src="http' in page.read_text()]
     assert loaded == []

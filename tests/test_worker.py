@@ -621,6 +621,28 @@ def test_sigterm_drains_the_worker(
     assert states == {"stopped"}
 
 
+@pytest.mark.slow
+def test_workers_in_two_processes_share_one_database(
+    workload: Any, start_worker: Any, db: testing.Database, eventually: Any
+) -> None:
+    """R1.7/stateless: both processes claim tasks; when one ends, the other finishes its task and all later ones."""
+    first, second = (start_worker(concurrency=1, grace_seconds=0, kinds=["hold"]) for _ in range(2))
+    jobs = [workload.hold.start("opened") for _ in range(2)]
+    eventually(lambda: begun(db) == 2)
+    assert {row["pid"] for row in db.execute("select pid from effects")} == {first.pid, second.pid}
+    first.terminate()
+    assert first.wait(20) == 0
+    jobs.append(workload.hold.start("opened"))
+    db.execute("insert into gates values ('opened')")
+    eventually(lambda: all(job.get().status == "completed" for job in jobs))
+    ended = db.execute("select task_id, pid from effects where word = 'ended'")
+    assert len(ended) == len({row["task_id"] for row in ended}) == 3
+    assert {row["pid"] for row in ended} == {second.pid}
+    assert count(db, "penstock.attempts") == 0
+    second.terminate()
+    assert second.wait(20) == 0
+
+
 @pytest.mark.parametrize("what", ["claim_tasks", "complete_tasks"])
 async def test_a_stopping_worker_waits_for_its_claim_and_its_report(
     app: App, db: testing.Database, eventually: Any, what: str
@@ -678,7 +700,7 @@ async def test_a_rejected_report_does_not_block_the_others(monkeypatch: pytest.M
     buffer: Any = TaskBuffer("w", None, None, concurrency=1, max_ahead=0, lease_seconds=30, kinds=[])  # type: ignore[arg-type]
     claims = [Claim(n, n, UUID(int=0), UUID(int=0), "work", None, {}, 1, 1, None) for n in range(1, 7)]
     buffer.add(claims, time.monotonic())
-    finish = Finish(buffer)
+    finish = Finish(buffer, None)  # type: ignore[arg-type]
     for leased in list(buffer.leased.values()):
         finish.done(leased, None)
     await finish.flush_all()
@@ -939,3 +961,122 @@ def test_a_suspended_worker_continues_without_losing_a_task_or_an_attempt(
         job.result(timeout=30)
     assert count(db, "penstock.attempts") == 0
     assert count(db, "effects", "word = 'begun'") == 2
+
+
+async def test_an_idle_worker_leaves_upkeep_to_the_leader(
+    app: App, db: testing.Database, eventually: Any
+) -> None:
+    """Of several workers one does the periodic upkeep; when it stops, another one takes over."""
+    leader = "select leader_id from penstock.upkeep_runs where led_until > clock_timestamp()"
+    async with running(app) as first:
+        await eventually.aio(lambda: db.execute(leader) == [{"leader_id": first.id}], "the first leads")
+        async with running(app) as second:
+            await listening(second, db, eventually)
+            first.stop()
+            await eventually.aio(lambda: db.execute(leader) == [{"leader_id": second.id}], "it takes over")
+
+
+async def test_upkeep_runs_in_the_leader_and_where_something_is_due(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = runs = 0
+    async with database.pool(db.dsn) as pool:
+        upkeep = Upkeep(pool, app.draw)
+        monkeypatch.setattr(upkeep, "MIN_PAUSE", 0.0)
+        is_leader, is_due = False, asyncio.Event()
+
+        async def once() -> None:
+            nonlocal runs
+            runs += 1
+
+        async def sleep() -> bool:
+            nonlocal pauses
+            pauses += 1
+            await asyncio.sleep(0)
+            was_due = is_due.is_set()
+            is_due.clear()
+            return was_due
+
+        monkeypatch.setattr(upkeep, "once", once)
+        monkeypatch.setattr(upkeep, "_sleep", sleep)
+        upkeep.is_leader = lambda: is_leader
+        loop = asyncio.create_task(upkeep.run(first_pause=upkeep.MAX_PAUSE))
+        await eventually.aio(lambda: pauses > 5, "it pauses")
+        assert runs == 0
+        is_due.set()
+        await eventually.aio(lambda: runs == 1, "it was told")
+        assert runs == 1
+        is_leader = True
+        await eventually.aio(lambda: runs > 1, "it leads")
+        await end([loop])
+
+
+async def test_the_leader_wakes_workers_that_know_the_job_type_of_a_schedule(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The leader may belong to another app."""
+    ran: list[int] = []
+
+    @app.task
+    async def work() -> None:
+        ran.append(1)
+
+    @app.job
+    def nightly() -> None:
+        work.step()
+
+    loops: list[Upkeep] = []
+
+    class Recorded(Upkeep):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            loops.append(self)
+
+    monkeypatch.setattr("penstock.worker.Upkeep", Recorded)
+    async with running(App(database_url=db.dsn)) as other:
+        await eventually.aio(
+            lambda: db.execute("select leader_id from penstock.upkeep_runs") == [{"leader_id": other.id}],
+            "the other app's worker leads",
+        )
+        async with running(app) as worker:
+            await listening(worker, db, eventually)
+            await eventually.aio(lambda: worker._wake and worker._wake.is_listening, "it is notified")  # pyright: ignore[reportPrivateUsage]
+            upkeep = loops[1]
+            await eventually.aio(
+                lambda: not (upkeep.due.is_set() or upkeep._lock.locked() or upkeep.is_leader()),  # pyright: ignore[reportPrivateUsage]
+                "it leaves upkeep to the leader",
+            )
+            db.execute(
+                "select penstock.set_schedule('nightly', '0 3 * * *', 'nightly', now() - interval '1 second',"
+                " jsonb_build_object('tenant_id', penstock.ensure_tenant('default')))"
+            )
+            await eventually.aio(lambda: ran, "the worker that knows it starts its job")
+    assert ran == [1]
+
+
+async def test_a_claim_that_got_all_there_was_is_not_repeated_before_a_notification(
+    app: App, db: testing.Database, eventually: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran, claims = 0, 0
+
+    @app.task
+    async def work() -> None:
+        nonlocal ran
+        ran += 1
+
+    async def counted(*args: Any, **options: Any) -> list[Claim]:
+        nonlocal claims
+        claims += 1
+        return await claim(*args, **options)
+
+    monkeypatch.setattr("penstock.contract.tasks.claim", counted)
+    monkeypatch.setattr("penstock.worker.fetch.SHORT_CLAIM_SECONDS", 3600)
+    async with running(app) as worker:
+        await eventually.aio(lambda: worker._wake and worker._wake.is_listening, "it gets notifications")  # pyright: ignore[reportPrivateUsage]
+        await work.astart()
+        await eventually.aio(lambda: ran == 1, "the first ran")
+        before = claims
+        for number in (2, 3):
+            await work.astart()
+            await eventually.aio(lambda number=number: ran == number, "a notification wakes the worker")
+        assert claims == before + 2

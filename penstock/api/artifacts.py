@@ -67,6 +67,10 @@ class ArtifactResponse(BaseModel):
     sha256: str
     created_at: datetime
     stored_at: datetime
+    type: str = Field(description="From the task, or from the content type.", examples=["audio_mp3"])
+    metadata: dict[str, Any] = Field(description="What the task says about the file.")
+    pages: int | None = Field(description="`metadata.pages`.")
+    duration: float | None = Field(description="`metadata.duration`, in seconds.", examples=[180.5])
     url: str = Field(description="Signed URL: anyone who has it can read the file until it expires.")
 
 

@@ -16,10 +16,12 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Header, Query, Request
 
 from penstock.api.callers import Caller, Callers
+from penstock.api.followers import Follower, lines, look, resumed
+from penstock.api.jobs import TaskId
 from penstock.api.limits import Limits
 from penstock.api.routes import PROBLEMS, admitted
 from penstock.api.streams import FIRST_LINE, STILL_HERE, EventStream, Streams, Watched, is_news
-from penstock.contract import jobs
+from penstock.contract import jobs, streams
 from penstock.postgres import db
 from penstock.types import ENDED
 
@@ -34,6 +36,26 @@ _EVENT: dict[str, Any] = {
             "description": "Id, type, status and progress of the job; empty for `end`.",
             "contentMediaType": "application/json",
         },
+    },
+}
+_CHUNKS: dict[str, Any] = {
+    "description": "Chunks until the task ends.",
+    "content": {
+        "text/event-stream": {
+            "schema": {
+                **_EVENT,
+                "properties": {
+                    **_EVENT["properties"],
+                    "event": {"type": "string", "enum": ["chunk", "end"]},
+                    "data": {
+                        "type": "string",
+                        "description": "`attempt`, `lease`, `number` and `parts` (texts and objects); "
+                        "for `end` the `status` of the task.",
+                        "contentMediaType": "application/json",
+                    },
+                },
+            }
+        }
     },
 }
 _STREAM: dict[str, Any] = {
@@ -88,7 +110,7 @@ class Watcher:
             self.has_news.set()
 
 
-class Hub(Streams[Watcher]):
+class Hub(Streams[Watcher | Follower]):
     """Queries the database for all watchers of this process."""
 
     TICK_SECONDS = 0.5
@@ -101,7 +123,10 @@ class Hub(Streams[Watcher]):
     async def _look(self) -> None:
         by_job: dict[UUID, list[Watcher]] = {}
         by_tenant: dict[UUID, list[Watcher]] = {}
+        followers = [watcher for watcher in self._watchers if isinstance(watcher, Follower)]
         for watcher in self._watchers:
+            if isinstance(watcher, Follower):
+                continue
             if watcher.job_id is not None:
                 by_job.setdefault(watcher.job_id, []).append(watcher)
             else:
@@ -115,6 +140,9 @@ class Hub(Streams[Watcher]):
             if by_tenant:
                 self.queries += 1
                 found += await _rows(connection, _OF_TENANTS, (list(by_tenant), MOST_JOBS_OF_A_TENANT))
+            if followers:
+                self.queries += 1
+                await look(connection, followers)
         for state in found:
             for watcher in (*by_job.pop(state["id"], ()), *by_tenant.get(state["tenant_id"], ())):
                 watcher.tell(state)
@@ -165,6 +193,33 @@ async def job_events(
     async with callers.acting(caller, read_only=True) as conn:
         job = await jobs.get(conn, job_id=job_id)
     return _stream(request, Watcher(caller, job_id, job.tenant_id), last_event_id)
+
+
+@router.get(
+    "/jobs/{job_id:uuid}/tasks/{task_id}/stream", summary="Stream Task Output", response_class=EventStream,
+    responses={200: _CHUNKS},
+)  # fmt: skip
+async def task_stream(
+    request: Request,
+    caller: Admitted,
+    job_id: UUID,
+    task_id: TaskId,
+    last_event_id: Annotated[str | None, Header()] = None,
+) -> EventStream:
+    """Stream what a task's handler streams, from the beginning of its latest attempt, until the task ends.
+    Resume with `Last-Event-ID`."""
+    return await follow(request, caller, job_id, task_id, last_event_id)
+
+
+async def follow(
+    request: Request, caller: Caller, job_id: UUID, task_id: int, last_event_id: str | None
+) -> EventStream:
+    """The stream of a task. Rejects a caller who may not read the task."""
+    callers: Callers = request.app.state.callers
+    async with callers.acting(caller, read_only=True) as conn:
+        tenant_id, start = await streams.begin(conn, job_id=job_id, task_id=task_id)
+    follower = Follower(caller, tenant_id, resumed(start, last_event_id))
+    return Watched(hub_of(request), follower, lines(follower))
 
 
 @router.get("/events", summary="Stream Tenant Events", response_class=EventStream)

@@ -77,6 +77,16 @@ class Isolated:
         # The text is sent as it is: parsing and formatting it again would block the event loop.
         return DrawnTasks(db.Json([], dumps=lambda _: text), found["count"], found["result"])
 
+    async def problems(
+        self, type: str, params: dict[str, Any], *, tenant: str, caller: str
+    ) -> dict[str, str]:
+        """What is wrong with the params of a type of the app, by parameter."""
+        seconds = self._limits.body_draw_seconds
+        async with self.bodies.take(tenant, caller):
+            return await self.run(
+                "problems", seconds, lambda: body_too_slow(seconds), type=type, params=params
+            )
+
     async def run(
         self, name: str, cpu_seconds: float, too_slow: Callable[[], PenstockError], **arguments: Any
     ) -> Any:

@@ -208,7 +208,12 @@ async def show_metrics(request: Request) -> Response:
     backlog = Gauge("penstock_lane_waiting", "Waiting tasks.", names, registry=registry)
     running = Gauge("penstock_lane_running", "Running tasks.", names, registry=registry)
     oldest = Gauge("penstock_lane_oldest_seconds", "Longest wait in seconds.", names, registry=registry)
-    drain = Gauge("penstock_lane_drain_per_second", "Finished tasks per second.", names, registry=registry)
+    drain = Gauge(
+        "penstock_lane_drain_per_second",
+        "Tasks per second that ended in the last minute.",
+        names,
+        registry=registry,
+    )
     for lane in lanes:
         labels = (lane.kind, lane.provider or "")
         backlog.labels(*labels).set(lane.waiting)

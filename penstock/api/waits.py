@@ -9,12 +9,12 @@ from urllib.parse import parse_qs
 from uuid import UUID
 
 from fastapi import APIRouter, Path, Request, Response
-from fastapi.responses import HTMLResponse
 from pydantic import BaseModel, Field
 
 from penstock.api.callers import Caller, Callers
 from penstock.api.fields import RequestModel
-from penstock.api.limits import Limits, Rate, read_body
+from penstock.api.html_pages import count_anonymous, html_page
+from penstock.api.limits import Limits, read_body
 from penstock.api.pages import LimitQuery, Page, UuidCursor, filter_query, page
 from penstock.api.routes import Conn, router
 from penstock.contract import waits
@@ -24,13 +24,6 @@ from penstock.types import TaskWait
 routes = router("waits")
 
 _SERVICE = Caller("service_role", {"role": "service_role"})
-_GUARDS = {
-    "Content-Security-Policy": "default-src 'none'; form-action 'self'; frame-ancestors 'none'",
-    "Referrer-Policy": "no-referrer",
-    "X-Content-Type-Options": "nosniff",
-    "X-Robots-Tag": "noindex",
-    "Cache-Control": "no-store",
-}
 
 
 class AnswerRequest(RequestModel):
@@ -80,7 +73,7 @@ Token = Annotated[str, Path(pattern="^[0-9a-f]{64}$")]
 @links.get("/answers/{token}")
 async def show_link(request: Request, token: Token) -> Response:
     """Show what a link asks, with a button for each option."""
-    _count(request)
+    count_anonymous(request)
     callers: Callers = request.app.state.callers
     try:
         async with callers.acting(_SERVICE, read_only=True) as conn:
@@ -92,7 +85,7 @@ async def show_link(request: Request, token: Token) -> Response:
 @links.post("/answers/{token}")
 async def answer_link(request: Request, token: Token) -> Response:
     """Answer with the form of the link's page."""
-    _count(request)
+    count_anonymous(request)
     callers: Callers = request.app.state.callers
     limits: Limits = request.app.state.limits
     try:
@@ -104,12 +97,6 @@ async def answer_link(request: Request, token: Token) -> Response:
         return _text("Thank you. Your answer was recorded.")
     except PenstockError as error:
         return _text(error.message, error.status)
-
-
-def _count(request: Request) -> None:
-    """Count against the rate limit of the client's address."""
-    rate: Rate = request.app.state.rate
-    rate.take(f"nobody:{request.client.host if request.client else ''}")
 
 
 def _fields(body: bytes) -> dict[str, str]:
@@ -152,7 +139,7 @@ def _form(asked: dict[str, Any]) -> Response:
     )
     message = f"<p>{escape(asked['message'])}</p>" if asked["message"] else ""
     body = f'{message}<form method="post">{inputs}<p>{buttons or "<button>Send</button>"}</p></form>'
-    return _html(asked["name"], body)
+    return html_page(asked["name"], body)
 
 
 def _input(name: str, kind: str) -> str:
@@ -167,13 +154,4 @@ def _input(name: str, kind: str) -> str:
 
 
 def _text(text: str, status: int = 200) -> Response:
-    return _html("Answer", f"<p>{escape(text)}</p>", status)
-
-
-def _html(title: str, body: str, status: int = 200) -> Response:
-    document = (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title></head><body><main><h1>{escape(title)}</h1>{body}</main></body></html>"
-    )
-    return HTMLResponse(document, status, _GUARDS)
+    return html_page("Answer", f"<p>{escape(text)}</p>", status)

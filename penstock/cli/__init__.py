@@ -119,11 +119,20 @@ def _print_error(error: PenstockError, is_json: bool) -> None:
 
 
 def _refuse_usage(error: Any, is_json: bool) -> int:
+    # pydantic's words, as a person would say them.
+    error.message = error.message.replace("Value error, ", "").replace("Input should be", "must be")
     if is_json:
         _print_error(Invalid(error.format_message(), code="usage"), is_json=True)
     else:
         error.show()
+        commands: Any = getattr(getattr(error, "ctx", None), "command", None)
+        if error.message.startswith("No such command") and not getattr(error, "possibilities", None):
+            _print_names(getattr(commands, "commands", {}))
     return int(error.exit_code)
+
+
+def _print_names(commands: dict[str, Any]) -> None:
+    print(f"Commands: {', '.join(commands)}.", file=sys.stderr)
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:

@@ -21,7 +21,8 @@ group = typer.Typer(help="List and check files that jobs stored.", no_args_is_he
 
 _COLUMNS = [
     Column("NAME", lambda artifact: artifact.name),
-    Column("TYPE", lambda artifact: artifact.content_type),
+    Column("TYPE", lambda artifact: artifact.type),
+    Column("CONTENT TYPE", lambda artifact: artifact.content_type, is_spare=True),
     Column("BYTES", lambda artifact: str(artifact.bytes), is_right=True),
     Column("AGE", lambda artifact: output.age(artifact.stored_at)),
     Column("PATH", lambda artifact: artifact.path, is_wide=True, style="dim"),

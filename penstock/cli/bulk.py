@@ -19,6 +19,7 @@ from penstock.cli.bulk_options import (
     FileArgument,
     FormatOption,
     Input,
+    LinkOption,
     MaybeAppOption,
     NoHeaderOption,
     ParamOption,
@@ -145,6 +146,7 @@ async def run(
     sheet: SheetOption = None,
     no_header: NoHeaderOption = False,
     rename: RenameOption = None,
+    link: LinkOption = None,
     param: ParamOption = None,
     tenant: TenantOption = None,
     is_watched: WatchOption = True,
@@ -155,7 +157,7 @@ async def run(
     A worker validates the rows, so --app is optional. With --app, the job belongs to the app's tenant and can
     be started before any worker has run.
     """
-    table = Input(file, format, encoding, delimiter, sheet, no_header, rename)
+    table = Input(file, format, encoding, delimiter, sheet, no_header, rename, link)
     options["tenant_id"] = await _tenant(pool, tenant, app)
     with table.source() as source:
         job_id = await bulks.start(

@@ -6,13 +6,15 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
 from penstock import sources
 from penstock.cli.parsing import pairs_of
+from penstock.errors import Invalid
 from penstock.sheets import GoogleSheet
+from penstock.types import LinkKind
 
 _APP_OPTION = typer.Option(
     "--app",
@@ -51,6 +53,14 @@ NoHeaderOption = Annotated[
 RenameOption = Annotated[
     list[str] | None, typer.Option("--rename", metavar="COLUMN=NAME", help="Rename a column. Repeatable.")
 ]
+LinkOption = Annotated[
+    str | None,
+    typer.Option(
+        "--link",
+        metavar="public|signed|login",
+        help="Who may open the links of files that are written to a Google Sheet (default: login).",
+    ),
+]
 ParamOption = Annotated[
     list[str] | None,
     typer.Option("--param", metavar="NAME=VALUE", help="Parameter of the bulk type. Repeatable."),
@@ -78,13 +88,17 @@ class Input:
     sheet: str | None
     no_header: bool
     rename: list[str] | None
+    link: str | None = None
 
     @contextmanager
     def source(self) -> Generator[sources.Source | GoogleSheet]:
         """Open the file, or refer to the Google Sheet if `file` is a URL."""
         if self.file.startswith("https://"):
-            yield GoogleSheet(self.file, self.sheet, pairs_of(self.rename or []))
+            link = cast(LinkKind | None, self.link)  # the database checks it
+            yield GoogleSheet(self.file, self.sheet, pairs_of(self.rename or []), link=link)
             return
+        if self.link is not None:
+            raise Invalid("--link is for Google Sheets: the results of a file are exported, not written back")
         with self.opened() as file:
             yield file
 

@@ -32,7 +32,10 @@ COMMANDS = {
     "migrate": Entry(_RUN, "run", "Migrate the database to this version's schema."),
     "doctor": Entry(_RUN, "run", "Check the database, its settings, the schema, workers and backlog."),
     "dev": Entry(_RUN, "dev", "Run a database, the API with a development login, and a worker for your app."),
-    "init": Entry(_RUN, "init", "Copy an example app into a new folder, as a starting point."),
+    "init": Entry(
+        _RUN, "init", "Make a project with an app, tests, a Dockerfile and CI, or copy an example app."
+    ),
+    "mcp": Entry(_RUN, "mcp", "Serve tools for language models (MCP), on the API at PENSTOCK_URL."),
     "serve": Entry(_RUN, "serve", "Serve the HTTP API and the dashboard until stopped."),
     "simulate": Entry(
         _RUN,
@@ -58,6 +61,7 @@ COMMANDS = {
     "artifacts": Entry(_OPERATE, "artifacts", "List and check files that jobs stored.", "group"),
     "workers": Entry(_OPERATE, "operate", "List workers, the processes that run tasks.", "workers_group"),
     "tenants": Entry(_OPERATE, "operate", "List and create tenants.", "tenants_group"),
+    "cells": Entry(_OPERATE, "cells", "Manage several databases, and move tenants between them.", "group"),
     "keys": Entry(_OPERATE, "keys", "Manage API keys.", "group"),
     "members": Entry(_OPERATE, "invitations", "Manage members of tenants, and erase users.", "members_group"),
     "invitations": Entry(_OPERATE, "invitations", "Manage invitations to tenants.", "group"),

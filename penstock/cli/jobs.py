@@ -209,7 +209,7 @@ async def watch(
     except TimeoutError:
         raise TimedOut(f"the job did not end within {give_up_after}") from None
     except ValueError as error:
-        raise Invalid(f"--timeout must be {error}") from None
+        raise Invalid(f"--timeout must be {error} (got {give_up_after!r})") from None
     if job.status != "completed":
         reason = f": {job.status_reason}" if job.status_reason else ""
         raise JobFailed(f"The job {'was canceled' if job.status == 'canceled' else 'failed'}{reason}")
@@ -461,7 +461,11 @@ def ids_or_filter(
     try:
         return [read(word) for word in words], ""
     except ValueError:
-        raise Invalid(f"neither an id nor a filter: {', '.join(words)}", code="usage") from None
+        raise Invalid(
+            f"expected ids or a filter (got {', '.join(map(repr, words))})",
+            code="usage",
+            hint="A filter has the form field:value, for example: status:failed age:1d",
+        ) from None
 
 
 async def _matching(pool: db.Pool, filter: str) -> AsyncIterator[Job]:

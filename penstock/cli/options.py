@@ -11,11 +11,12 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 from uuid import UUID
 
 import typer
 from typer.core import TyperGroup
+from typer.models import ArgumentInfo, ParameterInfo
 
 from penstock.errors import Conflict, Invalid, NotFound, NotMigrated
 from penstock.settings import settings
@@ -150,7 +151,10 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
         except BrokenPipeError:
             discard_output()
 
-    own = [p.replace(annotation=hints[n], kind=p.KEYWORD_ONLY) for n, p in parameters.items()]
+    own = [
+        p.replace(annotation=_readable(name, hints[name]), kind=p.KEYWORD_ONLY)
+        for name, p in parameters.items()
+    ]
     added = [
         inspect.Parameter(
             name,
@@ -164,6 +168,28 @@ def _with_shared_options(function: Callable[..., Any]) -> Callable[..., Any]:
     run.__annotations__ = {p.name: p.annotation for p in (*own, *of_table, *added)}
     run.__signature__ = inspect.Signature([*own, *of_table, *added])  # pyright: ignore[reportFunctionMemberAccess]
     return run
+
+
+def _readable(name: str, annotation: Any) -> Any:
+    """The annotation, whose help and errors read alike in all commands: names in capitals, ids by example."""
+    declared, *extra = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+    info: Any = next((item for item in extra if isinstance(item, ParameterInfo)), None)
+    if info is None:
+        return annotation
+    if isinstance(info, ArgumentInfo) and info.metavar is None:
+        info.metavar = name.upper()
+    if UUID in (declared, *get_args(declared)):
+        info.parser = _id_of
+    return annotation
+
+
+def _id_of(text: str | UUID) -> UUID:
+    try:
+        return UUID(str(text))
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is not an id such as 01a1f052-d047-7a8a-b5a5-f77a3fbadd2d"
+        ) from None
 
 
 async def tenant_id_of(pool: db.Pool, text: str) -> UUID:

@@ -11,8 +11,11 @@ import typer
 from penstock.cli import output
 from penstock.cli.options import command, current_options
 from penstock.cli.run import log_to_stderr
-from penstock.postgres import embedded, migrate
+from penstock.errors import Unavailable
+from penstock.postgres import db, embedded, migrate
 from penstock.settings import settings
+
+_WAIT_SECONDS = 30.0  # for a database that starts together with the server
 
 
 def add_to(app: typer.Typer) -> None:
@@ -70,9 +73,26 @@ def serve(
         ready = replace(
             server.with_logins(found, is_embedded=is_embedded), read_only=read_only or found.read_only
         )
+        for name, address in (("DATABASE_URL", ready.database_url), ("PENSTOCK_API_URL", ready.api_url)):
+            _reach(name, address or "")
         server.check_user_login(ready)
         url = f"http://{host}:{listening.getsockname()[1]}{root_path}"
         output.note(f"Dashboard  {url}/dashboard/")
         output.note(f"API        {url}/api (OpenAPI: /api/openapi.json)")
         server.run(ready, listening, app=app, root_path=root_path, drain_seconds=drain)
     return 0
+
+
+def _reach(name: str, address: str) -> None:
+    """Wait until the database of this setting responds, or say why it does not."""
+    try:
+        db.connect(address, name="penstock serve", wait_seconds=0).close()
+        return
+    except Unavailable as error:
+        output.note(f"{name}: {error.message} Trying again for {_WAIT_SECONDS:.0f} s.", "dim")
+    try:
+        db.connect(address, name="penstock serve", wait_seconds=_WAIT_SECONDS).close()
+    except Unavailable as error:
+        raise Unavailable(
+            f"{name}: {error.message}", hint="Check the address and the password, and that PostgreSQL runs."
+        ) from error

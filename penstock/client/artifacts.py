@@ -22,7 +22,7 @@ from penstock.client.core import Core, identifier, path
 from penstock.client.responses import error_of, read
 from penstock.client.transport import IO, Resource, call, listing
 from penstock.errors import Invalid, PenstockError, TooLarge, Unavailable
-from penstock.types import Artifact, LinkedArtifact
+from penstock.types import Artifact, LinkedArtifact, LinkKind
 
 FileSource: TypeAlias = "str | os.PathLike[str] | bytes | BinaryIO"
 """A file to upload: a path, bytes, or an open binary file."""
@@ -51,6 +51,13 @@ class Artifacts(Resource[IO]):
     async def url(self, artifact_id: UUID | str, *, expires_in: float | None = None) -> str:
         """A new URL that lets anyone read the file for `expires_in` seconds (default: an hour)."""
         return (await get_linked(self._core, identifier(artifact_id, "artifact_id"), expires_in)).url
+
+    @call
+    async def link(self, artifact_id: UUID | str, link: LinkKind) -> str:
+        """Choose who may open the link of a file, and get the link."""
+        url_path = path("/api/artifacts/{}/link", identifier(artifact_id, "artifact_id"))
+        answer = await self._core.request("PUT", url_path, body={"link": link})
+        return str(answer.json()["url"])
 
     @call
     async def delete(self, artifact_id: UUID | str) -> None:

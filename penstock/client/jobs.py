@@ -27,6 +27,8 @@ from penstock.types import (
     JobStatus,
     LinkedArtifact,
     LogLine,
+    StartableType,
+    StreamChunk,
     Task,
     TaskStatus,
     exact,
@@ -128,6 +130,11 @@ class Jobs(Resource[IO]):
 
     # Reading
 
+    @call
+    async def types(self) -> builtins.list[StartableType]:
+        """The types of jobs that the server's app knows, with the JSON schema of their params."""
+        return await self._core.get(builtins.list[StartableType], "/api/job-types")
+
     @listing
     def list(
         self, filter: str = "", *, tenant_id: Id | None = None, limit: int | None = None
@@ -178,6 +185,14 @@ class Jobs(Resource[IO]):
         """Iterate over what the handlers of a job's tasks logged, or of one task, oldest first."""
         url_path = _path("/api/jobs/{}/logs", job_id)
         return self._core.pages(partial(read, LogLine), url_path, {"task_id": task_id}, limit)
+
+    @listing
+    def stream(self, job_id: Id, task_id: int) -> AsyncGenerator[StreamChunk]:
+        """Iterate over what a task's handler streams, until the task ends. Broken streams are resumed.
+
+        A chunk with another `lease` begins a new stream: the task was retried.
+        """
+        return watching.of_task(self._core, _path("/api/jobs/{}/tasks/{}/stream", job_id, int(task_id)))
 
     @call
     async def outputs(self, job_id: Id) -> dict[str, Any]:

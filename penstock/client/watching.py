@@ -14,7 +14,7 @@ from penstock.client.responses import Event, read
 from penstock.client.transport import IO
 from penstock.errors import Limited, TimedOut, Unavailable
 from penstock.formatting import seconds
-from penstock.types import ENDED, Job, JobChange
+from penstock.types import ENDED, Job, JobChange, StreamChunk
 
 # Maximum random delay before reconnecting, so that clients do not all reconnect at once.
 _RECONNECT_SECONDS = 2.0
@@ -84,6 +84,30 @@ async def of_tenant(core: Core[IO], tenant_id: UUID) -> AsyncGenerator[JobChange
                 yield change
             if change.is_ended and len(last) > _MOST_REMEMBERED:
                 last = {id: change for id, change in last.items() if not change.is_ended}
+
+
+async def of_task(core: Core[IO], url_path: str) -> AsyncGenerator[StreamChunk]:
+    """Yield the chunks of a task's stream until the task ends. Reopens a broken stream after the last one."""
+    last_id: str | None = None
+    silent = 0
+    while True:
+        pause = 0.0
+        silent += 1
+        try:
+            async with aclosing(core.events(url_path, None, last_id)) as events:
+                async for event in events:
+                    # A keep-alive too shows that the stream arrives.
+                    silent = 0
+                    if event is not None and event.name == "end":
+                        return
+                    if event is not None and event.name == "chunk":
+                        last_id = event.id
+                        yield read(StreamChunk, event.data)
+        except (Unavailable, Limited) as error:
+            if silent >= _MAX_SILENT_STREAMS:
+                raise
+            pause = error.retry_after or 0
+        await core.io.sleep(pause + random.uniform(0, _RECONNECT_SECONDS))
 
 
 async def _signals(

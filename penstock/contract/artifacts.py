@@ -12,7 +12,7 @@ import builtins
 import json
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -28,18 +28,19 @@ from penstock.types import OUTPUT as OUTPUT
 from penstock.types import Artifact, KeptArtifact, referred
 
 _COLUMNS: LiteralString = """\
-select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, created_at, stored_at
+select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, created_at, stored_at,
+  coalesce(type, penstock._artifact_type(content_type)), metadata
 from penstock.artifacts where status = 'stored' and """
 _KEPT: LiteralString = """\
 select id, tenant_id, job_id, task_id, name, path, content_type, bytes, sha256, created_at, stored_at,
-  subject, kept_until
+  coalesce(type, penstock._artifact_type(content_type)), metadata, subject, kept_until
 from penstock.artifacts where status = 'stored' and subject is not null
   and (kept_until is null or kept_until >= penstock._now()) and (%s::uuid is null or job_id = %s)
   and (%s::text is null or subject = %s) and (%s::uuid is null or id > %s) order by id limit %s"""
 _OF_JOB: LiteralString = """\
 job_id = %s and (%s::bigint is null or task_id = %s) and (%s::uuid is null or id > %s) order by id limit %s"""
 BATCH = 100
-"""How many files a sweep removes in one transaction."""
+"""Files that a sweep removes in one transaction."""
 Data: TypeAlias = bytes | Path | AsyncIterable[bytes]
 """The content of a file: bytes, the path of a local file, or a stream of chunks."""
 MAX_OUTPUT = 64 << 20
@@ -64,8 +65,6 @@ select id, incoming from penstock.artifacts where status = 'pending' and incomin
 order by begun_at limit 100"""
 Acting = Callable[[], AbstractAsyncContextManager[db.Connection]]
 """Opens a connection for one short call, so that none is in use while bytes are copied."""
-
-
 Finish = Callable[[db.Connection, Artifact], Awaitable[None]]
 """The app's own writes when an upload is stored, on the connection of that transaction."""
 
@@ -98,6 +97,8 @@ async def save(
     name: str,
     data: Data,
     content_type: str = content.ANY,
+    type: str | None = None,
+    metadata: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Store a file of a running task; returns a reference to put into its output.
 
@@ -123,7 +124,7 @@ async def save(
             begun["path"], data, limit=begun["max_bytes"], headers=content.headers(kind, name)
         )
         await _check_container(storage, begun["path"], kind, stored.bytes)
-        await _finish(partial(db.connection, pool), holder, stored)
+        await _finish(partial(db.connection, pool), holder, stored, type=type, metadata=metadata)
     return {
         "artifact_id": str(begun["id"]),
         "path": begun["path"],
@@ -153,14 +154,16 @@ async def _check_container(storage: Storage, path: str, content_type: str, size:
 
 
 async def _finish(
-    acting: Acting, holder: dict[str, Any], stored: Stored, finish: Finish | None = None
-) -> None:
-    async with acting() as conn:
-        if finish is None:
-            await db.call(conn, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
-            return
-        async with db.transaction(conn):
-            await db.call(conn, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
+    acting: Acting, holder: dict[str, Any], stored: Stored, finish: Finish | None = None,
+    type: str | None = None, metadata: Mapping[str, Any] | None = None,
+) -> None:  # fmt: skip
+    is_single = finish is None and type is None and not metadata
+    async with acting() as conn, nullcontext() if is_single else db.transaction(conn):
+        if metadata or type is not None:
+            said = db.Json(dict(metadata or {}))
+            await db.call(conn, "describe_artifact", **holder, p_type=type, p_metadata=said)
+        await db.call(conn, "finish_artifact", **holder, p_bytes=stored.bytes, p_sha256=stored.sha256)
+        if finish is not None:
             await finish(conn, await get(conn, artifact_id=holder["p_artifact_id"]))
 
 
@@ -310,13 +313,14 @@ async def upload_key(database: db.Database, *, artifact_id: UUID) -> str | None:
 
 
 async def finish_upload(
-    service: Acting, storage: Storage, *, artifact_id: UUID, taken: db.Row, finish: Finish | None = None
-) -> None:
+    service: Acting, storage: Storage, *, artifact_id: UUID, taken: db.Row, finish: Finish | None = None,
+    worker_id: str | None = None, type: str | None = None, metadata: Mapping[str, Any] | None = None,
+) -> Stored:  # fmt: skip
     """Check an uploaded file and copy it to its final path. Only the service may mark a file as stored.
 
     The client can write to the upload path for as long as its URL is valid. So the checked bytes are copied
     to a path that the client cannot write to. `finish` makes the app's own writes in the transaction that
-    marks the file as stored: either both are committed, or neither.
+    marks the file as stored: either both are committed, or neither. A task's file names its `worker_id`.
     """
     try:
         uploaded = await storage.get(taken["incoming"])
@@ -324,16 +328,17 @@ async def finish_upload(
         raise Conflict(
             "the file has not been uploaded yet: PUT it to the upload URL first", code="not_uploaded"
         ) from None
-    holder = {"p_artifact_id": artifact_id, "p_worker_id": None, "p_lease": taken["lease"]}
+    holder = {"p_artifact_id": artifact_id, "p_worker_id": worker_id, "p_lease": taken["lease"]}
     async with _dropped_on_error(service, holder):
         head, data = await _peek(uploaded.chunks)
         kind = content.check(taken["content_type"], head)
         headers = content.headers(kind, taken["name"])
         stored = await storage.put(taken["path"], data, limit=taken["bytes"], headers=headers)
         await _check_container(storage, taken["path"], kind, stored.bytes)
-        await _finish(service, holder, stored, finish)
+        await _finish(service, holder, stored, finish, type, metadata)
     # After a crash here the uploaded file has no record, so the sweep removes it.
     await storage.delete([taken["incoming"]])
+    return stored
 
 
 async def adopt_uploads(

@@ -4,6 +4,8 @@ Terms are separated by spaces, and all must match. A term is a field, a colon an
 separated by commas, any one matches; a minus before the field excludes. A value that contains a space, a
 comma or a quotation mark is quoted: `tenant:"Acme, Inc."`. Each list has its own fields.
 
+A word without a field is `text:word`, in lists that have a text field.
+
 Values always become bound parameters; the SQL around them is literal text of this package. Names of tenants
 and ages are looked up in a separate query first, because with constants PostgreSQL plans the list's query
 better.
@@ -30,9 +32,13 @@ Field: TypeAlias = Callable[[Sequence[str]], Condition]
 _KNOWN: LiteralString = """\
 select penstock._now(), t.name, t.id from (select) as one left join penstock.tenants t on t.name = any (%s)"""
 _VALUE = r'(?:"(?:[^"\\]|\\.)*"|[^\s",]+)'
-_TERM = re.compile(rf"\s*(?P<minus>-?)(?P<field>[A-Za-z_]+):(?P<values>{_VALUE}(?:,{_VALUE})*)(?=\s|$)")
+_TERM = re.compile(
+    rf"\s*(?P<minus>-?)(?P<field>[A-Za-z_][A-Za-z0-9_.]*):(?P<values>{_VALUE}(?:,{_VALUE})*)(?=\s|$)"
+)
+_WORD = re.compile(r'\s*(?P<value>"(?:[^"\\]|\\.)*"|[^\s",:-][^\s",:]*)(?=\s|$)')
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d|w)")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_MOST_SEARCHED = 20
 _LONGEST = 100 * 366 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
 
@@ -58,6 +64,8 @@ class Term:
     field: str
     values: tuple[str, ...]
     is_excluded: bool = False
+    is_bare: bool = False
+    """Whether it is a word without a field, which stands for `text:word`."""
 
 
 def parse(text: str) -> list[Term]:
@@ -66,6 +74,10 @@ def parse(text: str) -> list[Term]:
     place = 0
     while text[place:].strip():
         found = _TERM.match(text, place)
+        if found is None and (word := _WORD.match(text, place)) is not None:
+            terms.append(Term("text", (_unquoted(word["value"]),), is_bare=True))
+            place = word.end()
+            continue
         if found is None:
             raise _invalid(f"{text[place:].split()[0]!r} is not a filter term")
         values = tuple(_unquoted(value) for value in re.findall(_VALUE, found["values"]))
@@ -210,11 +222,55 @@ def age(column: LiteralString) -> Field:
     return condition
 
 
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Jobs that `find_jobs` finds by this field."""
+
+    field: str
+    excluded: LiteralString | None = None
+    """The condition that excludes, on the columns of the list. None: it cannot be excluded."""
+
+    def __call__(self, values: Sequence[str]) -> Condition:
+        if len(values) > _MOST_SEARCHED or not all(value.strip() for value in values):
+            raise ValueError(f"up to {_MOST_SEARCHED} texts")
+        # As an array, so that the list is read by its ids whatever the planner believes.
+        return "id = any (array(select penstock.find_jobs(%s, %s)))", [self.field, list(values)]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchPath:
+    """Jobs that `find_jobs` finds by a path below this name: `params.title:otters`."""
+
+    name: str
+
+    def at(self, path: str) -> Search:
+        """The field of one path."""
+        return Search(f"{self.name}.{path}")
+
+    def __call__(self, values: Sequence[str]) -> Condition:
+        raise ValueError("a path and a value, such as params.title:otters")
+
+
+def _field(term: Term, fields: Mapping[str, Field]) -> Field:
+    name, _, path = term.field.partition(".")
+    parent = fields.get(name)
+    if path and isinstance(parent, SearchPath):
+        return parent.at(path)
+    if term.field in fields:
+        return fields[term.field]
+    if term.is_bare:
+        raise _invalid(f"{term.values[0]!r} is not a filter term")
+    raise _invalid(f"unknown filter field {term.field!r}", fields)
+
+
 def _condition(term: Term, fields: Mapping[str, Field]) -> Condition:
-    if term.field not in fields:
-        raise _invalid(f"unknown filter field {term.field!r}", fields)
+    field = _field(term, fields)
+    if term.is_excluded and isinstance(field, Search):
+        if field.excluded is None:
+            raise _invalid(f"filter field {term.field} cannot be excluded")
+        return f"not coalesce({field.excluded}, false)", [[value.lower() for value in term.values]]
     try:
-        sql, values = fields[term.field](term.values)
+        sql, values = field(term.values)
     except ValueError as error:
         raise _invalid(f"filter field {term.field} takes {error} (got {','.join(term.values)!r})") from None
     return ("not coalesce(" + sql + ", false)" if term.is_excluded else sql), values

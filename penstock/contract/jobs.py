@@ -24,7 +24,6 @@ from penstock.types import (
     JobOptions,
     JobStatus,
     JobVerb,
-    Progress,
     Task,
     TaskStatus,
     Weight,
@@ -42,14 +41,16 @@ FIELDS: Mapping[str, filters.Field] = {
     "type": filters.words("type"),
     "tenant": filters.tenant("tenant_id"),
     "age": filters.age("created_at"),
+    "tag": filters.Search("tag", excluded="tags && %s::text[]"),
+    "params": filters.SearchPath("params"),
+    "text": filters.Search("text"),
 }
-
 _MAX_OUTAGE_SECONDS = 30
 
 _JOBS: LiteralString = """\
 select id, tenant_id, type, status, status_reason, params, priority, created_by, created_at, run_at,
   started_at, finished_at, percent, phase, succeeded + failed + canceled, total, succeeded, failed, canceled,
-  docs_complete, docs_total
+  docs_complete, docs_total, title, tags
 from penstock.job_list where """
 _TASKS: LiteralString = """\
 select id, job_id, kind, key, phase, status, waiting_for, waiting_until, priority, attempt, retry_count,
@@ -274,14 +275,13 @@ async def list(
     chosen = [
         *await filters.conditions(database, filter, FIELDS),
         *_equal(tenant_id=tenant_id, type=type, status=status),
+        *_of_tenants(tenant_ids),
     ]
-    chosen += _of_tenants(tenant_ids)
     if before is not None:
         chosen.append(("id < %s", [before]))
     condition, values = filters.every(chosen)
     statement = _JOBS + condition + " order by id desc limit %s"
-    rows = await db.rows(database, statement, [*values, filters.page(limit)])
-    return [Job(*row[:12], progress=Progress(*row[12:])) for row in rows]
+    return [Job.listed(row) for row in await db.rows(database, statement, [*values, filters.page(limit)])]
 
 
 async def tasks(

@@ -137,19 +137,21 @@ async def remove(database: db.Database, *, schedule_id: UUID) -> None:
 async def fire_due(
     database: db.Database,
     build_tasks: BuildTasks,
+    *,
+    on_unknown: Callable[[], None] = lambda: None,
 ) -> builtins.list[UUID]:
     """Start the jobs that are due and return their ids. Any number of workers may do this at once.
 
     For a schedule that stores no tasks, `build_tasks` returns the tasks of its job type for its params. None
-    leaves the schedule to a worker that knows the type. A schedule that fails is logged and tried again
-    later, a few times: see `fail_schedule`.
+    leaves the schedule to a worker that knows the type, after a call of `on_unknown`. A schedule that fails
+    is logged and tried again later, a few times: see `fail_schedule`.
     """
     started: builtins.list[UUID] = []
     # As text: a time that Python cannot represent must not block the others.
     due = await db.rows(database, "select id, name, due_at::text from penstock.due_schedules()", ())
     for schedule_id, name, due_at in due:
         try:
-            started += await _fire(database, schedule_id, build_tasks)
+            started += await _fire(database, schedule_id, build_tasks, on_unknown)
         except Unavailable:
             raise
         except Exception as error:
@@ -179,6 +181,7 @@ async def _fire(
     database: db.Database,
     schedule_id: UUID,
     build_tasks: BuildTasks,
+    on_unknown: Callable[[], None],
 ) -> builtins.list[UUID]:
     # Each schedule is read separately, so that one that cannot be read does not block the others.
     found = await db.rows(database, _DUE, (schedule_id,))
@@ -190,6 +193,7 @@ async def _fire(
         tasks = await tasks
     if tasks is None and not has_tasks:
         if now - due_at < _UNKNOWN_AFTER:
+            on_unknown()
             return []
         raise Invalid(f"no worker knows the job type {job_type!r}", code="unknown_job_type")
     return await db.value(

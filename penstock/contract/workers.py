@@ -16,7 +16,8 @@ from penstock.worker_list order by started_at, id"""
 # In one statement, because every idle worker runs it every few seconds.
 _REPORT: LiteralString = """\
 select penstock.report_worker(w.id, %s), exists (
-  select from penstock.workers x where x.id = w.id and x.drain_asked_at is not null)
+  select from penstock.workers x where x.id = w.id and x.drain_asked_at is not null),
+  penstock.lead_upkeep(w.id, %s)
 from (select %s as id) as w"""
 _RUNNING: LiteralString = """\
 select l.worker_id, l.job_id, l.task_id, t.kind, t.key, l.started_at, l.fraction, l.message
@@ -43,7 +44,7 @@ async def running(database: db.Database) -> dict[str, builtins.list[Run]]:
 
 
 async def backlog(database: db.Database) -> builtins.list[Lane]:
-    """Waiting and running tasks per lane, and how long its next task has waited. For autoscalers."""
+    """Waiting and running tasks per kind and provider, and the wait of the next one. For autoscalers."""
     rows = await db.call(database, "backlog")
     lanes = [Lane(r["kind"], r["provider"], r["waiting"], r["running"], r["oldest_seconds"]) for r in rows]
     return sorted(lanes, key=lambda lane: (lane.kind, lane.provider or ""))
@@ -56,15 +57,17 @@ async def wanted_slots(database: db.Database) -> builtins.list[WantedSlots]:
 
 
 async def drain_rates(database: db.Database) -> dict[tuple[str, str | None], float]:
-    """Estimated tasks per second of each lane (kind, provider), from running tasks and their durations."""
+    """Tasks per second that ended in the last minute, per kind and provider."""
     rows = await db.call(database, "drain_rates")
     return {(row["kind"], row["provider"]): row["per_second"] for row in rows}
 
 
-def report_sync(conn: db.SyncConnection, *, worker_id: str, info: Mapping[str, Any]) -> bool:
+def report_sync(
+    conn: db.SyncConnection, *, worker_id: str, info: Mapping[str, Any], can_lead: bool = False
+) -> tuple[bool, bool]:
     """Store that a worker is alive, with its host, pid, kinds, concurrency, version, state and running tasks.
 
-    Returns whether an operator asked it to stop.
+    Returns whether an operator asked it to stop, and whether it does the periodic upkeep for all workers.
     """
-    [(_, is_drain_asked)] = db.rows_sync(conn, _REPORT, (db.Json(dict(info)), worker_id))
-    return is_drain_asked
+    [(_, is_drain_asked, is_leader)] = db.rows_sync(conn, _REPORT, (db.Json(dict(info)), can_lead, worker_id))
+    return is_drain_asked, is_leader

@@ -22,7 +22,6 @@ and draws the graph of its tasks: each `step` adds a task and returns a placehol
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
@@ -36,7 +35,7 @@ from uuid import UUID
 import pydantic
 
 from penstock import tracing
-from penstock.contract import bulks, jobs, kinds, prompts, schedules, tenants
+from penstock.contract import jobs, prompts, schedules, tenants
 from penstock.errors import Invalid
 from penstock.formatting import seconds
 from penstock.guards import Guard
@@ -44,13 +43,15 @@ from penstock.postgres import db, embedded, migrate
 from penstock.sdk.bulk_type import BulkType
 from penstock.sdk.connections import LoopConnections, LoopThread
 from penstock.sdk.context import Context
+from penstock.sdk.declaring import declare_types
+from penstock.sdk.engines import TaskOptions, mode_of
 from penstock.sdk.extensions import Extensions
 from penstock.sdk.graph import Drawn, Options
 from penstock.sdk.job_types import JobType, Started, Task, TaskDecorator
 from penstock.sdk.webhooks import Webhooks
 from penstock.settings import settings
 from penstock.storage import objects as storages
-from penstock.types import Forecast, KindPolicy, declared_policy
+from penstock.types import Forecast, declared_policy
 
 if TYPE_CHECKING:
     from penstock.sheets import Sheets
@@ -143,7 +144,7 @@ class App(Extensions):
         category: str = "general",
         cpu_bound: bool = False,
         transactional: bool = False,
-        **policy: Unpack[KindPolicy],
+        **policy: Unpack[TaskOptions],
     ) -> TaskDecorator: ...
     def task(self, function: Callable[..., Any] | None = None, **options: Any) -> Any:
         """Declare a function as a task.
@@ -153,7 +154,7 @@ class App(Extensions):
         commit. The delay before a retry starts at `backoff` and doubles up to `backoff_cap`. No retry starts
         later than `retry_for` after the first attempt.
 
-        The rest is the policy of the kind, which the database enforces for every new task: `KindPolicy`.
+        The rest is the policy of the kind, which the database enforces for every new task, and the engine.
         """
         return partial(self._add_task, **options) if function is None else self._add_task(function)
 
@@ -171,12 +172,12 @@ class App(Extensions):
         category: str = "general",
         cpu_bound: bool = False,
         transactional: bool = False,
-        **policy: Unpack[KindPolicy],
+        **policy: Unpack[TaskOptions],
     ) -> Task[Any, Any]:
         kind = kind or function.__name__
         if kind in self.tasks:
             raise Invalid(f"a task of kind {kind!r} already exists: give one of them another `kind`")
-        is_async = inspect.iscoroutinefunction(function)
+        mode, resources = mode_of(function, cpu_bound, policy)
         declared = {
             "name": kind,
             "category": category,
@@ -189,7 +190,7 @@ class App(Extensions):
         }
         task: Task[Any, Any] = Task(
             self, function, kind, settings=declared, phase=phase, is_transactional=transactional,
-            mode="process" if cpu_bound else "async" if is_async else "thread",
+            mode=mode, resources=resources,
         )  # fmt: skip
         task.check_mode()
         self.tasks[kind] = task
@@ -200,7 +201,12 @@ class App(Extensions):
     def job(self, function: Callable[P, Any], /) -> JobType[P]: ...
     @overload
     def job(
-        self, *, name: str | None = None, phases: dict[str, float] | None = None, on_failure: str = "continue"
+        self,
+        *,
+        name: str | None = None,
+        phases: dict[str, float] | None = None,
+        on_failure: str = "continue",
+        title: str | None = None,
     ) -> Callable[[Callable[P, Any]], JobType[P]]: ...
     def job(
         self,
@@ -209,11 +215,15 @@ class App(Extensions):
         name: str | None = None,
         phases: dict[str, float] | None = None,
         on_failure: str = "continue",
+        title: str | None = None,
     ) -> Any:
-        """Declare a function as a job type. `phases`: the names and weights of its phases, in order."""
+        """Declare a function as a job type. `phases`: the names and weights of its phases, in order.
+
+        `title` is the template of its jobs' titles: in "{topic} in {style.language}", params fill the braces.
+        """
 
         def add(function: Callable[..., Any]) -> JobType[...]:
-            kind = JobType[...](self, function, name or function.__name__, phases or {}, on_failure)
+            kind = JobType[...](self, function, name or function.__name__, phases or {}, on_failure, title)
             if kind.name in self.job_types or kind.name in self.bulks:
                 raise Invalid(
                     f"a job type named {kind.name!r} already exists: give one of them another `name`"
@@ -323,12 +333,8 @@ class App(Extensions):
         else:
             names = sorted({*self.job_types, *self.tasks})
             hint = f"The app has {', '.join(names)}." if names else "The app defines no tasks."
-        return Invalid(
-            f"unknown job type {job_type[:200]!r}",
-            code="unknown_job_type",
-            hint=hint,
-            details={"field": "type"},
-        )
+        message = f"unknown job type {job_type[:200]!r}"
+        return Invalid(message, code="unknown_job_type", hint=hint, details={"field": "type"})
 
     # --- starting ---
 
@@ -382,14 +388,7 @@ class App(Extensions):
         """Store the app's kinds, job types and schedules: once, and again after one is added."""
         if self._is_declared:
             return
-        await kinds.define(pool, kinds=[task.settings for task in self.tasks.values()])
-        takers = {**self.tasks, **self.job_types}.items()
-        await kinds.define_params(pool, params={name: taker.signature.params for name, taker in takers})
-        for kind in (*self.job_types.values(), *self.bulks.values()):
-            phases = [{"name": name, "weight": weight} for name, weight in kind.all_phases().items()]
-            await kinds.define_job_type(pool, name=kind.name, phases=phases, on_failure=kind.on_failure)
-        for kind in self.bulks.values():
-            await bulks.define_type(pool, name=kind.name, **kind.declared())
+        await declare_types(pool, tasks=self.tasks, job_types=self.job_types, bulk_types=self.bulks)
         if self.prompts.declared:
             await prompts.declare(pool, prompts=self.prompts.constants)
         for schedule in self.schedules.values():

@@ -72,9 +72,9 @@ def mark(type: Type, tasks: Sequence[dict[str, Any]], rows: Sequence[BulkRow[Any
         )
     for task in marked:
         found = type.app.tasks.get(task["kind"])
-        if found is not None and found.mode == "process":
+        if found is not None and found.mode in ("process", "ray"):
             raise Invalid(
-                f"{task['kind']} is cpu_bound and cannot get guarded rows",
+                f"{task['kind']} runs outside of the worker and cannot get guarded rows",
                 code="not_guarded",
                 hint="Call ctx.acompute from an async task instead.",
             )

@@ -133,6 +133,11 @@ class BulkType(Generic[T]):
         """The columns of the row model."""
         return {info.alias or field for field, info in self.row.model_fields.items()}
 
+    def expected(self) -> dict[str, bool]:
+        """The columns of the row model in order, and whether each is required."""
+        fields = self.row.model_fields.items()
+        return {info.alias or field: info.is_required() for field, info in fields}
+
     def declared(self) -> dict[str, Any]:
         """The declaration for `define_bulk_type`."""
         return {

@@ -76,11 +76,21 @@ def draw(app: App, type: str, params: dict[str, Any], tasks: int, seconds: float
     return {"count": len(found.tasks), "text": text, "result": found.result_option}
 
 
+def problems(app: App, type: str, params: dict[str, Any]) -> dict[str, str]:
+    """What is wrong with the params of a job type, by parameter."""
+    taker = app.job_types.get(type) or app.tasks[type]
+    return taker.signature.problems(params)
+
+
 def check(app: App, type: str, path: str, table: dict[str, Any], most: int) -> Any:
-    """The problems of a table."""
+    """The problems of a table, its columns, and those that the bulk type expects."""
+    bulk_type = app.bulks[type]
     with sources.open(Path(path), **table) as source:
-        found = app.bulks[type].check(source)
+        found = bulk_type.check(source)
+        columns = source.columns[:MAX_COLUMNS]
     return {
+        "columns": columns,
+        "expected": bulk_type.expected(),
         "rows": found.rows,
         "good": found.good,
         "problems": [asdict(problem) for problem in found.problems[:most]],
@@ -107,6 +117,14 @@ def rows(app: App | None, path: str, table: dict[str, Any], out: str, most: int)
         return bulks.describe(source)
 
 
-FUNCTIONS: dict[str, Any] = {"draw": draw, "check": check, "sample": sample, "rows": rows}
+FUNCTIONS: dict[str, Any] = {
+    "draw": draw,
+    "problems": problems,
+    "check": check,
+    "sample": sample,
+    "rows": rows,
+}
+MAX_COLUMNS = 200
+"""Columns of a table that `check` names."""
 WITHOUT_APP = ("rows",)
 """Functions that need no app."""

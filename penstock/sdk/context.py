@@ -13,7 +13,7 @@ from uuid import UUID
 from penstock.contract import artifacts, tasks
 from penstock.errors import Invalid
 from penstock.formatting import seconds
-from penstock.sdk import operations, signals, steps, task_log
+from penstock.sdk import engines, operations, signals, steps, task_log
 from penstock.sdk.prompts import DeclaredPrompt
 from penstock.settings import settings
 from penstock.types import Answer, Prompt, SealedKey
@@ -58,7 +58,7 @@ class Waiting(BaseException):
         self.wait_id = wait_id
 
 
-class Context:
+class Context(engines.Computing):
     """A running attempt. A handler that takes it as its first parameter reports and saves files with it."""
 
     __slots__ = (
@@ -81,7 +81,7 @@ class Context:
         self.message: str | None = None
         self.connection: Any = None
         """In a transactional task: the connection whose transaction also completes the task."""
-        self._hooks = hooks
+        self._hooks: Hooks = hooks
         self._log: Any = None
         self._sink = sink
         self._is_stopped = False
@@ -119,6 +119,10 @@ class Context:
         self.fraction = min(1.0, max(0.0, done / of)) if of > 0 else 0.0
         self.message = message if message is not None else self.message
         self._hooks.progressed(self)
+
+    def stream(self, part: str | Mapping[str, Any]) -> None:
+        """Stream a text, such as a model's token, or an event to followers of the task. It never waits."""
+        self._hooks.streamed(self, part)
 
     async def aheartbeat(self) -> None:
         """Extend the lease now; raises LeaseLost if it is lost. (The worker also extends it regularly.)"""
@@ -206,20 +210,25 @@ class Context:
         self.report_response(response)
 
     async def asave(
-        self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream"
-    ) -> dict[str, Any]:
+        self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream", *,
+        type: str | None = None, metadata: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """Store a file: bytes, the path of a local file, or an async iterator of bytes.
 
         Returns a reference to put into the output. The same name, in a retry too, replaces the same file. A
-        task may have one file with an empty name.
+        task may have one file with an empty name. `metadata` says more, such as `pages`, or `duration` in
+        seconds; `type` defaults to one from the content type, such as `audio_mp3`.
         """
-        return await self._hooks.save(self, name, data, content_type)
+        return await self._hooks.save(self, name, data, content_type, type=type, metadata=metadata)
 
     def save(
-        self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream"
-    ) -> dict[str, Any]:
+        self, name: str, data: artifacts.Data, content_type: str = "application/octet-stream", *,
+        type: str | None = None, metadata: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """`asave` from a handler in a thread."""
-        return self._hooks.block(self._hooks.save(self, name, data, content_type))
+        return self._hooks.block(
+            self._hooks.save(self, name, data, content_type, type=type, metadata=metadata)
+        )
 
     # A handler that waits ends, and runs again from its start when the wait is over. Async handlers await
     # these methods; handlers in threads call those that end with `_sync`.
@@ -362,18 +371,6 @@ class Context:
                 hint="Wait in a task of its own, and let the transactional task depend on it.",
             )
 
-    async def acompute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run a module-level function in one of the worker's processes, because it uses a core or may crash.
-
-        A crash fails only this attempt; stopping the task kills the process. The function gets no context: it
-        can write files for the handler to save. Arguments and result must be picklable.
-        """
-        return await self._hooks.compute(function, args, kwargs)
-
-    def compute(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """`acompute` from a handler in a thread."""
-        return self._hooks.block(self._hooks.compute(function, args, kwargs))
-
     @classmethod
     def fake(cls, **values: Any) -> Context:
         """A context for calling a handler in a unit test."""
@@ -387,6 +384,9 @@ class Hooks:
     def progressed(self, ctx: Context) -> None:
         """Send the context's new progress."""
 
+    def streamed(self, ctx: Context, part: str | Mapping[str, Any]) -> None:
+        """Send a part of the attempt's stream."""
+
     async def heartbeat(self, ctx: Context) -> None:
         """Extend the lease."""
 
@@ -398,7 +398,7 @@ class Hooks:
         """Add tasks to the job, from a thread."""
         return self.block(self.add_tasks(ctx, new))
 
-    async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str) -> dict[str, Any]:
+    async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str, **how: Any) -> Any:
         """Store a file."""
         size = len(data) if isinstance(data, bytes) else None
         return {"path": name, "bytes": size, "content_type": content_type}
@@ -422,8 +422,8 @@ class Hooks:
         """The encrypted key of a provider: the tenant's own, or the one for all tenants."""
         return None
 
-    async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run a function in a process."""
+    async def compute(self, function: Callable[..., R], args: Any, kwargs: Any, on: Any, resources: Any) -> R:
+        """Run a function in a process or on Ray."""
         return function(*args, **kwargs)
 
     def require_async(self) -> None:

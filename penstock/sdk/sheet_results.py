@@ -16,7 +16,7 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
@@ -24,12 +24,13 @@ from uuid import UUID
 
 from pydantic import TypeAdapter, ValidationError
 
-from penstock.contract import bulks, jobs, providers
+from penstock.contract import bulks, jobs, links, providers
 from penstock.contract import sheets as bindings
 from penstock.errors import Forbidden, Invalid, Limited, NotFound, Unauthenticated
 from penstock.postgres import db
 from penstock.sdk import signals
 from penstock.sdk.context import Context, Fail, Reschedule
+from penstock.settings import settings
 from penstock.sheets import (
     COLUMNS,
     LARGEST_REQUEST,
@@ -42,6 +43,7 @@ from penstock.sheets import (
 )
 from penstock.sources import Header, Row
 from penstock.sources.a1 import Range, parse
+from penstock.types import referred
 
 if TYPE_CHECKING:
     from penstock.sheets import Sheets
@@ -198,7 +200,7 @@ class _Tasks:
         column_numbers, heading = _column_numbers(place, names, source["write"])
         if heading:
             await self._add_missing_columns(calls, google, id, place, max(column_numbers.values()))
-        found, lost = _current_rows(due, place, key, keys)
+        found, lost = _current_rows(await _with_links(pool, ctx.job_id, due), place, key, keys)
         chosen = _fitting(found)
         data = [*heading, *_data(chosen, place.sheet, column_numbers)]
         # Check the lease, so that a stale worker does not write old values.
@@ -295,7 +297,7 @@ async def _final() -> AsyncGenerator[None]:
 async def _source(pool: db.Pool, job_id: UUID) -> tuple[dict[str, Any], list[str]]:
     """The validated description of a job's sheet, and the job's key columns."""
     found, key = await bulks.source(pool, job_id=job_id)
-    values = {name: found[name] for name in ("range", "rename", "write") if name in found}
+    values = {name: found[name] for name in ("range", "rename", "write", "link") if name in found}
     try:
         sheet = _SHEET.validate_python({"spreadsheet": found.get("id"), "write": False} | values)
     except ValidationError as error:
@@ -317,6 +319,28 @@ def require_apart(written: Mapping[str, str], columns: Iterable[str]) -> None:
     for name in set(written.values()).intersection(columns):
         hint = f"Choose another name for the written column: write={{...: {name + ' of the job'!r}}}."
         raise Invalid(f"column {name!r} is both read and written", code="duplicate_column", hint=hint)
+
+
+async def _with_links(pool: db.Pool, job_id: UUID, due: Sequence[DueRow]) -> list[DueRow]:
+    """The rows, with a link where the output is a file of the job. Links need `PENSTOCK_PUBLIC_URL`."""
+    base = settings().public_url
+    files = {row["number"]: id for row in due if (id := _file_of(row["output"])) is not None} if base else {}
+    if not files:
+        return list(due)
+    paths = await links.of_job(pool, job_id=job_id, artifact_ids=[*files.values()])
+    found = {number: f"{base}{paths[id]}" for number, id in files.items() if id in paths}
+    return [{**row, "link": found[row["number"]]} if row["number"] in found else row for row in due]
+
+
+def _file_of(output: Any) -> UUID | None:
+    """The id of the file that an output is or names, as `ctx.save` returns it."""
+    with suppress(ValueError):
+        match output:
+            case {"artifact_id": str(text)}:
+                return UUID(text)
+            case _:
+                return referred(output)
+    return None
 
 
 async def fetch(pool: db.Pool, google: Sheets, source: Mapping[str, Any], tenant_id: UUID) -> list[Row]:
@@ -437,10 +461,10 @@ def _values(row: DueRow) -> dict[str, Any]:
     """The values to write for a row."""
     code, output = row["error_code"], row["output"]
     match output:
-        case {"url": str(url)}:
+        case {"url": str(url)} if "link" not in row or not url.startswith("/"):
             shown = url
         case _:
-            shown = output
+            shown = row.get("link", output)
     error = f"{code}: {row['error_message']}"[:_LONGEST_ERROR] if code else ""
     values = (row["state"], shown, row["cost"], error)
     return dict(zip(COLUMNS, map(cell, values), strict=True))

@@ -6,6 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from typing import Any, Never, NoReturn, NotRequired, cast, get_type_hints
 
 import pydantic
@@ -138,6 +139,34 @@ class Signature:
             "refused": {name: types for name, types in refused.items() if types},
         }
 
+    @property
+    def schema(self) -> dict[str, Any] | None:
+        """The JSON schema of the input with the defaults; None if a type has no JSON schema."""
+        try:
+            schema = self._input.json_schema()
+        except pydantic.PydanticUserError:
+            return None
+        for name, parameter in self._parameters.parameters.items():
+            if name in schema.get("properties", {}) and parameter.default not in (parameter.empty, None):
+                # A default that is no JSON is not shown.
+                with suppress(ValueError, TypeError):
+                    default = pydantic_core.to_jsonable_python(parameter.default)
+                    schema["properties"][name]["default"] = default
+        return schema
+
+    def problems(self, values: dict[str, Any]) -> dict[str, str]:
+        """What is wrong with each parameter, by name; "" stands for the values as a whole."""
+        try:
+            self._input.validate_python(values)
+        except pydantic.ValidationError as error:
+            found: dict[str, str] = {}
+            for problem in error.errors(include_url=False, include_input=False, include_context=False):
+                name, *place = map(str, problem["loc"] or ("",))
+                text = f"{'.'.join(place)}: {problem['msg']}" if place else problem["msg"]
+                found.setdefault(name, text)
+            return found
+        return {}
+
     def _refused_types(self, name: str, type: str | None) -> list[str]:
         """JSON types that do not fit the parameter's schema, and of which a sample is refused as well."""
         if type is None:
@@ -172,7 +201,20 @@ class Signature:
             wrong = next((p for p in problems if p["loc"][:1] not in [(name,) for name in pending]), None)
             if wrong is None:
                 return values
-            raise _bad_input(".".join(map(str, wrong["loc"])), wrong["msg"]) from error
+            unknown = next((p for p in problems if p["type"] == "extra_forbidden"), wrong)
+            raise self._refusal(wrong if len(wrong["loc"]) > 1 else unknown) from error
+
+    def _refusal(self, problem: Any) -> Invalid:
+        """An error that says which of the names are known. Others are pydantic's own."""
+        field = ".".join(map(str, problem["loc"]))
+        match problem["type"]:
+            case "extra_forbidden" if len(problem["loc"]) == 1:
+                names = ", ".join(self._parameters.parameters) or "no params"
+                return _bad_input(field, f"unknown param; {self._name} takes {names}")
+            case "missing":
+                return _bad_input(field, "this param is required")
+            case _:
+                return _bad_input(field, problem["msg"])
 
     def parse(self, texts: dict[str, str]) -> dict[str, Any]:
         """Values from a command line: JSON where the type accepts it, otherwise the text itself."""

@@ -29,7 +29,7 @@ from penstock.sources.a1 import Range, parse
 
 BASE_URL = "https://sheets.googleapis.com"
 LONGEST_SECONDS = 180.0
-"""Google's own timeout of a request."""
+"""The timeout of a request, Google's own."""
 
 _LARGEST_ANSWER = 64 << 20
 _FIELDS = "spreadsheetId,properties.title,sheets.properties(sheetId,title,sheetType,gridProperties)"
@@ -177,11 +177,13 @@ class Sheets:
         headers = {"authorization": f"Bearer {token}", "accept": "application/json"}
         if body is not None:
             headers["content-type"] = "application/json"
-        timeout = httpx.Timeout(30, read=LONGEST_SECONDS + 10)
+        timeout = httpx.Timeout(30, read=LONGEST_SECONDS)
         url = f"{self._base_url}{path}"
         try:
             # A client per call: calls are rare, and this leaves no connection open in any event loop.
+            # The read timeout starts again with every byte, so the whole exchange has one as well.
             async with (
+                asyncio.timeout(LONGEST_SECONDS),
                 httpx.AsyncClient(verify=tls(), timeout=timeout, follow_redirects=False) as client,
                 client.stream(method, url, params=list(params), content=body, headers=headers) as response,
             ):
@@ -191,7 +193,7 @@ class Sheets:
                     if len(content) > _LARGEST_ANSWER:
                         raise TooLarge("Google's response is too large", hint="Read a smaller range.")
                 return response.status_code, dict(response.headers), bytes(content)
-        except httpx.TimeoutException:
+        except (TimeoutError, httpx.TimeoutException):
             raise TimedOut("Google Sheets did not respond in time", code="sheets_timeout") from None
         except httpx.HTTPError as error:
             # Without the cause, whose request contains the token.

@@ -9,6 +9,7 @@ from typing import Any
 
 from penstock.errors import Invalid
 from penstock.sources.a1 import parse
+from penstock.types import LinkKind
 
 COLUMNS = ("status", "output", "cost", "error")
 """Columns written back to each row."""
@@ -39,13 +40,15 @@ class GoogleSheet:
 
     `spreadsheet`: its URL or id. `range`: a part of it, such as `Ideas!A1:F`, whose first row has the column
     names. `rename`: new names of columns. `write`: names of the columns to write, which are found by name or
-    added at the right; `False` writes nothing.
+    added at the right; `False` writes nothing. `link`: who may open the links of files that are written:
+    `public`, `signed` or `login` (the default).
     """
 
     spreadsheet: str
     range: str | None = None
     rename: Mapping[str, str] = field(default_factory=dict[str, str])
     write: Mapping[str, str] | bool = True
+    link: LinkKind | None = None
 
     @property
     def description(self) -> dict[str, Any]:
@@ -54,6 +57,7 @@ class GoogleSheet:
         if self.range is not None:
             parse(self.range)
         found = {"gid": gid, "range": self.range, "rename": dict(self.rename), "write": self.written}
+        found["link"] = self.link
         return {"type": "google-sheets", "id": id} | {k: v for k, v in found.items() if v not in (None, {})}
 
     @property

@@ -21,7 +21,8 @@ grant select on penstock.tenants, penstock.members, penstock.profiles, penstock.
   penstock.price_list, penstock.rate_comparison, penstock.artifacts, penstock.bulks, penstock.bulk_rows,
   penstock.bulk_changes, penstock.bulk_list, penstock.bulk_row_list, penstock.actions, penstock.waits,
   penstock.operations,   penstock.wait_list, penstock.error_stacks, penstock.failures, penstock.streaks,
-  penstock.notification_targets, penstock.notifications, penstock.task_logs to authenticated;
+  penstock.notification_targets, penstock.notifications, penstock.task_logs,
+  penstock.task_chunks to authenticated;
 grant update (display_name) on penstock.profiles to authenticated;
 grant execute on function
   penstock.my_tenants(), penstock._task_state(uuid, bigint), penstock._now(),
@@ -46,6 +47,7 @@ grant execute on function
   penstock.billing_status(uuid), penstock.begin_checkout(uuid, text), penstock.begin_portal(uuid),
   penstock.resolve_entitlements(uuid), penstock.check_gate(text, uuid, numeric),
   penstock.set_budget(uuid, numeric), penstock.explain_task(uuid, bigint), penstock.explain_job(uuid),
+  penstock.find_jobs(text, text[]),
   penstock.forecast_job(text, jsonb, jsonb), penstock.forecast(uuid),
   penstock.create_key(text, text, uuid, timestamptz), penstock.create_api_key(text, text, jsonb),
   penstock.list_keys(uuid), penstock.list_api_keys(uuid), penstock.revoke_key(uuid),
@@ -53,7 +55,8 @@ grant execute on function
   penstock.end_session(uuid), penstock.end_other_sessions(),
   penstock.begin_request(text, bytea), penstock.end_request(text, integer, jsonb),
   penstock.begin_upload(text, text, bigint, jsonb), penstock.take_upload(uuid),
-  penstock.delete_artifact(uuid), penstock.overview(uuid), penstock.lane_states(uuid),
+  penstock.delete_artifact(uuid), penstock.set_artifact_link(uuid, text), penstock._artifact_type(text),
+  penstock.overview(uuid), penstock.lane_states(uuid),
   penstock.task_rates(uuid, integer), penstock.job_graph(uuid, bigint, integer),
   penstock.start_action(text, text[], text), penstock.weigh_action(text, text[]), penstock.clock(),
   penstock.refuse(integer, text, text, jsonb, text), penstock.is_service(), penstock.my_tenant(),
@@ -68,7 +71,7 @@ grant execute on function
   penstock.is_admin(), penstock.admin_list_profiles(text, uuid, integer),
   penstock.admin_get_profile(uuid), penstock.admin_set_override(uuid, text, numeric, date, text),
   penstock.admin_set_plan(uuid, text, text), penstock.admin_spend(date),
-  penstock.tenant_margins(date, integer)
+  penstock.tenant_margins(date, integer), penstock.cell_of(uuid)
 to authenticated, service_role;
 
 -- The service: workers and operators.
@@ -77,6 +80,7 @@ grant select on all tables in schema penstock to service_role;
 -- signs, open_wait to the handler that sends the link, get_provider_key to the worker that calls.
 revoke select on penstock.notification_secrets, penstock.wait_links from service_role;
 revoke select on penstock.provider_keys from service_role;
+revoke select on penstock.link_secrets from service_role;
 grant execute on function
   penstock.claim_tasks(text, integer, text[], integer), penstock.heartbeat_task(bigint, text, bigint),
   penstock.heartbeat_tasks(text, jsonb, integer),
@@ -100,9 +104,10 @@ grant execute on function
   penstock._operation_document(penstock.operations), penstock.take_operations(text[], integer),
   penstock.reconcile_operation(uuid, text, jsonb),
   penstock.get_wait_link(text), penstock.answer_link(text, text, jsonb),
-  penstock.report_worker(text, jsonb), penstock.drain_worker(text), penstock.backlog(),
+  penstock.report_worker(text, jsonb), penstock.lead_upkeep(text, boolean), penstock.drain_worker(text),
+  penstock.backlog(),
   penstock.wanted_slots(), penstock.metric_figures(), penstock.pulse(),
-  penstock.store_task_logs(text, jsonb),
+  penstock.store_task_logs(text, jsonb), penstock.store_task_chunks(text, jsonb),
   penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid),
   penstock.define_kind(text, jsonb), penstock.define_kinds(jsonb),
   penstock.define_job_type(text, jsonb, text), penstock.define_bulk_type(text, jsonb),
@@ -160,15 +165,22 @@ grant execute on function
   penstock.raise_alert(text, text, bigint, uuid, jsonb), penstock.take_alerts(),
   penstock.list_alerts(integer, integer),
   penstock.seal_audit_log(integer), penstock.check_audit_log(bigint, text), penstock.audit_head(),
+  penstock.describe_artifact(uuid, text, bigint, text, jsonb),
+  penstock.begin_task_upload(bigint, text, bigint, text, text, bigint),
+  penstock.take_task_upload(bigint, uuid, text, bigint),
+  penstock.link_artifacts(uuid, uuid[]), penstock.open_link(uuid, text),
   penstock.due_artifacts(integer), penstock.forget_artifacts(uuid[]), penstock.orphaned_artifacts(text[]),
   penstock.do_actions(integer), penstock.keep_artifact(uuid, text, timestamptz),
   penstock.unkeep_artifact(uuid), penstock.record_audit(text, text, jsonb, uuid, uuid),
   penstock.define_setting(text, jsonb, text), penstock.get_setting(text),
-  penstock.purge_tombstones(uuid, integer),
+  penstock.purge_tombstones(uuid, integer), penstock.lock_owner(uuid),
   penstock.backpressure_delay(text, uuid, double precision),
   penstock.notify(uuid, text, text, jsonb),
   penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb),
   penstock.take_notifications(integer), penstock.end_notification(uuid, integer, text, text),
   penstock.set_provider_key(text, text, bytea, bytea, text, uuid), penstock.get_provider_key(text, uuid),
-  penstock.list_provider_keys(), penstock.remove_provider_key(text, uuid)
+  penstock.list_provider_keys(), penstock.remove_provider_key(text, uuid),
+  penstock.set_cell(integer), penstock.add_cell(integer, text, real),
+  penstock.begin_move(uuid, integer, integer), penstock.record_move(uuid, text, jsonb),
+  penstock.set_cell_limits(text, jsonb), penstock.split_limits(jsonb, double precision[])
 to service_role;

@@ -19,6 +19,8 @@ create policy service_reads on penstock.bulk_changes for select to service_role 
 create policy service_reads on penstock.bulk_rows for select to service_role using (true);
 create policy service_reads on penstock.bulks for select to service_role using (true);
 create policy service_reads on penstock.calls for select to service_role using (true);
+create policy service_reads on penstock.cell_limits for select to service_role using (true);
+create policy service_reads on penstock.cells for select to service_role using (true);
 create policy service_reads on penstock.chores for select to service_role using (true);
 create policy service_reads on penstock.cost_entries for select to service_role using (true);
 create policy service_reads on penstock.cost_snapshots for select to service_role using (true);
@@ -36,6 +38,7 @@ create policy service_reads on penstock.holds for select to service_role using (
 create policy service_reads on penstock.identities for select to service_role using (true);
 create policy service_reads on penstock.invitations for select to service_role using (true);
 create policy service_reads on penstock.job_types for select to service_role using (true);
+create policy service_reads on penstock.job_terms for select to service_role using (true);
 create policy service_reads on penstock.job_params for select to service_role using (true);
 create policy service_reads on penstock.jobs for select to service_role using (true);
 create policy service_reads on penstock.kinds for select to service_role using (true);
@@ -74,6 +77,10 @@ create policy service_reads on penstock.steps for select to service_role using (
 create policy service_reads on penstock.streaks for select to service_role using (true);
 create policy service_reads on penstock.sync_horizons for select to service_role using (true);
 create policy service_reads on penstock.subscriptions for select to service_role using (true);
+create policy service_reads on penstock.task_chunks for select to service_role using (true);
+create policy service_reads on penstock.task_chunks_0 for select to service_role using (true);
+create policy service_reads on penstock.task_chunks_1 for select to service_role using (true);
+create policy service_reads on penstock.task_chunks_2 for select to service_role using (true);
 create policy service_reads on penstock.task_logs for select to service_role using (true);
 create policy service_reads on penstock.task_logs_0 for select to service_role using (true);
 create policy service_reads on penstock.task_logs_1 for select to service_role using (true);
@@ -81,6 +88,7 @@ create policy service_reads on penstock.task_logs_2 for select to service_role u
 create policy service_reads on penstock.task_sums for select to service_role using (true);
 create policy service_reads on penstock.tasks for select to service_role using (true);
 create policy service_reads on penstock.tenant_blocks for select to service_role using (true);
+create policy service_reads on penstock.tenant_cells for select to service_role using (true);
 create policy service_reads on penstock.tenant_limits for select to service_role using (true);
 create policy service_reads on penstock.tenants for select to service_role using (true);
 create policy service_reads on penstock.upkeep_runs for select to service_role using (true);
@@ -112,6 +120,7 @@ create policy members_read on penstock.phases for select to authenticated using 
 create policy members_read on penstock.results for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.schedules for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.streaks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
+create policy members_read on penstock.task_chunks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.task_logs for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.tasks for select to authenticated using (tenant_id in (select penstock.my_tenants()));
 create policy members_read on penstock.tenant_limits for select to authenticated using (tenant_id in (select penstock.my_tenants()));

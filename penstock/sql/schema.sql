@@ -147,6 +147,15 @@ sequence penstock.task_ids
 sequence penstock.task_log_ids
   definition: bigint start 1 increment 1 minimum 1 maximum 9223372036854775807 cache 1
 
+partition penstock.task_chunks_0
+  grant to service_role: select
+
+partition penstock.task_chunks_1
+  grant to service_role: select
+
+partition penstock.task_chunks_2
+  grant to service_role: select
+
 partition penstock.task_logs_0
   grant to service_role: select
 
@@ -317,17 +326,27 @@ table penstock.artifacts
   column stored_at: timestamp with time zone
   column subject: text
   column kept_until: timestamp with time zone
+  column link: text
+  column link_until: timestamp with time zone
+  column type: text
+  column metadata: jsonb not null default '{}'::jsonb
   comment on column incoming: Where a client uploads the file. It is not trusted until it has been checked and copied to path.
   comment on column bytes: Size of the file; while it is pending, the announced size.
   comment on column status: pending: being written; stored: complete and counted; deleted: the file, then this row, will be removed.
   comment on column subject: What the file belongs to, as noun:id, while an app keeps it; null: it is removed after retention_days.
   comment on column kept_until: When the file stops being kept; null: never.
+  comment on column link: Who may open the link of the file: anybody who has it (public), the same until link_until (signed), or members who are signed in (login); null: it has no link.
+  comment on column link_until: When a signed link ends.
+  comment on column type: What the file is, such as audio_mp3; from its content type if the task does not say.
+  comment on column metadata: What the task says about the file, such as {"pages": 3, "duration": 180.5} (seconds).
   constraint artifacts_bytes_check: CHECK ((bytes >= 0))
   constraint artifacts_check: CHECK (((job_id IS NULL) = (task_id IS NULL)))
   constraint artifacts_check1: CHECK (((status <> 'stored'::text) OR ((bytes IS NOT NULL) AND (sha256 IS NOT NULL) AND (stored_at IS NOT NULL))))
   constraint artifacts_content_type_check: CHECK ((length(content_type) <= 200))
   constraint artifacts_idempotency_key_check: CHECK (((length(idempotency_key) >= 1) AND (length(idempotency_key) <= 255)))
   constraint artifacts_incoming_check: CHECK ((length(incoming) <= 900))
+  constraint artifacts_link_check: CHECK ((link = ANY (ARRAY['public'::text, 'signed'::text, 'login'::text])))
+  constraint artifacts_metadata_check: CHECK ((jsonb_typeof(metadata) = 'object'::text))
   constraint artifacts_name_check: CHECK ((length(name) <= 200))
   constraint artifacts_path_check: CHECK ((length(path) <= 900))
   constraint artifacts_pkey: PRIMARY KEY (id)
@@ -335,6 +354,7 @@ table penstock.artifacts
   constraint artifacts_status_check: CHECK ((status = ANY (ARRAY['pending'::text, 'stored'::text, 'deleted'::text])))
   constraint artifacts_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
   constraint artifacts_tenant_id_path_key: UNIQUE (tenant_id, path)
+  constraint artifacts_type_check: CHECK ((type ~ '^[a-z0-9][a-z0-9_]{0,62}$'::text))
   index artifacts_due: CREATE INDEX artifacts_due ON penstock.artifacts USING btree (begun_at) WHERE (status <> 'stored'::text)
   index artifacts_expiring: CREATE INDEX artifacts_expiring ON penstock.artifacts USING btree (stored_at) WHERE ((job_id IS NULL) AND (status = 'stored'::text) AND (subject IS NULL))
   index artifacts_idempotency: CREATE UNIQUE INDEX artifacts_idempotency ON penstock.artifacts USING btree (tenant_id, idempotency_key) WHERE (idempotency_key IS NOT NULL)
@@ -559,6 +579,32 @@ table penstock.calls
   constraint calls_pkey: PRIMARY KEY (id)
   index calls_endpoint: CREATE INDEX calls_endpoint ON penstock.calls USING btree (endpoint_id, granted_at)
   index calls_key: CREATE UNIQUE INDEX calls_key ON penstock.calls USING btree (endpoint_id, key) WHERE (key IS NOT NULL)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.cell_limits
+  comment: The directory: the limits of each provider endpoint for all cells together. Each cell has a share of them.
+  row security: enabled
+  column provider: text not null
+  column endpoint: text not null
+  column limits: jsonb not null
+  constraint cell_limits_pkey: PRIMARY KEY (provider, endpoint)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.cells
+  comment: The directory: the databases of this installation. Used in the database that the API connects to; the addresses are in the file PENSTOCK_CELLS.
+  row security: enabled
+  column number: smallint not null
+  column name: text not null
+  column share: real not null default 1
+  column added_at: timestamp with time zone not null
+  comment on column share: Share of every provider limit, relative to the other cells.
+  constraint cells_name_check: CHECK ((name ~ '^[a-z0-9][a-z0-9_-]{0,62}$'::text))
+  constraint cells_name_key: UNIQUE (name)
+  constraint cells_number_check: CHECK (((number >= 0) AND (number <= 1023)))
+  constraint cells_pkey: PRIMARY KEY (number)
+  constraint cells_share_check: CHECK (((share > (0)::double precision) AND (share <= (1000)::double precision)))
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -952,12 +998,26 @@ table penstock.job_params
   column required: text[] not null default '{}'::text[]
   column allowed: text[]
   column refused: jsonb not null default '{}'::jsonb
+  column title: text
   comment on column required: Params that must be given.
   comment on column allowed: All params; null: also others.
   comment on column refused: The JSON types that a param refuses: {"count": ["array", "object"]}.
+  comment on column title: Template of the titles of jobs: {title} stands for a param.
   constraint job_params_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
   constraint job_params_pkey: PRIMARY KEY (name)
   constraint job_params_refused_check: CHECK ((jsonb_typeof(refused) = 'object'::text))
+  constraint job_params_title_check: CHECK (((length(title) >= 1) AND (length(title) <= 200)))
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
+table penstock.job_terms
+  comment: What jobs are found by: tags, params, and words of their titles and params. Read with find_jobs.
+  row security: enabled
+  column tenant_id: uuid not null
+  column term: text collate "C" not null
+  column job_id: uuid not null
+  constraint job_terms_pkey: PRIMARY KEY (tenant_id, term, job_id)
+  index job_terms_job: CREATE INDEX job_terms_job ON penstock.job_terms USING btree (job_id)
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
@@ -1002,6 +1062,8 @@ table penstock.jobs
   column result: jsonb
   column paused_for: text
   column traceparent: text
+  column title: text
+  column tags: text[] not null default '{}'::text[]
   comment on column budget: The highest cost, in the base currency. The job pauses before it exceeds it.
   comment on column on_limit: What happens to a task that exceeds the tenant's quota: it is held back (hold), it fails (refuse), or the job pauses (pause).
   comment on column confirmed_at: Tasks that were created before this time need no further confirmation.
@@ -1010,6 +1072,8 @@ table penstock.jobs
   comment on column result: The result as a template: {"$from": key} stands for the output of a task. Null: the output of the last task.
   comment on column paused_for: What the platform paused the job for; null: somebody paused it, or it is not paused.
   comment on column traceparent: W3C trace context of the span that started the job (null: it was not traced).
+  comment on column title: What people call the job, from the template of its type.
+  comment on column tags: Words to find the job by, in lower case.
   constraint jobs_pkey: PRIMARY KEY (id)
   constraint jobs_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
   constraint jobs_valid: CHECK (penstock._is_valid_job(type, status, (finished_at IS NOT NULL), priority, on_failure, on_limit, stop_after, budget, paused_for, forgiven, idempotency_key)) NOT VALID
@@ -1128,6 +1192,15 @@ table penstock.leases
   index leases_gated: CREATE INDEX leases_gated ON penstock.leases USING btree (lane_id) WHERE is_gated
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
+
+table penstock.link_secrets
+  comment: The secret that the tokens of links are derived from. Only functions read it.
+  row security: enabled
+  column id: boolean not null default true
+  column secret: bytea not null
+  constraint link_secrets_id_check: CHECK (id)
+  constraint link_secrets_pkey: PRIMARY KEY (id)
+  constraint link_secrets_secret_check: CHECK ((octet_length(secret) = 32))
 
 table penstock.members
   comment: The role of a user or an API key in a tenant.
@@ -1872,6 +1945,31 @@ table penstock.sync_horizons
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.task_chunks
+  comment: What handlers stream while they run, best effort: at most 256 KB per attempt, kept for one to two weeks.
+  partitioned by: LIST (slot)
+  row security: enabled
+  column slot: smallint not null
+  column tenant_id: uuid not null
+  column job_id: uuid not null
+  column task_id: bigint not null
+  column lease: bigint not null
+  column number: integer not null
+  column attempt: integer not null
+  column at: timestamp with time zone not null
+  column parts: jsonb not null
+  comment on column slot: The number of the week modulo 3: its partition.
+  comment on column lease: The lease of the attempt: a stream of its own.
+  comment on column parts: Texts and objects, in the order of streaming.
+  constraint task_chunks_job_id_task_id_lease_number_slot_key: UNIQUE (job_id, task_id, lease, number, slot)
+  constraint task_chunks_number_check: CHECK (((number >= 1) AND (number <= 10000)))
+  constraint task_chunks_parts_check: CHECK ((jsonb_typeof(parts) = 'array'::text))
+  constraint task_chunks_slot_check: CHECK (((slot >= 0) AND (slot <= 2)))
+  policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
+  policy service_reads: permissive for select to service_role using true
+  grant to authenticated: select
+  grant to service_role: select
+
 table penstock.task_logs
   comment: Log lines of tasks, best effort: at most 1,000 per attempt, kept for one to two weeks.
   partitioned by: LIST (slot)
@@ -1957,6 +2055,31 @@ table penstock.tenant_blocks
   policy service_reads: permissive for select to service_role using true
   grant to service_role: select
 
+table penstock.tenant_cells
+  comment: The directory: the cell of each tenant that is not in the directory's own cell, and moves that are under way.
+  row security: enabled
+  column tenant_id: uuid not null
+  column cell: smallint not null
+  column moving_from: smallint
+  column moving_to: smallint
+  column step: text
+  column counts: jsonb
+  column switched_at: timestamp with time zone
+  comment on column step: The step of the move that comes next; null: the tenant is not moving.
+  comment on column counts: The number of rows in each table when the copy was verified.
+  constraint tenant_cells_cell_fkey: FOREIGN KEY (cell) REFERENCES penstock.cells(number)
+  constraint tenant_cells_moving_check: CHECK ((((moving_to IS NULL) = (step IS NULL)) AND ((moving_from IS NULL) = (step IS NULL))))
+  constraint tenant_cells_moving_from_fkey: FOREIGN KEY (moving_from) REFERENCES penstock.cells(number)
+  constraint tenant_cells_moving_to_fkey: FOREIGN KEY (moving_to) REFERENCES penstock.cells(number)
+  constraint tenant_cells_pkey: PRIMARY KEY (tenant_id)
+  constraint tenant_cells_step_check: CHECK ((step = ANY (ARRAY['drain'::text, 'copy'::text, 'verify'::text, 'switch'::text, 'activate'::text, 'remove'::text])))
+  index tenant_cells_cell: CREATE INDEX tenant_cells_cell ON penstock.tenant_cells USING btree (cell)
+  index tenant_cells_moving_from: CREATE INDEX tenant_cells_moving_from ON penstock.tenant_cells USING btree (moving_from)
+  index tenant_cells_moving_to: CREATE INDEX tenant_cells_moving_to ON penstock.tenant_cells USING btree (moving_to)
+  index tenant_cells_switched: CREATE INDEX tenant_cells_switched ON penstock.tenant_cells USING btree (switched_at)
+  policy service_reads: permissive for select to service_role using true
+  grant to service_role: select
+
 table penstock.tenant_limits
   comment: Limits of single tenants, which replace those of the plan; null: unlimited.
   row security: enabled
@@ -1985,19 +2108,23 @@ table penstock.tenants
   column plan_since: timestamp with time zone
   column plan_until: timestamp with time zone
   column plan_after: text
+  column suspended: text
   comment on column weight: Share of each lane, relative to the weights of other tenants.
   comment on column plan: The plan unlimited has no limits.
   comment on column plan_until: From this time on the plan is plan_after. Null: it does not end.
+  comment on column suspended: Set while the tenant moves to another database, and afterwards where it was. draining: users start nothing new; frozen: nobody does.
   constraint tenants_name_check: CHECK (((length(name) >= 1) AND (length(name) <= 200)))
   constraint tenants_pkey: PRIMARY KEY (id)
   constraint tenants_plan_after: CHECK (((plan_until IS NULL) OR (plan_after IS NOT NULL)))
   constraint tenants_plan_after_fkey: FOREIGN KEY (plan_after) REFERENCES penstock.plans(name)
   constraint tenants_plan_fkey: FOREIGN KEY (plan) REFERENCES penstock.plans(name)
+  constraint tenants_suspended_check: CHECK ((suspended = ANY (ARRAY['draining'::text, 'frozen'::text])))
   constraint tenants_weight_check: CHECK (((weight > (0)::double precision) AND (weight <= (1000)::double precision)))
   index tenants_name: CREATE INDEX tenants_name ON penstock.tenants USING btree (name)
   index tenants_plan: CREATE INDEX tenants_plan ON penstock.tenants USING btree (plan)
   index tenants_plan_after: CREATE INDEX tenants_plan_after ON penstock.tenants USING btree (plan_after)
   index tenants_plan_until: CREATE INDEX tenants_plan_until ON penstock.tenants USING btree (plan_until) WHERE (plan_until IS NOT NULL)
+  index tenants_suspended: CREATE INDEX tenants_suspended ON penstock.tenants USING btree (id) WHERE (suspended IS NOT NULL)
   policy members_read: permissive for select to authenticated using (id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true
   grant to authenticated: select
@@ -2011,8 +2138,12 @@ table penstock.upkeep_runs
   column away_from: timestamp with time zone not null default '-infinity'::timestamp with time zone
   column away_until: timestamp with time zone not null default '-infinity'::timestamp with time zone
   column done_at: timestamp with time zone not null default '-infinity'::timestamp with time zone
+  column leader_id: text
+  column led_until: timestamp with time zone not null default '-infinity'::timestamp with time zone
   comment on column away_until: Workers get a moment after this to extend leases that expired while the database was away.
   comment on column done_at: When all of upkeep was last done. Older than ran_at while a run has only requeued expired leases.
+  comment on column leader_id: The worker that does the periodic upkeep for all.
+  comment on column led_until: From then on another worker may take over: the leader has not reported for some seconds.
   constraint upkeep_runs_id_check: CHECK (id)
   constraint upkeep_runs_pkey: PRIMARY KEY (id)
   policy service_reads: permissive for select to service_role using true
@@ -2316,7 +2447,9 @@ view penstock.job_list
   column params: jsonb
   column docs_complete: integer
   column docs_total: integer
-  reads penstock.jobs: created_at, created_by, finished_at, id, params, priority, run_at, started_at, status, status_reason, tenant_id, type
+  column title: text
+  column tags: text[]
+  reads penstock.jobs: created_at, created_by, finished_at, id, params, priority, run_at, started_at, status, status_reason, tags, tenant_id, title, type
   reads penstock.phases: canceled, failed, job_id, name, position, succeeded, tenant_id, total, weight
   grant to authenticated: select
   grant to service_role: select
@@ -2642,6 +2775,14 @@ function penstock._apply_reported_limits(penstock.endpoints, penstock.endpoint_s
   body: sha256 04ae663649fa5a914a8f067f5e25cb12
   comment: Keeps the limits that a provider reports, for an hour (see _forget_reported_limits), and retries tasks that a lower one had parked.
 
+function penstock._apply_shared(text, jsonb)
+  arguments: p_table text, p_rows jsonb
+  returns: bigint
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b57cb8c02fda6a11223450f3299e64a1
+  comment: Makes a table of shared facts like that of the directory's cell, and returns the number of changed rows. Rows that only this cell has stay.
+
 function penstock._artifact_path(text, text, text, text)
   arguments: p_folder text, p_stem text, p_name text, p_content_type text
   returns: text
@@ -2649,6 +2790,16 @@ function penstock._artifact_path(text, text, text, text)
   settings: search_path=penstock, pg_temp
   body: sha256 f00012f419881a199c23c926ac865d56
   comment: The path of a file in storage: plain ASCII characters, and always the same for the same name.
+
+function penstock._artifact_type(text)
+  arguments: p_content_type text
+  returns: text
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=pg_catalog, pg_temp
+  body: sha256 ba012438d8dac82c30810be3d7c70d77
+  comment: The type of a file if its task names none: audio_mp3, pdf, video_mp4.
+  grant to authenticated: execute
+  grant to service_role: execute
 
 function penstock._audit(uuid, text, uuid, text, jsonb)
   arguments: p_tenant_id uuid, p_action text, p_job_id uuid, p_subject text, p_details jsonb DEFAULT '{}'::jsonb
@@ -2698,6 +2849,14 @@ function penstock._batch_without(bigint[], bigint[], penstock.leases[])
   settings: search_path=penstock, pg_temp
   body: sha256 7535b26146983a11a7fc04d1571e606a
   comment: The tasks of a batch that are not among those taken.
+
+function penstock._begin_arrival(uuid, jsonb)
+  arguments: p_tenant_id uuid, p_lanes jsonb
+  returns: TABLE(what text, old bigint, new bigint)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 c6e738e83f474ad34974a6f38623924c
+  comment: Prepares the queues of a tenant that arrives, and says which lane here stands for each lane there.
 
 function penstock._billing_tenant(text, uuid)
   arguments: p_customer_id text, p_tenant_id uuid
@@ -2918,7 +3077,7 @@ function penstock._check_job_arguments(text, jsonb, jsonb)
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 aa2a50e1302d1fb824ec80714db1052d
+  body: sha256 02d12710bebdac54ea6063c273c9ce2c
   comment: Raises an error for a malformed type, params or options object of open_job.
 
 function penstock._check_job_options(penstock.jobs)
@@ -2936,6 +3095,14 @@ function penstock._check_keys(uuid, penstock.task_spec[])
   settings: enable_nestloop=off, jit=off, search_path=penstock, pg_temp
   body: sha256 ec22b649ba913548fc0790383bd2d356
   comment: Raises an error if a key is not unique in the job or a parent does not exist.
+
+function penstock._check_link(text)
+  arguments: p_link text
+  returns: void
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4a0a05cb9c38425cf815d268c7807325
+  comment: Raises an error for an unknown kind of link.
 
 function penstock._check_name(text, text, text)
   arguments: p_name text, p_field text, p_code text DEFAULT 'invalid_name'::text
@@ -3057,6 +3224,14 @@ function penstock._check_synced_columns(regclass)
   body: sha256 290b695b670b19dcc39fe4b978e3e025
   comment: Raises an error unless a table has the columns and the primary key of a synced table.
 
+function penstock._check_tags(jsonb)
+  arguments: p_tags jsonb
+  returns: text[]
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ab868c8b504712cad2b9fab4a3fc8972
+  comment: Reads the tags of a new job, in lower case.
+
 function penstock._check_target(text, text, text[])
   arguments: p_channel text, p_address text, p_events text[]
   returns: void
@@ -3070,7 +3245,7 @@ function penstock._check_tasks(penstock.task_spec[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 cd55e105d084941c80f0a5dae3de6ca7
+  body: sha256 c7e87b16d18010e20698945ee334ae55
   comment: Raises an error for the first invalid task, with its index and field.
 
 function penstock._check_tenant_subjects(uuid, integer)
@@ -3301,8 +3476,16 @@ function penstock._delete_job_rows(uuid, integer)
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 761d7a0b54df860e1b37399ac1373e96
+  body: sha256 19821dc3711104fbe9f6a0099b660d22
   comment: Deletes up to p_limit rows of a job, the job itself last, and returns their number.
+
+function penstock._delete_tenant_rows(uuid, integer, boolean)
+  arguments: p_tenant_id uuid, p_limit integer, p_keep boolean
+  returns: text
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 701d7f52a58ac32743f008339edc9d25
+  comment: Deletes the next rows of a frozen tenant, children first, and returns the name of their table; null: none is left. p_keep keeps the tenant's row, members and keys.
 
 function penstock._delete_waits(uuid, integer)
   arguments: p_job_id uuid, p_limit integer
@@ -3334,6 +3517,22 @@ function penstock._do_overdue()
   settings: lock_timeout=100ms, search_path=penstock, pg_temp
   body: sha256 b00213ef1b02366fde3630834fdc01aa
   comment: Does a part of upkeep for a claim that found nothing, if no process runs upkeep: requeues expired leases or tasks that are due.
+
+function penstock._drain_tenant(uuid)
+  arguments: p_tenant_id uuid, OUT leases bigint, OUT chores bigint, OUT jobs bigint
+  returns: record
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 47d81ffa3579f40f2a6e57d3a24f5e9b
+  comment: Pauses the next jobs of a tenant, parks their tasks, and says what still runs.
+
+function penstock._drained(timestamp with time zone)
+  arguments: p_since timestamp with time zone
+  returns: TABLE(kind text, provider text, per_second double precision)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 8cb13937ca3d9c740cf08f181c4c3a2c
+  comment: The tasks per second that ended since a minute ago, per kind and provider.
 
 function penstock._duration_text(double precision)
   arguments: p_seconds double precision
@@ -3381,6 +3580,14 @@ function penstock._end_operations()
   settings: search_path=penstock, pg_temp
   body: sha256 32813c32ddd6701f9cd1e768c5108f80
   comment: Ends operations whose task has ended and those that nobody settles, and frees their reservations and places.
+
+function penstock._end_reason(uuid, bigint, bigint)
+  arguments: p_job_id uuid, p_failed bigint, p_total bigint
+  returns: text
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d7298eebef64518af94b30b6d4a8a359
+  comment: What did not succeed in a job that has ended: failed tasks and refused rows; null: nothing.
 
 function penstock._end_short_claim(text[], integer, penstock.claim_pick)
   arguments: p_task_types text[], p_claimed integer, p_pick penstock.claim_pick
@@ -3486,6 +3693,14 @@ function penstock._estimated_units(text, uuid, jsonb)
   body: sha256 d1fb80913e51f28815f318ab9c608fbc
   comment: The units of a task, with the default tokens of its endpoint if it names none.
 
+function penstock._exceed_sequences(bigint, bigint)
+  arguments: p_leases bigint, p_changes bigint
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 24d3ac3b94f69f15d7f9e85332264260
+  comment: Moves the numbers of leases and of changes past those of the database that a tenant comes from.
+
 function penstock._expire_holds()
   returns: integer
   attributes: plpgsql, volatile, security invoker, parallel unsafe
@@ -3562,7 +3777,7 @@ function penstock._finish_jobs(uuid[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 a06dce61773cac47d9119d15bfb5522a
+  body: sha256 ef2060bdeb796e4878a706131f43fa98
   comment: Ends those of these jobs whose tasks have all ended.
 
 function penstock._first_events(uuid, penstock.simulated_group[], double precision[])
@@ -3634,6 +3849,14 @@ function penstock._forget_reported_limits()
   settings: search_path=penstock, pg_temp
   body: sha256 ddadc5e17029f160b7e7a57c46c01ae8
   comment: Forgets lower limits that providers reported more than an hour ago, and retries tasks that were too large for them.
+
+function penstock._forget_workers(timestamp with time zone)
+  arguments: p_now timestamp with time zone
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2a465d1637b4ce25177ee813009768f9
+  comment: Removes workers that have not reported for 10 minutes, and stopped ones after a day.
 
 function penstock._free_budget(jsonb, uuid, uuid)
   arguments: p_known jsonb, p_tenant_id uuid, p_job_id uuid
@@ -3737,12 +3960,20 @@ function penstock._has_scope(uuid, text)
   body: sha256 90ab7d809e111ea5ff7bdf2ebfde5b3e
   comment: Whether an API key has this scope. A user who is not a key has all of them.
 
+function penstock._index_job(penstock.jobs)
+  arguments: p_job penstock.jobs
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b747951bbed02e8aed51d2e3cdd20fae
+  comment: Stores the terms by which a new job is found.
+
 function penstock._insert_tasks(penstock.jobs, penstock.task_spec[], bigint[], timestamp with time zone)
   arguments: p_job penstock.jobs, p_specs penstock.task_spec[], p_ids bigint[], p_now timestamp with time zone
   returns: penstock.ready[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 93528d9b07db091abdfef9eecc77d7e8
+  body: sha256 46ba7e0356268afcb771d4e40b98470d
   comment: Inserts new tasks, counts them in their phases, and returns a ready row for each.
 
 function penstock._is_any_failing()
@@ -3854,7 +4085,7 @@ function penstock._is_valid_job(text, text, boolean, smallint, text, text, text,
   returns: boolean
   attributes: plpgsql, immutable, security invoker, parallel unsafe
   settings: search_path=pg_catalog, pg_temp
-  body: sha256 358d66759541816fe286313fc9d78693
+  body: sha256 e9cad3fd7d6ab0cce22efa2dd7e13992
   comment: Whether the columns of a job have allowed values. The constraint jobs_valid calls it.
 
 function penstock._job_from_options(jsonb)
@@ -3862,8 +4093,16 @@ function penstock._job_from_options(jsonb)
   returns: penstock.jobs
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6eb063e649b46db885d6de4d734992fb
+  body: sha256 4962d76a8ac4917a7e0922e14ba9ee47
   comment: Reads and checks the options of open_job, and resolves the tenant. on_failure stays null if it is not given.
+
+function penstock._job_title(text, jsonb)
+  arguments: p_template text, p_params jsonb
+  returns: text
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bb66e4689ba6d96e1cdb0c99858f04e8
+  comment: The title of a job: {name} and {name.name} in the template stand for its params. Null if nothing is left.
 
 function penstock._judge_failures(penstock.leases[], jsonb[], timestamp with time zone)
   arguments: p_failed penstock.leases[], p_errors jsonb[], p_now timestamp with time zone
@@ -3901,7 +4140,7 @@ function penstock._keep_ledger()
   returns: trigger
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8d47b0a829ff15c12e6536916965a71c
+  body: sha256 fd3231a44e2cfbb188eda7fdf1d4ea94
   comment: Rejects updates and deletes of ledger entries.
 
 function penstock._key_role(penstock.api_keys)
@@ -3974,6 +4213,13 @@ function penstock._least_units(penstock.kinds, jsonb, jsonb)
   body: sha256 ac4dec3bcf65cc36d413cb61eaafc46c
   comment: The units of a task, raised to the least that its kind counts.
 
+function penstock._limit_names()
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d9a19976ccfbe326f1ce4c4ed15ebeca
+  comment: The limits of a provider that cells share.
+
 function penstock._limits(uuid, timestamp with time zone)
   arguments: p_tenant_id uuid, p_at timestamp with time zone
   returns: TABLE(meter text, amount numeric, mode text, period date, resets_at timestamp with time zone)
@@ -3989,6 +4235,22 @@ function penstock._limits_waited_for(uuid[])
   settings: search_path=penstock, pg_temp
   body: sha256 98d6b45e1cc06efe68dc6f1f5fdaa3c7
   comment: The quotas (a meter) and budgets (with the job) for which parked tasks of these tenants wait.
+
+function penstock._link_path(uuid, text)
+  arguments: p_artifact_id uuid, p_link text
+  returns: text
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 a910f541645ea161ebd67de73ee8e3fc
+  comment: The path of a link, after the address of the server.
+
+function penstock._link_token(uuid)
+  arguments: p_artifact_id uuid
+  returns: text
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1667c0e1e38a3a6e0d384ff2cd49c90d
+  comment: The token in the link of a file.
 
 function penstock._linked_wait(text)
   arguments: p_token text
@@ -4010,7 +4272,7 @@ function penstock._lock_caller()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 2ce8ca43799e60cb74ca8b83d0948a51
+  body: sha256 4b163eb9b608d5011b2d613c5c846637
   comment: Trigger of synced tables: takes the lock of the calling user.
 
 function penstock._lock_changed_leases(text, bigint[], bigint[], jsonb[], integer)
@@ -4026,7 +4288,7 @@ function penstock._lock_descendants(uuid, bigint[])
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 4c5894f55d6e3fd3d7c7a9535b7961b5
+  body: sha256 af4d42322aa007123e1e877c97824925
   comment: Locks the parked tasks that the end of these parents may change.
 
 function penstock._lock_for_pruning(penstock.jobs)
@@ -4084,14 +4346,6 @@ function penstock._lock_limits(tid[], timestamp with time zone, boolean)
   settings: search_path=penstock, pg_temp
   body: sha256 3d6679b3a9bf74514f9a9fafcfc0d923
   comment: Locks the accounts of the quotas and budgets that these tasks may use and returns what remains of each. busy_tenants: those with an account that another transaction has locked, when this one may not wait.
-
-function penstock._lock_owner(uuid)
-  arguments: p_user_id uuid
-  returns: void
-  attributes: sql, volatile, security invoker, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 6a9d2f987d03d5eca167da0a41efd304
-  comment: Waits until no other transaction changes synced rows of this user. Held until the commit.
 
 function penstock._lock_prompt(text)
   arguments: p_name text
@@ -4252,6 +4506,14 @@ function penstock._next_provider(jsonb, uuid, jsonb, text, text, jsonb, numeric)
   body: sha256 ac4c3cfefe8a91e59a1bc87841be0e96
   comment: The provider other than p_provider that a route prefers now, with its lane. p_rooms: only endpoints with room (null: all); p_budget: at most this cost.
 
+function penstock._next_provider_opening(text[], timestamp with time zone)
+  arguments: p_task_types text[], p_now timestamp with time zone
+  returns: timestamp with time zone
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e3822648a7dd1e2acb7062bf46b98bb1
+  comment: When the next endpoint opens that ready tasks of these kinds wait for, or null.
+
 function penstock._not_begun()
   returns: text
   attributes: sql, immutable, security invoker, parallel unsafe
@@ -4334,8 +4596,16 @@ function penstock._number_change()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7ebf568398134bd6d92e6e17117711ca
+  body: sha256 a47521f56b8a85d19b8bd65b6e32399f
   comment: Trigger of synced tables: gives a changed row the next change number, under the lock of its owner.
+
+function penstock._number_rows(integer)
+  arguments: p_cell integer
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 e279ca707708c488596a24f8811e3187
+  comment: Gives all sequences of the platform and its apps the range of this cell, so that rows keep their numbers when their tenant moves.
 
 function penstock._on_access_change()
   returns: trigger
@@ -4372,7 +4642,7 @@ function penstock._open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 d247df15cbdcbc79261d5f7258866627
+  body: sha256 60b4a676bc960cf2f49ba5a4187ed416
   comment: Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job with _count_start when it has done everything else.
 
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
@@ -4636,6 +4906,13 @@ function penstock._plan_in_setting(text)
   body: sha256 db5d3a838f9ad720033e677ef617a26e
   comment: The plan that a setting names. Raises an error if there is no such plan.
 
+function penstock._platform_schemas()
+  returns: TABLE(schema_name text)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5ade481e4ada5b5754bb5a6807eba043
+  comment: The schema penstock and those of the apps.
+
 function penstock._price(text, uuid, text, text, timestamp with time zone)
   arguments: p_provider text, p_tenant_id uuid, p_meter text, p_variant text, p_at timestamp with time zone
   returns: penstock.prices
@@ -4719,8 +4996,8 @@ function penstock._prune_task_logs()
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: lock_timeout=50ms, search_path=penstock, pg_temp
-  body: sha256 b83cfa4c0da6e17518ef6432b9f10d41
-  comment: Empties the partition that the next week uses: its lines are more than a week old.
+  body: sha256 12db683eca37307f2049d1bc8cdb6d6e
+  comment: Empties the partitions of logs and streams that the next week uses: their rows are more than a week old.
 
 function penstock._push_change(regclass, jsonb)
   arguments: p_table regclass, p_record jsonb
@@ -4762,7 +5039,7 @@ function penstock._raise_horizon()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 dca575d90f775b21d7217a06f91e3cbe
+  body: sha256 face512cd2a183f30028265402c1757b
   comment: Trigger of synced tables: notes that a row was deleted permanently, so that devices pull all again.
 
 function penstock._ranked_providers(jsonb, uuid, jsonb, integer[])
@@ -4956,6 +5233,14 @@ function penstock._replay(bigint[])
   body: sha256 103cfc0b2f68ab40dff280a5047c6e35
   comment: Queues dead-lettered tasks again with a fresh number of attempts, reopens their jobs, and returns the number of tasks.
 
+function penstock._require_active(uuid)
+  arguments: p_tenant_id uuid
+  returns: void
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ff3d6f5375f5ae864b29caa6ba9b38cb
+  comment: Raises an error while a tenant is suspended: nothing may change in a database that the tenant leaves.
+
 function penstock._require_admin()
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
@@ -5016,8 +5301,8 @@ function penstock._require_role(uuid, text[])
   returns: void
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 860031149a58e1b5ea61f2573aa1e2af
-  comment: Raises an error unless the caller is the service or a member with one of these roles; of an API key also unless it has the scope that follows from the roles.
+  body: sha256 3a6085cfab7ca53cbe1ec63785473c99
+  comment: Raises an error unless the caller is the service or a member with one of these roles; of an API key also unless it has the scope that follows from the roles. For roles that may write also while the tenant is suspended.
 
 function penstock._required_bulk_type(text)
   arguments: p_type text
@@ -5098,6 +5383,14 @@ function penstock._restore_lane(penstock.leases, integer)
   settings: search_path=penstock, pg_temp
   body: sha256 44bc35227820be990795d4c375def85a
   comment: Puts a running task back into the lane with limits, for its next attempt.
+
+function penstock._resume_moved(uuid)
+  arguments: p_tenant_id uuid
+  returns: integer
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 4f10cc40b7ee9a41b723b87f379222b1
+  comment: Resumes the next jobs that the move paused; 0: none is left.
 
 function penstock._retry_gated(uuid)
   arguments: p_tenant_id uuid
@@ -5205,6 +5498,22 @@ function penstock._scope_for(text[])
   body: sha256 504303f7073f914025f207c25ae09e0f
   comment: The scope that an API key needs for what members with these roles may do.
 
+function penstock._search_words(text)
+  arguments: p_text text
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 1ed966f16fd62b2570fd39b2e78a7637
+  comment: The first 40 words of a text in lower case.
+
+function penstock._searchable_params(jsonb)
+  arguments: p_params jsonb
+  returns: TABLE(path text, value text)
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 42739ca404e50a7558ef6168785dd951
+  comment: The params by which a job can be found: texts, numbers and booleans of the first two levels, at most 30, without those whose name says that they are secret.
+
 function penstock._session_is_live(penstock.sessions)
   arguments: p_session penstock.sessions
   returns: boolean
@@ -5242,7 +5551,7 @@ function penstock._settle_children(uuid, bigint[], bigint[])
   returns: record
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: enable_hashjoin=off, enable_mergejoin=off, enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 ac180fc1cb6e40f2f4cea2e5772a38c2
+  body: sha256 846387f479893ce03b283d08a57a0bf5
   comment: Updates the children of parents that have ended. Children of a parent that did not succeed are canceled with their descendants. Returns the changes of the phase counts, and the children without open parents, which the caller queues once it has all its locks.
 
 function penstock._settle_late(penstock.operations, jsonb)
@@ -5276,6 +5585,22 @@ function penstock._settle_plan(uuid)
   settings: search_path=penstock, pg_temp
   body: sha256 6ff305f392ac650e11e3c0e65423b73b
   comment: Sets plan and plan_until of a tenant from its subscriptions: the newest live one, else the newest. Past due and canceled ones last 30 days beyond their period.
+
+function penstock._shared_key(text)
+  arguments: p_table text
+  returns: text[]
+  attributes: sql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 7c6b1e136d9971cf7699a2c814c24a9a
+  comment: The key of a table with facts that all cells share; null: not such a table.
+
+function penstock._shared_rows(text)
+  arguments: p_table text
+  returns: jsonb
+  attributes: plpgsql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 70aaccfee46e0f5a2dccdf3c1fddadf9
+  comment: The rows of such a table, without those of single tenants.
 
 function penstock._short_tasks(integer[], uuid[], timestamp with time zone)
   arguments: p_lane_ids integer[], p_job_ids uuid[], p_now timestamp with time zone
@@ -5426,6 +5751,21 @@ function penstock._sum_units(jsonb, jsonb)
   body: sha256 3a787940553fbff9cdcb690e3ffc1adb
   comment: The sum of two sets of units, meter by meter.
 
+function penstock._suspend_tenant(uuid, text)
+  arguments: p_tenant_id uuid, p_level text
+  returns: void
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 99c13d8ce75dfe46fc9032aef0392fb5
+  comment: Suspends a tenant: draining, then frozen; null resumes it.
+
+function penstock._suspended_tenants()
+  returns: uuid[]
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 699246ca6215398f525aa53d108d255d
+  comment: Tenants that move or have moved. Their schedules, notifications and operations wait.
+
 function penstock._swap_in_best_priority(tid[])
   arguments: p_tids tid[]
   returns: tid[]
@@ -5478,6 +5818,22 @@ function penstock._task_state(uuid, bigint)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock._tenant_condition(regclass, uuid)
+  arguments: p_table regclass, p_tenant_id uuid
+  returns: text
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 0aff27c5ba75bd5463745889bf6be127
+  comment: Which rows of a table belong to a tenant; null: none. Tables of apps: by tenant_id, else by user_id of the user whose personal tenant it is.
+
+function penstock._tenant_fingerprint(uuid)
+  arguments: p_tenant_id uuid
+  returns: TABLE(name text, rows bigint, digest text)
+  attributes: plpgsql, volatile, security invoker, parallel unsafe
+  settings: DateStyle=ISO, TimeZone=UTC, bytea_output=hex, extra_float_digits=1, search_path=penstock, pg_temp
+  body: sha256 868550f43bd0f5754917446d4a7331de
+  comment: For each table the number of a tenant's rows and a checksum of their contents, the same in each database that holds the same rows.
+
 function penstock._tenant_of_subject(text, text)
   arguments: p_verb text, p_subject text
   returns: uuid
@@ -5493,6 +5849,14 @@ function penstock._tenant_option(jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 f6a8261c5277bb69db7f6d5dd4c9b2e4
   comment: The tenant that options name, or null.
+
+function penstock._tenant_tables(uuid)
+  arguments: p_tenant_id uuid
+  returns: TABLE(name text, columns text[], compared text[], condition text, is_merged boolean, is_kept boolean)
+  attributes: sql, stable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b1159eb8cec0f28a05fc0ad3db313541
+  comment: The tables with rows of a tenant, parents first. compared: the columns that are equal in both databases; is_merged: rows are added to those that are there; is_kept: they stay after a move, as the marker of where the tenant was.
 
 function penstock._uncount_calls(penstock.leases[])
   arguments: p_leases penstock.leases[]
@@ -5514,8 +5878,8 @@ function penstock._uuid7()
   returns: uuid
   attributes: sql, volatile, security invoker, parallel unsafe
   settings: search_path=pg_catalog, pg_temp
-  body: sha256 7806429aaea5cf43f7e86b828db80adb
-  comment: A version 7 UUID: milliseconds first, then random bits.
+  body: sha256 0407ec018b542e2189683e1f5238d0de
+  comment: A version 7 UUID: milliseconds, the number of this cell in 10 bits, then 64 random bits.
 
 function penstock._validated_rows(penstock.bulks, jsonb)
   arguments: p_bulk penstock.bulks, p_rows jsonb
@@ -5698,6 +6062,15 @@ function penstock.add_bulk_rows(uuid, jsonb, boolean)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.add_cell(integer, text, real)
+  arguments: p_number integer, p_name text, p_share real DEFAULT 1
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9287b78b150ac407ce110be2b10f116a
+  comment: Adds a cell to the directory, or changes its name and its share of provider limits.
+  grant to service_role: execute
+
 function penstock.add_prompt(text, text, jsonb)
   arguments: p_name text, p_body text, p_options jsonb DEFAULT '{}'::jsonb
   returns: integer
@@ -5711,7 +6084,7 @@ function penstock.add_tasks(uuid, jsonb, bigint, text, bigint)
   arguments: p_job_id uuid, p_tasks jsonb, p_task_id bigint DEFAULT NULL::bigint, p_worker_id text DEFAULT NULL::text, p_lease bigint DEFAULT NULL::bigint
   returns: bigint[]
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
+  settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 c3f6068f16e9c080d70cf5d937e96292
   comment: Adds tasks to a job that has not ended and returns the ids of the new tasks, in order. Tasks whose idempotency key the job already has are skipped. A running task that adds tasks to its own job passes its id, worker and lease.
   grant to authenticated: execute
@@ -5772,7 +6145,7 @@ function penstock.answer_link(text, text, jsonb)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c08aef2cd3eef6e0b85b5a41377c3d00
+  body: sha256 8972a59e14a88d062dc5e47abd536e7b
   comment: Answers the wait of a link, as answer_wait does, for a person without an account.
   grant to service_role: execute
 
@@ -5781,7 +6154,7 @@ function penstock.answer_wait(uuid, text, jsonb)
   returns: boolean
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 ffadba38a5d816ef1cc4a87fc60f65b5
+  body: sha256 0ddfc9fd572b584c9975bd8b21dbdd0c
   comment: Answers a wait with one of its options and a payload: the task runs on. The first answer counts; repeating it returns false.
   grant to authenticated: execute
   grant to service_role: execute
@@ -5798,8 +6171,8 @@ function penstock.backlog()
   returns: TABLE(kind text, provider text, waiting bigint, running bigint, oldest_seconds double precision)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 af3d6fa96a11f10279e20a3020e812cb
-  comment: Per lane: waiting tasks, running tasks, and the age of the next task. Read by autoscalers.
+  body: sha256 5c8ab8856c2bd96f235075f31e1c21a3
+  comment: Per kind and provider: waiting tasks (counted up to 100,000 per lane), running tasks, and the age of the next task. Read by autoscalers.
   grant to service_role: execute
 
 function penstock.backpressure_delay(text, uuid, double precision)
@@ -5816,7 +6189,7 @@ function penstock.begin_artifact(bigint, text, bigint, text, text, bigint)
   returns: TABLE(id uuid, path text, max_bytes bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 7bf87cf7bf4786ec3f081ef61846e02f
+  body: sha256 3c2bdf5b919758595b424dae1df7386e
   comment: Creates the record of a file that a running task will write, reserves p_bytes of the quota, and returns the path. The same name again, also in a retry, overwrites the same file.
   grant to service_role: execute
 
@@ -5828,6 +6201,15 @@ function penstock.begin_checkout(uuid, text)
   body: sha256 3bda5029583a58fc1107b871d07aecae
   comment: What a checkout needs: {price_id, is_pack, customer_id, checkout_id (an older one that is still open)}. For owners and admins; rejects a second subscription.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.begin_move(uuid, integer, integer)
+  arguments: p_tenant_id uuid, p_from integer, p_to integer
+  returns: penstock.tenant_cells
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 5adce9ece6a1959d7456b0aed856b45c
+  comment: Records in the directory that a tenant moves to another cell; returns the move, also one that was begun before.
   grant to service_role: execute
 
 function penstock.begin_operation(bigint, text, bigint, text, double precision)
@@ -5857,6 +6239,15 @@ function penstock.begin_request(text, bytea)
   body: sha256 07848fdc34ca574531dfd73581b59239
   comment: Registers a request under its idempotency key; returns null the first time, else the recorded response. Responses are kept for a day.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.begin_task_upload(bigint, text, bigint, text, text, bigint)
+  arguments: p_task_id bigint, p_worker_id text, p_lease bigint, p_name text, p_content_type text, p_bytes bigint
+  returns: TABLE(id uuid, tenant_id uuid, incoming text)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6d0a5c09dfa987823843849391fa838f
+  comment: Creates the record of a file of a running task, as begin_artifact does, and returns the path to upload to, for which the API signs a URL. The size must be known.
   grant to service_role: execute
 
 function penstock.begin_upload(text, text, bigint, jsonb)
@@ -5933,6 +6324,16 @@ function penstock.cascade_deletes(regclass, regclass, text)
   settings: search_path=penstock, pg_temp
   body: sha256 c7627794b52aeea0b9e18fa6a019655b
   comment: Lets the deletion of a synced row delete its children: rows of p_child whose p_column holds its id. An app's migration calls it after make_synced.
+
+function penstock.cell_of(uuid)
+  arguments: p_id uuid
+  returns: integer
+  attributes: sql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 dced0e082c9477ab16d5b1023457c4f5
+  comment: The number of the cell that made an id; null for an id from before ids carried one. A tenant that moved keeps its ids: ask the directory for the tenant's cell.
+  grant to authenticated: execute
+  grant to service_role: execute
 
 function penstock.check_accounts()
   returns: TABLE(tenant_id uuid, job_id uuid, meter text, period date, what text, kept numeric, true_amount numeric)
@@ -6160,8 +6561,8 @@ function penstock.define_params(jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 084b6dc17bc9505601bc4d31e79c2747
-  comment: Declares the params of job types and kinds, by name: {"report": {"required": [], "allowed": [] or null, "refused": {param: [JSON types]}}}. Schedules are checked against them when they are set.
+  body: sha256 d11b36238c83226db771422925eeca5a
+  comment: Declares the params of job types and kinds, by name: {"report": {"required": [], "allowed": [] or null, "refused": {param: [JSON types]}, "title": "{param}"}}: the template of the title. Schedules are checked against them when they are set.
   grant to service_role: execute
 
 function penstock.define_setting(text, jsonb, text)
@@ -6181,6 +6582,15 @@ function penstock.delete_artifact(uuid)
   body: sha256 db66cd86a5868b9ff2c03cf060bbd401
   comment: Deletes a file: at once for readers and the quota, later in storage. Returns false if it was already deleted.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.describe_artifact(uuid, text, bigint, text, jsonb)
+  arguments: p_artifact_id uuid, p_worker_id text, p_lease bigint, p_type text DEFAULT NULL::text, p_metadata jsonb DEFAULT '{}'::jsonb
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 b3d00a39104bdbce228e7610a0ef0730
+  comment: Says what a file of a running task is: its type, such as audio_mp3 (null: from the content type), and metadata, such as {"pages": 3, "duration": 180.5}, duration in seconds. Call it before finish_artifact.
   grant to service_role: execute
 
 function penstock.discard_dead_letters(jsonb)
@@ -6206,8 +6616,8 @@ function penstock.drain_rates()
   returns: TABLE(kind text, provider text, per_second double precision)
   attributes: sql, stable, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 51db5fd496ea1322a4f7fcd81f043fd6
-  comment: Per lane with running tasks: tasks that end per second, estimated from the latest durations.
+  body: sha256 0f262715a32f3f3b22ef2335f92446e2
+  comment: Per kind and provider: tasks per second that ended (succeeded or failed) in the last minute, measured. Above 5,000 tasks per minute from a sample.
   grant to service_role: execute
 
 function penstock.drain_worker(text)
@@ -6241,7 +6651,7 @@ function penstock.due_schedules()
   returns: TABLE(id uuid, tenant_id uuid, name text, cron text, timezone text, job_type text, params jsonb, has_tasks boolean, missed text, due_at timestamp with time zone, now_at timestamp with time zone)
   attributes: sql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 99c2c292912e220219ab1842c6e703dd
+  body: sha256 23e82bd7cb36ffe248b51be61efd184a
   comment: Up to 100 schedules that are due, with the database's time.
   grant to service_role: execute
 
@@ -6324,7 +6734,7 @@ function penstock.erase_user(uuid)
   returns: jsonb
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 71a8b59e55545152fa09338947feb7b5
+  body: sha256 71e2b40e9e115c031c2e2b6d0c5836a8
   comment: Erases a user: memberships, API keys, sessions, invitations, the profile, and the personal tenant with its jobs, rows and files. Ledger and audit log keep ids only. Upkeep removes job rows and files within minutes. Returns the teams that the user left, and those that have no owner now.
   grant to service_role: execute
 
@@ -6373,6 +6783,16 @@ function penstock.fail_tasks(text, bigint[], bigint[], jsonb[])
   settings: search_path=penstock, pg_temp
   body: sha256 d464b0b267caeecbc052ccf0ef150a35
   comment: Ends attempts as failed: each task is retried after a backoff, or moved to the dead letters. Errors are {"code", "message", "details", "retry_after_seconds", "permanent"}. Returns only those rejected.
+  grant to service_role: execute
+
+function penstock.find_jobs(text, text[])
+  arguments: p_field text, p_values text[]
+  returns: SETOF uuid
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 0469b54480e2da04c65daa05b5772eb5
+  comment: The newest jobs, of the tenants that the caller may read, that have one of these values as a tag (p_field tag), as a param (params.NAME) or with all its words in the title or in params (text). Reads at most 10,000 terms, or 100 per tenant, from the index of each tenant.
+  grant to authenticated: execute
   grant to service_role: execute
 
 function penstock.finish_artifact(uuid, text, bigint, bigint, text)
@@ -6464,8 +6884,8 @@ function penstock.get_job(uuid)
   arguments: p_job_id uuid
   returns: jsonb
   attributes: plpgsql, stable, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 cf62e0631ee0dbf8747c0ebcb9aae936
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
+  body: sha256 2fbc5dbcb3db875a674115f750e464ce
   comment: A job with its progress (percent, phase, done, total, message, eta_seconds, phases).
   grant to authenticated: execute
   grant to service_role: execute
@@ -6610,6 +7030,15 @@ function penstock.lane_states(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.lead_upkeep(text, boolean)
+  arguments: p_worker_id text, p_is_able boolean DEFAULT true
+  returns: boolean
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 ddaea1a4c9c2bd630c29eb27e7f39768
+  comment: Whether this worker does the periodic upkeep for all. It leads for 5 seconds and asks again before they end; one that is not able to, such as one that stops, gives the lead up. Two leaders do no harm: upkeep may run several times at once.
+  grant to service_role: execute
+
 function penstock.leave_tenant(uuid, boolean)
   arguments: p_tenant_id uuid, p_block boolean DEFAULT false
   returns: void
@@ -6618,6 +7047,15 @@ function penstock.leave_tenant(uuid, boolean)
   body: sha256 960473ef15c349befa504a2f1a9ecfd4
   comment: Ends the caller's membership; with p_block the tenant cannot make the caller a member again, except by an invitation that the caller accepts.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.link_artifacts(uuid, uuid[])
+  arguments: p_job_id uuid, p_artifact_ids uuid[]
+  returns: TABLE(id uuid, path text)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 9d3e6e73f3eb1edb14ac7d530bff15c1
+  comment: Gives files of a bulk job the kind of link that the job chose (source.link: public, signed or login), and returns the paths of their links.
   grant to service_role: execute
 
 function penstock.list_alerts(integer, integer)
@@ -6695,6 +7133,15 @@ function penstock.list_strangers(uuid[], uuid[])
   comment: The positions (from 1) of users and keys that are not members of the tenant at the same position; where the tenant is null, of keys that are expired or revoked.
   grant to service_role: execute
 
+function penstock.lock_owner(uuid)
+  arguments: p_user_id uuid
+  returns: void
+  attributes: sql, volatile, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6a9d2f987d03d5eca167da0a41efd304
+  comment: Waits until no other transaction changes synced rows of this user. Held until the commit.
+  grant to service_role: execute
+
 function penstock.make_synced(regclass, integer)
   arguments: p_table regclass, p_position integer
   returns: void
@@ -6759,9 +7206,9 @@ function penstock.my_tenants()
 function penstock.next_opening(text[])
   arguments: p_task_types text[] DEFAULT NULL::text[]
   returns: double precision
-  attributes: sql, stable, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 e0f40ce95ddf6647237be7c4372de729
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
+  body: sha256 b7264ac674bf4df89468f7dccda8fa40
   comment: In how many seconds a claim that found nothing may find something without being notified: an endpoint opens, or a lane is read whole. Null: unknown.
   grant to service_role: execute
 
@@ -6770,7 +7217,7 @@ function penstock.next_webhook(text[])
   returns: record
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 8fc6db95b5d7eea64766d8b97c6f9c1e
+  body: sha256 807a79509afaf1133c3e5a8947fe9cc9
   comment: Locks the next webhook of these sources that is to be tried again. All null: there is none.
   grant to service_role: execute
 
@@ -6813,7 +7260,7 @@ function penstock.open_bulk(text, jsonb, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 02899b9565f7935a683306afa1af7616
+  body: sha256 b54bf39ce0c0066d9edf577fefb39168
   comment: Creates a bulk job without rows, or finds the job with the same idempotency key. add_bulk_rows adds the rows, or a worker if the source is a Google Sheet. p_source describes where the rows come from: {"type", "id" or "name", …}. Options: those of open_job, and preview, skip_done, key.
   grant to authenticated: execute
   grant to service_role: execute
@@ -6822,10 +7269,19 @@ function penstock.open_job(text, jsonb, jsonb)
   arguments: p_type text, p_params jsonb DEFAULT '{}'::jsonb, p_options jsonb DEFAULT '{}'::jsonb
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
+  settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
   body: sha256 e2f4b9bf23c7388cafdbe77d6fa98cb2
-  comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": key} stands for the output of a task; default: the output of the last task), traceparent (the W3C trace context of the caller).
+  comment: Creates a job without tasks, or finds the job with the same idempotency key; add_tasks adds its tasks. Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": key} stands for the output of a task; default: the output of the last task), tags (words to find the job by), traceparent (the W3C trace context of the caller).
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.open_link(uuid, text)
+  arguments: p_artifact_id uuid, p_token text
+  returns: TABLE(tenant_id uuid, path text, name text, content_type text)
+  attributes: plpgsql, stable, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 d0fb8d8cd174216dc8a8d8f2f30c49f9
+  comment: The file of a link with its token. Refuses with 404 (wrong token), 410 (the file or the link is gone) or 401 (members only).
   grant to service_role: execute
 
 function penstock.open_provider(text, uuid)
@@ -6977,7 +7433,7 @@ function penstock.purge_tombstones(uuid, integer)
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 6055bfd8a67e64d4374c7a2c2ab09b14
+  body: sha256 6ee774aa3106e9d5c2a6d1105a4b6efc
   comment: Deletes a user's tombstones that are older than a number of days, and returns their number. Devices that have not seen them pull everything again.
   grant to service_role: execute
 
@@ -7079,6 +7535,15 @@ function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, j
   settings: search_path=penstock, pg_temp
   body: sha256 1d762ee9424e61ad1f88f08570191e04
   comment: Adds an entry to the cost ledger, for an attempt (p_task_id, p_worker_id, p_lease) or a tenant, and returns its id. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (the same key counts once), corrects (the id of the entry that it corrects; the amount may be negative), reason.
+  grant to service_role: execute
+
+function penstock.record_move(uuid, text, jsonb)
+  arguments: p_tenant_id uuid, p_step text, p_counts jsonb DEFAULT NULL::jsonb
+  returns: penstock.tenant_cells
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 51eb2ad8278b725f2bb493b447b26cb7
+  comment: Records the next step of a move. The step activate switches the directory to the new cell; null ends the move.
   grant to service_role: execute
 
 function penstock.record_outcome(uuid, text, boolean, text, text, text, jsonb)
@@ -7260,9 +7725,9 @@ function penstock.report_worker(text, jsonb)
   arguments: p_worker_id text, p_info jsonb
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: search_path=penstock, pg_temp
-  body: sha256 dd3c25152d6f245164ba8a96d810befc
-  comment: Records that a worker is running: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}. Removes workers that have not reported for 10 minutes, and stopped ones after a day.
+  settings: plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
+  body: sha256 04e56e40ece83e405d96e68b239f8362
+  comment: Records that a worker is running: {"host", "pid", "kinds", "concurrency", "version", "state", "running"}. Upkeep removes workers that have not reported for 10 minutes, and stopped ones after a day.
   grant to service_role: execute
 
 function penstock.require_gate(text, uuid, numeric, text)
@@ -7437,6 +7902,16 @@ function penstock.send_test_notification(uuid)
   grant to authenticated: execute
   grant to service_role: execute
 
+function penstock.set_artifact_link(uuid, text)
+  arguments: p_artifact_id uuid, p_link text
+  returns: text
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 2e458a1de2438026ce371d3fd71eacd9
+  comment: Changes who may open the link of a file (public, signed for link_days from now, or login) and returns the path of the link. With login, links that were given out before ask for a sign-in.
+  grant to authenticated: execute
+  grant to service_role: execute
+
 function penstock.set_budget(uuid, numeric)
   arguments: p_job_id uuid, p_amount numeric
   returns: void
@@ -7445,6 +7920,24 @@ function penstock.set_budget(uuid, numeric)
   body: sha256 e83893e8727602103706faf974e78d10
   comment: Sets the budget of a job, in the base currency (null: unlimited). A job that was paused by its budget resumes.
   grant to authenticated: execute
+  grant to service_role: execute
+
+function penstock.set_cell(integer)
+  arguments: p_number integer
+  returns: void
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 6320623b12beeb32cb85d56ed47c3de7
+  comment: Sets the number of this cell, of a database without tenants. Repeat it after a migration: new tables of apps get their range of row numbers.
+  grant to service_role: execute
+
+function penstock.set_cell_limits(text, jsonb)
+  arguments: p_name text, p_limits jsonb
+  returns: jsonb
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 f3d8b2b973972e75bfa5a41b4c56f713
+  comment: Records the limits of a provider for all cells together, and returns them. {} changes nothing. penstock cells rebalance gives each cell its part.
   grant to service_role: execute
 
 function penstock.set_exchange_rate(text, numeric, timestamp with time zone)
@@ -7591,7 +8084,7 @@ function penstock.set_setting(text, jsonb)
   returns: void
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 c8b4a24389a4cec58c81ebc0656d6908
+  body: sha256 46fcc665b16a9826e8cf3dd88fe8af78
   comment: Changes a setting and writes an audit line.
   grant to service_role: execute
 
@@ -7640,6 +8133,15 @@ function penstock.spend(date)
   comment: Costs and revenue of a month in the base currency: {month, currency, fixed, fixed_total, variable_total, by_provider, by_type, taken_at, by_plan, revenue, margin}. Variable costs are those of the newest snapshot.
   grant to service_role: execute
 
+function penstock.split_limits(jsonb, double precision[])
+  arguments: p_limits jsonb, p_shares double precision[]
+  returns: jsonb[]
+  attributes: plpgsql, immutable, security invoker, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 aec99b762ec2f5c8dc103bfb95265604
+  comment: The parts of a provider's limits for cells with these shares, in their order. Their sum is the limit.
+  grant to service_role: execute
+
 function penstock.start_action(text, text[], text)
   arguments: p_verb text, p_subjects text[], p_reason text DEFAULT NULL::text
   returns: uuid
@@ -7654,7 +8156,7 @@ function penstock.start_drawn_job(text, jsonb, jsonb, jsonb, uuid)
   arguments: p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb DEFAULT '{}'::jsonb, p_user_id uuid DEFAULT NULL::uuid
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
+  settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 1b646cc68dccbb18bed53b708d7abcc7
   comment: Starts a job whose tasks trusted code drew from a job type, for the user p_user_id (null: for the service). Not granted to users: the server calls it, and so may a security definer function of an app. The role of the user in the tenant is checked, and the user is recorded as the creator.
   grant to service_role: execute
@@ -7663,7 +8165,7 @@ function penstock.start_job(text, jsonb, jsonb, jsonb)
   arguments: p_type text, p_params jsonb DEFAULT '{}'::jsonb, p_tasks jsonb DEFAULT '[]'::jsonb, p_options jsonb DEFAULT '{}'::jsonb
   returns: uuid
   attributes: plpgsql, volatile, security definer, parallel unsafe
-  settings: jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
+  settings: enable_seqscan=off, jit=off, plan_cache_mode=force_generic_plan, search_path=penstock, pg_temp
   body: sha256 bc55cbce79bcb0df8f7c9b65693f35e6
   comment: Creates a job with its tasks and their dependencies in one transaction and returns its id. The same idempotency key returns the same job. Users may only write tasks of kinds that allow it (raw_tasks).
   grant to authenticated: execute
@@ -7676,6 +8178,15 @@ function penstock.store_step(bigint, text, bigint, text, jsonb)
   settings: search_path=penstock, pg_temp
   body: sha256 ef6be58c592569dfb49ca2f08da4ad87
   comment: Stores the result of a step of a running task and returns it. The first result of a name counts.
+  grant to service_role: execute
+
+function penstock.store_task_chunks(text, jsonb)
+  arguments: p_worker_id text, p_chunks jsonb
+  returns: integer
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 bffa2f0f7a333b71db683a0a09f45696
+  comment: Stores chunks of the streams of attempts that the worker runs, [{"job_id", "task_id", "lease", "number" (1 to 10000 within the attempt), "sent" (bytes in earlier chunks, at most 262144), "parts" (texts and objects)}]. Returns how many it stored; it skips those of lost leases, those already stored and those that are too large.
   grant to service_role: execute
 
 function penstock.store_task_logs(text, jsonb)
@@ -7745,7 +8256,7 @@ function penstock.take_notifications(integer)
   returns: TABLE(id uuid, tenant_id uuid, target_id uuid, channel text, address text, event text, subject text, body text, details jsonb, attempt smallint, created_at timestamp with time zone, secrets text[])
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: enable_seqscan=off, jit=off, search_path=penstock, pg_temp
-  body: sha256 647dbe9756e0dc679ac1a675cee094ff
+  body: sha256 78492f789a3a0a0400b86fe70de93db1
   comment: Hands due notifications to a sender for 60 seconds, tenants in turn and at most 10 of a tenant at once. A sender that dies loses them to the next one, so a message may be sent twice, but is never lost.
   grant to service_role: execute
 
@@ -7754,7 +8265,7 @@ function penstock.take_operations(text[], integer)
   returns: SETOF jsonb
   attributes: sql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 0e601136617148b5bb2ae9474ed7b12a
+  body: sha256 dc5199f41708697676fc98060ad7ea30
   comment: Operations of these providers to ask about (timeout) or to cancel at the provider (canceled), for a minute. Report each with reconcile_operation.
   grant to service_role: execute
 
@@ -7775,12 +8286,21 @@ function penstock.take_suspects(integer)
   comment: Subscriptions of which two states came with the same second. The caller fetches them from Stripe.
   grant to service_role: execute
 
+function penstock.take_task_upload(bigint, uuid, text, bigint)
+  arguments: p_task_id bigint, p_artifact_id uuid, p_worker_id text, p_lease bigint
+  returns: TABLE(tenant_id uuid, name text, incoming text, path text, content_type text, bytes bigint, lease bigint, is_stored boolean)
+  attributes: plpgsql, volatile, security definer, parallel unsafe
+  settings: search_path=penstock, pg_temp
+  body: sha256 8380a3d18a55bbf980c51ae86ca0bf4a
+  comment: The upload of a running task: where the file is, and where its checked copy goes. Requires the lease.
+  grant to service_role: execute
+
 function penstock.take_upload(uuid)
   arguments: p_artifact_id uuid
   returns: TABLE(tenant_id uuid, name text, incoming text, path text, content_type text, bytes bigint, lease bigint)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9b39d242a2873bee920ea0e1b43096a2
+  body: sha256 6d78adc157197237f84eb308ae098773
   comment: Returns the path of an upload and the path for its checked copy. finish_artifact with this lease completes it.
   grant to authenticated: execute
   grant to service_role: execute
@@ -7864,7 +8384,7 @@ function penstock.upkeep()
   returns: TABLE(reclaimed integer, promoted integer, chores integer, next_seconds double precision)
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: lock_timeout=3s, search_path=penstock, pg_temp
-  body: sha256 82c3e9c33eb068c93090a3ce31beb452
+  body: sha256 bbd6382b8eb9368a0f45dec843b9b0a4
   comment: Housekeeping that any worker calls regularly: requeues stale tasks, queues tasks that are due, moves a batch of tasks after a pause, resume or cancel. Fails when it waits longer than three seconds for a lock. Returns in how many seconds there is more to do (null: unknown).
   grant to service_role: execute
 

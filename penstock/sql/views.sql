@@ -22,7 +22,8 @@ select
   end as phase,
   j.params,
   coalesce(p.docs_complete, 0)::integer as docs_complete,
-  coalesce(p.docs_total, 0)::integer as docs_total
+  coalesce(p.docs_total, 0)::integer as docs_total,
+  j.title, j.tags
 from penstock.jobs j
 left join lateral (
   select

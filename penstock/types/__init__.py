@@ -6,7 +6,7 @@ from penstock.types.actions import Action, Weight
 from penstock.types.admin import Person, PersonDetails, ProfileRole
 from penstock.types.alerts import Alert
 from penstock.types.amounts import Amount, exact
-from penstock.types.artifacts import OUTPUT, Artifact, KeptArtifact, LinkedArtifact, referred
+from penstock.types.artifacts import OUTPUT, Artifact, KeptArtifact, LinkedArtifact, LinkKind, referred
 from penstock.types.audit import AuditHead, AuditLine, AuditSeal
 from penstock.types.billing import (
     BillingLink,
@@ -45,6 +45,7 @@ from penstock.types.entitlements import Entitlements, Gate, GateMode, GateValues
 from penstock.types.explanations import Explanation, JobExplanation, Wait
 from penstock.types.forecasts import Forecast, ForecastBudget, ForecastCost, ForecastFinish, ForecastQuota
 from penstock.types.invitations import Invitation, Invited, NewInvitation
+from penstock.types.job_types import StartableType
 from penstock.types.jobs import ENDED, Cause, Job, JobChange, JobStatus, JobVerb, Phase, Progress, failure
 from penstock.types.keys import ApiKey, KeyRole, NewKey, Scope
 from penstock.types.kinds import KindPolicy, Starter, declared_policy
@@ -69,6 +70,7 @@ from penstock.types.schedules import Missed, Schedule
 from penstock.types.sessions import Session
 from penstock.types.sheets import BindingKind, SheetBinding
 from penstock.types.spend import FixedCost, FixedCostPeriod, FixedCostValues, PlanRevenue, Spend, TenantMargin
+from penstock.types.streams import StreamChunk
 from penstock.types.tasks import Attempt, GraphTask, Run, Task, TaskRate, TaskStatus
 from penstock.types.tenants import Me, Member, Role, Tenant, TenantShare
 from penstock.types.usage import Limit, Meter, MeterUsage, Plan, PlanValues, UsageDay, UsageStatus
@@ -142,6 +144,7 @@ __all__ = [
     "LapsingTenant",
     "LetterVerb",
     "Limit",
+    "LinkKind",
     "LinkedArtifact",
     "LogLine",
     "Me",
@@ -193,8 +196,10 @@ __all__ = [
     "SheetBinding",
     "SourceCheck",
     "Spend",
+    "StartableType",
     "Starter",
     "Streak",
+    "StreamChunk",
     "Subscription",
     "SubscriptionStatus",
     "TakenNotification",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 from uuid import UUID
 
 OUTPUT = "output.json"
@@ -27,6 +27,20 @@ class Artifact:
     sha256: str
     created_at: datetime
     stored_at: datetime
+    type: str
+    """What it is, such as `audio_mp3`: from the task, or from the content type."""
+    metadata: dict[str, Any]
+    """What the task says about it, such as `pages`, or `duration` in seconds."""
+
+    @property
+    def pages(self) -> int | None:
+        """The number of pages, if the task said so."""
+        return self.metadata.get("pages")
+
+    @property
+    def duration(self) -> float | None:
+        """The duration in seconds, if the task said so."""
+        return self.metadata.get("duration")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +58,10 @@ class LinkedArtifact(Artifact):
     """A file with a URL; anyone who has the URL can read the file until it expires."""
 
     url: str = field(repr=False)
+
+
+LinkKind: TypeAlias = Literal["public", "signed", "login"]
+"""Who may open the link of a file: anyone who has it, the same for a time, or members who sign in."""
 
 
 def referred(output: Any) -> UUID | None:

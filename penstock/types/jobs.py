@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
@@ -83,6 +83,9 @@ class Job:
     started_at: datetime | None
     finished_at: datetime | None
     progress: Progress
+    title: str | None = None
+    """What people call it, from the title template of its type."""
+    tags: tuple[str, ...] = ()
 
     @property
     def is_ended(self) -> bool:
@@ -97,7 +100,13 @@ class Job:
         for name in ("created_at", "run_at", "started_at", "finished_at"):
             values[name] = values[name] and datetime.fromisoformat(values[name])
         values["progress"] = Progress.read(values["progress"])
+        values["tags"] = tuple(values.get("tags") or ())
         return cls(**values)
+
+    @classmethod
+    def listed(cls, row: Sequence[Any]) -> Job:
+        """Convert a row of a list of jobs, whose progress has no phases."""
+        return cls(*row[:12], progress=Progress(*row[12:-2]), title=row[-2], tags=tuple(row[-1]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,10 @@ class JobOptions(TypedDict, total=False):
     """Pause after this many failed tasks, or after a percentage, such as "5%"."""
     result: Annotated[Any, Option("The result of the job.", sdk=None, http=False, cli=False)]
     """JSON in which `{"$from": key}` stands for the output of a task. Default: the last task's output."""
+    tags: Annotated[
+        Annotated[list[str], Len(0, 10)] | None, Option("Words to find the job by.", metavar="A,B")
+    ]
+    """Up to 10 texts of 1 to 50 characters. Case does not matter."""
     traceparent: Annotated[
         str | None, Option("The trace context of the caller.", sdk=None, http=False, cli=False)
     ]

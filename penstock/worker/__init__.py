@@ -6,6 +6,7 @@ execute  runs the handler of one task, in the event loop, a thread or a process
 finish   reports outcomes in batches
 beat     extends the leases, from its own thread
 logs     sends log lines of tasks
+streams  sends what handlers stream
 health   answers liveness and readiness probes, from its own thread
 
 Each worker also runs the two loops of `penstock.upkeep` and delivers notifications (`penstock.delivery`).
@@ -37,12 +38,12 @@ from penstock.postgres import db, migrate
 from penstock.sdk.app import App
 from penstock.settings import settings
 from penstock.upkeep import Tidy, Upkeep, end
+from penstock.worker.batches import Batches
 from penstock.worker.beat import Beat
 from penstock.worker.execute import CALL_CONNECTIONS, Execute
 from penstock.worker.fetch import Fetch
 from penstock.worker.finish import Finish
 from penstock.worker.health import Health, Pulse
-from penstock.worker.logs import Logs
 from penstock.worker.outcome import AttemptEnd
 from penstock.worker.reconcile import Reconcile
 from penstock.worker.task_buffer import TaskBuffer
@@ -93,6 +94,7 @@ class Worker:
         self._stopping = asyncio.Event()
         self._task_buffer: TaskBuffer | None = None
         self._beat: Beat | None = None
+        self._wake: Wake | None = None
         self._pulse = pulse
         if dsn is not None:
             app.use(dsn)
@@ -116,8 +118,8 @@ class Worker:
         while True:
             answered_at = 0.0 if self._beat is None else self._beat.answered_at
             state = "draining" if self._stopping.is_set() else "running" if answered_at else "starting"
-            # A heartbeat comes every third of a lease; one may be missed.
-            self._pulse.tick(state, answered_at, max_silence=max(10.0, self.lease_seconds))
+            # A heartbeat comes every third of a lease, or every five seconds; one may be missed.
+            self._pulse.tick(state, answered_at, max_silence=max(12.0, self.lease_seconds))
             with contextlib.suppress(TimeoutError):
                 # `stop()` ends the first pause early: readiness changes at once.
                 async with asyncio.timeout(0.5):
@@ -126,7 +128,10 @@ class Worker:
     async def _run(self, dsn: str) -> None:
         name = f"penstock worker {self.id}"
         async with (
-            db.pool(dsn, name=name, min_size=2, max_size=4) as pool,
+            db.pool(dsn, name=name, max_size=2) as pool,
+            # One session each: claims and reports are planned once in a worker, not once in each session.
+            db.pool(dsn, name=f"{name} claims", max_size=1) as claims,
+            db.pool(dsn, name=f"{name} reports", max_size=1) as reports,
             db.pool(dsn, name=f"{name} calls", min_size=0, max_size=CALL_CONNECTIONS) as calls,
         ):
             await db.retry_until_available(partial(self._begin, pool), is_stopped=self._stopping.is_set)
@@ -137,18 +142,21 @@ class Worker:
             upkeep = Upkeep(pool, self.app.draw)
             storage = lambda: self.app.storage if self.app.artifacts is None else None  # noqa: E731
             tidy = Tidy(pool, storage, self.app.uploads)
-            wake = Wake(dsn, buffer, upkeep.due, settings().listen)
+            wake = self._wake = Wake(dsn, buffer, upkeep.due, settings().listen)
             sender = Sender(pool, settings())
             reconcile = Reconcile(pool, self.app)
             wake.on_notification = sender.due.set
             upkeep.on_work = wake.work.set
             # A worker that gets no notifications and has no tasks polls less often.
             upkeep.max_pause = lambda: 5.0 if wake.is_listening or buffer.leased else 15.0
-            finish = Finish(buffer)
+            finish = Finish(buffer, reports)
             execute = Execute(buffer, finish, dsn, calls)
             execute.on_attempt = self.on_attempt
-            fetch = Fetch(buffer, wake, finish, upkeep, stop_when_idle=self.is_draining)
+            fetch = Fetch(buffer, claims, wake, finish, upkeep, stop_when_idle=self.is_draining)
             beat = self._beat = Beat(dsn, buffer, self._description())
+            # Without notifications a worker hears of nothing that the leader leaves to it.
+            upkeep.is_leader = tidy.is_leader = lambda: beat.is_leader or not wake.is_listening
+            beat.on_leader = upkeep.due.set
             wake.on_cancel = beat.beat_now
             beat.on_drain = self._stopping.set
             finish.on_parked = upkeep.due.set
@@ -156,9 +164,8 @@ class Worker:
             buffer.on_lease_uncertain = beat.beat_now
             buffer.on_provider_slot_freed = wake.work.set
             beat.start()
-            loops = [
-                _endless(loop) for loop in (wake, upkeep, tidy, sender, reconcile, finish, beat, execute.logs)
-            ] + execute.start()
+            own = (wake, upkeep, tidy, sender, reconcile, finish, beat, execute.logs, execute.streams)
+            loops = [*map(_endless, own), *execute.start()]
             fetching = asyncio.create_task(fetch.run(), name="fetch")
             log.info("worker.started", worker_id=self.id, kinds=self.kinds, concurrency=self.concurrency)
             try:
@@ -240,7 +247,7 @@ class Worker:
         }
 
 
-def _endless(loop: Wake | Upkeep | Tidy | Sender | Reconcile | Finish | Beat | Logs) -> asyncio.Task[None]:
+def _endless(loop: Wake | Upkeep | Tidy | Sender | Reconcile | Finish | Beat | Batches) -> asyncio.Task[None]:
     return asyncio.create_task(loop.run(), name=type(loop).__name__.lower())
 
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from penstock.worker.task_buffer import TaskBuffer
 
 log = structlog.get_logger("penstock.worker")
+# A worker leads upkeep for five seconds (lead_upkeep): one whose heartbeats are further apart cannot lead.
+MAX_LEAD_PAUSE = 4.0
+MAX_IDLE_PAUSE = 5.0
 
 
 class Beat:
@@ -35,6 +38,11 @@ class Beat:
         """When the database last answered (monotonic seconds); 0 before the first answer."""
         self.on_drain: Callable[[], None] = lambda: None
         """Called when an operator has asked the worker to stop."""
+        self._may_lead = buffer.lease_seconds / 3 <= MAX_LEAD_PAUSE
+        self.is_leader = not self._may_lead
+        """Whether this worker does the periodic upkeep for all, or for itself because it cannot lead."""
+        self.on_leader: Callable[[], None] = lambda: None
+        """Called when this worker has become the leader."""
 
     def start(self) -> None:
         self._thread.start()
@@ -83,7 +91,12 @@ class Beat:
 
     def _pause(self) -> float:
         is_late = time.monotonic() - self._extended_at > self._buffer.lease_seconds / 2
-        return min(1.0, self._buffer.lease_seconds / 6) if is_late else self._buffer.lease_seconds / 3
+        if is_late:
+            return min(1.0, self._buffer.lease_seconds / 6)
+        lease_seconds = self._buffer.lease_seconds
+        # A worker with nothing to extend reports less often, unless others rely on it.
+        is_idle = not self._buffer.leased and not self.is_leader
+        return max(lease_seconds / 3, min(lease_seconds / 2, MAX_IDLE_PAUSE) if is_idle else 0.0)
 
     def _beat(self) -> None:
         if self._connection is None:
@@ -114,11 +127,23 @@ class Beat:
     def _report(self) -> None:
         assert self._connection is not None
         info = {**self._description, "running": self._buffer.running}
-        if workers.report_sync(self._connection, worker_id=self._buffer.worker_id, info=info):
+        is_drain_asked, is_leader = workers.report_sync(
+            self._connection, worker_id=self._buffer.worker_id, info=info, can_lead=self._can_lead()
+        )
+        if is_drain_asked:
             self._loop.call_soon_threadsafe(self.on_drain)
+        if is_leader and not self.is_leader:
+            self._loop.call_soon_threadsafe(self.on_leader)
+        self.is_leader = is_leader or not self._may_lead
         self.answered_at = time.monotonic()
 
+    def _can_lead(self) -> bool:
+        """Whether upkeep can rely on this worker: it goes on, and its event loop runs."""
+        is_alive = time.monotonic() - self._buffer.extended_at < 2 * MAX_LEAD_PAUSE
+        return self._may_lead and is_alive and not self._ended.is_set()
+
     def _disconnect(self) -> None:
+        self.is_leader = not self._may_lead
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, nullcontext
 from decimal import Decimal
@@ -18,16 +19,18 @@ import structlog
 
 from penstock import tracing
 from penstock.contract import artifacts, jobs, provider_keys, tasks, waits
-from penstock.errors import Invalid, TooLarge
+from penstock.errors import Invalid, TooLarge, Unavailable
 from penstock.postgres import db
 from penstock.sdk import bulk_guards
 from penstock.sdk.context import Context, Fail, Hooks, Reschedule
 from penstock.sdk.signature import decode
 from penstock.types import SealedKey
 from penstock.worker import outcome
+from penstock.worker.engines import Engines
 from penstock.worker.logs import Logs
+from penstock.worker.losses import Losses, is_caused_by_loss
 from penstock.worker.operations import Operations
-from penstock.worker.processes import Processes
+from penstock.worker.streams import Streams
 
 if TYPE_CHECKING:
     from penstock.sdk.job_types import Task
@@ -54,11 +57,6 @@ _KEEPALIVES: LiteralString = (
     "select set_config('tcp_keepalives_idle', '30', true), set_config('tcp_keepalives_interval', '10', true),"
     " set_config('tcp_keepalives_count', '3', true)"
 )
-# How often a task may lose its database connection in one worker before the attempt counts as failed, and for
-# how many tasks the worker keeps this count.
-MAX_LOSSES = 5
-MAX_CAUSES = 10
-REMEMBERED_LOSSES = 10_000
 _COMPLETED = object()
 
 
@@ -67,18 +65,19 @@ class Execute(Hooks):
 
     def __init__(self, buffer: TaskBuffer, finish: Finish, dsn: str, calls: db.Pool) -> None:
         self.logs = Logs(buffer.pool, buffer.worker_id)
+        self.streams = Streams(buffer.pool, buffer.worker_id)
         self._buffer, self._finish, self._dsn = buffer, finish, dsn
         self._loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._threads = ThreadPoolExecutor(buffer.concurrency, thread_name_prefix="penstock task")
-        self._processes = Processes(buffer.concurrency)
+        self._engines = Engines(buffer.concurrency, buffer.app.tasks)
         self._opened = AsyncExitStack()
         self._opening = asyncio.Lock()
         self._calls = calls
         self._adding = asyncio.Semaphore(ADDING_CONNECTIONS)
         self._transactions: db.Pool | None = None
         self._is_thread_left = False
-        self._losses: dict[int, int] = {}
+        self._losses = Losses()
         self._is_traced = tracing.tracer() is not None
         self._waiting_for_database: set[Context] = set()
         self.on_attempt: Callable[[outcome.AttemptEnd], None] | None = None
@@ -103,7 +102,7 @@ class Execute(Hooks):
     async def close(self) -> bool:
         """End threads and processes. Returns False if a thread still runs."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._processes.close()
+        self._engines.close()
         await self._opened.aclose()
         return self._buffer.running == 0 and not self._is_thread_left
 
@@ -124,6 +123,7 @@ class Execute(Hooks):
                         await self._wait_for_thread(leased.thread)
                 finally:
                     self.logs.end(claim)
+                    self.streams.discard(claim)
                     self._buffer.handler_ended()
             if time.monotonic() - turn > TURN_SECONDS:
                 await asyncio.sleep(0)
@@ -149,10 +149,11 @@ class Execute(Hooks):
     async def _run(self, leased: LeasedTask, me: asyncio.Task[None]) -> None:
         task = self._buffer.app.tasks[leased.claim.kind]
         sink = self.logs.begin(leased.claim)
+        self.streams.begin(leased.claim)
         leased.context = context = Context(leased.claim, self._buffer.worker_id, self, sink)
         started = time.monotonic()
         try:
-            output = await self._attempt(task, leased, context)
+            output = await self._streamed(leased.claim, self._attempt(task, leased, context))
             if self._is_large(output):
                 output = await self._store_if_too_large(context, output)
         except KeyboardInterrupt:
@@ -196,46 +197,31 @@ class Execute(Hooks):
 
     def _is_database_lost(self, error: BaseException, context: Context) -> bool:
         """Whether an attempt ended because this worker lost its connection to the database."""
-        if isinstance(error, outcome.TimedOutHandler) and context in self._waiting_for_database:
-            return True
-        cause: BaseException | None = error
-        # Libraries raise an error from itself, so the chain may have no end.
-        for _ in range(MAX_CAUSES):
-            if cause is None or isinstance(cause, db.ConnectionLost):
-                break
-            cause = cause.__cause__
-        return isinstance(cause, db.ConnectionLost)
+        is_waiting = isinstance(error, outcome.TimedOutHandler) and context in self._waiting_for_database
+        return is_waiting or is_caused_by_loss(error)
 
     def _return_after_loss(self, leased: LeasedTask, error: BaseException) -> None:
-        """Requeue the task without costing an attempt; after MAX_LOSSES, fail the attempt.
-
-        Without that limit, a statement that crashes the server, or a transaction that idles until the server
-        ends it, would be retried for ever.
-        """
-        losses = self._losses[leased.claim.id] = self._losses.pop(leased.claim.id, 0) + 1
-        while len(self._losses) > REMEMBERED_LOSSES:
-            self._losses.pop(next(iter(self._losses)))
+        """Requeue the task without costing an attempt; after several times, fail the attempt."""
+        delay = self._losses.delay(leased.claim.id)
         log.warning("task.connection_lost", task_id=leased.claim.id, kind=leased.claim.kind, error=str(error))
-        if losses > MAX_LOSSES:
+        if delay is None:
             self._finish.failed(leased, outcome.describe(error))
         else:
-            self._finish.returned(
-                leased, 0 if losses == 1 else 2.0 ** (losses - 2), "database connection lost"
-            )
+            self._finish.returned(leased, delay, "database connection lost")
 
     async def _retry_while_unavailable(self, ctx: Context, call: Callable[[], Coroutine[Any, Any, R]]) -> R:
-        """Make an idempotent call, again while the database is down.
+        """Make an idempotent call, again while the database is down, full or gives up on the call.
 
-        A handler that reports paid work must not fail because the database is down. This ends when the lease
-        is lost, because then the handler is stopped.
+        A handler that reports paid work must not fail because of the database. This ends when the lease is
+        lost, because then the handler is stopped. A handler's own transaction may hold the locks: no retry.
         """
         self._waiting_for_database.add(ctx)
         try:
             while True:
                 try:
                     return await call()
-                except db.ConnectionLost as error:
-                    if ctx.is_stopped:
+                except Unavailable as error:
+                    if ctx.is_stopped or (ctx.connection and not isinstance(error, db.ConnectionLost)):
                         raise
                     log.warning("task.database_away", task_id=ctx.task_id, error=str(error))
                 await asyncio.sleep(random.uniform(0.2, 1))
@@ -250,6 +236,14 @@ class Execute(Hooks):
         )
         self.release(leased)
 
+    async def _streamed(self, claim: tasks.Claim, attempt: Coroutine[Any, Any, R]) -> R:
+        """Run an attempt, and store the rest of its stream before its outcome is reported."""
+        try:
+            return await attempt
+        finally:
+            if not isinstance(sys.exception(), asyncio.CancelledError | KeyboardInterrupt):
+                await self.streams.end(claim)
+
     async def _attempt(self, task: Task[Any, Any], leased: LeasedTask, context: Context) -> Any:
         try:
             claim = await self._with_stored_outputs(leased.claim, context)
@@ -259,8 +253,8 @@ class Execute(Hooks):
         except Invalid as error:
             raise Fail(error.message, code="bad_input", details=error.details) from None
         limit = leased.claim.timeout_seconds
-        if task.mode == "process":
-            return await self._processes.call(task.function, values, limit)
+        if task.mode in ("process", "ray"):
+            return await self._engines.call(task, values, limit)
         if limit is None:
             return await self._call(task, leased, context, values)
         async with outcome.limited(limit):
@@ -306,10 +300,11 @@ class Execute(Hooks):
                     output = outcome.output(task, await task.function(context, **values))
                     if self._is_large(output):
                         output = await self._store_if_too_large(context, output)
+                    await self.streams.end(leased.claim)
                     done = tasks.Done(context.task_id, context.lease, output)
                     await tasks.complete_last(execute_last, context.worker_id, done)
             else:
-                call = partial(self._transaction_in_thread, task, context, values)
+                call = partial(self._transaction_in_thread, task, leased.claim, context, values)
                 await self._in_thread(leased, context, call)
         except TooLarge as error:
             if error.details.get("field") == "p_output":
@@ -318,7 +313,9 @@ class Execute(Hooks):
         self._buffer.remove(leased.claim.id, leased.claim.lease)
         return _COMPLETED
 
-    def _transaction_in_thread(self, task: Task[Any, Any], context: Context, values: dict[str, Any]) -> None:
+    def _transaction_in_thread(
+        self, task: Task[Any, Any], claim: tasks.Claim, context: Context, values: dict[str, Any]
+    ) -> None:
         name = f"penstock task {context.task_id}"
         with (
             db.connect(self._dsn, name=name) as connection,
@@ -331,6 +328,7 @@ class Execute(Hooks):
             output = outcome.output(task, outcome.unless_stopped(context, call))
             if self._is_large(output):
                 output = self.block(self._store_if_too_large(context, output))
+            self.block(self.streams.end(claim))
             done = tasks.Done(context.task_id, context.lease, output)
             tasks.complete_last_sync(execute_last, context.worker_id, done)
 
@@ -368,10 +366,11 @@ class Execute(Hooks):
                 self._transactions = await self._opened.enter_async_context(opening)
         return self._transactions
 
-    # --- calls of the handler's context ---
-
     def progressed(self, ctx: Context) -> None:
         self._finish.progress(ctx)
+
+    def streamed(self, ctx: Context, part: str | Mapping[str, Any]) -> None:
+        self.streams.add(ctx, part)
 
     async def heartbeat(self, ctx: Context) -> None:
         await self._report(ctx, "heartbeat_task")
@@ -393,13 +392,13 @@ class Execute(Hooks):
         )  # fmt: skip
         return row["add_tasks"]
 
-    async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str) -> dict[str, Any]:
+    async def save(self, ctx: Context, name: str, data: artifacts.Data, content_type: str, **how: Any) -> Any:
         app = self._buffer.app
         if app.artifacts is not None:
             return await app.artifacts(ctx, name, data, content_type)
         return await artifacts.save(
             self._calls, app.storage, task_id=ctx.task_id, worker_id=ctx.worker_id, lease=ctx.lease,
-            name=name, data=data, content_type=content_type,
+            name=name, data=data, content_type=content_type, **how,
         )  # fmt: skip
 
     async def prompt(self, ctx: Context, prompt: DeclaredPrompt) -> Prompt:
@@ -474,8 +473,8 @@ class Execute(Hooks):
         )  # fmt: skip
         return await self._retry_while_unavailable(ctx, call)
 
-    async def compute(self, function: Callable[..., R], args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        return await self._processes.compute(function, args, kwargs)
+    async def compute(self, function: Callable[..., R], args: Any, kwargs: Any, on: Any, resources: Any) -> R:
+        return await self._engines.compute(function, args, kwargs, on, resources)
 
     def block(self, work: Coroutine[Any, Any, R]) -> R:
         if threading.get_ident() == self._loop_thread:

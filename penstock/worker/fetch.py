@@ -20,14 +20,26 @@ if TYPE_CHECKING:
     from penstock.worker.wake import Wake
 
 log = structlog.get_logger("penstock.worker")
+MAX_CLAIM = 1000
+# The pause after a claim that got fewer tasks than it asked for. Tasks that it passed over, such as those of
+# a lane that opens again, wait this much longer at most.
+SHORT_CLAIM_SECONDS = 0.05
 
 
 class Fetch:
     """Fills the task buffer until it closes; when draining, until no task is leased or can be claimed."""
 
     def __init__(
-        self, buffer: TaskBuffer, wake: Wake, finish: Finish, upkeep: Upkeep, *, stop_when_idle: bool = False
+        self,
+        buffer: TaskBuffer,
+        claims: db.Pool,
+        wake: Wake,
+        finish: Finish,
+        upkeep: Upkeep,
+        *,
+        stop_when_idle: bool = False,
     ) -> None:
+        self._claims = claims
         self._buffer, self._wake, self._finish, self._upkeep = buffer, wake, finish, upkeep
         self._stop_when_idle = stop_when_idle
         self._is_response_lost = False
@@ -36,7 +48,7 @@ class Fetch:
         buffer = self._buffer
         while not buffer.is_closing:
             self._finish.hand_back(buffer.pop_unstarted(only_stale=True))
-            free = buffer.free_slots()
+            free = min(buffer.free_slots(), MAX_CLAIM)
             if free <= 0:
                 await buffer.wait_for_change(1.0)
                 continue
@@ -56,6 +68,9 @@ class Fetch:
                 self._wake.found_work()
                 # Lets the handlers start before the next claim.
                 await asyncio.sleep(0)
+                if len(claims) < free and self._wake.is_listening and not self._stop_when_idle:
+                    # It probably got all there was, and more tasks come with a notification.
+                    await self._wake.wait_for_notification(SHORT_CLAIM_SECONDS)
             elif self._stop_when_idle:
                 await buffer.wait_for_change(0.05 if buffer.leased else 0)
             else:
@@ -66,11 +81,11 @@ class Fetch:
         if self._is_response_lost:
             await self._return_unknown()
         # An answer that is later than the lease would be worth nothing.
-        async with db.answering(self._buffer.pool, self._buffer.lease_seconds) as conn:
+        async with db.answering(self._claims, self._buffer.lease_seconds) as conn:
             return await tasks.claim(
                 conn,
                 self._buffer.worker_id,
-                limit=min(free, 1000),
+                limit=free,
                 kinds=self._buffer.kinds,
                 lease_seconds=self._buffer.lease_seconds,
                 is_traced=tracing.tracer() is not None,
@@ -84,7 +99,7 @@ class Fetch:
     async def _return_unknown(self) -> None:
         """Requeue the tasks of a claim whose response was lost: they are leased, but no worker runs them."""
         known = [leased.claim.lease for leased in self._buffer.leased.values()]
-        returned = await tasks.return_unknown(self._buffer.pool, self._buffer.worker_id, known)
+        returned = await tasks.return_unknown(self._claims, self._buffer.worker_id, known)
         self._is_response_lost = False
         if returned:
             log.info("worker.claim_returned", tasks=returned)
@@ -92,7 +107,7 @@ class Fetch:
     async def _next_opening(self) -> float | None:
         """Seconds until the next claim is due without a notification: when a lane may admit tasks again."""
         try:
-            opening = await tasks.next_opening(self._buffer.pool, self._buffer.kinds)
+            opening = await tasks.next_opening(self._claims, self._buffer.kinds)
         except Exception as error:
             log.warning("worker.fetch_failed", error=str(error))
             return None

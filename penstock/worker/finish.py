@@ -33,8 +33,8 @@ ANSWER_SECONDS = 15.0
 class Finish:
     """Collects outcomes and sends them in batches. A report that is rejected does not block the others."""
 
-    def __init__(self, buffer: TaskBuffer) -> None:
-        self._buffer = buffer
+    def __init__(self, buffer: TaskBuffer, reports: db.Pool) -> None:
+        self._buffer, self._pool = buffer, reports
         self._loop = asyncio.get_running_loop()
         self._done: list[Done] = []
         self._failed: list[Failed] = []
@@ -146,7 +146,7 @@ class Finish:
         batch = queue[:MAX_BATCH]
         del queue[:MAX_BATCH]
         try:
-            async with db.answering(self._buffer.pool, ANSWER_SECONDS) as conn:
+            async with db.answering(self._pool, ANSWER_SECONDS) as conn:
                 rejected = await sender(conn, self._buffer.worker_id, batch)
             self._accept(batch, rejected)
         except Unavailable:
@@ -161,7 +161,7 @@ class Finish:
         while batch:
             report = batch.pop(0)
             try:
-                self._accept([report], await sender(self._buffer.pool, self._buffer.worker_id, [report]))
+                self._accept([report], await sender(self._pool, self._buffer.worker_id, [report]))
             except Unavailable:
                 queue[:0] = [report, *batch]
                 raise
@@ -195,7 +195,7 @@ class Finish:
     async def _send_prompted(self) -> None:
         batch, self._prompted = self._prompted[:MAX_BATCH], self._prompted[MAX_BATCH:]
         try:
-            async with db.answering(self._buffer.pool, ANSWER_SECONDS) as conn:
+            async with db.answering(self._pool, ANSWER_SECONDS) as conn:
                 await prompts.record_uses(conn, uses=batch)
         except Unavailable:
             # Outcomes of tasks do not wait for statistics: they find out whether the database is away.
@@ -206,7 +206,7 @@ class Finish:
     async def _send_limited(self) -> None:
         task_id, lease, signal = self._limited[0]
         try:
-            await tasks.report_limited(self._buffer.pool, self._buffer.worker_id, task_id, lease, signal)
+            await tasks.report_limited(self._pool, self._buffer.worker_id, task_id, lease, signal)
         except Unavailable:
             raise
         except Exception as error:
@@ -216,7 +216,7 @@ class Finish:
 
     async def _send_waiting(self) -> None:
         task_id, lease, wait_id, seconds = self._waiting[0]
-        pool, worker_id = self._buffer.pool, self._buffer.worker_id
+        pool, worker_id = self._pool, self._buffer.worker_id
         try:
             if seconds is None:
                 result = await waits.park(
@@ -243,7 +243,7 @@ class Finish:
             self._returned[delay, reason] = rest
         try:
             await tasks.reschedule(
-                self._buffer.pool,
+                self._pool,
                 self._buffer.worker_id,
                 batch,
                 delay_seconds=delay,
@@ -266,7 +266,7 @@ class Finish:
                 continue
             try:
                 await tasks.report_progress(
-                    self._buffer.pool,
+                    self._pool,
                     self._buffer.worker_id,
                     context.task_id,
                     context.lease,

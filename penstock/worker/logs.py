@@ -1,23 +1,19 @@
-"""Logs: send log lines of tasks to the database, twice a second. Best effort: no task waits for its log."""
+"""Logs: send log lines of tasks to the database. A batch that cannot be stored is dropped."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections import deque
 from typing import Any
-
-import structlog
 
 from penstock.contract import logs, tasks
 from penstock.postgres import db
 from penstock.redaction import redact
 from penstock.sdk import task_log
 from penstock.sdk.task_log import Sink
+from penstock.worker.batches import Batches
 
-log = structlog.get_logger("penstock.worker")
-SEND_SECONDS = 0.5
 MAX_BATCH = 1000
 MAX_WAITING = 10_000
 MAX_PER_ATTEMPT = 1000
@@ -26,14 +22,16 @@ MAX_TEXT = 3000
 """The database cuts messages at 2,000 characters, after it has removed credentials."""
 
 
-class Logs:
+class Logs(Batches):
     """Collects lines from any thread. If they come faster than they are stored, the oldest are dropped."""
 
+    lost = "worker.logs_lost"
+
     def __init__(self, pool: db.Pool, worker_id: str) -> None:
+        super().__init__()
         self._pool, self._worker_id = pool, worker_id
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING)
         self._capture = task_log.Capture()
-        self._failed_at = 0.0
         self._open: set[tuple[int, int]] = set()
 
     def begin(self, claim: tasks.Claim) -> Sink:
@@ -72,27 +70,17 @@ class Logs:
         """Send lines until canceled."""
         logging.getLogger().addHandler(self._capture)
         try:
-            while True:
-                await asyncio.sleep(SEND_SECONDS)
-                await self.flush()
+            await super().run()
         finally:
             logging.getLogger().removeHandler(self._capture)
 
-    async def flush(self) -> None:
-        """Send all lines; drop a batch that cannot be stored, and leave the rest to the next round."""
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
-            now = time.monotonic()
-            lines = [{**line, "ago": now - line["at"]} for line in batch]
-            try:
-                async with asyncio.timeout(5):
-                    await logs.store(self._pool, self._worker_id, tasks.clean(lines))
-            except Exception as error:
-                # At most one a minute: while the database is down there are many.
-                if now - self._failed_at > 60:
-                    self._failed_at = now
-                    log.warning("worker.logs_lost", lines=len(batch), error=str(error))
-                return
+    def _take(self) -> list[dict[str, Any]]:
+        return [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
+
+    async def _store(self, batch: list[dict[str, Any]]) -> None:
+        now = time.monotonic()
+        lines = tasks.clean([{**line, "ago": now - line["at"]} for line in batch])
+        await logs.store(self._pool, self._worker_id, lines)
 
 
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:

@@ -19,9 +19,9 @@ from penstock.sdk.job_types import Task
 from penstock.worker import outcome
 
 START_SECONDS = 60
-_Arguments = dict[str, Any] | tuple[tuple[Any, ...], dict[str, Any]]
+Arguments = dict[str, Any] | tuple[tuple[Any, ...], dict[str, Any]]
 """A task's arguments by name, or a plain function's positional and keyword arguments."""
-_Request = tuple[str, str, _Arguments | None]
+_Request = tuple[str, str, Arguments | None]
 """Module, function name and arguments; without arguments the function is only imported."""
 _context = multiprocessing.get_context("spawn")
 
@@ -53,14 +53,10 @@ class Processes:
 
         Canceling this kills the process.
         """
-        if "<" in function.__qualname__:
-            raise Fail(
-                f"cannot run {function.__qualname__} in a process: define it at the top level of its module"
-            )
         async with self._cores:
             return await self._call(function, (args, kwargs), None)
 
-    async def _call(self, function: Callable[..., Any], arguments: _Arguments, limit: float | None) -> Any:
+    async def _call(self, function: Callable[..., Any], arguments: Arguments, limit: float | None) -> Any:
         process = self._free.pop() if self._free else _Process()
         self._busy.add(process)
         # The function is sent by name: pickle would find the decorated object under that name.
@@ -154,7 +150,7 @@ def _serve(pipe: Connection) -> None:
             request = pipe.recv()
         except EOFError:
             return
-        response = _respond(*request)
+        response = respond(*request)
         try:
             pipe.send(response)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
@@ -162,7 +158,8 @@ def _serve(pipe: Connection) -> None:
             pipe.send(("failed", outcome.describe(failure)))
 
 
-def _respond(module: str, name: str, arguments: _Arguments | None) -> tuple[Any, ...]:
+def respond(module: str, name: str, arguments: Arguments | None) -> tuple[Any, ...]:
+    """Run a function by its name, or only import it; the result, or the described exception."""
     try:
         found: Any = importlib.import_module(module)
         for part in name.split("."):

@@ -50,9 +50,13 @@ class Wake:
         """Wait for a notification or until polling is due, at most `limit` seconds."""
         low, high = self.POLL_SECONDS if self.is_listening else self.POLL_SECONDS_ALONE
         self._pause = min(high, max(low, self._pause * 2))
+        pause = self._pause * random.uniform(0.5, 1)
+        await self.wait_for_notification(pause if limit is None else min(pause, limit))
+
+    async def wait_for_notification(self, limit: float) -> None:
+        """Wait until `work` is set, at most `limit` seconds."""
         try:
-            pause = self._pause * random.uniform(0.5, 1)
-            async with asyncio.timeout(pause if limit is None else min(pause, limit)):
+            async with asyncio.timeout(limit):
                 await self.work.wait()
         except TimeoutError:
             return
@@ -123,7 +127,7 @@ class Wake:
             if self._pending is None:
                 delay = random.uniform(0, self._backoff)
                 self._pending = asyncio.get_running_loop().call_later(delay, self._wake_fetch)
-        elif event == "chores":
+        elif event in ("chores", "schedules"):
             self._upkeep_due.set()
         elif event == "cancel":
             self.on_cancel()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import structlog
@@ -128,6 +129,31 @@ def test_reference_and_schema_are_where_people_look(world: World) -> None:
         assert "<script" not in page.text and "://" not in page.text, "it needs no other host"
     schema = world.client.get("/openapi.json")
     assert schema.status_code == 200 and schema.json()["openapi"].startswith("3.")
+
+
+@pytest.mark.shared_world
+def test_names_of_all_fields_and_query_parameters_are_in_snake_case(world: World) -> None:
+    """docsComplete and docsTotal are the only exceptions: the requirements name them so (docs/api.md)."""
+
+    def names(node: Any) -> Iterator[str]:
+        if isinstance(node, dict):
+            values = cast("dict[str, Any]", node)
+            if isinstance(values.get("properties"), dict):
+                yield from values["properties"]
+            if values.get("in") == "query":
+                yield values["name"]
+            for value in values.values():
+                yield from names(value)
+        elif isinstance(node, list):
+            for value in cast("list[Any]", node):
+                yield from names(value)
+
+    found = set(names(world.app.openapi()))
+    assert len(found) > 150 and {"docs_total", "tenant_id"} - found == {"docs_total"}
+    assert {name for name in found if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name)} == {
+        "docsComplete",
+        "docsTotal",
+    }
 
 
 @pytest.mark.shared_world
@@ -631,7 +657,12 @@ class TestDescription:
         assert set(document["components"]["securitySchemes"]) == {"bearer", "apikey"}
         for path, item in document["paths"].items():
             for method, operation in item.items():
-                if "/api/" in path and "{job_id}/events" not in path and path != "/api/events":
+                if (
+                    "/api/" in path
+                    and "{job_id}/events" not in path
+                    and not path.endswith("/stream")
+                    and path != "/api/events"
+                ):
                     assert operation.get("description") or operation.get("summary"), (method, path)
                     assert {"401", "403", "422"} <= set(operation["responses"]), (method, path)
         names = [o["operationId"] for item in document["paths"].values() for o in item.values()]

@@ -138,8 +138,16 @@ def config(caller: str, headers: dict[str, str], things: Things) -> dict[str, An
             },
         },
         "operations": [
+            # The lease is looked for first: no worker holds the task.
+            {
+                "include-path-regex": "^/api/tasks/",
+                "checks": {
+                    "positive_data_acceptance": {"expected-statuses": ["2xx", "4xx"]},
+                    "negative_data_rejection": {"expected-statuses": ["4xx"]},
+                },
+            },
             # A stream does not end: its beginning is enough.
-            {"include-path-regex": "events$", "request-timeout": 60, "max-stream-events": 1},
+            {"include-path-regex": "(events|stream)$", "request-timeout": 60, "max-stream-events": 1},
             {elsewhere: FOR_SERVICE, "phases": {"coverage": {"enabled": False}}},
             # It takes what start takes.
             *(

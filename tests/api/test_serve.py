@@ -68,7 +68,7 @@ def test_external_database_requires_an_api_login(db: testing.Database) -> None:
     assert refusal.value.code == "no_api_login"
 
 
-def test_serve_reports_a_busy_port_a_broken_app_and_an_unsafe_login_in_one_line(
+def test_serve_reports_a_busy_port_a_broken_app_and_unusable_logins_in_one_line(
     db: testing.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "broken_serve_app.py").write_text("from penstock import App\napp = Ap()\n")
@@ -81,7 +81,7 @@ def test_serve_reports_a_busy_port_a_broken_app_and_an_unsafe_login_in_one_line(
             port = taken.getsockname()[1]
             assert execute(["serve", "--port", str(port), "--database", db.dsn]) == 6
             error = capsys.readouterr().err
-            assert error.startswith(f"Error: cannot listen on 127.0.0.1:{port}: Address already in use")
+            assert error.startswith(f"Error: cannot listen on 127.0.0.1:{port}: Address already in use\n")
         assert execute(["serve", "broken_serve_app:app", "--port", "0", "--database", db.dsn]) == 2
         error = capsys.readouterr().err
         assert "NameError: name 'Ap' is not defined (broken_serve_app.py, line 2)" in error
@@ -91,6 +91,13 @@ def test_serve_reports_a_busy_port_a_broken_app_and_an_unsafe_login_in_one_line(
         assert execute(["serve", "--port", "0", "--database", db.dsn, "-o", "json"]) == 1
         error = capsys.readouterr().err
         assert '"code": "unsafe_login"' in error and "Traceback" not in error
+        monkeypatch.setenv("PENSTOCK_API_URL", "postgresql://nobody@127.0.0.1:1/none")
+        monkeypatch.setattr("penstock.cli.serve._WAIT_SECONDS", 0.0)
+        settings.settings.cache_clear()
+        assert execute(["serve", "--port", "0", "--database", db.dsn]) == 1
+        error = capsys.readouterr().err
+        assert "Error: PENSTOCK_API_URL: The database cannot be reached" in error
+        assert "Traceback" not in error and "Dashboard" not in error
     finally:
         settings.settings.cache_clear()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -232,6 +233,8 @@ def test_worker_keeps_its_job_with_heartbeats_every_60_seconds(
         assert process.stdin and process.stdout
         for _ in range(8):
             assert process.stdout.readline().strip() == "beat true"
+            left = site.db.execute("select expires_at - penstock._now() as left from penstock.leases")
+            assert left == [{"left": timedelta(seconds=300)}]
             clock.advance(seconds=60)
             assert site.db.execute("select penstock.reclaim_stale_tasks() as n") == [{"n": 0}]
             assert call(site, "claim_next_job_v3", worker_id="thief", job_types=["fast_queue_ocr"]) == []

@@ -20,6 +20,7 @@ from penstock import testing
 from penstock.apps.notes.app import SYNCED, app
 from penstock.postgres import migrate
 from penstock.postgres.db import SyncConnection
+from tests.sql.conftest import Call, Sessions
 
 pytestmark = pytest.mark.every_postgres
 DENIED = "42501"
@@ -465,6 +466,51 @@ def test_erasing_a_user_removes_the_library(library: Library) -> None:
     library.db.execute("select penstock.erase_user(%s)", [library.user])
     for table in (*SYNCED, "wrapped_key_blobs", "profile_bios", "images"):
         assert library.one(f"select count(*) from notes.{table} where user_id = %s", library.user) == 0, table
+
+
+SERVICE_WRITES = {
+    "apply_ideas": "select notes.apply_ideas(%(tenant)s, 'n2', array['Rivers'])",
+    "remove_idea": "select notes.remove_idea(%(tenant)s, 'n3', 'Nature')",
+    "add_image": "select notes.add_image(%(user)s, 'n2', %(image)s)",
+    "hard_delete_note": "select notes.hard_delete_note(%(user)s, 'n2')",
+    "erase_user": "select penstock.erase_user(%(user)s)",
+}
+
+
+@pytest.mark.parametrize("function", SERVICE_WRITES)
+def test_service_write_and_push_do_not_deadlock(library: Library, function: str) -> None:
+    """The owner's lock comes before the locks of rows and of the profile."""
+    for note, tags in (("n1", []), ("n2", []), ("n3", ["Nature"])):
+        library.push("notes", id=note, text="old", tags=tags)
+    image = library.one(
+        "insert into penstock.artifacts (tenant_id, name, path, content_type, bytes, status, created_by, created_at,"
+        " begun_at, stored_at, sha256) values (%s, 'n2.png', %s, 'image/png', 5, 'stored', 'test', now(), now(),"
+        " now(), repeat('0', 64)) returning id", library.tenant, f"{library.tenant}/n2.png",
+    )  # fmt: skip
+    values = {"tenant": library.tenant, "user": library.user, "image": image}
+    sessions = Sessions(testing.Database(library.db.server, library.db.name), library.tenant)
+    service = sessions.open()
+
+    def push(conn: SyncConnection, table: str, **record: Any) -> str:
+        record = {"created_at": 1, "updated_at": library.ms(), **record}
+        change = Jsonb([{"table": table, "record": record}])
+        [row] = conn.execute("select outcome from penstock.push_changes(%s)", [change]).fetchall()
+        return row["outcome"]
+
+    try:
+        with library.acting() as conn:
+            assert push(conn, "notes", id="n1", text="new") == "applied"
+            call = Call(
+                lambda: service.connection.execute(SERVICE_WRITES[function].encode(), values).fetchall()
+            )
+            sessions.wait_until_blocked(service, call)
+            for note in ("n2", "n3", "n4"):
+                assert push(conn, "notes", id=note, text="new") == "applied"
+            assert push(conn, "custom_ideas", id="i1", name="Rivers") == "applied"
+        [written] = call.result()
+        assert written[function]
+    finally:
+        sessions.database.disconnect()
 
 
 def test_orphans_are_live_notes_without_ideas(library: Library) -> None:

@@ -22,7 +22,11 @@ from penstock.apps.video_ideas.app import app, video_ideas
 from penstock.contract import bulks, costs, providers
 from penstock.postgres import migrate
 from penstock.postgres.db import SyncConnection
+from penstock.settings import Settings
+from penstock.sheets import GoogleSheet, Sheets
 from penstock.storage.objects import Folder
+from tests.api.conftest import running, settings_on
+from tests.test_sheets import Hand
 
 IDEAS = Path(__file__).parents[2] / "examples/ideas.csv"
 DENIED = "42501"
@@ -359,6 +363,31 @@ def test_the_tables_have_the_columns_and_states_that_are_expected(
     assert db.execute("select distinct status from video_ideas.video_jobs") == [{"status": "canceled"}]
 
 
+def test_costs_of_a_pruned_job_are_kept(
+    db: testing.Database, people: dict[str, tuple[uuid.UUID, uuid.UUID]], clock: testing.Clock
+) -> None:
+    """R0.4/append-only: the lines and their sums stay, with the user; another app's job and tenant see none of them."""
+    (ann, _), (bob, _) = people["ann"], people["bob"]
+    before = db.execute("select id, amount, user_id, bulk_job_id, created_at from video_ideas.job_costs")
+    sums = db.execute("select * from video_ideas.bulk_job_costs")
+    [(job, user)] = [(row["bulk_job_id"], row["user_id"]) for row in before]
+    assert user == ann
+    db.execute("select penstock.cancel_job(%s)", [job])
+    clock.advance(days=400)
+    for _ in range(3):
+        db.execute("select * from penstock.upkeep()")
+        db.execute("select penstock.prune()")
+    assert db.execute("select id from penstock.jobs") == []
+    columns = "id, amount, user_id, bulk_job_id, created_at"
+    assert db.execute(f"select {columns} from video_ideas.job_costs") == before
+    assert db.execute("select * from video_ideas.bulk_job_costs") == sums
+    conn = db.connect()
+    for person, expected in ((ann, 1), (bob, 0)):
+        with acting(conn, person):
+            [row] = conn.execute("select count(*) as n from video_ideas.job_costs").fetchall()
+            assert row["n"] == expected
+
+
 # R0.8: the listed queries, the table each reads first, and what of its index they use.
 QUERIES = {
     "active bulk jobs of a tenant": (
@@ -497,3 +526,60 @@ def test_any_text_is_rendered(words: str, tmp_path: Path) -> None:
     assert watch(tmp_path / "film.mp4") == ("h264", 96, 54, 10, 2)
     first, second = (list(films.frames(words, scenes, film)) for _ in range(2))
     assert first == second
+
+
+# From a Google Sheet, over the wire
+
+
+@pytest.mark.slow
+async def test_films_of_a_google_sheet_are_written_back_as_links(
+    db: testing.Database,
+    drain: testing.Drain,
+    files: Folder,
+    clock: testing.Clock,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """R0.12/opens, R0.1/sheet: status, link, cost and error are beside each idea, and each link opens a film."""
+    base = "https://films.example.org"
+    monkeypatch.setattr("penstock.sdk.sheet_results.settings", lambda: Settings(public_url=base))
+    hand = Hand()
+    async with app, simulator.serve() as model, simulator.serve(clock=hand) as google:
+        monkeypatch.setenv("VIDEO_IDEAS_URLS", f"simulator={model.openai_url}")
+        credentials = google.sheets.service_account()
+        monkeypatch.setattr(
+            app, "sheets", Sheets(credentials, base_url=google.sheets_url, token_url=google.token_url)
+        )
+        google.sheets.add("ideas", {"Ideas": [
+            ["title", "idea", "format", "seconds"],
+            ["Otters", "They hold hands", "", 2],
+            ["Slow", "", "circle", "soon"],
+            ["Locks", "Two gates", "portrait", 2],
+        ]})  # fmt: skip
+        job = await video_ideas.options(budget=Decimal(1)).astart(GoogleSheet("ideas", link="public"))
+        for _ in range(30):
+            await drain.arun(app, concurrency=1)
+            if (ended := await job.aget()).finished_at is not None:
+                break
+            clock.advance(seconds=11)
+            hand.now += 11
+        assert (ended.status, ended.status_reason) == ("completed", "1 of 3 rows refused")
+        table: list[list[Any]] = google.sheets.values("ideas", "Ideas")
+        names, *rows = table
+        assert names[4:] == ["status", "output", "cost", "error"]
+        assert [row[4] for row in rows] == ["succeeded", "refused", "succeeded"]
+        assert "seconds" in rows[1][7] and rows[1][5:7] == ["", 0]
+        assert google.stats()["sheets"]["violation_count"] == 0
+    costs_of_rows = {
+        row["row_number"]: float(row["cost"]) for row in db.execute("select * from video_ideas.video_jobs")
+    }
+    with running(db, settings_on(db, tmp_path)) as world:
+        world.app.state.storage = files
+        for number, row in ((2, rows[0]), (4, rows[2])):
+            assert row[6] == pytest.approx(costs_of_rows[number]) and row[6] > 0
+            assert row[5].startswith(f"{base}/links/")
+            film = world.client.get(row[5].removeprefix(base))
+            assert (film.status_code, film.headers["content-type"]) == (200, "video/mp4")
+            path = tmp_path / f"{number}.mp4"
+            path.write_bytes(film.content)
+            assert watch(path)[0] == "h264"

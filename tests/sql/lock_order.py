@@ -63,7 +63,9 @@ class Order(NamedTuple):
 def declared() -> Order:
     text = (migrate.SQL / "functions/claim.sql").read_text(encoding="utf-8")
     ranks = {table: int(n) for n, tables in _RANK.findall(text) for table in tables.split(", ")}
-    return Order(ranks, *(frozenset(line.findall(text)[0].split(", ")) for line in (_NEVER, _INSERTED)))
+    return Order(
+        ranks, *(frozenset(", ".join(line.findall(text)).split(", ")) for line in (_NEVER, _INSERTED))
+    )
 
 
 def waits(watcher: db.SyncConnection) -> list[Wait]:

@@ -158,6 +158,7 @@ def populate(sql: Contract, clock: Clock, person: Person) -> None:
     own.ask(second, secret, message=secret)
     line = {"job_id": str(second["job_id"]), "task_id": second["id"], "lease": second["lease"], "number": 1}
     own.value("store_task_logs", worker_id="w1", lines=Jsonb([{**line, "level": "info", "message": secret}]))
+    own.value("store_task_chunks", worker_id="w1", chunks=Jsonb([{**line, "parts": [secret]}]))
     leased = {"task_id": second["id"], "worker_id": "w1", "lease": second["lease"]}
     own.value("begin_operation", **leased, object=secret, timeout_seconds=60.0)
     jobs["paused"] = own.start(task, params={"note": secret})
@@ -541,7 +542,7 @@ def check_members(sql: Contract, world: World, relation: str) -> None:
             assert texts(sql, relation) == everything, relation
 
 
-SECRETS = ("notification_secrets", "wait_links", "provider_keys")
+SECRETS = ("notification_secrets", "wait_links", "provider_keys", "link_secrets")
 """Only functions read these: see test_secrets."""
 
 

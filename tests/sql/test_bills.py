@@ -209,12 +209,12 @@ class TestBills:
 class TestOwnPrices:
     """R0.5/tenant-wins: an owner sets the prices of providers that the tenant pays, and of no others."""
 
-    def give_key(self, sql: Contract) -> None:
+    def give_key(self, sql: Contract, tenant: uuid.UUID | None = None) -> None:
         sql.execute(
             "insert into penstock.provider_keys (tenant_id, provider, host, sealed, wrapped_key, master_id, "
             "created_by, created_at) values (%s, %s, 'test.example', repeat('x', 40)::bytea, "
             "repeat('x', 40)::bytea, repeat('0', 16), 'test', now())",
-            sql.tenant,
+            tenant or sql.tenant,
             NAME.partition("/")[0],
         )
 
@@ -239,6 +239,12 @@ class TestOwnPrices:
 
     def test_shared_providers_and_other_roles_are_refused(self, sql: Contract) -> None:
         provider(sql)
+        with sql.refused(422, "unknown_provider"):
+            self.price_as(sql, "owner")
+        # Another tenant pays this provider with its own key.
+        other = sql.one("select penstock.create_tenant('other')")
+        sql.value("set_provider", name=NAME, tenant_id=other)
+        self.give_key(sql, other)
         with sql.refused(422, "unknown_provider"):
             self.price_as(sql, "owner")
         sql.value("set_provider", name=NAME, tenant_id=sql.tenant)

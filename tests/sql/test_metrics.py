@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from psycopg.types.json import Jsonb
 
 from penstock.testing import Clock
@@ -64,3 +65,50 @@ def test_costs_of_today_and_jobs_near_their_budget(sql: Contract) -> None:
     assert figures(sql)["jobs_near_budget", ""] == 1
     sql.complete(task)
     assert figures(sql)["cost_today", ""] == 9
+
+
+def lanes(sql: Contract) -> dict[tuple[str, str | None], tuple[int, int, float | None]]:
+    """Waiting, running and the age of the next task, by kind and provider."""
+    rows = sql.rows("backlog")
+    found = {(r["kind"], r["provider"]): (r["waiting"], r["running"], r["oldest_seconds"]) for r in rows}
+    assert len(found) == len(rows), "two lines have the same labels"
+    return found
+
+
+def test_lanes_of_the_same_names_are_summed(sql: Contract, clock: Clock) -> None:
+    """R1.8/metrics: waiting, running and the longest wait over all lanes that share kind and provider."""
+    clock.freeze()
+    other = Contract(sql.connection, sql.value("create_tenant", name="other", weight=1))
+    sql.provider("p/m", concurrency=1)
+    sql.value("set_provider", name="p/m", values=Jsonb({"concurrency": 1}), tenant_id=other.tenant)
+    task = {"kind": "work", "provider": "p/m"}
+    sql.start([task] * 3)
+    clock.advance(seconds=40)
+    other.start([task] * 2)
+    assert len(sql.execute("select id from penstock.lanes where provider = 'p/m'")) == 2
+    clock.advance(seconds=50)
+    assert lanes(sql)["work", "p/m"] == (5, 0, 90)
+    assert len(sql.claim(10)) == 2
+    waiting, running, _ = lanes(sql)["work", "p/m"]
+    assert (waiting, running) == (3, 2)
+
+
+def test_drain_is_measured(sql: Contract, clock: Clock) -> None:
+    """R1.8/metrics: the tasks that ended in the last minute, whatever runs now and however long it takes."""
+
+    def rates() -> dict[str, float]:
+        return {row["kind"]: row["per_second"] for row in sql.rows("drain_rates")}
+
+    clock.freeze()
+    sql.start(40)
+    assert rates() == {}
+    for task in sql.claim(30):
+        sql.complete(task)
+        clock.advance(seconds=1)
+    sql.claim(5)
+    assert rates() == {"work": 0.5}
+    clock.advance(seconds=46)
+    # Those of the first sixteen seconds are older than a minute now.
+    assert rates() == {"work": pytest.approx(14 / 60)}
+    clock.advance(seconds=60)
+    assert rates() == {}

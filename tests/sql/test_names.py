@@ -29,6 +29,7 @@ STORING: list[tuple[str, str, dict[str, Any]]] = [
     ("create_api_key", "name", {"role": "member", "options": {"tenant_id": TENANT}}),
     ("claim_tasks", "worker_id", {}),
     ("report_worker", "worker_id", {"info": Jsonb({})}),
+    ("lead_upkeep", "worker_id", {}),
     ("begin_upload", "name", {"content_type": "image/png", "bytes": 1, "options": {"tenant_id": TENANT}}),
     ("begin_artifact", "name", {**LEASED, "content_type": "image/png", "bytes": 1}),
     ("open_wait", "name", LEASED),

@@ -11,7 +11,7 @@ from psycopg.types.json import Jsonb
 from tests.sql.conftest import Contract
 from tests.sql.test_access import acting, join
 
-TABLES = ("notification_secrets", "wait_links", "provider_keys")
+TABLES = ("notification_secrets", "wait_links", "provider_keys", "link_secrets")
 ADDRESS = "https://hooks.example.com/services/T0/B0/XyZ"
 
 

@@ -211,15 +211,17 @@ class TestNumbers:
         call.result()
         assert [row["name"] for row in pull(sql, ann, "topics")] == ["upsert", "patch"]
 
+    @pytest.mark.parametrize(("total", "batch"), [(400, 1), pytest.param(10_000, 10, marks=pytest.mark.slow)])
     def test_pages_miss_nothing_and_repeat_nothing_while_others_write(
-        self, two: Sessions, sql: Contract, ann: UUID, now: int
+        self, two: Sessions, sql: Contract, ann: UUID, now: int, total: int, batch: int
     ) -> None:
         """R2.8/pages: a reader that follows four writers has every row, once per change."""
-        total, writers = 400, [two.open() for _ in range(4)]
+        writers = [two.open() for _ in range(4)]
 
         def write(number: int) -> None:
-            for n in range(total // 4):
-                push(writers[number], ann, change("topics", f"{number}:{n}", now))
+            for n in range(0, total // 4, batch):
+                rows = (change("topics", f"{number}:{n + k}", now) for k in range(batch))
+                push(writers[number], ann, *rows)
 
         calls = [Call(lambda number=number: write(number)) for number in range(4)]
         seen: list[str] = []

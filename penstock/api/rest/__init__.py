@@ -46,6 +46,7 @@ WORKER_FUNCTIONS: dict[str, str | None] = {
     "claim_tasks": None,
     "complete_task": None,
     "complete_tasks": None,
+    "describe_artifact": "p_worker_id",
     "drop_artifact": "p_worker_id",
     "fail_task": None,
     "fail_tasks": None,

@@ -188,7 +188,10 @@ async def _typeset(ctx: Context, plan: Plan, texts: list[Text], name: str, *, is
 # The job
 
 
-@app.job(phases={"calculating": 10, "text": 40, "pdf": 20, "audio": 25, "finalizing": 5})
+@app.job(
+    title="{title}",
+    phases={"calculating": 10, "text": 40, "pdf": 20, "audio": 25, "finalizing": 5},
+)
 def reading(
     title: Title,
     chapters: Chapters,

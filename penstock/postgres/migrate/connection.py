@@ -27,11 +27,19 @@ _TRANSIENT = {"55P03", "40P01", "XX000"}
 
 def connect(dsn: str) -> Connection:
     try:
-        return psycopg.connect(
+        connection = psycopg.connect(
             dsn, autocommit=True, prepare_threshold=None, application_name="penstock migrate"
         )
     except psycopg.OperationalError as error:
         raise Unavailable(f"The database cannot be reached: {error}") from error
+    # The driver returns bytes instead of text in this encoding: no applied migration would be recognized.
+    if connection.info.parameter_status("server_encoding") == "SQL_ASCII":
+        connection.close()
+        raise NotMigrated(
+            "The encoding of the database must be UTF8 (got SQL_ASCII).",
+            hint="Create it with: create database NAME encoding 'UTF8' template template0.",
+        )
+    return connection
 
 
 @contextmanager

@@ -356,27 +356,45 @@ $$;
 comment on function penstock._retry_parked(text, integer[], timestamptz) is
   'Makes the tasks of these lanes that wait for a limit or a price due at a given time.';
 
-create or replace function penstock.next_opening(p_task_types text[] default null)
-returns double precision language sql stable security definer set search_path = penstock, pg_temp as $$
-  select extract(epoch from min(x.at) - _now())::double precision from (
-    select greatest(s.open_at, s.closed_until) as at
+create or replace function penstock._next_provider_opening(p_task_types text[], p_now timestamptz)
+returns timestamptz language plpgsql stable set search_path = penstock, pg_temp as $$
+begin
+  return (
+    select min(greatest(s.open_at, s.closed_until))
     from lanes l join endpoints e on e.name = l.provider and e.tenant_id is not distinct from l.tenant_id
     join endpoint_states s on s.endpoint_id = e.id
     where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)) and e.status = 'active'
-      and greatest(s.open_at, s.closed_until) > _now() and isfinite(greatest(s.open_at, s.closed_until))
+      and greatest(s.open_at, s.closed_until) > p_now and isfinite(greatest(s.open_at, s.closed_until))
       and (exists (select from ready r where r.lane_id = l.id)
         -- Tasks in other lanes may have a route to this one.
         or exists (select from routed_lanes q join lanes o on o.id = q.lane_id
-          where o.kind = l.kind and exists (select from ready r where r.lane_id = o.id)))
-    union all
-    -- A task queued behind a lane's clock is found by the next claim that reads the whole lane. With no other
-    -- work there would be no such claim for a long time.
-    select max(l.swept_at) + interval '1 second' from lanes l
-    where (p_task_types is null or l.kind = any (p_task_types)) and l.swept_at >= _now() - interval '1 second'
-      and not exists (
-        select from endpoint_states s
-        where s.endpoint_id = l.endpoint_id and greatest(s.open_at, s.closed_until) > _now())
-  ) as x
+          where o.kind = l.kind and exists (select from ready r where r.lane_id = o.id))));
+end
+$$;
+comment on function penstock._next_provider_opening(text[], timestamptz) is
+  'When the next endpoint opens that ready tasks of these kinds wait for, or null.';
+
+create or replace function penstock.next_opening(p_task_types text[] default null)
+returns double precision language plpgsql stable security definer set search_path = penstock, pg_temp
+  -- In plpgsql, because a function in SQL is planned anew by each call: that took most of its time.
+  set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
+declare
+  v_now timestamptz := _now();
+  v_at timestamptz;
+begin
+  -- A task queued behind a lane's clock is found by the next claim that reads the whole lane. With no other
+  -- work there would be no such claim for a long time.
+  select max(l.swept_at) + interval '1 second' into v_at from lanes l
+  where (p_task_types is null or l.kind = any (p_task_types)) and l.swept_at >= v_now - interval '1 second'
+    and not exists (
+      select from endpoint_states s
+      where s.endpoint_id = l.endpoint_id and greatest(s.open_at, s.closed_until) > v_now);
+  if exists (select from lanes l where l.is_gated and (p_task_types is null or l.kind = any (p_task_types)))
+  then
+    v_at := least(v_at, _next_provider_opening(p_task_types, v_now));
+  end if;
+  return extract(epoch from v_at - v_now)::double precision;
+end
 $$;
 comment on function penstock.next_opening(text[]) is
   'In how many seconds a claim that found nothing may find something without being notified: an endpoint '

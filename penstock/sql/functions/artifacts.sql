@@ -127,8 +127,8 @@ begin
   if v_old.id is not null then
     perform _release_artifact_quota(array[v_old]);
     update artifacts a set lease = v_lease.lease, name = p_name, content_type = p_content_type,
-      bytes = p_bytes, sha256 = null, status = 'pending', begun_at = v_now, stored_at = null,
-        hold_id = _reserve_bytes(v_lease.tenant_id, p_bytes)
+      bytes = p_bytes, sha256 = null, status = 'pending', begun_at = v_now, stored_at = null, type = null,
+      metadata = '{}', incoming = null, hold_id = _reserve_bytes(v_lease.tenant_id, p_bytes)
     where a.id = v_old.id;
     v_id := v_old.id;
   else
@@ -215,7 +215,7 @@ declare
   v_artifact artifacts := _lock_visible_artifact(p_artifact_id, array['owner', 'admin', 'member']);
   v_lease bigint := nextval('lease_numbers');
 begin
-  if v_artifact.incoming is null or v_artifact.status <> 'pending' then
+  if v_artifact.incoming is null or v_artifact.status <> 'pending' or v_artifact.task_id is not null then
     perform _refuse(409, 'not_pending', format('the upload is not pending (%s)', v_artifact.status),
       jsonb_build_object('status', v_artifact.status));
   end if;

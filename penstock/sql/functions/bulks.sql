@@ -98,6 +98,7 @@ begin
       '{"field": "options"}');
   end if;
   perform _check_document(v_source, 'source', 65536);
+  perform _check_link(v_source ->> 'link') where v_source ? 'link';
   begin
     v_preview := coalesce((v_options ->> 'preview')::boolean, false);
     v_skip_done := coalesce((v_options ->> 'skip_done')::boolean, false);

@@ -55,7 +55,8 @@
 --   24. accounts          by tenant, job, meter and period; last: wait for nothing while holding one
 --
 --   never waited for: lanes, shares, mixed, routed_lanes, route_failures
---   inserted into at any point: dead_letters, results, task_logs_0, task_logs_1, task_logs_2
+--   inserted into at any point: dead_letters, results, job_terms, task_logs_0, task_logs_1, task_logs_2
+--   inserted into at any point: task_chunks_0, task_chunks_1, task_chunks_2
 --
 -- prune deletes rows of spent, calls and holds first: they expired long ago, and nobody waits for them.
 -- prune deletes waits last: an answer to a job that has ended is rejected before it waits for another lock.

@@ -176,8 +176,10 @@ create or replace trigger cost_entries_sums after insert on penstock.cost_entrie
 create or replace function penstock._keep_ledger()
 returns trigger language plpgsql set search_path = penstock, pg_temp as $$
 begin
-  -- _erase_tenant clears the texts of entries. Nobody else has the right to update them.
-  if tg_op = 'UPDATE' and current_setting('penstock.erasing', true) = 'on' then
+  -- _erase_tenant clears the texts of entries, and _delete_tenant_rows deletes those that another database
+  -- has now. Nobody else has the right to update or delete them.
+  if tg_op = 'UPDATE' and current_setting('penstock.erasing', true) = 'on'
+    or tg_op = 'DELETE' and current_setting('penstock.moving', true) = 'on' then
     return null;
   end if;
   perform _refuse(409, 'append_only', 'ledger entries cannot be changed or deleted', '{}',

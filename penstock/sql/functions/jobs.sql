@@ -67,6 +67,17 @@ $$;
 comment on function penstock._locked_job(uuid) is
   'Locks the job and returns it, if the caller may change it.';
 
+create or replace function penstock._end_reason(p_job_id uuid, p_failed bigint, p_total bigint)
+returns text language sql stable set search_path = penstock, pg_temp as $$
+  -- Refused rows have no tasks: a bulk job without failures is completed, and says what it left out.
+  select nullif(concat_ws('; ', case when p_failed > 0
+      then format('%s of %s tasks failed', p_failed, p_total) end,
+    (select format('%s of %s rows refused', b.refused, b.total) from bulks b
+     where b.job_id = p_job_id and b.refused > 0)), '')
+$$;
+comment on function penstock._end_reason(uuid, bigint, bigint) is
+  'What did not succeed in a job that has ended: failed tasks and refused rows; null: nothing.';
+
 create or replace function penstock._finish_jobs(p_job_ids uuid[])
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
@@ -83,7 +94,7 @@ begin
     continue when v_ended < v_total;
     update jobs set
       status = case when v_failed > 0 then 'failed' else 'completed' end,
-      status_reason = case when v_failed > 0 then format('%s of %s tasks failed', v_failed, v_total) end,
+      status_reason = _end_reason(v_job_id, v_failed, v_total),
       finished_at = _now()
     where id = v_job_id and status || '' in ('queued', 'running', 'paused');
   end loop;
@@ -290,7 +301,8 @@ comment on function penstock._waiting_count(uuid) is
   'How many tasks of a job wait for an answer, an event or a time, up to 100,000.';
 
 create or replace function penstock.get_job(p_job_id uuid)
-returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp as $$
+returns jsonb language plpgsql stable security definer set search_path = penstock, pg_temp
+  set enable_seqscan = off set jit = off as $$
 declare
   v_job jobs := _visible_job(p_job_id, array['owner', 'admin', 'member', 'viewer']);
   v_now timestamptz := _now();
@@ -316,7 +328,7 @@ begin
   return jsonb_build_object(
     'id', v_job.id, 'tenant_id', v_job.tenant_id, 'type', v_job.type,
     'status', v_job.status, 'status_reason', v_job.status_reason,
-    'params', v_job.params, 'priority', v_job.priority,
+    'params', v_job.params, 'title', v_job.title, 'tags', v_job.tags, 'priority', v_job.priority,
     'created_at', v_job.created_at, 'created_by', v_job.created_by,
     'run_at', v_job.run_at, 'budget', v_job.budget, 'cost', coalesce(v_cost, 0),
     'started_at', v_job.started_at, 'finished_at', v_job.finished_at,

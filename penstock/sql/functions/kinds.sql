@@ -255,23 +255,24 @@ comment on function penstock.define_job_type(text, jsonb, text) is
 create or replace function penstock.define_params(p_params jsonb)
 returns void language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
-  insert into job_params as j (name, required, allowed, refused)
+  insert into job_params as j (name, required, allowed, refused, title)
   select e.key, array(select jsonb_array_elements_text(coalesce(e.value -> 'required', '[]'))),
     case when jsonb_typeof(e.value -> 'allowed') = 'array'
       then array(select jsonb_array_elements_text(e.value -> 'allowed')) end,
-    coalesce(e.value -> 'refused', '{}')
+    coalesce(e.value -> 'refused', '{}'), e.value ->> 'title'
   from jsonb_each(p_params) as e order by e.key
   on conflict (name) do update set required = excluded.required, allowed = excluded.allowed,
-    refused = excluded.refused
-  where (j.required, j.allowed, j.refused)
-    is distinct from (excluded.required, excluded.allowed, excluded.refused);
+    refused = excluded.refused, title = excluded.title
+  where (j.required, j.allowed, j.refused, j.title)
+    is distinct from (excluded.required, excluded.allowed, excluded.refused, excluded.title);
 exception when integrity_constraint_violation or data_exception then
   perform _refuse(422, 'invalid_params', 'invalid declaration of params: ' || left(sqlerrm, 200));
 end
 $$;
 comment on function penstock.define_params(jsonb) is
   'Declares the params of job types and kinds, by name: {"report": {"required": [], "allowed": [] or null, '
-  '"refused": {param: [JSON types]}}}. Schedules are checked against them when they are set.';
+  '"refused": {param: [JSON types]}, "title": "{param}"}}: the template of the title. '
+  'Schedules are checked against them when they are set.';
 
 create or replace function penstock._lane(p_kind text, p_provider text, p_tenant_id uuid, p_is_gated boolean)
 returns integer language plpgsql set search_path = penstock, pg_temp as $$

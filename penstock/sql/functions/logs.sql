@@ -53,15 +53,16 @@ returns void language plpgsql set search_path = penstock, pg_temp set lock_timeo
 declare
   v_next smallint := _log_slot(_now() + interval '7 days');
 begin
-  if not exists (select from task_logs where slot = v_next) then
+  if not exists (select from task_logs where slot = v_next)
+    and not exists (select from task_chunks where slot = v_next) then
     return;
   end if;
   if v_next = 0 then
-    truncate task_logs_0;
+    truncate task_logs_0, task_chunks_0;
   elsif v_next = 1 then
-    truncate task_logs_1;
+    truncate task_logs_1, task_chunks_1;
   else
-    truncate task_logs_2;
+    truncate task_logs_2, task_chunks_2;
   end if;
 exception when lock_not_available then
   -- Somebody reads the table. The next prune, in a minute, tries again.
@@ -69,4 +70,4 @@ exception when lock_not_available then
 end
 $$;
 comment on function penstock._prune_task_logs() is
-  'Empties the partition that the next week uses: its lines are more than a week old.';
+  'Empties the partitions of logs and streams that the next week uses: their rows are more than a week old.';

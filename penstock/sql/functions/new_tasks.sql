@@ -4,7 +4,7 @@ create or replace function penstock.add_tasks(
   p_job_id uuid, p_tasks jsonb, p_task_id bigint default null, p_worker_id text default null,
     p_lease bigint default null)
 returns bigint[] language plpgsql security definer set search_path = penstock, pg_temp
-  set plan_cache_mode = force_generic_plan set jit = off as $$
+  set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   v_ids bigint[];
 begin
@@ -233,16 +233,16 @@ returns penstock.ready[] language plpgsql set search_path = penstock, pg_temp as
 declare
   v_rows ready[];
 begin
-  with spec as (
-    select * from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase,
-      provider, units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
-  ), route as materialized (
+  with route as materialized (
     select s.kind, s.provider, s.phase, s.is_gated,
       _lane(s.kind, s.provider, p_job.tenant_id, s.is_gated) as lane_id, p.position
     from (
-      -- Sorted, so that two calls that create the same lanes cannot deadlock.
-      select distinct kind, provider, phase, provider is not null or units is not null as is_gated
-      from spec order by 1, 2, 3, 4) as s
+      -- Sorted, so that two calls that create the same lanes cannot deadlock; after the grouping, because
+      -- there may be 100,000 tasks of one kind.
+      select g.* from (
+        select t.kind, t.provider, t.phase, t.provider is not null or t.units is not null as is_gated
+        from unnest(p_specs) as t group by 1, 2, 3, 4 offset 0) as g
+      order by 1, 2, 3, 4) as s
     cross join lateral (
       select x.position from phases x where x.job_id = p_job.id
       order by (x.name = coalesce(s.phase, s.kind)) desc, x.position limit 1) as p
@@ -256,7 +256,8 @@ begin
         t.idempotency_key,
       case when jsonb_typeof(t.input) = 'object' then t.input else '{}' end, t.units, t.route,
       coalesce(t.confirm, false)
-    from spec t
+    from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider,
+      units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
     join route r on r.kind = t.kind and coalesce(r.provider, '') = coalesce(t.provider, '')
       and coalesce(r.phase, '') = coalesce(t.phase, '')
       and r.is_gated = (t.provider is not null or t.units is not null)

@@ -358,6 +358,7 @@ begin
     from tenant t cross join lateral (
       select x.id, x.next_try_at from notifications x where x.tenant_id = t.tenant_id
         and x.status in ('queued', 'sending') and x.next_try_at <= v_now
+        and x.tenant_id <> all (_suspended_tenants())
       order by x.next_try_at limit least(p_limit, c_max_in_flight - (
         select count(*) from (select from notifications f where f.tenant_id = t.tenant_id
           and f.status = 'sending' and f.next_try_at > v_now

@@ -165,7 +165,12 @@ begin
     select id from task_logs where job_id = p_job_id order by id limit v_left));
   get diagnostics v_count = row_count;
   v_left := v_left - v_count;
+  delete from task_chunks where job_id = p_job_id and (task_id, lease, number) in (
+    select task_id, lease, number from task_chunks where job_id = p_job_id limit v_left);
+  get diagnostics v_count = row_count;
+  v_left := v_left - v_count;
   v_left := v_left - _delete_waits(p_job_id, v_left);
+  delete from job_terms where job_id = p_job_id;
   if v_left > 0 then
     delete from phases where job_id = p_job_id;
     delete from accounts where job_id = p_job_id;

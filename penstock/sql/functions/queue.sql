@@ -300,6 +300,7 @@ begin
   perform _end_operations();
   perform _expire_holds();
   perform _forget_reported_limits();
+  perform _forget_workers(v_now);
   v_woken := _wake_missed();
   promoted := promoted + v_woken;
   perform _pause_spent_jobs();

@@ -100,6 +100,7 @@ returns setof jsonb language sql security definer set search_path = penstock, pg
   with due as (
     select o.id from operations o
     where o.reconcile_at <= _now() and o.status in ('timeout', 'canceled') and o.provider = any (p_providers)
+      and o.tenant_id <> all (_suspended_tenants())
     order by o.reconcile_at limit least(greatest(coalesce(p_limit, 20), 1), 1000) for update skip locked
   )
   update operations o set reconcile_at = _now() + interval '1 minute' from due d where o.id = d.id

@@ -245,6 +245,7 @@ language sql security definer set search_path = penstock, pg_temp set enable_seq
   from (
     select d.*, row_number() over (partition by d.tenant_id order by d.next_run_at) as turn
     from schedules d where d.is_enabled and d.next_run_at <= (select _now())
+      and d.tenant_id <> all (_suspended_tenants())
       and (d.retry_at is null or d.retry_at <= (select _now()))
   ) as s order by s.turn, s.next_run_at limit 100
 $$;

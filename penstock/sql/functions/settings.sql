@@ -29,7 +29,8 @@ insert into penstock.settings (name, value, comment) values
   ('tenant_plan', '"free"', 'Plan of a tenant that is created without one; unlimited: no limits.'),
   ('shared_sheet_accounts', '[]',
     'Google accounts (e-mail address or id) that serve several tenants. Others serve the tenant that used '
-    'them first.')
+    'them first.'),
+  ('cell', '0', 'The number of this database in an installation of several (cells). set_cell sets it.')
 on conflict (name) do nothing;
 
 create or replace function penstock.set_setting(p_name text, p_value jsonb)
@@ -37,17 +38,21 @@ returns void language plpgsql security definer set search_path = penstock, pg_te
 declare
   v_old jsonb;
   v_min bigint := case when p_name in ('lease_seconds', 'max_deaths', 'max_tasks_per_call', 'session_hours',
-      'session_idle_minutes') then 1
+      'session_idle_minutes', 'link_days') then 1
     else 0 end;
   v_max bigint := case p_name when 'lease_seconds' then 86400
     when 'retention_days' then 36500 when 'max_key_days' then 36500
     when 'session_hours' then 8760 when 'session_idle_minutes' then 525600
-    when 'audit_retention_days' then 36500 when 'reclaim_jitter_seconds' then 3600
+    when 'audit_retention_days' then 36500 when 'link_days' then 36500 when 'reclaim_jitter_seconds' then 3600
     else 2000000000 end;
 begin
   select value into v_old from settings where name = p_name for update;
   if not found then
     perform _refuse(404, 'unknown_setting', format('unknown setting %L', p_name));
+  end if;
+  if p_name in ('cell', 'cell_ids_since') then
+    perform _refuse(409, 'fixed_setting', format('%s cannot be changed: new ids depend on it', p_name), '{}',
+      'penstock cells add sets the number of a new database.');
   end if;
   if jsonb_typeof(p_value) is distinct from jsonb_typeof(v_old) then
     perform _refuse(422, 'invalid_setting',

@@ -5,7 +5,7 @@ create or replace function penstock._check_job_arguments(p_type text, p_params j
 returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   c_options constant text[] := array['tenant_id', 'idempotency_key', 'priority', 'run_at', 'delay_seconds',
-    'on_failure', 'paused', 'digest', 'budget', 'on_limit', 'stop_after', 'result', 'traceparent'];
+    'on_failure', 'paused', 'digest', 'budget', 'on_limit', 'stop_after', 'result', 'tags', 'traceparent'];
   v_unknown text;
 begin
   perform _check_name(p_type, 'type', 'invalid_type');
@@ -81,6 +81,7 @@ begin
   v_job.stop_after := p_options ->> 'stop_after';
   v_job.result := nullif(p_options -> 'result', 'null');
   v_job.traceparent := p_options ->> 'traceparent';
+  v_job.tags := _check_tags(p_options -> 'tags');
   perform _check_job_options(v_job);
   v_job.tenant_id := _caller_tenant(v_job.tenant_id);
   return v_job;
@@ -144,11 +145,13 @@ begin
       || (v_options - array['idempotency_key', 'result', 'traceparent'])::text, 'utf8'));
 
   insert into jobs (tenant_id, type, params, status, priority, on_failure, idempotency_key, request_digest,
-                    created_by, created_at, run_at, budget, on_limit, stop_after, result, traceparent)
+                    created_by, created_at, run_at, budget, on_limit, stop_after, result, traceparent,
+                    tags, title)
   values (v_job.tenant_id, p_type, v_params, v_job.status, v_job.priority,
           coalesce(v_job.on_failure, v_type.on_failure, 'continue'), v_job.idempotency_key, v_digest,
           _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after, v_job.result,
-          v_job.traceparent)
+          v_job.traceparent, v_job.tags,
+          (select _job_title(p.title, v_params) from job_params p where p.name = p_type))
   on conflict (tenant_id, idempotency_key) where idempotency_key is not null do nothing
   returning * into v_existing;
 
@@ -165,6 +168,9 @@ begin
   end if;
 
   v_job := v_existing;
+  if v_params <> '{}' or v_job.tags <> '{}' or v_job.title is not null then
+    perform _index_job(v_job);
+  end if;
   insert into phases (job_id, position, tenant_id, name, weight)
   select v_job.id, e.n, v_job.tenant_id, e.phase ->> 'name', (e.phase ->> 'weight')::real
   from jsonb_array_elements(v_type.phases) with ordinality as e(phase, n);
@@ -182,7 +188,8 @@ comment on function penstock._open_job(text, jsonb, jsonb) is
 create or replace function penstock.open_job(p_type text, p_params jsonb default '{}',
   p_options jsonb default '{}')
 returns table (job_id uuid, is_new boolean)
-language plpgsql security definer set search_path = penstock, pg_temp as $$
+language plpgsql security definer set search_path = penstock, pg_temp
+  set enable_seqscan = off set jit = off as $$
 declare
   v_opened record;
 begin
@@ -198,8 +205,8 @@ comment on function penstock.open_job(text, jsonb, jsonb) is
   'Options: tenant_id, idempotency_key, priority (0 to 10, lower first), run_at or delay_seconds, '
   'on_failure (continue, stop), paused, digest, budget (in the base currency), on_limit (hold, refuse, '
   'pause), stop_after (a number of failures, or a percentage such as 5%), result (JSON in which {"$from": '
-  'key} stands for the output of a task; default: the output of the last task), traceparent (the W3C trace '
-  'context of the caller).';
+  'key} stands for the output of a task; default: the output of the last task), tags (words to find the job '
+  'by), traceparent (the W3C trace context of the caller).';
 
 create or replace function penstock._start_job(
   p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb, p_starters text[], p_is_raw boolean)
@@ -230,7 +237,8 @@ comment on function penstock._start_job(text, jsonb, jsonb, jsonb, text[], boole
 create or replace function penstock.start_job(
   p_type text, p_params jsonb default '{}', p_tasks jsonb default '[]', p_options jsonb default '{}')
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp
-  set plan_cache_mode = force_generic_plan set jit = off as $$
+  -- The stages inherit these settings: a plan made when there were few jobs still serves many.
+  set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 begin
   return _start_job(p_type, p_params, p_tasks, p_options, null, not _is_service());
 end
@@ -242,7 +250,7 @@ comment on function penstock.start_job(text, jsonb, jsonb, jsonb) is
 create or replace function penstock.start_drawn_job(
   p_type text, p_params jsonb, p_tasks jsonb, p_options jsonb default '{}', p_user_id uuid default null)
 returns uuid language plpgsql security definer set search_path = penstock, pg_temp
-  set plan_cache_mode = force_generic_plan set jit = off as $$
+  set enable_seqscan = off set plan_cache_mode = force_generic_plan set jit = off as $$
 declare
   c_roles constant text[] := array['owner', 'admin', 'member'];
   v_tenant_id uuid := _tenant_option(p_options);

@@ -10,20 +10,21 @@
 -- and held until the commit, so the numbers of one owner become visible in their order. Owners do not wait
 -- for each other.
 
-create or replace function penstock._lock_owner(p_user_id uuid)
+create or replace function penstock.lock_owner(p_user_id uuid)
 returns void language sql set search_path = penstock, pg_temp as $$
   select pg_advisory_xact_lock(hashtextextended('penstock.sync:' || p_user_id, 0))
 $$;
-comment on function penstock._lock_owner(uuid) is
+comment on function penstock.lock_owner(uuid) is
   'Waits until no other transaction changes synced rows of this user. Held until the commit.';
 
 create or replace function penstock._lock_caller()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   -- Before any row is locked: an update would lock its row first, an upsert the owner, and both would wait
-  -- for each other. The service changes rows of several owners and takes their locks row by row.
+  -- for each other. The service changes rows of several owners and takes their locks row by row: a function
+  -- of the service that changes rows of one owner calls lock_owner first.
   if auth.uid() is not null then
-    perform _lock_owner(auth.uid());
+    perform lock_owner(auth.uid());
   end if;
   return null;
 end
@@ -62,7 +63,7 @@ begin
       return new;
     end if;
   end if;
-  perform _lock_owner(new.user_id);
+  perform lock_owner(new.user_id);
   new.change_seq := nextval('penstock.change_seqs');
   return new;
 end
@@ -107,7 +108,7 @@ returns trigger language plpgsql security definer set search_path = penstock, pg
 declare
   v_seq bigint := old.change_seq;
 begin
-  perform _lock_owner(old.user_id);
+  perform lock_owner(old.user_id);
   -- Devices that have read a tombstone need nothing more. A live row is on all devices.
   if not old.deleted then
     v_seq := nextval('penstock.change_seqs');
@@ -403,7 +404,7 @@ begin
     perform _refuse(422, 'invalid', format('purge_tombstones needs a user and at least 1 day (got %s)',
       coalesce(p_older_than_days::text, 'null')), '{"field": "p_older_than_days"}');
   end if;
-  perform _lock_owner(p_user_id);
+  perform lock_owner(p_user_id);
   -- Children first, so that foreign keys find nothing to cascade to.
   for v_table in select t.relation from _synced_tables(null) t order by t.position desc loop
     execute format('delete from %s where user_id = $1 and deleted and updated_at < $2', v_table.relation)

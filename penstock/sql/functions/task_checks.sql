@@ -71,26 +71,26 @@ begin
       when jsonb_typeof(t.input) not in ('object', 'null') then
         array['input', 'invalid_input',
           format('input must be a JSON object (got %s)', jsonb_typeof(t.input))]
-      when octet_length(t.input::text) > v_limit then
-        array['input', 'too_large',
-          format('input is %s bytes; the limit is %s', octet_length(t.input::text), v_limit)]
-      when octet_length(t.input::text) > 128 and not _is_readable(t.input) then
+      when z.bytes > v_limit then
+        array['input', 'too_large', format('input is %s bytes; the limit is %s', z.bytes, v_limit)]
+      when z.bytes > 128 and not _is_readable(t.input) then
         array['input', 'unreadable',
           'input must be nested at most 64 levels deep, with numbers within ±1e308']
-      when octet_length(t.input::text) > 8192 and _has_base64_file(t.input) then
+      when z.bytes > 8192 and _has_base64_file(t.input) then
         array['input', 'file_in_input', 'input contains a file as base64']
       when t.after is not null and t.input ? 'after' then
         array['input', 'invalid_input', 'input.after is reserved for the outputs of the parent tasks']
       -- Most tasks pass: one condition for all names, and one for all numbers.
-      when least(length(t.key), length(t.idempotency_key), length(t.provider), length(t.phase)) < 1
-        or greatest(length(t.key), length(t.idempotency_key)) > 255
-        or greatest(length(t.provider), length(t.phase)) > 200
-        or not (_is_clean(t.key) and _is_clean(t.idempotency_key) and _is_clean(t.phase)) then
+      when num_nonnulls(t.key, t.idempotency_key, t.provider, t.phase) > 0
+        and (least(length(t.key), length(t.idempotency_key), length(t.provider), length(t.phase)) < 1
+          or greatest(length(t.key), length(t.idempotency_key)) > 255
+          or greatest(length(t.provider), length(t.phase)) > 200
+          or not (_is_clean(t.key) and _is_clean(t.idempotency_key) and _is_clean(t.phase))) then
         _task_name_error(t.key, t.idempotency_key, t.provider, t.phase)
       when t.priority not between 0 and 10 or t.max_attempts not between 1 and 100
         or not (t.timeout_seconds > 0 and t.timeout_seconds <= 31622400) then
         _task_number_error(t.priority, t.max_attempts, t.timeout_seconds)
-      when not _is_storable_time(t.run_at) then
+      when t.run_at is not null and not _is_storable_time(t.run_at) then
         array['run_at', 'invalid_run_at',
           format('run_at must be in the years 2000 to 9998 (got %s)', t.run_at)]
       when t.confirm and t.run_at is not null then
@@ -105,6 +105,8 @@ begin
       end as error
     from unnest(p_specs) with ordinality as t(kind, key, input, after, after_failure, phase, provider,
       units, priority, run_at, max_attempts, timeout_seconds, idempotency_key, route, confirm, n)
+    -- offset 0: computed once, not where it is named.
+    cross join lateral (select octet_length(t.input::text) as bytes offset 0) as z
     left join kinds k on k.name = t.kind
   ) as x where x.error is not null limit 1;
   if v_error is not null then

@@ -71,8 +71,9 @@ create or replace function penstock._lock_descendants(p_job_id uuid, p_parent_id
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 begin
   -- The descendants of a failed parent are canceled. Two failures
-  -- can share descendants, so all are locked in one order.
-  perform 1 from parked where job_id = p_job_id and task_id = any (array(
+  -- can share descendants, so all are locked in one order. The lateral
+  -- subquery forces index probes; PostgreSQL 15 might read all parked tasks of the job.
+  perform 1 from unnest(array(
     with recursive below as (
       select e.child_id, r.outcome <> 'succeeded' as is_failed from unnest(p_parent_ids) as g(id)
       cross join lateral (
@@ -84,8 +85,9 @@ begin
       cross join lateral (
         select x.child_id from edges x where x.job_id = p_job_id and x.parent_id = b.child_id offset 0) as e
       where b.is_failed
-    ) select child_id from below))
-  order by task_id for update;
+    ) select distinct child_id from below order by child_id)) as g(id)
+  cross join lateral (
+    select from parked x where x.job_id = p_job_id and x.task_id = g.id for update) as locked;
 end
 $$;
 comment on function penstock._lock_descendants(uuid, bigint[]) is
@@ -121,7 +123,10 @@ begin
   if cardinality(v_free) > 0 then
     -- Tasks of a paused job are queued too: the claim parks them again, under a lock that a resume respects.
     with gone as (
-      delete from parked p where p.job_id = p_job_id and p.task_id = any (v_free) and p.until <= v_now
+      delete from parked p where p.ctid = any (array(
+        select k.tid from unnest(v_free) as g(id) cross join lateral (
+          select x.ctid as tid from parked x
+          where x.job_id = p_job_id and x.task_id = g.id and x.until <= v_now offset 0) as k))
       returning _parked_to_ready(p) as task
     )
     select array_agg(g.task order by (g.task).task_id) into freed from gone g;

@@ -66,6 +66,9 @@ returns void language plpgsql stable set search_path = penstock, pg_temp as $$
 declare
   v_scope text := _scope_for(p_roles);
 begin
+  if v_scope <> 'read' and exists (select from tenants where id = p_tenant_id and suspended is not null) then
+    perform _require_active(p_tenant_id);
+  end if;
   if _is_service() then
     return;
   end if;
@@ -83,7 +86,8 @@ end
 $$;
 comment on function penstock._require_role(uuid, text[]) is
   'Raises an error unless the caller is the service or a member with one of these roles; of an API key also '
-  'unless it has the scope that follows from the roles.';
+  'unless it has the scope that follows from the roles. For roles that may write also while the tenant is '
+  'suspended.';
 
 create or replace function penstock._caller_tenant(p_tenant_id uuid)
 returns uuid language plpgsql stable set search_path = penstock, pg_temp as $$
@@ -364,6 +368,8 @@ begin
   if exists (select from api_keys where id = p_user_id) then
     perform _refuse(422, 'invalid_user', 'this is the id of an API key: revoke the key');
   end if;
+  -- Before any row: a push of this user holds this lock while its foreign keys wait for the profile.
+  perform lock_owner(p_user_id);
   perform from tenants where id in (select tenant_id from members where user_id = p_user_id
     union select tenant_id from profiles where user_id = p_user_id) order by id for update;
   select p.email, t.id into v_email, v_tenant_id from profiles p

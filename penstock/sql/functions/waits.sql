@@ -318,6 +318,7 @@ begin
   -- The first check keeps others from locking a wait. The role may have changed while the call waited.
   perform from waits where id = p_wait_id for update;
   perform _require_answerer(v_wait);
+  perform _require_active(v_wait.tenant_id);
   perform _check_answer(v_wait, p_option, v_payload);
   return _answer(v_wait.id, p_option, v_payload, _actor());
 end
@@ -361,6 +362,7 @@ declare
   v_wait waits := _linked_wait(p_token);
   v_payload jsonb := coalesce(p_payload, '{}');
 begin
+  perform _require_active(v_wait.tenant_id);
   perform _check_answer(v_wait, p_option, v_payload);
   return _answer(v_wait.id, p_option, v_payload, 'link');
 end

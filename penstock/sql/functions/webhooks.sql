@@ -54,6 +54,7 @@ language plpgsql security definer set search_path = penstock, pg_temp as $$
 begin
   select w.source, w.key, w.type, w.payload into source, key, type, payload from webhooks w
   where w.processed_at is null and w.next_try_at <= _now() and w.source = any (p_sources)
+    and (w.tenant_id is null or w.tenant_id <> all (_suspended_tenants()))
   order by w.next_try_at limit 1 for update skip locked;
 end
 $$;

@@ -46,8 +46,18 @@ select video_ideas._uuid('cost/' || c.id) as id,
   c.tenant_id, c.job_id as bulk_job_id, c.provider as ai_provider, c.meter, c.base_amount
 from penstock.cost_entries c
 join penstock.jobs j on j.id = c.job_id and j.type = 'video_ideas'
-left join penstock.tasks t on t.job_id = c.job_id and t.id = c.task_id;
-comment on view video_ideas.job_costs is 'The lines of the ledger: inference, render, storage. Nobody writes here; a correction is a line of its own.';
+left join penstock.tasks t on t.job_id = c.job_id and t.id = c.task_id
+union all
+-- The ledger outlives jobs. Of a job that was pruned, the audit log still has the type and who started it.
+select video_ideas._uuid('cost/' || c.id), null::uuid, c.cost_type, c.amount, c.currency, c.unit_count, c.started_at, c.ended_at,
+  video_ideas._user(a.actor), c.at, c.tenant_id, c.job_id, c.provider, c.meter, c.base_amount
+from penstock.cost_entries c
+cross join lateral (
+  select l.actor from penstock.audit_log l
+  where l.job_id = c.job_id and l.details ->> 'type' = 'video_ideas' order by l.id limit 1) as a
+where not exists (select from penstock.jobs j where j.id = c.job_id);
+comment on view video_ideas.job_costs is
+  'The lines of the ledger: inference, render, storage, also of jobs that were pruned. Nobody writes here; a correction is a line of its own.';
 
 create or replace view video_ideas.provider_config with (security_invoker = true) as
 select video_ideas._uuid('provider/' || e.id || '/' || coalesce(p.id, 0)) as id, e.name as ai_provider,
@@ -74,9 +84,8 @@ select tenant_id, day, provider as ai_provider, cost_type, amount, unit_count, l
 comment on view video_ideas.provider_costs is 'What each provider took, per day and type, in the base currency: of all that a tenant did.';
 
 create or replace view video_ideas.bulk_job_costs with (security_invoker = true) as
-select c.tenant_id, c.job_id as bulk_job_id, c.cost_type, sum(c.base_amount) as amount, sum(c.unit_count) as unit_count, count(*) as lines
-from penstock.cost_entries c join penstock.jobs j on j.id = c.job_id and j.type = 'video_ideas'
-group by c.tenant_id, c.job_id, c.cost_type;
+select c.tenant_id, c.bulk_job_id, c.cost_type, sum(c.base_amount) as amount, sum(c.unit_count) as unit_count, count(*) as lines
+from video_ideas.job_costs c group by c.tenant_id, c.bulk_job_id, c.cost_type;
 comment on view video_ideas.bulk_job_costs is 'What each bulk job cost, by type, in the base currency.';
 
 create or replace view video_ideas.provider_outcomes with (security_invoker = true) as

@@ -34,6 +34,7 @@ declare
   v_user_id uuid := notes._owner_of_tenant(p_tenant_id);
   v_added text[];
 begin
+  perform penstock.lock_owner(v_user_id);
   -- A note that got ideas meanwhile, on a device, keeps them.
   update notes n set updated_at = greatest(notes._ms(), n.updated_at), tags = to_jsonb(array(
       select x.idea from unnest(p_ideas) with ordinality as x(idea, place) group by 1 order by min(x.place)))
@@ -48,9 +49,12 @@ comment on function notes.apply_ideas(uuid, text, text[]) is
 
 create or replace function notes.remove_idea(p_tenant_id uuid, p_note_id text, p_idea text)
 returns boolean language plpgsql security definer set search_path = notes, pg_temp as $$
+declare
+  v_user_id uuid := notes._owner_of_tenant(p_tenant_id);
 begin
+  perform penstock.lock_owner(v_user_id);
   update notes n set updated_at = greatest(notes._ms(), n.updated_at), tags = n.tags - p_idea
-    where n.user_id = notes._owner_of_tenant(p_tenant_id) and n.id = p_note_id and n.tags ? p_idea;
+    where n.user_id = v_user_id and n.id = p_note_id and n.tags ? p_idea;
   return found;
 end
 $$;

@@ -15,6 +15,7 @@ returns text language plpgsql security definer set search_path = notes, pg_temp 
 declare
   v_file penstock.artifacts;
 begin
+  perform penstock.lock_owner(p_user_id);
   select * into v_file from penstock.artifacts where id = p_artifact_id;
   if v_file.id is null or v_file.tenant_id <> notes._tenant_of(p_user_id) or v_file.content_type
      not in ('image/jpeg', 'image/png', 'image/webp') then

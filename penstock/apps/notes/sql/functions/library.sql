@@ -152,6 +152,7 @@ comment on function notes.idea_pairs() is
 create or replace function notes.hard_delete_note(p_user_id uuid, p_note_id text)
 returns boolean language plpgsql security definer set search_path = notes, pg_temp as $$
 begin
+  perform penstock.lock_owner(p_user_id);
   -- The tombstone stays, so that devices delete their copies, too.
   update notes set text = '', tags = '[]', page = null, chapter = null, source = null, source_id = null,
     source_meta = null, book_id = null, deleted = true, updated_at = greatest(notes._ms(), updated_at)
