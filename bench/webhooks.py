@@ -15,8 +15,10 @@ import multiprocessing
 import os
 import sys
 import tempfile
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,23 @@ class Workers:
         self.kills += 1
         self._running.append(self._start())
 
+    @contextmanager
+    def killed_every(self, seconds: float) -> Iterator[None]:
+        """Kill one worker after each of these intervals, in a thread: the event loop may be busy for longer."""
+        ended = threading.Event()
+
+        def kill() -> None:
+            while seconds and not ended.wait(seconds):
+                self.kill_one()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            killer.join()
+
     def stop(self) -> None:
         """Kill all workers."""
         for each in self._running:
@@ -148,15 +167,16 @@ async def run(
                 await db.rows(pool, "select slides.set_thumbnail_generation(%s)", (event,))
                 workers = Workers(3, values)
                 try:
-                    await _watch(pool, workers, objects, kill_seconds, seconds)
+                    with workers.killed_every(kill_seconds):
+                        await _watch(pool, objects, seconds)
                 finally:
                     workers.stop()
                 took = time.monotonic() - began
         return {"seconds": took, "kills": workers.kills, **await _facts(dsn), **sim.cloudconvert.stats()}
 
 
-async def _watch(pool: db.Pool, workers: Workers, objects: int, every: float, seconds: float) -> None:
-    until, next_kill = time.monotonic() + seconds, time.monotonic() + every
+async def _watch(pool: db.Pool, objects: int, seconds: float) -> None:
+    until = time.monotonic() + seconds
     while True:
         states: dict[str, int] = dict(await db.rows(pool, _STATES, ()))
         [(running,)] = await db.rows(pool, _RUNNING, ())
@@ -164,9 +184,6 @@ async def _watch(pool: db.Pool, workers: Workers, objects: int, every: float, se
             return
         if time.monotonic() > until:
             raise TimeoutError(f"after {seconds:.0f} s: {states}")
-        if every and time.monotonic() > next_kill:
-            await asyncio.to_thread(workers.kill_one)
-            next_kill = time.monotonic() + every
         await asyncio.sleep(0.2)
 
 
