@@ -99,7 +99,7 @@ class Workers:
 
     @contextmanager
     def killed_every(self, seconds: float) -> Iterator[None]:
-        """Kill one worker after each of these intervals, in a thread: the event loop may be busy for longer."""
+        """Kill one worker after each interval, in a thread: the event loop may be busy for longer."""
         ended = threading.Event()
 
         def kill() -> None:
