@@ -12,7 +12,7 @@ import pytest
 from penstock import simulator, telemetry
 from penstock.errors import Invalid
 from penstock.settings import read
-from penstock.telemetry import MAX_EVENTS, REMOVED, Sender
+from penstock.telemetry import ANSWER_SECONDS, MAX_EVENTS, REMOVED, Sender
 from tests.conftest import Eventually
 
 CANARY = "ann@example.com wrote: my secret note"
@@ -53,19 +53,18 @@ async def test_a_bad_sink_delays_nobody(behavior: str) -> None:
     async with simulator.serve() as running:
         running.telemetry.control(behavior)
         sender = Sender("http://127.0.0.1:1" if behavior == "away" else running.url)
-        started, slowest = time.perf_counter(), 0.0
+        slowest = 0.0
         for n in range(30_000):
             before = time.perf_counter()
             sender.send("tick", "user", n=n)
             slowest = max(slowest, time.perf_counter() - before)
-        took = time.perf_counter() - started
-        assert took < 10, f"{took / 30_000 * 1e6:.0f} us per event"
-        assert slowest < 0.5, "an event waited"
+        # The sink shares this event loop: an event that waited for it would wait until the timeout.
+        assert slowest < ANSWER_SECONDS, "an event waited"
         assert len(sender._events) <= MAX_EVENTS  # pyright: ignore[reportPrivateUsage]
         assert sender.counts.dropped + sender.counts.sent >= 30_000 - MAX_EVENTS - 100
         before = time.monotonic()
         sender.close()
-        assert time.monotonic() - before < 1.5
+        assert time.monotonic() - before < ANSWER_SECONDS
 
 
 def test_without_a_server_nothing_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,4 +106,4 @@ async def test_a_program_that_ends_sends_the_rest_and_waits_at_most_a_second() -
         quick = await asyncio.to_thread(end, running.url)
         assert len(running.telemetry.events) == 3
         running.telemetry.control("hang")
-        assert await asyncio.to_thread(end, running.url) < quick + 2.5
+        assert await asyncio.to_thread(end, running.url) < quick + ANSWER_SECONDS

@@ -547,7 +547,7 @@ def test_telemetry_has_fixed_names_and_does_not_delay_a_429(
     sim.telemetry.behavior = "hang"
     began = time.monotonic()
     assert ask(site, ann, "anthropic-proxy", call).status_code == 429
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < telemetry.ANSWER_SECONDS
     sim.telemetry.behavior = "ok"
     sim.configure(shield={"status": 500})
     site.db.execute("select penstock.set_limit(%s, 'managed_ai', 9)", [ann.tenant])
