@@ -72,9 +72,10 @@ def _check(target: Path) -> None:
         raise Invalid(f"folder {target.absolute().parent} does not exist", code="usage")
     if target.exists() or target.is_symlink():
         raise Conflict(f"{target} already exists", code="exists", hint="Choose another folder.")
-    if find_spec(name) is not None:
+    if (spec := find_spec(name)) is not None:
+        place = spec.origin or ", ".join(spec.submodule_search_locations or ())
         raise Conflict(
-            f"an installed module is named {name!r} and would shadow yours",
+            f"an installed module is named {name!r} ({place}) and would shadow yours",
             code="exists",
             hint="Choose another folder name.",
         )
