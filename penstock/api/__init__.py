@@ -5,13 +5,14 @@ from __future__ import annotations
 import resource
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.openapi.utils import get_openapi
+from starlette.routing import BaseRoute
 
 from penstock.api import (
     artifacts,
@@ -154,11 +155,19 @@ def create(
     made.state.sessions = development.add_to(made, developer) if developer else None
     made.add_middleware(Hosts, settings=chosen)
     observe.add_to(made)
-    for routes in _ROUTES:
-        made.include_router(routes)
+    made.router.routes.extend(_shared_routes())
     reference.add_to(made)
     _describe(made)
     return made
+
+
+@cache
+def _shared_routes() -> tuple[BaseRoute, ...]:
+    """The routes of all applications in this process: FastAPI takes 0.2 s of CPU to prepare them."""
+    every = APIRouter()
+    for routes in _ROUTES:
+        every.include_router(routes)
+    return tuple(every.routes)
 
 
 @asynccontextmanager
