@@ -21,6 +21,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -91,6 +92,23 @@ def plain_logs() -> Iterator[None]:
     structlog.reset_defaults()
     ours = logging.getLogger("penstock")
     ours.handlers, ours.propagate = [], True
+
+
+@pytest.fixture(autouse=True)
+def own_imports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Forget the modules that a test wrote and imported, and what it added to the import path.
+
+    `penstock init` refuses the name of a module that can be imported, and each app needs its own tasks.
+    """
+    path, known = sys.path[:], len(sys.modules)
+    yield
+    sys.path[:] = path
+    written = str(tmp_path_factory.getbasetemp())
+    for name in list(islice(reversed(sys.modules), max(0, len(sys.modules) - known))):
+        module = getattr(sys.modules[name], "__dict__", {})
+        places = [module.get("__file__"), *module.get("__path__", ())]
+        if any(str(place).startswith(written) for place in places):
+            del sys.modules[name]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -768,6 +769,18 @@ def test_load_finds_an_app_by_its_path(tmp_path: Path, monkeypatch: pytest.Monke
     ):
         with pytest.raises(Invalid, match=message):
             load(path)
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_modules_and_import_path_of_a_test_are_forgotten_after_it(
+    turn: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_spec("written_by_a_test") is None and "/added/by/a/test" not in sys.path
+    sys.path.append("/added/by/a/test")
+    (tmp_path / "written_by_a_test.py").write_text(f"from penstock import App\napp = App()\nturn = {turn}\n")
+    monkeypatch.chdir(tmp_path)
+    load("written_by_a_test:app")
+    assert sys.modules["written_by_a_test"].turn == turn
 
 
 @pytest.mark.parametrize(
