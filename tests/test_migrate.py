@@ -284,6 +284,7 @@ def test_every_migration_has_a_way_back() -> None:
     assert set(source.downs) == {file.number for file in source.migrations}
 
 
+@pytest.mark.slow
 def test_down_to_nothing_and_up_again(empty: testing.Database, migrated: testing.Database) -> None:
     """R3.9/migrations, R4.8/tested"""
     migrate.migrate(empty.dsn)

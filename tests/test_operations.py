@@ -202,11 +202,12 @@ def operations(db: testing.Database) -> list[tuple[Any, ...]]:
 
 def expire(app: App, drain: testing.Drain, clock: testing.Clock) -> None:
     """Let five minutes pass, with a worker that checks."""
-    for _ in range(11):
-        clock.advance(seconds=30)
+    for seconds in (30, 60, 120, 120):
+        clock.advance(seconds=seconds)
         drain(app)
 
 
+@pytest.mark.slow
 def test_success_after_the_dead_letter_is_found_and_used(
     app: App, drain: testing.Drain, db: testing.Database, provider: Provider, clock: testing.Clock
 ) -> None:
@@ -281,6 +282,7 @@ def test_refused_submission_is_made_again(
     assert len(db.execute("select 1 from penstock.attempts")) == attempts
 
 
+@pytest.mark.slow
 def test_exhausted_account_closes_the_provider_and_leaves_no_live_operation(
     app: App, drain: testing.Drain, db: testing.Database, provider: Provider, clock: testing.Clock
 ) -> None:

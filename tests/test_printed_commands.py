@@ -202,6 +202,7 @@ def test_every_printed_command_is_accepted(monkeypatch: pytest.MonkeyPatch) -> N
     assert refused == []
 
 
+@pytest.mark.slow
 def test_hints_of_the_dashboard_and_the_command_line_run(
     db: testing.Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

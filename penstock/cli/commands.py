@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import typer
@@ -89,6 +90,7 @@ COMMANDS = {
 }
 
 
+@cache
 def load(name: str) -> Any:
     """Import a command of the program."""
     entry = COMMANDS[name]

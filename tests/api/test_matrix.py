@@ -786,6 +786,7 @@ def test_functions_by_role(world: World) -> None:
                     assert refusal == "PT403", (name, role, text)
 
 
+@pytest.mark.slow
 def test_functions_by_strangers(world: World) -> None:
     """R0.9/no-existence, S1, S5: with whatever of ann's, bob gets what he gets with what does not exist, and changes nothing."""
     ann, bob = world.join("ann"), world.join("bob")

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack, ExitStack
 
 import httpx
+import pytest
 
 from penstock import App, api, testing
 from penstock.api.limits import Limits
@@ -146,6 +147,7 @@ async def test_a_tenant_gets_two_of_the_four_slots_to_read_files() -> None:
         await asyncio.wait([waiting])
 
 
+@pytest.mark.slow
 def test_reading_a_table_ends_at_its_limit_of_cpu_time(db: testing.Database, api_settings: Settings) -> None:
     """S68: checks, forecasts and uploads of a file run in a process that is killed."""
     app = api.create(api_settings, load("tests.api.bodies_app:app"), limits=Limits(check_seconds=1))

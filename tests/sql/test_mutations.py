@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import psycopg
+import pytest
 
 from penstock.postgres import db
 from tests.sql import test_access
@@ -172,6 +173,7 @@ def test_every_right_on_a_table_counts(sql: Contract) -> None:
             assert same == [], privilege
 
 
+@pytest.mark.slow
 def test_every_right_to_a_column_counts(sql: Contract) -> None:
     """S20: a column that becomes one that users may write is named."""
     for relation in tables(sql):

@@ -227,6 +227,7 @@ PATTERNS = {
 each_pattern = pytest.mark.parametrize("name", PATTERNS)
 
 
+@pytest.mark.slow
 class TestQueries:
     def check(self, big: Big, name: str) -> None:
         query, indexes = PATTERNS[name]
@@ -238,7 +239,6 @@ class TestQueries:
         assert set(indexes.split()) <= used
         assert read == [], "a table is read from its start"
 
-    @pytest.mark.slow
     @each_pattern
     def test_has_its_index(self, big: Big, name: str) -> None:
         """R0.8/queries: with 100,000 rows EXPLAIN shows the index."""
@@ -256,6 +256,7 @@ class TestQueries:
             self.check(big, name)
 
 
+@pytest.mark.slow
 class TestCalls:
     """What functions read, counted while they run: no table from its start, few pages."""
 
@@ -455,9 +456,9 @@ def costs(server: Server) -> Generator[dict[str, Costs]]:
         yield found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["old plans", "old statistics", "good statistics", "no statistics"])
 class TestClaim:
-    @pytest.mark.slow
     def test_costs_the_same_however_long_the_queue(self, costs: dict[str, Costs], when: str) -> None:
         """R0.8/claim: a hundred times as much ready, and the ended kept: at most a half more pages."""
         few, many = costs["few"], costs[when]
@@ -481,6 +482,7 @@ class TestClaim:
         assert not large & {*seen.scans, *seen.scans_of_complete}
 
 
+@pytest.mark.slow
 def test_many_small_jobs_that_end_at_once_cost_as_much_each(costs: dict[str, Costs]) -> None:
     """R1.5/no-hot-row: twenty times as many in a batch cost twenty times as much, not four hundred."""
     few, many = costs["5 small jobs"], costs["100 small jobs"]

@@ -263,6 +263,7 @@ def test_workers_wake_when_another_provider_opens(sql: Contract) -> None:
     assert 19 < sql.value("next_opening", task_types=["work"]) <= 20
 
 
+@pytest.mark.slow
 def test_mixed_demand_costs_little_more_than_the_cheapest_plan(sql: Contract, clock: Clock) -> None:
     """R0.6/cheapest: three providers with limits, one of them down for a while, within 10 % of the cheapest plan."""
     sql.value("define_kind", name=routes.KIND)
