@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 # Compiled modules are kept, outside of the source tree: otherwise every process that a test starts compiles them again.
 unexport PYTHONDONTWRITEBYTECODE
 export PYTHONPYCACHEPREFIX := $(abspath $(VENV))/pycache
-PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-2} --dist worksteal --reruns $${PENSTOCK_TEST_RERUNS:-0} --durations 30
+# Three processes for two cores: tests also wait, for timeouts and for programs that they start.
+PYTEST = $(BIN)/pytest -q -n $${PENSTOCK_TEST_JOBS:-3} --dist worksteal --reruns $${PENSTOCK_TEST_RERUNS:-0} --durations 30
 
 .DEFAULT_GOAL := help
 .PHONY: help setup system-packages demo apps test test-all fuzz check lock format bench bench-quick faults screenshots seeded attack schema docs site clean
