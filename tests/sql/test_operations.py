@@ -213,6 +213,7 @@ class TestLate:
         tell(sql, operation)
         task = sql.claim_one()
         settle(sql, task, operation, "timeout")
+        assert sql.one("select status from penstock.holds") == "expired", "released ones cannot be charged"
         sql.fail(task)
         assert tell(sql, operation) == "late"
         task = sql.claim_one()
