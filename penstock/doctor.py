@@ -318,7 +318,7 @@ async def _webhooks(pool: db.Pool) -> Check:
         pool,
         """select count(*)::integer,
           (count(*) filter (where received_at < penstock._now() - interval '10 minutes'))::integer,
-          min(source)
+          min(source) filter (where received_at < penstock._now() - interval '10 minutes')
         from penstock.webhooks where processed_at is null""",
         (),
     )

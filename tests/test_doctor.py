@@ -70,6 +70,27 @@ async def test_unresponsive_worker_is_a_warning(db: testing.Database, clock: tes
     assert "w1 last responded" in check.finding
 
 
+async def test_webhooks_and_operations_that_nobody_processes_are_warnings(
+    db: testing.Database, tenant: UUID, clock: testing.Clock
+) -> None:
+    db.execute("select penstock.take_webhook('stripe', 'evt_1', 'paid', '{}')")
+    db.execute("select penstock.define_kind('convert')")
+    options = json.dumps({"tenant_id": str(tenant)})
+    db.execute("select penstock.start_job('t', '{}', '[{\"kind\": \"convert\"}]', %s)", [options])
+    [task] = db.execute("select * from penstock.claim_tasks('w', 1, array['convert'])")
+    db.execute("select penstock.begin_operation(%s, 'w', %s, 'slide:1', 60)", [task["id"], task["lease"]])
+    found = await examine(db)
+    assert (found["webhooks"].state, found["operations"].state) == ("ok", "ok")
+    clock.advance(minutes=12)
+    db.execute("select penstock.take_webhook('another', 'evt_2', 'paid', '{}')")
+    found = await examine(db)
+    assert (found["webhooks"].state, found["operations"].state) == ("warn", "warn")
+    assert (
+        "1 webhook not processed for more than 10 minutes, for example of stripe" in found["webhooks"].finding
+    )
+    assert "1 live operation, 1 past the deadline" in found["operations"].finding
+
+
 async def test_provider_without_hosts_is_a_warning(db: testing.Database) -> None:
     """Only answers of a provider's own hosts slow it, and those of an unknown name are not known."""
     db.execute("select penstock.set_provider('openai/gpt'), penstock.set_provider('acme/voice')")

@@ -26,9 +26,10 @@ def add_to(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _http_error)
 
 
-def answer(error: PenstockError, request_id: str | None = None) -> JSONResponse:
-    """The response for an error."""
-    problem: dict[str, Any] = jsonable_encoder(to_problem(error))
+def answer(error: PenstockError, request_id: str | None = None, *, status: int | None = None) -> JSONResponse:
+    """The response for an error, with the error's own HTTP status or another one."""
+    status = status or error.status
+    problem: dict[str, Any] = jsonable_encoder(to_problem(error)) | {"status": status}
     if is_from_postgres(error):
         problem["detail"] = problem["title"]
         problem.pop("hint", None)
@@ -39,7 +40,7 @@ def answer(error: PenstockError, request_id: str | None = None) -> JSONResponse:
         headers["WWW-Authenticate"] = "Bearer"
     if error.retry_after is not None and math.isfinite(error.retry_after):
         headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
-    return JSONResponse(problem, error.status, headers, MEDIA_TYPE)
+    return JSONResponse(problem, status, headers, MEDIA_TYPE)
 
 
 def unexpected(request_id: str | None) -> JSONResponse:

@@ -17,7 +17,7 @@ from penstock.api.callers import Caller, Callers
 from penstock.api.limits import Limits, Rate, read_body, read_json
 from penstock.api.observe import Metrics
 from penstock.contract import webhooks
-from penstock.errors import Invalid, NotFound, PenstockError
+from penstock.errors import Invalid, NotFound
 from penstock.postgres import db
 from penstock.sdk.webhooks import Source, Webhooks, process, retry_due
 
@@ -47,15 +47,15 @@ async def receive(request: Request, source: str) -> Response:
         signing.verify(found.scheme, headers, body, found.secrets())
         payload = read_json(body, limits)
         delivery = webhooks.Delivery(source, *found.identify(payload, headers), payload)
+        callers: Callers = request.app.state.callers
+        async with callers.acting(_SERVICE) as conn:
+            if await webhooks.take(conn, delivery):
+                _counted(request, source, "duplicate")
+                return JSONResponse({"duplicate": True})
+            is_good = await process(conn, found, delivery)
     except Invalid as error:
         _counted(request, source, "rejected")
-        return _rejected(error)
-    callers: Callers = request.app.state.callers
-    async with callers.acting(_SERVICE) as conn:
-        if await webhooks.take(conn, delivery):
-            _counted(request, source, "duplicate")
-            return JSONResponse({"duplicate": True})
-        is_good = await process(conn, found, delivery)
+        return problems.answer(error, getattr(request.state, "request_id", None), status=400)
     _counted(request, source, "received" if is_good else "failed")
     return JSONResponse({"received": True} if is_good else {"failed": True}, 200 if is_good else 500)
 
@@ -64,12 +64,6 @@ def _counted(request: Request, source: str, result: str) -> None:
     # The source is one that the app declares, so that senders cannot create new time series.
     metrics: Metrics = request.app.state.metrics
     metrics.webhooks.labels(source, result).inc()
-
-
-def _rejected(error: PenstockError) -> Response:
-    answer = problems.answer(error)
-    answer.status_code = 400
-    return answer
 
 
 @asynccontextmanager
