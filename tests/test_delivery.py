@@ -157,17 +157,21 @@ def kill_senders(dsn: str, url: str, kills: int) -> None:
     chance = random.Random(7)
     settings = Settings(smtp_url=url, mail_from="penstock@example.com")
 
-    async def send() -> None:
+    async def send(begun: int) -> None:
         async with database.pool(dsn, max_size=3) as pool:
             sender = Sender(pool, settings)
             sender.BATCH = 2
+            os.write(begun, b".")
             while True:
                 await sender.once()
 
+    # On a busy machine a sender needs longer to connect than it would live.
+    has_begun, begun = os.pipe()
     for _ in range(kills):
         if (child := os.fork()) == 0:
-            asyncio.run(send())
-        time.sleep(chance.uniform(0.03, 0.15))
+            asyncio.run(send(begun))
+        os.read(has_begun, 1)
+        time.sleep(chance.uniform(0.005, 0.1))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
         with database.connect(dsn) as conn:
