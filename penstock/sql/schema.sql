@@ -516,12 +516,14 @@ table penstock.bulk_rows
   column last_id: bigint
   column batch_size: integer
   column written: text
+  column id: uuid default gen_random_uuid()
   comment on column number: The row number as shown in the source.
   comment on column key: The values of the key columns; null: the row number is the key.
   comment on column problem: Why the row has no tasks: {"code", "message", "column"}; done_before: an earlier job has completed it.
   comment on column first_id: The first task of the row; all tasks up to last_id belong to it or to its batch.
   comment on column result_id: The task whose output is the result of the row.
   comment on column written: The state that was last written back to the source.
+  comment on column id: One id for the row; null in rows that are older than this column.
   constraint bulk_rows_check: CHECK ((((first_id IS NULL) = (last_id IS NULL)) AND ((first_id IS NULL) = (result_id IS NULL))))
   constraint bulk_rows_check1: CHECK (((problem IS NULL) OR (first_id IS NULL)))
   constraint bulk_rows_number_check: CHECK ((number >= 0))
@@ -644,7 +646,9 @@ table penstock.cost_entries
   column key: text
   column reason: text
   column is_estimate: boolean not null default false
+  column user_id: uuid
   comment on column base_amount: The amount in the base currency, at the exchange rate of its day.
+  comment on column user_id: The user who started the job; null: the service, or no job.
   constraint cost_entries_corrects_fkey: FOREIGN KEY (corrects) REFERENCES penstock.cost_entries(id)
   constraint cost_entries_key_check: CHECK (((length(key) >= 1) AND (length(key) <= 255)))
   constraint cost_entries_pkey: PRIMARY KEY (id)
@@ -1064,6 +1068,7 @@ table penstock.jobs
   column traceparent: text
   column title: text
   column tags: text[] not null default '{}'::text[]
+  column user_id: uuid
   comment on column budget: The highest cost, in the base currency. The job pauses before it exceeds it.
   comment on column on_limit: What happens to a task that exceeds the tenant's quota: it is held back (hold), it fails (refuse), or the job pauses (pause).
   comment on column confirmed_at: Tasks that were created before this time need no further confirmation.
@@ -1074,6 +1079,7 @@ table penstock.jobs
   comment on column traceparent: W3C trace context of the span that started the job (null: it was not traced).
   comment on column title: What people call the job, from the template of its type.
   comment on column tags: Words to find the job by, in lower case.
+  comment on column user_id: The user who started it; null: the service.
   constraint jobs_pkey: PRIMARY KEY (id)
   constraint jobs_tenant_id_fkey: FOREIGN KEY (tenant_id) REFERENCES penstock.tenants(id)
   constraint jobs_valid: CHECK (penstock._is_valid_job(type, status, (finished_at IS NOT NULL), priority, on_failure, on_limit, stop_after, budget, paused_for, forgiven, idempotency_key)) NOT VALID
@@ -2360,9 +2366,10 @@ view penstock.bulk_row_list
   column written: text
   column changes: integer
   column undone: integer
+  column id: uuid
   reads penstock.attempts: job_id, task_id
   reads penstock.bulk_changes: job_id, row_number, undone_at
-  reads penstock.bulk_rows: data, first_id, job_id, key, last_id, number, problem, result_id, tenant_id, written
+  reads penstock.bulk_rows: data, first_id, id, job_id, key, last_id, number, problem, result_id, tenant_id, written
   grant to authenticated: select
   grant to service_role: select
 
@@ -2973,7 +2980,7 @@ function penstock._charge_costs(penstock.leases[], jsonb[], text, boolean, text,
   returns: penstock.booking[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 3316b0d7ebbf268c0fb6d744144bc8e1
+  body: sha256 b3c2787558d64985fac6dc7b23c0d825
   comment: Records the costs of attempts, deducts usage and costs from their holds, and returns the bookings.
 
 function penstock._charge_unreported(penstock.leases[])
@@ -3331,7 +3338,7 @@ function penstock._correct_estimates(text, timestamp with time zone, timestamp w
   returns: penstock.cost_entries[]
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 5f6c7529858c6b34f0d79dca423ccde4
+  body: sha256 2140a0e1f803e45236df274aac1430e0
   comment: Adds a correction to each estimate of a provider in this time that leaves the given share of it, and returns the corrections.
 
 function penstock._corrected_entry(penstock.cost_entries, numeric, text, uuid)
@@ -4642,7 +4649,7 @@ function penstock._open_job(text, jsonb, jsonb)
   returns: TABLE(job_id uuid, is_new boolean)
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 60b4a676bc960cf2f49ba5a4187ed416
+  body: sha256 aada98a231eb24d69b935af8812850ab
   comment: Creates a job without tasks, or finds the job with the same idempotency key. The caller counts a new job with _count_start when it has done everything else.
 
 function penstock._opens_at(penstock.endpoints, bigint, bigint, timestamp with time zone)
@@ -5874,6 +5881,14 @@ function penstock._unpark_tasks(uuid, integer)
   body: sha256 2a427a44cf537895232808896f766090
   comment: Queues up to p_limit tasks that were parked when their job was paused, and returns their number.
 
+function penstock._user_of(text)
+  arguments: p_actor text
+  returns: uuid
+  attributes: sql, immutable, security invoker, parallel safe
+  settings: search_path=pg_catalog, pg_temp
+  body: sha256 baa13a7856e278ca8f157d72a98d5c07
+  comment: The user that a name in the audit log stands for; null: the service.
+
 function penstock._uuid7()
   returns: uuid
   attributes: sql, volatile, security invoker, parallel unsafe
@@ -5886,7 +5901,7 @@ function penstock._validated_rows(penstock.bulks, jsonb)
   returns: SETOF penstock.bulk_rows
   attributes: plpgsql, stable, security invoker, parallel unsafe
   settings: jit=off, search_path=penstock, pg_temp
-  body: sha256 ddd9acd2efd787286583544197f27997
+  body: sha256 abbd63e99d77520977c6ffc01075053b
   comment: Rows in the form in which they are stored: with a key, or with a problem.
 
 function penstock._visible_job(uuid, text[])
@@ -7533,7 +7548,7 @@ function penstock.record_cost(text, numeric, text, bigint, text, bigint, uuid, j
   returns: bigint
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 1d762ee9424e61ad1f88f08570191e04
+  body: sha256 e19689fca3ba2f9157b06d9f31e556e3
   comment: Adds an entry to the cost ledger, for an attempt (p_task_id, p_worker_id, p_lease) or a tenant, and returns its id. Options: provider, job_id, meter, variant, unit_count, started_at, ended_at, key (the same key counts once), corrects (the id of the entry that it corrects; the amount may be negative), reason.
   grant to service_role: execute
 

@@ -230,7 +230,7 @@ select b.job_id, b.tenant_id, b.number, coalesce(b.key, b.number::text) as key, 
   (select count(*) from penstock.bulk_changes c where c.job_id = b.job_id
     and c.row_number = b.number)::integer as changes,
   (select count(c.undone_at) from penstock.bulk_changes c where c.job_id = b.job_id
-    and c.row_number = b.number)::integer as undone
+    and c.row_number = b.number)::integer as undone, b.id
 from penstock.bulk_rows b cross join lateral penstock._bulk_row_state(b) as s;
 comment on view penstock.bulk_row_list is
   'The rows of bulk jobs, each with its state, result, error, retries and cost.';

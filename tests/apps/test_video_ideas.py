@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 import uuid
@@ -22,6 +23,7 @@ from penstock.apps.video_ideas.app import app, video_ideas
 from penstock.contract import bulks, costs, providers
 from penstock.postgres import migrate
 from penstock.postgres.db import SyncConnection
+from penstock.postgres.migrate.statements import split
 from penstock.settings import Settings
 from penstock.sheets import GoogleSheet, Sheets
 from penstock.storage.objects import Folder
@@ -388,28 +390,95 @@ def test_costs_of_a_pruned_job_are_kept(
             assert row["n"] == expected
 
 
-# R0.8: the listed queries, the table each reads first, and what of its index they use.
-QUERIES = {
+@pytest.mark.every_postgres
+def test_users_and_ids_of_older_rows_are_filled_in(
+    db: testing.Database, people: dict[str, tuple[uuid.UUID, uuid.UUID]], clock: testing.Clock
+) -> None:
+    """R0.8/queries: after the migration older rows are found by the same ids and users as before, also of pruned jobs."""
+    (ann, tenant), _ = people["ann"], people["bob"]
+    assert app.own is not None
+    [(job,)] = [tuple(row.values()) for row in db.execute("select id from video_ideas.bulk_jobs")]
+    db.execute("""
+        insert into penstock.audit_log (at, tenant_id, actor, action, job_id, subject, details)
+        values (now(), %s, 'user:' || %s, 'job.queued', %s, 'job', '{"type": "video_ideas"}')""",
+        [tenant, str(ann), (gone := uuid.uuid4())],
+    )  # fmt: skip
+    db.execute("""
+        insert into penstock.cost_entries (at, tenant_id, job_id, cost_type, amount, currency, base_amount)
+        values (now(), %s, %s, 'render', 1, 'USD', 1)""", [tenant, gone])  # fmt: skip
+    with db.connect() as conn:
+        conn.execute("set penstock.erasing = 'on'")
+        for table, column in (("jobs", "user_id"), ("bulk_rows", "id"), ("cost_entries", "user_id")):
+            conn.execute(f"update penstock.{table} set {column} = null".encode())
+        conn.execute("reset penstock.erasing")
+        text = (app.own.folder / "migrations/0002_index_users_and_rows.sql").read_text()
+        for statement in split("0002", text):
+            conn.execute(statement.text.encode())
+    rows = db.execute("select id, bulk_job_id, user_id, row_number from video_ideas.video_jobs")
+    assert [(row["id"], row["user_id"]) for row in rows] == [
+        (uuid.UUID(bytes=hashlib.sha256(f"{job}/{row['row_number']}".encode()).digest()[:16]), ann)
+        for row in rows
+    ]
+    costs_of_ann = db.execute("select bulk_job_id from video_ideas.job_costs where user_id = %s", [ann])
+    assert {row["bulk_job_id"] for row in costs_of_ann} == {job, gone}
+    with pytest.raises(psycopg.Error, match="cannot be changed"):
+        db.execute("update penstock.cost_entries set user_id = null")
+
+
+# R0.8: the queries that programs send to these tables, and which columns of each table are looked up in an index.
+BY_USER = {"jobs": ["user_id"]}
+QUERIES: dict[str, tuple[str, dict[str, list[str]]]] = {
+    "bulk jobs of a user": (
+        "select * from video_ideas.bulk_jobs where user_id = {user} order by created_at desc", BY_USER,
+    ),
+    "active bulk jobs of a user": (
+        "select * from video_ideas.bulk_jobs where user_id = {user} and status in ('queued','running','paused')"
+        " order by created_at desc", BY_USER,
+    ),
     "active bulk jobs of a tenant": (
         "select * from video_ideas.bulk_jobs where tenant_id = {tenant} and status in ('queued', 'running', 'paused')"
         " order by created_at desc",
         {"jobs": ["tenant_id", "status"]},
     ),
     "active bulk jobs of all": (
-        "select * from video_ideas.bulk_jobs where status in ('queued', 'running', 'paused')",
+        "select * from video_ideas.bulk_jobs where status in ('queued','running','paused')",
         {"jobs": ["status"]},
     ),
+    "a bulk job": ("select * from video_ideas.bulk_jobs where id = {job}", {"jobs": ["id"]}),
     "video jobs by bulk job and status": (
         "select * from video_ideas.video_jobs where bulk_job_id = {job} and status = 'failed'",
         {"bulk_rows": ["job_id"], "tasks": ["job_id"], "attempts": ["job_id", "task_id"]},
     ),
+    "states of a bulk job": (
+        "select status, count(*) from video_ideas.video_jobs where bulk_job_id = {job} group by status",
+        {"bulk_rows": ["job_id"]},
+    ),
+    "video jobs of a user": (
+        "select * from video_ideas.video_jobs where user_id = {user} order by created_at desc",
+        {"jobs": ["user_id"], "bulk_rows": ["job_id"]},
+    ),
+    "a video job": ("select * from video_ideas.video_jobs where id = {row}", {"bulk_rows": ["id"]}),
+    "costs of a video job": (
+        "select * from video_ideas.job_costs where video_job_id = {row}",
+        {"bulk_rows": ["id"], "cost_entries": ["job_id", "task_id"]},
+    ),
+    "costs of a user": (
+        "select * from video_ideas.job_costs where user_id = {user} order by created_at desc",
+        {"cost_entries": ["user_id"], "audit_log": ["job_id"]},
+    ),
     "costs of a bulk job": (
         "select * from video_ideas.job_costs where bulk_job_id = {job}",
-        {"cost_entries": ["job_id"], "tasks": ["job_id"]},
+        {"cost_entries": ["job_id"], "bulk_rows": ["job_id"], "tasks": ["job_id"]},
     ),
-    "costs of a tenant, latest first": (
+    "costs of a tenant": (
         "select * from video_ideas.job_costs where tenant_id = {tenant}",
         {"cost_entries": ["tenant_id"]},
+    ),
+    "costs of a user by provider over time": (
+        "select v.ai_provider, date_trunc('day', c.created_at) as day, sum(c.amount) from video_ideas.job_costs c"
+        " join video_ideas.video_jobs v on v.id = c.video_job_id"
+        " where c.user_id = {user} and c.created_at >= now() - interval '30 days' group by 1, 2",
+        {"cost_entries": ["user_id"]},
     ),
     "costs by provider over time": (
         "select ai_provider, day, sum(amount) from video_ideas.provider_costs"
@@ -421,14 +490,14 @@ QUERIES = {
         {"endpoints": ["name"], "prices": ["provider"]},
     ),
     "one's profile": ("select * from video_ideas.profiles where id = {user}", {"profiles": ["user_id"]}),
-}
+}  # fmt: skip
 
 
 # A year of fifty tenants: so much that reading a table whole is not worth it.
 MUCH = """
 insert into penstock.tenants (name, plan) select 'tenant ' || n, 'unlimited' from generate_series(1, 50) as n;
-insert into penstock.jobs (tenant_id, type, status, created_by, created_at, finished_at)
-  select t.id, 'video_ideas', case when n % 50 = 0 then 'running' else 'completed' end, 'service:test', now(),
+insert into penstock.jobs (tenant_id, type, status, created_by, user_id, created_at, finished_at)
+  select t.id, 'video_ideas', case when n % 50 = 0 then 'running' else 'completed' end, 'service:test', t.id, now(),
     case when n % 50 <> 0 then now() end
   from penstock.tenants t, generate_series(1, 50) as n;
 insert into penstock.bulks (job_id, tenant_id, type) select id, tenant_id, type from penstock.jobs on conflict do nothing;
@@ -439,8 +508,11 @@ insert into penstock.bulk_rows (job_id, number, tenant_id, data, first_id, resul
   select job_id, split_part(key, '/', 1)::bigint, tenant_id, '{}', id, id, id from penstock.tasks where kind = 'render';
 insert into penstock.attempts (job_id, task_id, lease, tenant_id, attempt, worker_id, started_at, ended_at, outcome, error_code)
   select job_id, id, id, tenant_id, 1, 'w', now(), now(), 'failed', 'x' from penstock.tasks;
-insert into penstock.cost_entries (at, tenant_id, job_id, task_id, provider, cost_type, amount, currency, base_amount)
-  select now() - make_interval(days => (id % 365)::integer), tenant_id, job_id, id, 'studio/print', 'render', 1, 'USD', 1 from penstock.tasks;
+insert into penstock.cost_entries (at, tenant_id, user_id, job_id, task_id, provider, cost_type, amount, currency, base_amount)
+  select now() - make_interval(days => (id % 365)::integer), tenant_id, tenant_id, job_id, id, 'studio/print', 'render', 1, 'USD', 1
+  from penstock.tasks;
+insert into penstock.audit_log (at, tenant_id, actor, action, job_id, subject, details)
+  select now(), tenant_id, created_by, 'job.queued', id, 'job:' || id, '{"type": "video_ideas"}' from penstock.jobs where user_id = tenant_id;
 insert into penstock.endpoints (provider, endpoint, changed_at) select 'many', 'p' || n, now() from generate_series(1, 1000) as n;
 insert into penstock.prices (provider, meter, amount, currency, valid_from, created_at)
   select name, 'seconds', 1, 'USD', now(), now() from penstock.endpoints where provider = 'many';
@@ -456,10 +528,11 @@ def test_each_listed_query_is_served_by_an_index(
     """R0.8/queries, R0.8/row-security: as a member asks it, with row security in force, and as the service does."""
     user, tenant = people["ann"]
     [job] = db.execute("select id from video_ideas.bulk_jobs")
+    row, *_ = db.execute("select id from video_ideas.video_jobs")
     conn = db.connect()
     conn.execute(MUCH.encode())
     for name, (query, indexes) in QUERIES.items():
-        text = query.format(tenant=f"'{tenant}'", job=f"'{job['id']}'", user=f"'{user}'")
+        text = query.format(tenant=f"'{tenant}'", job=f"'{job['id']}'", row=f"'{row['id']}'", user=f"'{user}'")
         for role, asking in (("authenticated", user), ("service_role", None)):
             with acting(conn, asking, role):
                 [plan] = conn.execute(f"explain (format json) {text}".encode()).fetchall()

@@ -141,10 +141,10 @@ begin
       and split_part(e.provider, '/', 1) = p_provider
   ), corrected as (
     insert into cost_entries (at, tenant_id, job_id, task_id, provider, cost_type, meter, variant, amount,
-      currency, base_amount, corrects, reason)
+      currency, base_amount, corrects, reason, user_id)
     select _now(), e.tenant_id, e.job_id, e.task_id, e.provider, e.cost_type, e.meter, e.variant,
       -e.open * (1 - p_share), e.currency, -e.base_open * (1 - p_share), e.id,
-      'reconciled with the provider''s bill'
+      'reconciled with the provider''s bill', e.user_id
     from estimate e where e.open > 0 returning *
   )
   select array_agg(c::cost_entries) into v_corrections from corrected c;

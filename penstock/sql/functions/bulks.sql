@@ -204,7 +204,7 @@ begin
     case when k.problem is null and p_bulk.key is not null and (length(k.key) <= 1000) is not true
       then v_no_key
       else k.problem end,
-    null::bigint, null::bigint, null::bigint, null::integer, null::text
+    null::bigint, null::bigint, null::bigint, null::integer, null::text, gen_random_uuid()
   from (
     select (e.value -> 'number')::bigint as number, e.value -> 'data' as data,
       case cardinality(p_bulk.key) when 1 then nullif(e.value -> 'data' ->> p_bulk.key[1], '')

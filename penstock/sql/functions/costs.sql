@@ -373,11 +373,12 @@ begin
   v_entry.at := v_now;
   v_entry.base_amount := p_amount * v_rate;
   insert into cost_entries (at, tenant_id, job_id, task_id, lease, provider, cost_type, meter, variant,
-    unit_count, amount, currency, base_amount, corrects, started_at, ended_at, key, reason)
+    unit_count, amount, currency, base_amount, corrects, started_at, ended_at, key, reason, user_id)
   values (v_now, v_entry.tenant_id, v_entry.job_id, v_entry.task_id, v_entry.lease, v_entry.provider,
     p_cost_type, v_entry.meter, v_entry.variant, v_entry.unit_count, p_amount, v_currency,
     v_entry.base_amount, v_entry.corrects, v_entry.started_at, v_entry.ended_at, v_entry.key,
-      left(v_entry.reason, 1000))
+      left(v_entry.reason, 1000),
+      coalesce(v_line.user_id, (select j.user_id from jobs j where j.id = v_entry.job_id)))
   on conflict (tenant_id, key) where key is not null do nothing returning id into v_id;
   if v_id is null then
     select id into v_id from cost_entries

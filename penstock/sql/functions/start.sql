@@ -145,12 +145,12 @@ begin
       || (v_options - array['idempotency_key', 'result', 'traceparent'])::text, 'utf8'));
 
   insert into jobs (tenant_id, type, params, status, priority, on_failure, idempotency_key, request_digest,
-                    created_by, created_at, run_at, budget, on_limit, stop_after, result, traceparent,
-                    tags, title)
+                    created_by, user_id, created_at, run_at, budget, on_limit, stop_after, result,
+                    traceparent, tags, title)
   values (v_job.tenant_id, p_type, v_params, v_job.status, v_job.priority,
           coalesce(v_job.on_failure, v_type.on_failure, 'continue'), v_job.idempotency_key, v_digest,
-          _actor(), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after, v_job.result,
-          v_job.traceparent, v_job.tags,
+          _actor(), _user_of(_actor()), _now(), v_job.run_at, v_job.budget, v_job.on_limit, v_job.stop_after,
+          v_job.result, v_job.traceparent, v_job.tags,
           (select _job_title(p.title, v_params) from job_params p where p.name = p_type))
   on conflict (tenant_id, idempotency_key) where idempotency_key is not null do nothing
   returning * into v_existing;

@@ -18,6 +18,14 @@ returns text language sql stable set search_path = penstock, pg_temp as $$
 $$;
 comment on function penstock._actor() is 'The caller''s name in the audit log.';
 
+create or replace function penstock._user_of(p_actor text)
+returns uuid language sql immutable parallel safe set search_path = pg_catalog, pg_temp as $$
+  select case when p_actor ~ '^user:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$'
+    then substr(p_actor, 6)::uuid end
+$$;
+comment on function penstock._user_of(text) is
+  'The user that a name in the audit log stands for; null: the service.';
+
 create or replace function penstock._audit(
   p_tenant_id uuid, p_action text, p_job_id uuid, p_subject text, p_details jsonb default '{}')
 returns void language sql set search_path = penstock, pg_temp as $$

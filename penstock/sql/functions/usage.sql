@@ -147,10 +147,11 @@ begin
       and a.tenant_id = (g.held).tenant_id and a.units = g.units
   ), charged as (
     insert into cost_entries (at, tenant_id, job_id, task_id, lease, provider, cost_type, meter, variant,
-      unit_count, amount, currency, base_amount, price_id, started_at, ended_at, is_estimate, reason)
+      unit_count, amount, currency, base_amount, price_id, started_at, ended_at, is_estimate, reason, user_id)
     select p_now, (p.held).tenant_id, (p.held).job_id, (p.held).task_id, (p.held).lease, p.provider,
       p.cost_type, p.meter, p_variant, p.unit_count,
-      p.amount, p.currency, p.base_amount, p.price_id, (p.held).started_at, p_now, p_is_estimate, p_reason
+      p.amount, p.currency, p.base_amount, p.price_id, (p.held).started_at, p_now, p_is_estimate, p_reason,
+      (select j.user_id from jobs j where j.id = (p.held).job_id)
     from priced p
   ), met as materialized (
     select h.hold, g.units || case when c.cost is null then '{}'

@@ -5,4 +5,4 @@ grant select on video_ideas.bulk_jobs, video_ideas.video_jobs, video_ideas.job_c
   video_ideas.provider_costs, video_ideas.bulk_job_costs, video_ideas.provider_outcomes to authenticated, service_role;
 grant update (display_name) on video_ideas.profiles to authenticated;
 -- For the views.
-grant execute on function video_ideas._uuid(text), video_ideas._user(text) to authenticated, service_role;
+grant execute on function video_ideas._uuid(text) to authenticated, service_role;

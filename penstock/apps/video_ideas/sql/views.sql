@@ -7,26 +7,26 @@
 create or replace view video_ideas.bulk_jobs with (security_invoker = true) as
 select j.id, coalesce(b.source_id, b.source ->> 'type', '') as sheet_id, j.state as status,
   (select l.percent from penstock.job_list l where l.id = j.id) as progress, j.created_at,
-  j.finished_at as completed_at, video_ideas._user(j.created_by) as user_id,
+  j.finished_at as completed_at, j.user_id,
   case when j.state in ('paused', 'failed') then j.status_reason end as error_message, j.priority::integer as priority, j.idempotency_key,
 
   j.tenant_id, b.total as rows, b.loaded, b.refused
 from (
-  select a.id, a.status as state, a.status_reason, a.created_at, a.finished_at, a.created_by, a.priority, a.idempotency_key, a.tenant_id, a.type
+  select a.id, a.status as state, a.status_reason, a.created_at, a.finished_at, a.user_id, a.priority, a.idempotency_key, a.tenant_id, a.type
   from penstock.jobs a where a.status <> 'canceled'
   union all
-  select c.id, 'failed', coalesce(c.status_reason, 'canceled'), c.created_at, c.finished_at, c.created_by, c.priority, c.idempotency_key, c.tenant_id, c.type
+  select c.id, 'failed', coalesce(c.status_reason, 'canceled'), c.created_at, c.finished_at, c.user_id, c.priority, c.idempotency_key, c.tenant_id, c.type
   from penstock.jobs c where c.status = 'canceled') as j
 join penstock.bulks b on b.job_id = j.id
 where j.type = 'video_ideas';
 comment on view video_ideas.bulk_jobs is 'Bulk jobs: queued, running, paused, completed or failed, with progress 0 to 100.';
 
 create or replace view video_ideas.video_jobs with (security_invoker = true) as
-select video_ideas._uuid(r.job_id || '/' || r.number) as id, r.job_id as bulk_job_id, r.data as idea_data,
+select r.id, r.job_id as bulk_job_id, r.data as idea_data,
   case r.state when 'waiting' then 'queued' when 'refused' then 'failed' when 'skipped' then 'canceled' else r.state end as status,
   t.route #>> '{chosen,provider}' as ai_provider, r.cost, '/api/artifacts/' || (r.output ->> 'artifact_id') as output_url,
   coalesce(t.created_at, j.created_at) as created_at, coalesce(r.finished_at, r.started_at, t.created_at, j.created_at) as updated_at,
-  video_ideas._user(j.created_by) as user_id, coalesce(r.retries, 0) as retry_count,
+  j.user_id, coalesce(r.retries, 0) as retry_count,
   (select max(a.ended_at) from penstock.attempts a where a.job_id = r.job_id and a.task_id between r.first_id and r.last_id) as last_retry_at,
   r.key as idempotency_key,
 
@@ -37,25 +37,24 @@ left join penstock.tasks t on t.job_id = r.job_id and t.id = r.result_id;
 comment on view video_ideas.video_jobs is
   'The rows of bulk jobs: queued, running, succeeded, failed or canceled. The cost is in the base currency, exact; output_url leads to a signed address.';
 
--- A task's key begins with the number of its row.
+-- A row's tasks have consecutive ids, and keys that begin with its number: either way finds the other by an index.
 create or replace view video_ideas.job_costs with (security_invoker = true) as
-select video_ideas._uuid('cost/' || c.id) as id,
-  case when t.key ~ '^[0-9]+/' then video_ideas._uuid(c.job_id || '/' || split_part(t.key, '/', 1)) end as video_job_id,
-  c.cost_type, c.amount, c.currency, c.unit_count, c.started_at, c.ended_at, video_ideas._user(j.created_by) as user_id, c.at as created_at,
+select video_ideas._uuid('cost/' || c.id) as id, b.id as video_job_id,
+  c.cost_type, c.amount, c.currency, c.unit_count, c.started_at, c.ended_at, c.user_id, c.at as created_at,
 
   c.tenant_id, c.job_id as bulk_job_id, c.provider as ai_provider, c.meter, c.base_amount
 from penstock.cost_entries c
 join penstock.jobs j on j.id = c.job_id and j.type = 'video_ideas'
 left join penstock.tasks t on t.job_id = c.job_id and t.id = c.task_id
+left join penstock.bulk_rows b on b.job_id = c.job_id and c.task_id between b.first_id and b.last_id
+  and b.number = case when t.key ~ '^[0-9]{1,18}/' then split_part(t.key, '/', 1)::bigint end
 union all
--- The ledger outlives jobs. Of a job that was pruned, the audit log still has the type and who started it.
+-- The ledger outlives jobs. Of a job that was pruned, the audit log still has the type.
 select video_ideas._uuid('cost/' || c.id), null::uuid, c.cost_type, c.amount, c.currency, c.unit_count, c.started_at, c.ended_at,
-  video_ideas._user(a.actor), c.at, c.tenant_id, c.job_id, c.provider, c.meter, c.base_amount
+  c.user_id, c.at, c.tenant_id, c.job_id, c.provider, c.meter, c.base_amount
 from penstock.cost_entries c
-cross join lateral (
-  select l.actor from penstock.audit_log l
-  where l.job_id = c.job_id and l.details ->> 'type' = 'video_ideas' order by l.id limit 1) as a
-where not exists (select from penstock.jobs j where j.id = c.job_id);
+where not exists (select from penstock.jobs j where j.id = c.job_id)
+  and exists (select from penstock.audit_log l where l.job_id = c.job_id and l.details ->> 'type' = 'video_ideas');
 comment on view video_ideas.job_costs is
   'The lines of the ledger: inference, render, storage, also of jobs that were pruned. Nobody writes here; a correction is a line of its own.';
 
@@ -89,16 +88,12 @@ from video_ideas.job_costs c group by c.tenant_id, c.bulk_job_id, c.cost_type;
 comment on view video_ideas.bulk_job_costs is 'What each bulk job cost, by type, in the base currency.';
 
 create or replace view video_ideas.provider_outcomes with (security_invoker = true) as
-select v.tenant_id, v.bulk_job_id, p.ai_provider, v.status, count(*) filter (where p.ai_provider is not distinct from v.ai_provider) as videos,
-  sum(p.cost) as cost
-from video_ideas.video_jobs v
 -- A row's lines belong to the providers that took the money: one wrote the script, another rendered.
-cross join lateral (
-  select x.ai_provider, sum(x.cost) as cost from (
-    select v.ai_provider, 0::numeric as cost
-    union all
-    select c.ai_provider, c.base_amount from video_ideas.job_costs c where c.bulk_job_id = v.bulk_job_id and c.video_job_id = v.id) as x
-  group by x.ai_provider) as p
-group by v.tenant_id, v.bulk_job_id, p.ai_provider, v.status;
+select p.tenant_id, p.bulk_job_id, p.ai_provider, p.status, sum(p.videos)::bigint as videos, sum(p.cost) as cost from (
+  select v.tenant_id, v.bulk_job_id, v.ai_provider, v.status, 1 as videos, 0::numeric as cost from video_ideas.video_jobs v
+  union all
+  select v.tenant_id, v.bulk_job_id, c.ai_provider, v.status, 0, c.base_amount from video_ideas.video_jobs v
+  join video_ideas.job_costs c on c.bulk_job_id = v.bulk_job_id and c.video_job_id = v.id) as p
+group by p.tenant_id, p.bulk_job_id, p.ai_provider, p.status;
 comment on view video_ideas.provider_outcomes is
   'How the rows of each bulk job ended at each provider: the videos that it rendered, and what all its work for these rows cost.';
