@@ -34,12 +34,16 @@ from penstock.dashboard.pages import (
 from penstock.errors import Invalid, PenstockError
 from penstock.sdk.app import App
 from penstock.sdk.bulk_type import BulkType
+from penstock.sheets import GoogleSheet
 from penstock.types import BulkSummary, Forecast, RowProblem, RowState, SourceCheck, exact
 
 router = APIRouter(route_class=Page)
 
 StateQuery = Annotated[list[RowState] | None, Query(max_length=8)]
-INPUTS = ("type", "tenant", "budget", "stop_after", "preview", "skip_done", "format", "name", "content")
+INPUTS = (
+    *("type", "tenant", "budget", "stop_after", "preview", "skip_done", "format", "name", "content"),
+    *("sheet", "range", "link"),
+)
 STATES: tuple[RowState, ...] = (
     *("waiting", "queued", "running", "succeeded", "failed", "canceled", "refused", "skipped"),
 )
@@ -93,6 +97,7 @@ class Table:
     sample: Any = None
     """The tasks of some valid rows for a forecast, and the factor from them to all rows."""
     rows: bulks.PreparedRows | None = None
+    """None for a Google Sheet, which a worker reads."""
     described: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -121,6 +126,9 @@ class TablePage(Page):
     async def _read(self, request: Request, caller: Caller, table: Table, stack: AsyncExitStack) -> None:
         form: forms.Form = request.state.form
         inputs, isolated = _inputs(form), request.app.state.isolated
+        if inputs["sheet"]:
+            table.described = _google_sheet(inputs)
+            return
         file = stack.enter_context(NamedTemporaryFile(prefix="penstock-table-"))  # noqa: SIM115
         options = _save(inputs, file)
         bulk_type = _bulk_type(request, inputs["type"])
@@ -226,7 +234,6 @@ async def _start(conn: Conn, inputs: dict[str, str], table: Table) -> UUID:
         "preview": bool(inputs["preview"]),
         "skip_done": bool(inputs["skip_done"]),
     }
-    assert table.rows is not None
     return await bulks.start(conn, type=inputs["type"], rows=table.rows, source=table.described, **options)
 
 
@@ -248,12 +255,23 @@ def _save(inputs: dict[str, str], file: IO[bytes]) -> dict[str, Any]:
     elif inputs["rows"].strip():
         file.write(inputs["rows"].encode())
     else:
-        raise Invalid("the table has no rows", code="no_rows", hint="Choose a file or paste a table.")
+        hint = "Choose a file, paste a table, or enter the URL of a Google Sheet."
+        raise Invalid("the table has no rows", code="no_rows", hint=hint)
     file.flush()
     is_pasted = not inputs["content"]
     name = inputs["name"] or ("pasted.csv" if is_pasted else None)
     mapping = {field: column for field, column in inputs.items() if field.startswith(PREFIX)}
     return {"format": inputs["format"] or None, "name": name, "rename": renames(mapping) or None}
+
+
+def _google_sheet(inputs: dict[str, str]) -> dict[str, Any]:
+    """The description of the sheet that the form names."""
+    if inputs["content"] or inputs["rows"].strip():
+        raise Invalid(
+            "the form has a Google Sheet and a table", code="invalid_form", hint="Remove one of them."
+        )
+    link: Any = inputs["link"] or None  # the database checks it
+    return GoogleSheet(inputs["sheet"].strip(), inputs["range"].strip() or None, link=link).description
 
 
 def _bulk_type(request: Request, name: str) -> BulkType[Any] | None:

@@ -532,7 +532,9 @@ def test_each_listed_query_is_served_by_an_index(
     conn = db.connect()
     conn.execute(MUCH.encode())
     for name, (query, indexes) in QUERIES.items():
-        text = query.format(tenant=f"'{tenant}'", job=f"'{job['id']}'", row=f"'{row['id']}'", user=f"'{user}'")
+        text = query.format(
+            tenant=f"'{tenant}'", job=f"'{job['id']}'", row=f"'{row['id']}'", user=f"'{user}'"
+        )
         for role, asking in (("authenticated", user), ("service_role", None)):
             with acting(conn, asking, role):
                 [plan] = conn.execute(f"explain (format json) {text}".encode()).fetchall()

@@ -123,6 +123,41 @@ def test_xlsx_file_can_be_checked_and_started(films: Any, drain: Any) -> None:
         assert answer.status_code == 422 and 'role="alert"' in answer.text
 
 
+def test_google_sheet_is_checked_and_started(films: Any) -> None:
+    """R0.1/sheet: the form takes the URL that the browser shows; a worker reads the rows."""
+    member = films.browser(films.key("member", films.acme))
+    url = "https://docs.google.com/spreadsheets/d/1aBcD-ef_gh/edit#gid=7"
+    given = {
+        "type": "films",
+        "rows": "",
+        "sheet": f" {url} ",
+        "range": "Ideas!A1:F",
+        "link": "signed",
+        "budget": "5",
+    }
+    page = member.post("/bulks/new", {**given, "verb": "check"})
+    assert page.status_code == 200 and "A worker will read the sheet" in page.text
+    assert 'name="range" value="Ideas!A1:F"' in page.text and '<option value="signed" selected>' in page.text
+    path = (
+        member.post("/bulks/new", {**given, "verb": "start"}).headers["location"].removeprefix("/dashboard")
+    )
+    [row] = films.db.execute(
+        "select b.source, j.budget from penstock.bulks b join penstock.jobs j on j.id = b.job_id"
+    )
+    source = row["source"]
+    assert (source["type"], source["id"], source["gid"]) == ("google-sheets", "1aBcD-ef_gh", 7)
+    assert (source["range"], source["link"], source["write"]["output"]) == ("Ideas!A1:F", "signed", "output")
+    assert row["budget"] == 5
+    assert films.db.execute("select kind from penstock.tasks") == [{"kind": "films.read"}]
+    assert "1aBcD-ef_gh" in member.get(path).text
+    for wrong in (
+        {"sheet": "https://example.org/x"}, {"range": "Ideas!"}, {"rows": "title\nx"}, {"content": "eA=="},
+        {"link": "everyone", "verb": "start"},
+    ):  # fmt: skip
+        answer = member.post("/bulks/new", {**given, "verb": "check", **wrong})
+        assert answer.status_code == 422 and 'role="alert"' in answer.text, wrong
+
+
 def test_invalid_table_or_options_show_an_error(films: Any) -> None:
     member = films.browser(films.key("member", films.acme))
     for data in (

@@ -130,7 +130,6 @@
     if (text === null) for (let at = 0; at < bytes.length; at += 0x8000) content += String.fromCharCode(...bytes.subarray(at, at + 0x8000));
     const rows = find(`#${box.dataset.into}`);
     rows.value = text ?? "";
-    rows.required = text !== null;
     find("textarea[name=content]", box.form).value = btoa(content);
     find("[data-chosen]", box.form).textContent = text === null ? file.name : "";
     find("input[name=name]", box.form).value = file.name;
