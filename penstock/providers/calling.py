@@ -12,12 +12,13 @@ from penstock.providers.hosts import LOCAL, OWN
 from penstock.providers.interface import Answer, Request, Submitted
 from penstock.providers.openai_text import tokens
 from penstock.providers.registry import adapter
-from penstock.sdk.context import Context, Fail
+from penstock.sdk.context import Context, Fail, Retry
 from penstock.settings import is_loopback
 
 __all__ = ["ask", "connect", "connect_with_environment", "room_to_think", "tokens"]
 
 _LONGEST = 200_000  # characters
+_PAID_TWICE_AT_MOST = ("answer_truncated", "empty_text")
 
 
 async def connect(ctx: Context, provider: str, url: str | None = None) -> Connection:
@@ -62,7 +63,8 @@ def connect_with_environment(name: str, url: str | None = None, seconds: float =
 async def ask(ctx: Context, request: Request, *, provider: str, url: str | None = None) -> Answer:
     """Send a request to `name/model` that is answered at once, and report its usage and limits.
 
-    What an unusable answer cost is reported as well, before its failure is raised.
+    What an unusable answer cost is reported as well, before its failure is raised. An answer that is cut off or
+    empty after the first attempt fails the task: every further attempt would be charged too.
     """
     model = provider.partition("/")[2]
     connection = await connect(ctx, provider, url)
@@ -70,6 +72,8 @@ async def ask(ctx: Context, request: Request, *, provider: str, url: str | None 
         answer = await adapter(provider, request.medium).submit(connection, model, request)
     except Exception as error:
         await _report(ctx, getattr(error, "answer", None))
+        if isinstance(error, Retry) and error.code in _PAID_TWICE_AT_MOST and ctx.attempt > 1:
+            raise Fail(str(error), code=error.code) from error
         raise
     if isinstance(answer, Submitted):
         raise Fail(f"{provider} answers later: run it as an operation", code="answers_later")

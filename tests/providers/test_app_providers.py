@@ -53,6 +53,38 @@ async def test_book_is_written_by_the_provider_whose_key_is_in_the_environment(
     }
 
 
+@pytest.mark.parametrize("name", ["responses_cut", "responses_thought_only"])
+async def test_unusable_answers_are_paid_twice_at_most(
+    db: testing.Database,
+    drain: testing.Drain,
+    clock: testing.Clock,
+    wire: Wire,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    """R0.10/bad-answers: a task with five attempts asks a model that always runs out of tokens two times."""
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.setenv("READING_MODEL", "openai/gpt-5.4-mini")
+    monkeypatch.delenv("READING_URL", raising=False)
+    found = recording(name)
+    wire.respond = lambda request: (200, found["headers"], json.dumps(found["body"]).encode())
+    drain.use(reading_app)
+    reading_app.storage = Folder(tmp_path / "files", b"s" * 32)
+    async with reading_app:
+        await declare()
+        started = await reading.astart("Mills", ["Mills"], words=50, audio=[])
+        for _ in range(6):
+            await drain.arun(reading_app, concurrency=1)
+            clock.advance(minutes=30)
+        assert (await started.aget()).status == "failed"
+    assert len(wire.requests) == 2
+    [row] = db.execute("select error_code from penstock.results where outcome = 'failed'")
+    assert row["error_code"] == "answer_truncated"
+    [used] = db.execute("select amount from penstock.usage_days where meter = 'output_tokens'")
+    assert used["amount"] == 2 * found["body"]["usage"]["output_tokens"]
+
+
 @pytest.fixture
 def films(db: testing.Database, drain: testing.Drain, tmp_path: Path) -> Path:
     """The app video_ideas on the test's database."""

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
 from penstock.postgres import db
 from penstock.testing import Clock
 from tests.sql.conftest import Contract, graph
+
+DOCUMENT = Path(__file__).parents[2] / "docs/access.md"
 
 # Every write that needs a lease, as (name, call).
 WRITES: list[tuple[str, Callable[[Contract, Any, str], Any]]] = [
@@ -87,6 +92,43 @@ class TestClaim:
         sql.execute("select * from penstock.claim_tasks('worker-2', 5, array['work'])")
         clock.advance(seconds=151)
         assert sql.reclaim() == 1
+
+    def test_the_documented_role_runs_the_loop_and_reads_no_table(self, sql: Contract, clock: Clock) -> None:
+        """R1.9/workers, R1.2/any-language: the grants of docs/access.md are enough, and give nothing else."""
+        clock.freeze()
+        text = DOCUMENT.read_text()
+        [grants] = [part for part in re.findall(r"```sql\n(.*?)```", text, re.S) if "penstock_loop" in part]
+        role = f"loop_{uuid.uuid4().hex}"
+        job = sql.start(3, params={"secret": "of the job"})
+        for statement in (
+            grants.replace("penstock_loop", role).replace("login password '…'", "nologin").split(";")
+        ):
+            if statement.strip():
+                sql.connection.execute(statement.encode())
+
+        def advance(seconds: int) -> None:
+            sql.connection.execute("reset role")
+            clock.advance(seconds=seconds)
+            sql.connection.execute(f"set role {role}".encode())
+
+        advance(0)
+        done, failed, lost = sql.execute("select * from penstock.claim_tasks('w', 5, array['work'])")
+        advance(60)
+        assert sql.value("heartbeat_task", task_id=done["id"], worker_id="w")
+        assert sql.value("complete_task", task_id=done["id"], worker_id="w", output=Jsonb({"ok": True}))
+        assert sql.value("fail_task", task_id=failed["id"], worker_id="w", error="no")
+        advance(151)
+        assert sql.value("reclaim_stale_tasks") == 1
+        with pytest.raises(psycopg.Error, match="lease"), sql.connection.transaction():
+            sql.value("complete_task", task_id=lost["id"], worker_id="w", output=Jsonb({}))
+        tables = sql.execute(
+            "select c.relname as name, has_table_privilege(c.oid, 'select') as may from pg_class c"
+            " where c.relnamespace = 'penstock'::regnamespace and c.relkind in ('r', 'v', 'p', 'm')"
+        )
+        assert len(tables) > 50 and not [table["name"] for table in tables if table["may"]]
+        for call in ("get_job", "cancel_job"):
+            with pytest.raises(psycopg.errors.InsufficientPrivilege), sql.connection.transaction():
+                sql.value(call, job_id=job)
 
     def test_lasts_as_long_as_the_setting_says(self, sql: Contract, clock: Clock) -> None:
         sql.value("set_setting", name="lease_seconds", value=Jsonb(77))
