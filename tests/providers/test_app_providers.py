@@ -16,6 +16,7 @@ from penstock.apps.video_ideas.app import app, video_ideas
 from penstock.contract import bulks, costs, providers, webhooks
 from penstock.postgres import db as database
 from penstock.postgres import migrate
+from penstock.providers import catalogue
 from penstock.sdk import webhooks as inbox
 from penstock.signing import verify
 from penstock.storage.objects import Folder
@@ -95,6 +96,33 @@ def films(db: testing.Database, drain: testing.Drain, tmp_path: Path) -> Path:
     sheet = tmp_path / "ideas.csv"
     sheet.write_text("title,idea,format,quality,seconds\nOtters,They hold hands,landscape,360p,5\n")
     return sheet
+
+
+async def test_script_is_written_by_the_provider_whose_key_is_in_the_environment(
+    db: testing.Database, drain: testing.Drain, films: Path, wire: Wire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R0.10/adapters: a key, prices of the catalogue and a feature; the row's language is in the prompt."""
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    monkeypatch.delenv("VIDEO_IDEAS_URLS", raising=False)
+    found = recording("responses_completed")
+    wire.respond = lambda request: (200, found["headers"], json.dumps(found["body"]).encode())
+    films.write_text("title,language,seconds\nLontras,pt-BR,5\n")
+    async with app, app.connections() as pool:
+        await catalogue.apply(pool, catalogue.shipped(), ["openai/gpt-5.4-mini"])
+        await providers.set(pool, name="openai/gpt-5.4-mini", features=["script"])
+        for name in ("simulator/gpt-brook", "simulator/gpt-river"):
+            await providers.set(pool, name=name, status="maintenance")
+        with sources.open(films) as source:
+            await video_ideas.options(budget=Decimal(1)).astart(source)
+        await drain.arun(app, concurrency=1, kinds=["video_ideas.load", "script"])
+    [request] = wire.requests
+    assert str(request.url) == "https://api.openai.com/v1/responses"
+    assert request.headers["authorization"] == f"Bearer {SECRET}"
+    assert "pt-BR" in wire.sent()["instructions"]
+    lines = db.execute("select provider, sum(amount) as amount from penstock.cost_entries group by provider")
+    assert lines == [
+        {"provider": "openai/gpt-5.4-mini", "amount": (36 * Decimal("0.75") + 87 * Decimal("4.5")) / 10**6}
+    ]
 
 
 async def start(pool: Any, provider: str, sheet: Path) -> Any:
