@@ -63,8 +63,8 @@ def connect_with_environment(name: str, url: str | None = None, seconds: float =
 async def ask(ctx: Context, request: Request, *, provider: str, url: str | None = None) -> Answer:
     """Send a request to `name/model` that is answered at once, and report its usage and limits.
 
-    What an unusable answer cost is reported as well, before its failure is raised. An answer that is cut off or
-    empty after the first attempt fails the task: every further attempt would be charged too.
+    What an unusable answer cost is reported as well, before its failure is raised. An answer that is cut off
+    or empty after the first attempt fails the task: every further attempt would be charged too.
     """
     model = provider.partition("/")[2]
     connection = await connect(ctx, provider, url)

@@ -528,6 +528,7 @@ table penstock.bulk_rows
   constraint bulk_rows_check1: CHECK (((problem IS NULL) OR (first_id IS NULL)))
   constraint bulk_rows_number_check: CHECK ((number >= 0))
   constraint bulk_rows_pkey: PRIMARY KEY (job_id, number)
+  index bulk_rows_id: CREATE INDEX bulk_rows_id ON penstock.bulk_rows USING btree (id)
   index bulk_rows_key: CREATE UNIQUE INDEX bulk_rows_key ON penstock.bulk_rows USING btree (job_id, key) WHERE (key IS NOT NULL)
   index bulk_rows_problem: CREATE INDEX bulk_rows_problem ON penstock.bulk_rows USING btree (job_id, number) WHERE (problem IS NOT NULL)
   index bulk_rows_waiting: CREATE INDEX bulk_rows_waiting ON penstock.bulk_rows USING btree (job_id, group_key, number) WHERE ((first_id IS NULL) AND (problem IS NULL))
@@ -660,6 +661,7 @@ table penstock.cost_entries
   index cost_entries_key: CREATE UNIQUE INDEX cost_entries_key ON penstock.cost_entries USING btree (tenant_id, key) WHERE (key IS NOT NULL)
   index cost_entries_task: CREATE INDEX cost_entries_task ON penstock.cost_entries USING btree (job_id, task_id) WHERE (task_id IS NOT NULL)
   index cost_entries_tenant: CREATE INDEX cost_entries_tenant ON penstock.cost_entries USING btree (tenant_id, id)
+  index cost_entries_user: CREATE INDEX cost_entries_user ON penstock.cost_entries USING btree (user_id, at DESC) WHERE (user_id IS NOT NULL)
   trigger cost_entries_kept: CREATE TRIGGER cost_entries_kept BEFORE DELETE OR UPDATE ON penstock.cost_entries FOR EACH STATEMENT EXECUTE FUNCTION penstock._keep_ledger()
   trigger cost_entries_sums: CREATE TRIGGER cost_entries_sums AFTER INSERT ON penstock.cost_entries REFERENCING NEW TABLE AS added FOR EACH STATEMENT EXECUTE FUNCTION penstock._add_up_costs()
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
@@ -1091,6 +1093,7 @@ table penstock.jobs
   index jobs_tenant: CREATE INDEX jobs_tenant ON penstock.jobs USING btree (tenant_id, id)
   index jobs_tenant_status: CREATE INDEX jobs_tenant_status ON penstock.jobs USING btree (tenant_id, status, id)
   index jobs_type: CREATE INDEX jobs_type ON penstock.jobs USING btree (type, created_at)
+  index jobs_user: CREATE INDEX jobs_user ON penstock.jobs USING btree (user_id, created_at DESC) WHERE (user_id IS NOT NULL)
   trigger jobs_audit: CREATE TRIGGER jobs_audit AFTER UPDATE OF status ON penstock.jobs FOR EACH ROW WHEN ((old.status IS DISTINCT FROM new.status)) EXECUTE FUNCTION penstock._audit_job()
   policy members_read: permissive for select to authenticated using (tenant_id IN ( SELECT penstock.my_tenants() AS my_tenants))
   policy service_reads: permissive for select to service_role using true

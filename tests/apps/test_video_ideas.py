@@ -411,7 +411,7 @@ def test_users_and_ids_of_older_rows_are_filled_in(
         for table, column in (("jobs", "user_id"), ("bulk_rows", "id"), ("cost_entries", "user_id")):
             conn.execute(f"update penstock.{table} set {column} = null".encode())
         conn.execute("reset penstock.erasing")
-        text = (app.own.folder / "migrations/0002_index_users_and_rows.sql").read_text()
+        text = (app.own.folder / "migrations/0002_fill_users_and_rows.sql").read_text()
         for statement in split("0002", text):
             conn.execute(statement.text.encode())
     rows = db.execute("select id, bulk_job_id, user_id, row_number from video_ideas.video_jobs")

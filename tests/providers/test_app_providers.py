@@ -101,19 +101,18 @@ def films(db: testing.Database, drain: testing.Drain, tmp_path: Path) -> Path:
 async def test_script_is_written_by_the_provider_whose_key_is_in_the_environment(
     db: testing.Database, drain: testing.Drain, films: Path, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """R0.10/adapters: a key, prices of the catalogue and a feature; the row's language is in the prompt."""
+    """R0.10/text: a key, prices of the catalogue and a feature; the row's language is in the prompt."""
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     monkeypatch.delenv("VIDEO_IDEAS_URLS", raising=False)
     found = recording("responses_completed")
     wire.respond = lambda request: (200, found["headers"], json.dumps(found["body"]).encode())
-    films.write_text("title,language,seconds\nLontras,pt-BR,5\n")
     async with app, app.connections() as pool:
         await catalogue.apply(pool, catalogue.shipped(), ["openai/gpt-5.4-mini"])
         await providers.set(pool, name="openai/gpt-5.4-mini", features=["script"])
         for name in ("simulator/gpt-brook", "simulator/gpt-river"):
             await providers.set(pool, name=name, status="maintenance")
-        with sources.open(films) as source:
-            await video_ideas.options(budget=Decimal(1)).astart(source)
+        rows = [{"title": "Lontras", "language": "pt-BR", "seconds": "5"}]
+        await video_ideas.options(budget=Decimal(1)).astart(rows)
         await drain.arun(app, concurrency=1, kinds=["video_ideas.load", "script"])
     [request] = wire.requests
     assert str(request.url) == "https://api.openai.com/v1/responses"

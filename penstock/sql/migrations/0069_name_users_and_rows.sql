@@ -1,7 +1,6 @@
 -- phase: expand
 -- Who started a job, as a column of jobs and of the ledger, which outlives jobs; and an id for each row of a
--- bulk job. Expressions would not do: under row security only a column can be looked up in an index. There is
--- no index here: an app that asks by them creates its own.
+-- bulk job. Expressions would not do: under row security only a column can be looked up in an index.
 
 alter table penstock.jobs add column user_id uuid;
 alter table penstock.cost_entries add column user_id uuid;

@@ -1,0 +1,2 @@
+-- Nothing reads these values then.
+select 1;
