@@ -7165,7 +7165,7 @@ function penstock.make_synced(regclass, integer)
   returns: void
   attributes: plpgsql, volatile, security invoker, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 b737f92a9e54f4ad864b49ec8c37b0af
+  body: sha256 d3995668f85f4205322e6f56a831242e
   comment: Makes a table of an app a synced table. An app's migration calls it, as the owner of the table. Tables with a lower position are pushed first: parents before children.
 
 function penstock.mark_bulk_rows(bigint, text, bigint, jsonb, bigint)

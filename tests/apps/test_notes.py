@@ -513,6 +513,61 @@ def test_service_write_and_push_do_not_deadlock(library: Library, function: str)
         sessions.database.disconnect()
 
 
+def depending(database: testing.Database) -> dict[str, list[Any]]:
+    """What tables of the app have from Penstock: triggers and defaults."""
+    queries = {
+        "triggers": "select pg_get_triggerdef(t.oid) as line from pg_trigger t join pg_class c on c.oid = t.tgrelid"
+        " where c.relnamespace = 'notes'::regnamespace and not t.tgisinternal",
+        "defaults": "select format('%s %s %s', adrelid::regclass, adnum, pg_get_expr(adbin, adrelid)) as line"
+        " from pg_attrdef join pg_class c on c.oid = adrelid where c.relnamespace = 'notes'::regnamespace",
+    }
+    return {name: sorted(row["line"] for row in database.execute(q)) for name, q in queries.items()}
+
+
+@pytest.fixture
+def bare_library(server: testing.Server) -> Iterator[testing.Database]:
+    """A database with the app, whose clock is real: rollbacks put the functions back."""
+    with server.database() as made:
+        app.migrate(made.dsn)
+        yield made
+
+
+def test_rollback_of_the_platform_keeps_the_library_synced(bare_library: testing.Database) -> None:
+    """R2.8/watermark: triggers and defaults of the app stay; writes before the older version's migrate fail."""
+    before = depending(bare_library)
+    assert len(before["triggers"]) > 35 and len(before["defaults"]) > 10
+    insert = "insert into notes.notes (user_id, id, created_at, updated_at) values (%s, %s, 1, 1) returning change_seq"
+    [user] = bare_library.execute("insert into auth.users (email) values ('ann@example.org') returning id")
+    [first] = bare_library.execute(insert, [user["id"], "n1"])
+    newest = migrate.read().migrations
+    migrate.rollback(bare_library.dsn, newest[-2].number)
+    assert depending(bare_library) == before
+    with pytest.raises(psycopg.errors.UndefinedFunction):
+        bare_library.execute(insert, [user["id"], "n2"])
+    migrate.migrate(bare_library.dsn)
+    [second] = bare_library.execute(insert, [user["id"], "n2"])
+    assert second["change_seq"] > first["change_seq"] and depending(bare_library) == before
+
+
+def test_migrate_makes_lost_sync_triggers_again(bare_library: testing.Database) -> None:
+    """As after a rollback by an older version: numbers continue above those that devices have read."""
+    before = depending(bare_library)
+    [user] = bare_library.execute("insert into auth.users (email) values ('ann@example.org') returning id")
+    insert = "insert into notes.notes (user_id, id, created_at, updated_at) values (%s, %s, 1, 1) returning change_seq"
+    bare_library.execute("select setval('penstock.change_seqs', 5000)")
+    [read] = bare_library.execute(insert, [user["id"], "n1"])
+    bare_library.execute("""
+        drop function penstock._lock_caller, penstock._skip_stale_change, penstock._number_change,
+          penstock._cascade_delete, penstock._follow_parent, penstock._raise_horizon cascade""")
+    bare_library.execute("select setval('penstock.change_seqs', 1)")
+    assert len(depending(bare_library)["triggers"]) < 10
+    app.migrate(bare_library.dsn)
+    assert depending(bare_library) == before
+    rows = bare_library.execute("select change_seq from notes.notes")
+    [new] = bare_library.execute(insert, [user["id"], "n2"])
+    assert read["change_seq"] < rows[0]["change_seq"] < new["change_seq"]
+
+
 def test_orphans_are_live_notes_without_ideas(library: Library) -> None:
     filled(library)
     library.push("notes", id="n5", text="x", source="readwise")

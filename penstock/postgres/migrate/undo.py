@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from pathlib import Path
 
 from penstock.errors import Conflict, Invalid
-from penstock.postgres.migrate.connection import Connection, Runner, connect, execute, patiently, value
+from penstock.postgres.migrate.connection import Connection, Runner, connect, execute, patiently, rows, value
 from penstock.postgres.migrate.records import applied_migrations, forget_code, is_fresh, prologue
 from penstock.postgres.migrate.source import MIGRATION_NAME, PENSTOCK, SQL, Source, read
 from penstock.postgres.migrate.statements import split
@@ -17,7 +17,8 @@ def rollback(dsn: str, to: int, *, folder: Path = SQL, schema: str = PENSTOCK) -
     """Undo the migrations after number `to`, newest first; 0 leaves nothing of the schema.
 
     Always drops functions and views: they belong to this version, and `migrate` of the older version creates
-    its own. Returns the names of the migrations undone.
+    its own. Only functions that triggers, defaults and checks of apps use stay until then: apps would lose
+    these with them. Returns the names of the migrations undone.
     """
     source = read(folder, schema)
     with connect(dsn) as connection:
@@ -31,7 +32,8 @@ def _undo(connection: Connection, source: Source, to: int) -> list[str]:
             return []
         execute(connection, prologue(schema, lock=True))
         names = _to_undo(applied_migrations(connection, source), source, to)
-        for statement in _drop_code(source):
+        kept = _used_by_apps(connection, source) if to else set[str]()
+        for statement in _drop_code(source, kept):
             execute(connection, statement)
         runner = Runner(connection)
         for name in names:
@@ -61,11 +63,32 @@ def _to_undo(applied: Mapping[str, str], source: Source, to: int) -> list[str]:
     return names
 
 
-def _drop_code(source: Source) -> list[str]:
+def _used_by_apps(connection: Connection, source: Source) -> set[str]:
+    """The functions that tables outside the schema use, other than in triggers of the source itself."""
+    query = f"""
+        select p.oid::regproc::text, format('trigger %s on %s', t.tgname, d.relation)
+        from pg_proc p
+        join pg_depend u on u.refclassid = 'pg_proc'::regclass and u.refobjid = p.oid
+          and u.classid in ('pg_trigger'::regclass, 'pg_attrdef'::regclass, 'pg_constraint'::regclass)
+        left join pg_trigger t on u.classid = 'pg_trigger'::regclass and t.oid = u.objid
+        left join pg_attrdef f on u.classid = 'pg_attrdef'::regclass and f.oid = u.objid
+        left join pg_constraint k on u.classid = 'pg_constraint'::regclass and k.oid = u.objid
+        join pg_class c on c.oid = coalesce(t.tgrelid, f.adrelid, nullif(k.conrelid, 0))
+        cross join lateral (select c.relnamespace::regnamespace || '.' || c.relname) as d(relation)
+        where p.pronamespace = '{source.schema}'::regnamespace and c.relnamespace <> p.pronamespace"""
+    own = {unit.key for unit in source.units}
+    return {name for name, trigger in rows(connection, query) if trigger not in own}
+
+
+def _drop_code(source: Source, kept: Set[str]) -> list[str]:
     """Drop what the code files create. Triggers and policies that depend on it go with it."""
     created = re.compile(
         rf"^create(?: or replace)? (?P<kind>function|procedure|view) (?P<name>{source.schema}\.\w+)",
         re.M | re.I,
     )
     found = {(m["kind"].lower(), m["name"]) for file in source.code for m in created.finditer(file.text)}
-    return [f"drop {kind} if exists {name} cascade" for kind, name in sorted(found, reverse=True)]
+    return [
+        f"drop {kind} if exists {name} cascade"
+        for kind, name in sorted(found, reverse=True)
+        if name not in kept
+    ]

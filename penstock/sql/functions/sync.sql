@@ -155,6 +155,7 @@ create or replace function penstock.make_synced(p_table regclass, p_position int
 returns void language plpgsql set search_path = penstock, pg_temp as $$
 declare
   v_trigger record;
+  v_highest bigint;
 begin
   if p_position is null then
     perform _refuse(422, 'invalid', 'p_position must be a number (got null)', '{"field": "p_position"}');
@@ -162,7 +163,12 @@ begin
   perform _check_synced_columns(p_table);
   execute format('lock table %s in share row exclusive mode', p_table);
   if not exists (select from pg_trigger where tgrelid = p_table and tgname = 't02_change_seq') then
-    -- Rows that the table has already.
+    -- Rows that the table has already. A sequence that is younger than they are (Penstock was taken back and
+    -- installed again) continues above the numbers that devices have read.
+    execute format('select max(change_seq) from %s', p_table) into v_highest;
+    if v_highest > (select last_value from change_seqs) then
+      perform setval('penstock.change_seqs', v_highest);
+    end if;
     execute format('update %s set change_seq = nextval(''penstock.change_seqs'')', p_table);
   end if;
   for v_trigger in
