@@ -3810,7 +3810,7 @@ function penstock._follow_parent()
   returns: trigger
   attributes: plpgsql, volatile, security definer, parallel unsafe
   settings: search_path=penstock, pg_temp
-  body: sha256 9c85dda3f00e760ae62b0c15a7f369f9
+  body: sha256 b64207ae1995ecb18a1cdad2bd775446
   comment: Trigger of a child table: a row that is not newer than the deletion of its parent is deleted, too.
 
 function penstock._forecast_cost(penstock.forecast_group[])

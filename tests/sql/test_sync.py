@@ -365,6 +365,20 @@ class TestDeletes:
         rows = {row["id"]: (row["deleted"], row["updated_at"]) for row in pull(sql, ann, "cards")}
         assert rows == {"1": (True, now), "2": (False, now + 1)}
 
+    def test_an_older_write_of_a_child_does_not_change_its_tombstone(
+        self, sql: Contract, ann: UUID, now: int
+    ) -> None:
+        """An upsert takes the time of its parent's deletion before the guard compares times."""
+        push(sql, ann, change("topics", "a", now - 9))
+        push(sql, ann, change("cards", "1", now - 5, topic_id="a", body="newer"))
+        push(sql, ann, change("topics", "a", now, deleted=True))
+        before = pull(sql, ann, "cards")
+        older = change("cards", "1", now - 7, topic_id="a", body="older")
+        assert push(sql, ann, older) == [("cards", "1", "stale", None)]
+        other = change("cards", "2", now - 7, topic_id="a", body="new")
+        assert [row[2] for row in push(sql, ann, older, other)] == ["stale", "applied"]
+        assert pull(sql, ann, "cards")[:1] == before and before[0]["body"] == "newer"
+
     def test_an_undelete_comes_back(self, sql: Contract, ann: UUID, now: int) -> None:
         push(sql, ann, change("topics", "a", now, deleted=True))
         assert push(sql, ann, change("topics", "a", now + 1, deleted=False))[0][2] == "applied"

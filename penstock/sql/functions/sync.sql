@@ -89,11 +89,20 @@ create or replace function penstock._follow_parent()
 returns trigger language plpgsql security definer set search_path = penstock, pg_temp as $$
 declare
   v_deleted_at bigint;
+  v_is_stale boolean;
 begin
   -- The child was edited before the deletion and arrives after it.
   execute format('select updated_at from %s where user_id = $1 and id = $2 and deleted',
     tg_argv[0]::regclass) into v_deleted_at using new.user_id, to_jsonb(new) ->> tg_argv[1];
   if v_deleted_at >= new.updated_at then
+    if tg_op = 'INSERT' then
+      -- An upsert: with the time of the deletion it would pass the guard and replace a newer row.
+      execute format('select exists (select from %s where user_id = $1 and id = $2 and updated_at > $3)',
+        tg_relid::regclass) into v_is_stale using new.user_id, new.id, new.updated_at;
+      if v_is_stale then
+        return null;
+      end if;
+    end if;
     new.deleted := true;
     new.updated_at := v_deleted_at;
   end if;

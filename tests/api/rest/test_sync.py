@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
@@ -11,7 +12,7 @@ from postgrest.exceptions import APIError
 
 from penstock import testing
 from tests.api.conftest import settings_on, without_upkeep
-from tests.api.rest.conftest import Person, Site, served
+from tests.api.rest.conftest import Node, Person, Site, served
 from tests.bookshelf.app import make_app
 from tests.conftest import Eventually
 
@@ -87,6 +88,21 @@ def test_two_devices_exchange_rows_by_cursor(site: Site, ann: Person, bob: Perso
     gone = fetch_since(one, "cards", changed["change_seq"])
     assert len(gone) == 250 and all(row["deleted"] for row in gone)
     assert fetch_since(stranger, "cards", 0) == []
+
+
+def test_two_devices_with_supabase_js(site: Site, ann: Person, bob: Person, node: Node) -> None:
+    """R2.8/pages, R2.8/tombstones, R2.14/missing-table: pages of 1,000, stale rows, outcomes and cascades in a browser's client."""
+    now = str(milliseconds(site))
+    found = json.loads(node("sync.mjs", site.url, site.anon_key, ann.token, bob.token, now))
+    assert found["pulled"] == [f"c{n}" for n in range(1500)]
+    assert found["written"] == [{"id": "c1"}] and found["changed"] == [["c1", "newer"]]
+    assert found["outcomes"] == {
+        "t": ["applied", None],
+        "c1": ["stale", None],
+        "lost": ["refused", "missing_parent"],
+    }
+    assert found["gone"] == 1500 and found["isUpToDate"]
+    assert found["stranger"] == [] and found["number"] == "42501" and found["missing"] == "PGRST205"
 
 
 def test_push_reports_each_row(site: Site, ann: Person) -> None:
