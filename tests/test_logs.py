@@ -105,6 +105,48 @@ def test_an_attempt_has_a_limited_number_of_lines(
     ]
 
 
+def test_lines_after_an_attempt_are_not_stored(app: App, drain: testing.Drain, db: testing.Database) -> None:
+    """A background task that a handler started may work for another tenant by then."""
+    background: list[asyncio.Task[None]] = []
+
+    @app.task
+    async def speak(ctx: Context) -> None:
+        ended = asyncio.current_task()
+        assert ended is not None
+
+        async def go_on() -> None:
+            await asyncio.wait([ended])
+            ctx.log.info("from the context, late")
+            logging.getLogger("some.library").warning("from logging, late")
+
+        background.append(asyncio.create_task(go_on()))
+        ctx.log.info("in time")
+
+    @app.task
+    async def wait() -> None:
+        await asyncio.gather(*background)
+
+    speak.start()
+    drain(app)
+    wait.start()
+    drain(app)
+    assert lines(db) == [("info", "in time")]
+
+
+def test_half_a_private_key_is_not_stored(app: App, drain: testing.Drain, db: testing.Database) -> None:
+    """Lines and their fields are cut after credentials were removed, not before."""
+    key = f"-----BEGIN PRIVATE KEY-----\n{'MIIEvQ' * 500}\n-----END PRIVATE KEY-----"
+
+    @app.task
+    async def speak(ctx: Context) -> None:
+        ctx.log.info(f"{'x' * 500} {key}", given=f"{'y' * 500} {key}")
+
+    speak.start()
+    drain(app)
+    [row] = db.execute("select message || fields::text as line from penstock.task_logs")
+    assert "MIIEvQ" not in row["line"] and row["line"].count("[redacted]") == 2
+
+
 def test_a_log_that_cannot_be_stored_fails_no_task(
     app: App, drain: testing.Drain, db: testing.Database
 ) -> None:

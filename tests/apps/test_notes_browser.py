@@ -33,12 +33,16 @@ def served(
 class Browser:
     """A browser with the client open, signed in."""
 
-    def __init__(self, served: Served, chromium: Any, token: str) -> None:
-        self.context = chromium.new_context(viewport=DESK)
+    def __init__(
+        self, served: Served, chromium: Any, token: str, *, script: str = "", **options: Any
+    ) -> None:
+        self.context = chromium.new_context(viewport=DESK, **options)
         served._contexts.append(self.context)
         self.page = self.context.new_page()
         self.page.set_default_timeout(15_000)
         self.page.on("pageerror", lambda error: served.errors.append(str(error)))
+        if script:
+            self.page.add_init_script(script)
         self.page.goto(f"{served.base}/web/notes/")
         self.sign_in(token)
 
@@ -52,6 +56,12 @@ class Browser:
         self.page.click("#add button")
         self.page.wait_for_selector(f"#notes li:has-text('{text}')")
 
+    def edit(self, old: str, new: str) -> None:
+        self.page.locator("#notes li", has_text=old).get_by_role("button", name="Edit").click()
+        self.page.fill("#notes textarea", new)
+        self.page.click("#notes form button.primary")
+        self.page.wait_for_selector(f"#notes li:has-text('{new}')")
+
     def status(self, text: str) -> None:
         """Wait until the page says this."""
         self.page.wait_for_function(
@@ -64,6 +74,15 @@ class Browser:
     def sync(self) -> None:
         self.page.click("#sync")
         self.status("Synced")
+
+    def wait_until_pushed(self) -> None:
+        """Wait until the outbox is empty."""
+        while self.stored("outbox"):
+            self.page.wait_for_timeout(20)
+
+    def stored(self, store: str) -> list[Any]:
+        """What IndexedDB has."""
+        return self.page.evaluate("name => transaction('readonly', (db) => done(db[name].getAll()))", store)
 
 
 def test_notes_added_offline_reach_another_browser(
@@ -106,6 +125,117 @@ def test_notes_added_offline_reach_another_browser(
     assert len(db.execute("select id from notes.notes")) == 3
     two.page.evaluate(axe)
     assert two.page.evaluate(RUN_AXE) == []
+
+
+def add_user(db: testing.Database, name: str) -> Any:
+    [row] = db.execute("insert into auth.users (email) values (%s) returning id", [f"{name}@example.org"])
+    return row["id"]
+
+
+def test_edits_of_two_browsers_offline_meet(served: Served, chromium: Any, db: testing.Database) -> None:
+    """R2.8/last-write: the later edit wins in both browsers, a delete elsewhere wins over an older edit, and a
+    sync in the background disturbs no editor."""
+    access = token(add_user(db, "ann"))
+    one, two = Browser(served, chromium, access), Browser(served, chromium, access)
+    for text in ("Otters", "Herons"):
+        one.add(text)
+        one.status("Synced")
+    two.sync()
+    for browser in (one, two):
+        browser.context.set_offline(True)
+        browser.status("Offline")
+    one.edit("Otters", "Otters on the phone")
+    two.edit("Otters", "Otters on the laptop")
+    one.edit("Herons", "Herons stand still")
+    two.page.locator("#notes li", has_text="Herons").get_by_role("button", name="Delete").click()
+    two.status("Offline: 2 changes waiting")
+    for browser in (one, two, one):
+        browser.context.set_offline(False)
+        browser.sync()
+    assert one.texts() == two.texts() == ["Otters on the laptop"]
+    assert one.stored("outbox") == two.stored("outbox") == []
+    # A note is open in an editor while the other browser's note arrives.
+    one.page.locator("#notes li").get_by_role("button", name="Edit").click()
+    one.page.fill("#notes textarea", "half a sentence")
+    two.add("Seals")
+    two.status("Synced")
+    one.sync()
+    assert one.page.input_value("#notes textarea") == "half a sentence"
+    one.page.get_by_role("button", name="Cancel").click()
+    one.page.wait_for_selector("#notes li:has-text('Seals')")
+    assert one.texts() == two.texts()
+
+
+def test_change_of_a_fast_clock_gets_the_servers_time(
+    served: Served, chromium: Any, db: testing.Database
+) -> None:
+    """The server would refuse it, and the user could do nothing about it."""
+    access = token(add_user(db, "ann"))
+    fast = Browser(served, chromium, access, script="const now = Date.now; Date.now = () => now() + 86400000")
+    fast.add("Tomorrow")
+    fast.status("Synced")
+    assert fast.stored("shelf") == []
+    [row] = db.execute(
+        "select text, updated_at < (extract(epoch from now()) + 60) * 1000 as is_now from notes.notes"
+    )
+    assert row == {"text": "Tomorrow", "is_now": True}
+
+
+def test_refused_change_can_be_sent_again_or_discarded(
+    served: Served, chromium: Any, db: testing.Database
+) -> None:
+    """It blocks no other change, and the browser ends with what the server has."""
+    user = add_user(db, "ann")
+    browser = Browser(served, chromium, token(user))
+    browser.add("Kept")
+    browser.status("Synced")
+    db.execute("alter table notes.notes add constraint no_owls check (text !~ 'owl')")
+    browser.edit("Kept", "Kept an owl")
+    browser.add("Two owls")
+    browser.add("A heron")
+    browser.page.wait_for_selector("#shelf li:nth-child(2)")
+    browser.wait_until_pushed()
+    assert [row["text"] for row in db.execute("select text from notes.notes order by text")] == [
+        "A heron",
+        "Kept",
+    ]
+    db.execute("alter table notes.notes drop constraint no_owls")
+    shelf = browser.page.locator("#shelf li")
+    shelf.filter(has_text="Two owls").get_by_role("button", name="Try again").click()
+    shelf.filter(has_text="Kept an owl").get_by_role("button", name="Discard").click()
+    browser.page.wait_for_selector("#refused", state="hidden")
+    browser.sync()
+    texts = ["A heron", "Kept", "Two owls"]
+    assert sorted(browser.texts()) == texts and browser.stored("outbox") == []
+    assert [row["text"] for row in db.execute("select text from notes.notes order by text")] == texts
+
+
+def test_sync_of_one_user_does_not_end_as_another(
+    served: Served, chromium: Any, db: testing.Database
+) -> None:
+    """Rows that were on their way when the users changed are not stored."""
+    ann, bob = add_user(db, "ann"), add_user(db, "bob")
+    held: list[Any] = []
+    browser = Browser(served, chromium, token(ann), service_workers="block")
+    browser.status("Synced")
+    db.execute(
+        "insert into notes.notes (user_id, id, text, created_at, updated_at) values (%s, 'n', 'of ann', 1, 1)",
+        [ann],
+    )
+    browser.page.route("**/rest/v1/notes?*", lambda route: route.continue_() if held else held.append(route))
+    with browser.page.expect_request("**/rest/v1/notes?*") as request:
+        browser.page.click("#sync")
+    while not (request.value and held):
+        browser.page.wait_for_timeout(20)
+    browser.page.click("#sign-out")
+    browser.status("Signed out")
+    browser.sign_in(token(bob))
+    held[0].continue_()
+    browser.add("of bob")
+    browser.sync()
+    assert browser.texts() == ["of bob"]
+    assert [note["text"] for note in browser.stored("notes")] == ["of bob"]
+    assert db.execute("select user_id from notes.notes where text = 'of bob'") == [{"user_id": bob}]
 
 
 def test_another_user_sees_nothing_of_the_first(served: Served, chromium: Any, db: testing.Database) -> None:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from penstock import settings as settings_module
 from penstock import telemetry, testing
-from penstock.apps.notes import demo, ideas
+from penstock.apps.notes import demo, ideas, managed
 from penstock.apps.notes.app import app, discover
 from penstock.apps.notes.device import Cipher, HttpServer, ServerError, Store, keys, sync
 from penstock.contract import bulks, jobs
@@ -201,6 +201,56 @@ def test_failed_calls_give_the_reservation_back(site: Site, sim: Simulator) -> N
     site.db.execute("delete from penstock.profiles where user_id = %s", [ann.id])
     missing = ask(site, ann, "anthropic-proxy", call)
     assert (missing.status_code, missing.json()) == (500, {"error": "profile_missing"})
+
+
+def test_repeated_idempotency_key_reserves_each_call(site: Site, sim: Simulator) -> None:
+    """R2.3/no-overshoot: otherwise a client that repeats one key calls the model without limit."""
+    ann = site.join("ann")
+    site.db.execute("select penstock.set_limit(%s, 'managed_ai', 2)", [ann.tenant])
+    headers = {**bearer(ann.token), "Idempotency-Key": "always the same"}
+    url, call = "/functions/v1/anthropic-proxy", {"action": "discover", "text": "law"}
+    statuses = [site.http.post(url, json=call, headers=headers).status_code for _ in range(4)]
+    assert statuses == [200, 200, 429, 429] and used(site, ann) == 2
+
+
+def test_call_that_is_interrupted_after_it_was_sent_counts(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model may have answered, and is paid for. An error before that counts nothing."""
+    ann = site.join("ann")
+    call = {"action": "discover", "text": "law"}
+
+    async def break_off(*_: Any) -> Any:
+        raise RuntimeError("the connection broke")
+
+    monkeypatch.setattr(managed, "ask", break_off)
+    assert ask(site, ann, "anthropic-proxy", call).status_code == 500
+    assert (used(site, ann), used(site, ann, column="held")) == (1, 0)
+    monkeypatch.setattr(managed, "guard", break_off)
+    assert ask(site, ann, "anthropic-proxy", call).status_code == 500
+    assert (used(site, ann), used(site, ann, column="held")) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "status"),
+    [
+        ('form-data; boundary="b b"', b"--b", 422),
+        ("form-data", PNG, 422),
+        ("form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; name="a"\r\n\r\ntext\r\n--b\r\n'
+         b'Content-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n' + PNG + b"\r\n--b--\r\n", 201),
+        # The end is missing: the image may be cut off.
+        ("form-data; boundary=b", b'--b\r\nContent-Disposition: form-data; filename="a.png"\r\n\r\n' + PNG, 422),
+        ("form-data; boundary=b", b"\r\n--b" * 1_500_000, 422),
+    ],
+    ids=["odd boundary", "no boundary", "text and file", "cut off", "only boundaries"],
+)  # fmt: skip
+def test_form_of_an_image_is_read_in_bounded_time(site: Site, kind: str, body: bytes, status: int) -> None:
+    ann = site.join("ann")
+    push(site, ann, "notes", id="n1", text="x")
+    headers = {**bearer(ann.token), "Content-Type": f"multipart/{kind}"}
+    answer = site.http.post("/functions/v1/image-upload?note_id=n1", content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert used(site, ann, "image_bytes") == (len(PNG) if status == 201 else 0)
 
 
 def test_parallel_calls_cannot_exceed_the_limit(site: Site, sim: Simulator) -> None:

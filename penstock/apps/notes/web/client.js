@@ -9,6 +9,9 @@
 const TABLE = 'notes'
 const PAGE = 1000
 const BATCH = 500
+// The server refuses changes that are this far in its future.
+const CLOCK_TOLERANCE_MS = 300_000
+const TIMEOUT_MS = 30_000
 const COLUMNS = ['id', 'book_id', 'text', 'page', 'chapter', 'tags', 'image_path', 'source', 'source_id', 'source_meta',
   'created_at', 'updated_at', 'deleted']
 
@@ -107,13 +110,27 @@ async function checkUser(db) {
 async function request(path, body) {
   const headers = { Authorization: `Bearer ${token}`, 'Content-Type': 'application/json' }
   const options = { method: body ? 'POST' : 'GET', headers, body: body && JSON.stringify(body), cache: 'no-store' }
-  const response = await fetch(`/rest/v1/${path}`, options)
+  // A connection that hangs must not hold up every later sync.
+  const response = await fetch(`/rest/v1/${path}`, { ...options, signal: AbortSignal.timeout(TIMEOUT_MS) })
   const answer = await response.json()
   if (!response.ok) throw new Refusal(response.status, answer.code, answer.message ?? answer.detail ?? response.statusText)
   return answer
 }
 
 const readState = () => request('rpc/sync_state', { p_schema: 'notes' })
+
+// Gives changes of a clock that is ahead the server's time: it would refuse them.
+async function correctTimes(server_ms) {
+  await transaction('readwrite', async (db) => {
+    await checkUser(db)
+    for (const entry of await done(db.outbox.getAll())) {
+      if (entry.payload.updated_at <= server_ms + CLOCK_TOLERANCE_MS) continue
+      await done(db.outbox.put({ ...entry, payload: { ...entry.payload, updated_at: server_ms } }))
+      const note = await done(db.notes.get(entry.id))
+      if (note?.updated_at > server_ms) await done(db.notes.put({ ...note, updated_at: server_ms }))
+    }
+  })
+}
 
 async function push() {
   const changes = collapse(await transaction('readonly', (db) => done(db.outbox.getAll())))
@@ -200,7 +217,7 @@ async function syncOnce() {
   if (!token) return
   clearTimeout(retry)
   try {
-    await readState()
+    await correctTimes((await readState()).server_ms)
     await push()
     await pull(await readState())
     pause = 1000
@@ -212,6 +229,30 @@ async function syncOnce() {
     retry = setTimeout(sync, pause)
     pause = Math.min(pause * 2, 60_000)
   }
+}
+
+// Refused changes
+
+// Queues a refused change again.
+async function retryRefused({ number, record }) {
+  await transaction('readwrite', async (db) => {
+    await done(db.shelf.delete(number))
+    await done(db.outbox.add({ id: record.id, payload: record }))
+  })
+  await show()
+  await sync()
+}
+
+// Drops a refused change. The next pull brings the server's note, if it has one.
+async function discardRefused({ number, record }) {
+  await transaction('readwrite', async (db) => {
+    await done(db.shelf.delete(number))
+    const isWaiting = (await done(db.outbox.getAll())).some((entry) => entry.id === record.id)
+    if (!isWaiting) await done(db.notes.delete(record.id))
+    await done(db.meta.delete('lastSeq'))
+  })
+  await show()
+  await sync()
 }
 
 // The page
@@ -234,9 +275,11 @@ async function show(state, problem = '') {
   else if (state) find('status').textContent = state
   find('problem').textContent = problem
   const shown = notes.filter((note) => token && !note.deleted).sort((a, b) => b.created_at - a.created_at)
-  find('notes').replaceChildren(...shown.map(drawNote))
-  find('refused').hidden = shelf.length === 0
-  find('shelf').replaceChildren(...shelf.map(({ record, code, message }) => item(`${record.text}: ${message} (${code})`)))
+  if (!token) find('notes').classList.remove('editing')
+  // While a note is edited the list stays as it is, so that nothing typed is lost.
+  if (!find('notes').classList.contains('editing')) find('notes').replaceChildren(...shown.map(drawNote))
+  find('refused').hidden = !token || shelf.length === 0
+  find('shelf').replaceChildren(...(token ? shelf : []).map(drawRefused))
 }
 
 // Text is set as text: nothing of a note is read as HTML.
@@ -248,14 +291,51 @@ function item(text) {
   return line
 }
 
+function button(label, onClick) {
+  const made = document.createElement('button')
+  made.type = 'button'
+  made.textContent = label
+  made.addEventListener('click', onClick)
+  return made
+}
+
 function drawNote(note) {
-  const line = item(note.text.startsWith('enc:v1:') ? 'Encrypted: open it on a device that has the key.' : note.text)
-  const button = document.createElement('button')
-  button.type = 'button'
-  button.textContent = 'Delete'
-  button.addEventListener('click', () => save({ id: note.id, deleted: true }))
-  line.append(button)
+  const isSealed = note.text.startsWith('enc:v1:')
+  const line = item(isSealed ? 'Encrypted: open it on a device that has the key.' : note.text)
+  if (!isSealed) line.append(button('Edit', () => openEditor(line, note)))
+  line.append(button('Delete', () => save({ id: note.id, deleted: true })))
   return line
+}
+
+function drawRefused(refused) {
+  const { record, code, message } = refused
+  const line = item(`${(record.text ?? '').slice(0, 200)}: ${message} (${code})`)
+  line.append(button('Try again', () => retryRefused(refused)), button('Discard', () => discardRefused(refused)))
+  return line
+}
+
+function openEditor(line, note) {
+  const form = document.createElement('form')
+  const text = document.createElement('textarea')
+  text.rows = 3
+  text.required = true
+  text.value = note.text
+  text.setAttribute('aria-label', 'Text of the note')
+  const close = (work) => {
+    find('notes').classList.remove('editing')
+    work()
+  }
+  const accept = document.createElement('button')
+  accept.className = 'primary'
+  accept.textContent = 'Save'
+  form.append(text, accept, button('Cancel', () => close(show)))
+  form.addEventListener('submit', (event) => {
+    event.preventDefault()
+    close(() => save({ id: note.id, text: text.value }))
+  })
+  line.replaceChildren(form)
+  find('notes').classList.add('editing')
+  text.focus()
 }
 
 // Changes that the server does not have yet wait for the same user to sign in again.
@@ -276,6 +356,7 @@ async function signIn(token) {
     await done(db.meta.put(user, 'user'))
     await done(db.meta.put(token, 'token'))
   })
+  await show('Syncing')
   await sync()
 }
 
