@@ -35,16 +35,25 @@ DAY_MS = 86_400_000
 class SqlServer:
     """The server as one user, called in SQL: the functions and triggers are the real ones."""
 
-    def __init__(self, conn: db.SyncConnection, user_id: uuid.UUID) -> None:
+    def __init__(self, conn: db.SyncConnection, user_id: uuid.UUID, *, is_own: bool = False) -> None:
+        """`is_own`: nobody else uses the connection, which stays this user's."""
         self._conn = conn
+        self._is_own = is_own
         self._claims = json.dumps({"sub": str(user_id)})
+        if is_own:
+            self._become_user()
+
+    def _become_user(self) -> None:
+        self._conn.execute(
+            "select set_config('request.jwt.claims', %s, %s), set_config('role', 'authenticated', %s)",
+            [self._claims, not self._is_own, not self._is_own],
+        )
 
     def _rows(self, query: str, *params: Any) -> list[db.Row]:
+        if self._is_own:
+            return self._conn.execute(query.encode(), params).fetchall()
         with self._conn.transaction():
-            self._conn.execute(
-                "select set_config('request.jwt.claims', %s, true), set_config('role', 'authenticated', true)",
-                [self._claims],
-            )
+            self._become_user()
             return self._conn.execute(query.encode(), params).fetchall()
 
     def state(self) -> ServerState:
@@ -97,14 +106,14 @@ class FlakyServer:
 class History:
     """One user with three devices."""
 
-    def __init__(self, conn: db.SyncConnection, seed: int) -> None:
+    def __init__(self, conn: db.SyncConnection, session: db.SyncConnection | None, seed: int) -> None:
         self.conn = conn
         self.chance = random.Random(seed)
         self.user_id = new_user(conn)
         # Old enough for their tombstones to be purged.
         self.now = int(time.time() * 1000) - 3 * DAY_MS
         self.has_purges = self.chance.random() < 0.2
-        self.server = SqlServer(conn, self.user_id)
+        self.server = SqlServer(session or conn, self.user_id, is_own=session is not None)
         self.wires = [FlakyServer(self.server, self.chance) for _ in range(DEVICES)]
         skews = [self.chance.randint(-SKEW_MS, SKEW_MS) for _ in range(DEVICES)]
         self.stores = [Store(now_ms=lambda skew=skew: self.now + skew) for skew in skews]
@@ -225,9 +234,14 @@ def prepare(database: testing.Database) -> None:
         database.execute(statement)
 
 
-def check(conn: db.SyncConnection, seed: int, steps: int = 40) -> list[str]:
-    """Run one history. Returns how the devices differ from the server."""
-    history = History(conn, seed)
+def check(
+    conn: db.SyncConnection, seed: int, steps: int = 40, *, session: db.SyncConnection | None = None
+) -> list[str]:
+    """Run one history. Returns how the devices differ from the server.
+
+    `session` is a connection for the user's requests alone; without it `conn` makes them, too.
+    """
+    history = History(conn, session, seed)
     try:
         history.run(steps)
         return history.settle()
@@ -247,9 +261,10 @@ def main() -> int:
     started = time.monotonic()
     with testing.server(given.server).database() as database:
         prepare(database)
-        with db.connect(database.dsn, name="histories") as conn:
+        dsn = database.dsn
+        with db.connect(dsn, name="histories") as conn, db.connect(dsn, name="devices") as session:
             for seed in range(given.first, given.first + given.histories):
-                if problems := check(conn, seed, given.steps):
+                if problems := check(conn, seed, given.steps, session=session):
                     failed += 1
                     print(f"history {seed}:", *problems, sep="\n  ")
     testing.close_servers()
