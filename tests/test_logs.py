@@ -108,28 +108,32 @@ def test_an_attempt_has_a_limited_number_of_lines(
 def test_lines_after_an_attempt_are_not_stored(app: App, drain: testing.Drain, db: testing.Database) -> None:
     """A background task that a handler started may work for another tenant by then."""
     background: list[asyncio.Task[None]] = []
+    has_ended = asyncio.Event()
 
     @app.task
-    async def speak(ctx: Context) -> None:
-        ended = asyncio.current_task()
-        assert ended is not None
-
+    async def speak(ctx: Context) -> str:
         async def go_on() -> None:
-            await asyncio.wait([ended])
+            await has_ended.wait()
             ctx.log.info("from the context, late")
             logging.getLogger("some.library").warning("from logging, late")
 
         background.append(asyncio.create_task(go_on()))
         ctx.log.info("in time")
+        return "spoken"
 
     @app.task
-    async def wait() -> None:
+    async def wait(given: str) -> str:
+        has_ended.set()
         await asyncio.gather(*background)
+        return given
 
-    speak.start()
+    @app.job
+    def both() -> Any:
+        return wait.step(speak.step())
+
+    job = both.start()
     drain(app)
-    wait.start()
-    drain(app)
+    assert job.result(timeout=5) == "spoken"
     assert lines(db) == [("info", "in time")]
 
 
