@@ -5,14 +5,25 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.apps.notes.device import Cipher, Store, crypto, discovery, outbox, tag_steps
+from penstock.apps.notes.device import (
+    Cipher,
+    HttpServer,
+    ServerError,
+    Store,
+    crypto,
+    discovery,
+    outbox,
+    tag_steps,
+)
 from penstock.apps.notes.device.export import InvalidExport, build_export, import_merge, import_replace
 from penstock.apps.notes.device.outbox import Entry, collapse
 from penstock.apps.notes.device.tables import CLEARED_BY_REPLACE, LOCAL_ONLY, SCHEMA_VERSION, SYNCED
@@ -250,6 +261,23 @@ class TestEncryption:
         assert store.rows("notes")[0]["text"] == "canary" and len(store.search("canary")) == 1
         store.close()
 
+    def test_locked_device_writes_no_plain_text_into_an_encrypted_library(self) -> None:
+        """R2.13/encryption: the server could read it. Unlocked, the device seals it."""
+        cipher = Cipher.generate()
+        store = Store(now_ms=Ticking())
+        store.save("notes", id="first", text="nothing is encrypted yet")
+        sealed = cipher.seal("canary", "note:n")
+        store.put("notes", {"id": "n", "text": sealed, "tags": [], "updated_at": 1, "deleted": False})
+        for id in ("n", "new"):
+            with pytest.raises(ValueError, match="unlock this device"):
+                store.save("notes", id=id, text="plain")
+        assert store.get("notes", "new") is None and len(outbox.pending(store.conn)) == 1
+        store.save("notes", id="new", tags=["Time"])
+        store.unlock(cipher)
+        store.save("notes", id="new", text="plain")
+        assert outbox.pending(store.conn)[-1].payload["text"].startswith("enc:v1:")
+        store.close()
+
     def test_embeddings_are_sealed_and_stay_on_the_device(self, store: Store) -> None:
         """R2.14/embeddings: stored sealed with the key, never queued and never exported."""
         with pytest.raises(ValueError, match="unlock"):
@@ -463,6 +491,47 @@ class TestDiscovery:
             "Justice",
             "Time",
         ]
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Redirects to the address in `location`, or answers with a file. Notes what was asked."""
+
+    location = ""
+    asked: ClassVar[list[tuple[str, str | None]]] = []
+
+    def do_GET(self) -> None:
+        self.asked.append((self.path, self.headers.get("Authorization")))
+        is_file = self.path == "/file"
+        self.send_response(200 if is_file else 307)
+        if not is_file:
+            self.send_header("Location", self.location)
+        self.end_headers()
+        self.wfile.write(b"a file" if is_file else b"")
+
+    do_POST = do_GET
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write nothing."""
+
+
+def test_redirect_does_not_get_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file is read where the server says, without credentials; any other redirect is an error."""
+    monkeypatch.setattr(Answering, "asked", [])
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answering) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        base = f"http://127.0.0.1:{server.server_address[1]}"
+        wire = HttpServer(base, "key", lambda: "token", timeout=5)
+        Answering.location = f"{base}/file"
+        for request in (wire.state, lambda: wire.pull("notes", 0, 10)):
+            with pytest.raises(ServerError) as seen:
+                request()
+            assert seen.value.status == 307
+        assert wire.download("note-image?note_id=n") == b"a file"
+        assert Answering.asked[-1] == ("/file", None) and len(Answering.asked) == 4
+        Answering.location = "file:///etc/passwd"
+        with pytest.raises(ServerError):
+            wire.download("note-image?note_id=n")
+        server.shutdown()
 
 
 def test_a_file_survives_being_closed(tmp_path: Path) -> None:

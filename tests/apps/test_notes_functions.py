@@ -22,7 +22,17 @@ from penstock import settings as settings_module
 from penstock import telemetry, testing
 from penstock.apps.notes import demo, ideas, managed
 from penstock.apps.notes.app import app, discover
-from penstock.apps.notes.device import Cipher, HttpServer, ServerError, Store, keys, sync
+from penstock.apps.notes.device import (
+    Cipher,
+    HttpServer,
+    ServerError,
+    Store,
+    fill_previews,
+    keys,
+    outbox,
+    sync,
+    upload_image,
+)
 from penstock.contract import bulks, jobs
 from penstock.postgres import migrate
 from penstock.settings import Settings
@@ -356,6 +366,32 @@ def test_image_is_one_commit_of_file_bytes_and_path(site: Site, clock: testing.C
         )[0]["n"]
         == 0
     )
+
+
+def test_devices_exchange_images(site: Site, tmp_path: Path) -> None:
+    """R2.14/images: one device sends its image, the path is synced, and another device fills its preview. Nothing
+    of a preview is queued, and a note without an image is an error."""
+    ann, eve = site.join("ann"), site.join("eve")
+    remote = HttpServer(site.url, site.anon_key, lambda: ann.token)
+    one, two = Store(tmp_path / "a.db"), Store(tmp_path / "b.db")
+    url = f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
+    one.save("notes", id="n/1 ?", text="x", image_data_url=url)
+    one.save("notes", id="plain", text="y")
+    sync(one, remote)
+    upload_image(one, remote, "n/1 ?")
+    with pytest.raises(ValueError, match="no JPEG, PNG or WebP"):
+        upload_image(one, remote, "plain")
+    for store in (one, two):
+        sync(store, remote)
+    assert one.rows("notes")[0]["image_data_url"] == url, "the local image stays"
+    assert two.rows("notes")[0]["image_path"] and two.rows("notes")[0]["image_data_url"] is None
+    assert fill_previews(two, remote) == 1 and two.rows("notes")[0]["image_data_url"] == url
+    assert outbox.pending(two.conn) == [] and fill_previews(two, remote) == fill_previews(one, remote) == 0
+    stranger = HttpServer(site.url, site.anon_key, lambda: eve.token)
+    two.put("notes", {**two.rows("notes")[0], "image_data_url": None})
+    assert fill_previews(two, stranger) == 0
+    one.close()
+    two.close()
 
 
 def test_subscription_from_checkout_to_portal(site: Site, sim: Simulator) -> None:

@@ -7,6 +7,7 @@ import logging
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from penstock.apps.notes.device import (
     outbox,
     sync,
 )
+from penstock.apps.notes.device import __main__ as terminal
 from penstock.apps.notes.device.crypto import WrongKey
 from penstock.apps.notes.device.http import ServerError
 from penstock.apps.notes.device.store import Record
@@ -389,6 +391,48 @@ class TestSync:
             one.close()
             two.close()
         assert died > 8
+
+
+def test_device_in_the_terminal(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """R2.8/export: two libraries with one key add, sync, search, export and import; errors are one line."""
+    ann = site.join("ann")
+
+    def run(library: str, *words: str) -> tuple[int, str]:
+        code = terminal.main(
+            ["--library", str(tmp_path / library), "--key-file", str(tmp_path / "key"), *words]
+        )
+        written = capsys.readouterr()
+        # The server of the test logs to the same stream.
+        lines = (written.out + written.err).splitlines(keepends=True)
+        return code, "".join(line for line in lines if "[info" not in line)
+
+    assert run("a", "sync") == (1, "error: set NOTES_URL and NOTES_TOKEN to sync\n")
+    monkeypatch.setenv("NOTES_TOKEN", ann.token)
+    monkeypatch.setenv("NOTES_KEY", site.anon_key)
+    monkeypatch.setenv("NOTES_URL", "http://127.0.0.1:9")
+    assert run("a", "add", "otters hold hands", "--tag", "Love")[0] == 0
+    code, said = run("a", "sync")
+    assert code == 1 and said.startswith("error: the server cannot be reached") and said.count("\n") == 1
+    monkeypatch.setenv("NOTES_URL", site.url)
+    assert run("a", "sync") == (0, "Pushed 1, pulled 1, refused 0.\n")
+    assert run("b", "sync") == (0, "Pushed 0, pulled 1, refused 0.\n")
+    assert "otters hold hands #Love" in run("b", "search", "ott")[1]
+    assert (tmp_path / "key").stat().st_mode & 0o777 == 0o600
+    export = str(tmp_path / "export.json")
+    assert (
+        run("b", "export", export)[0] == 0
+        and run("b", "import", export, "--merge")[1] == "Imported 0 rows.\n"
+    )
+    assert (
+        run("b", "add", "gone")[0] == 0 and run("b", "import", export, "--replace")[1] == "Imported 1 rows.\n"
+    )
+    assert "otters" in run("b", "ls")[1] and "gone" not in run("b", "ls")[1]
+    (tmp_path / "export.json").write_text("{}")
+    assert run("b", "import", export, "--replace") == (1, "error: this is not an export of a library\n")
+    (tmp_path / "key").write_text("AAAA")
+    assert "must contain 32 bytes" in run("b", "ls")[1]
 
 
 def test_no_client_writes_change_numbers(conn: db.SyncConnection) -> None:

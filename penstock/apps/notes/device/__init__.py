@@ -2,7 +2,8 @@
 
 The reference for clients in other languages. `store.py` has the rows and their edits, `outbox.py` the queue
 of changes, `sync.py` push, pull and merge, `http.py` the requests, `crypto.py` and `keys.py` the encryption,
-`export.py` backups, `discovery.py` the search for ideas, `tables.py` what is synced and what is not.
+`images.py` the images, `export.py` backups, `discovery.py` the search for ideas, `tables.py` what is synced
+and what is not.
 
     store = Store("library.db")
     book = store.save("books", title="Walden")
@@ -13,6 +14,7 @@ of changes, `sync.py` push, pull and merge, `http.py` the requests, `crypto.py` 
 from penstock.apps.notes.device.crypto import Cipher
 from penstock.apps.notes.device.export import build_export, import_merge, import_replace
 from penstock.apps.notes.device.http import HttpServer, Offline, ServerError
+from penstock.apps.notes.device.images import fill_previews, upload_image
 from penstock.apps.notes.device.store import Store
 from penstock.apps.notes.device.sync import Report, sync
 
@@ -24,7 +26,9 @@ __all__ = [
     "ServerError",
     "Store",
     "build_export",
+    "fill_previews",
     "import_merge",
     "import_replace",
     "sync",
+    "upload_image",
 ]

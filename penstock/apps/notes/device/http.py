@@ -14,6 +14,20 @@ from penstock.apps.notes.device.sync import Outcome, ServerState, TableState
 
 SCHEMA = "notes"
 MISSING_TABLE = "PGRST205"
+MAX_BYTES = 10 << 20
+"""The largest file that a device downloads; the server stores no larger image."""
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """Redirects are errors: following one would send the user's token to another host."""
+
+    def redirect_request(
+        self, req: object, fp: object, code: int, msg: str, headers: object, newurl: str
+    ) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirects)
 
 
 class Offline(OSError):
@@ -23,8 +37,9 @@ class Offline(OSError):
 class ServerError(Exception):
     """The server refused a request."""
 
-    def __init__(self, status: int, code: str, message: str) -> None:
+    def __init__(self, status: int, code: str, message: str, location: str | None = None) -> None:
         super().__init__(f"{status} {code}: {message}")
+        self.location = location
         self.status = status
         self.code = code
         self.message = message
@@ -73,27 +88,53 @@ class HttpServer:
         """Call an HTTP function of the app."""
         return self._send(f"{self._url}/functions/v1/{function}", body, None)
 
+    def upload(self, function: str, data: bytes, content_type: str) -> Any:
+        """Send a file to an HTTP function of the app."""
+        headers = {**self._credentials(), "Content-Type": content_type}
+        url = f"{self._url}/functions/v1/{function}"
+        return json.loads(self._open(urllib.request.Request(url, data, headers)) or b"null")  # noqa: S310 the scheme is checked
+
+    def download(self, function: str) -> bytes:
+        """Read the file to which an HTTP function redirects, without the user's credentials."""
+        url = f"{self._url}/functions/v1/{function}"
+        try:
+            return self._open(urllib.request.Request(url, headers=self._credentials()))  # noqa: S310 the same
+        except ServerError as error:
+            location = urllib.parse.urljoin(url, error.location or "")
+            if not error.location or urllib.parse.urlsplit(location).scheme not in ("http", "https"):
+                raise
+        return self._open(urllib.request.Request(location))  # noqa: S310 checked above
+
+    def _credentials(self) -> dict[str, str]:
+        return {"apikey": self._key, "Authorization": f"Bearer {self._token()}"}
+
     def _send(self, url: str, body: Any, method: str | None) -> Any:
-        headers = {"apikey": self._key, "Authorization": f"Bearer {self._token()}"}
+        headers = self._credentials()
         data = None
         if body is not None:
             data = json.dumps(body).encode()
             headers |= {"Content-Type": "application/json", "Prefer": "return=representation"}
         request = urllib.request.Request(url, data, headers, method=method)  # noqa: S310 the scheme is checked
-        try:
-            with urllib.request.urlopen(request, timeout=self._timeout) as response:  # noqa: S310 the same
-                content = response.read()
-        except urllib.error.HTTPError as error:
-            raise _refusal(error.code, error.read()) from error
-        except (urllib.error.URLError, OSError) as error:
-            raise Offline(f"the server cannot be reached: {error}") from error
+        content = self._open(request, None)
         return json.loads(content) if content else None
 
+    def _open(self, request: urllib.request.Request, limit: int | None = MAX_BYTES) -> bytes:
+        try:
+            with _OPENER.open(request, timeout=self._timeout) as response:
+                content: bytes = response.read() if limit is None else response.read(limit + 1)
+        except urllib.error.HTTPError as error:
+            raise _refusal(error.code, error.read(), error.headers.get("Location")) from error
+        except (urllib.error.URLError, OSError) as error:
+            raise Offline(f"the server cannot be reached: {error}") from error
+        if limit is not None and len(content) > limit:
+            raise ServerError(200, "file_too_large", f"the file has more than {limit} bytes")
+        return content
 
-def _refusal(status: int, content: bytes) -> ServerError:
+
+def _refusal(status: int, content: bytes, location: str | None) -> ServerError:
     try:
         found: dict[str, Any] = json.loads(content)
         message = str(found.get("message") or found.get("detail") or found.get("error") or "")
-        return ServerError(status, str(found.get("code") or "error"), message)
+        return ServerError(status, str(found.get("code") or "error"), message, location)
     except (ValueError, AttributeError):
-        return ServerError(status, "error", content[:200].decode(errors="replace"))
+        return ServerError(status, "error", content[:200].decode(errors="replace"), location)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.apps.notes.device import outbox, tag_steps
-from penstock.apps.notes.device.crypto import Cipher, WrongKey, is_sealed
+from penstock.apps.notes.device.crypto import PREFIX, Cipher, WrongKey, is_sealed
 from penstock.apps.notes.device.tables import DEFAULTS, SCHEMA_VERSION, SYNCED, Table
 
 Record = dict[str, Any]
@@ -109,6 +109,7 @@ class Store:
         if table == "lenses" and id.startswith(RESERVED):
             raise ValueError(f"ids that begin with {RESERVED} are reserved (got {id})")
         with self.transaction():
+            self._check_lock(spec, values)
             old = self.get(table, id)
             stamp = self._stamp(old)
             new = {"deleted": False, **DEFAULTS.get(table, {}), "created_at": stamp}
@@ -118,6 +119,13 @@ class Store:
             del payload["deleted"]
             outbox.add(self.conn, table, payload)
         return record
+
+    def _check_lock(self, spec: Table, values: Record) -> None:
+        """Keep plain text out of an encrypted library: the server could read it."""
+        if self._cipher is None and any(values.get(n) and not is_sealed(values[n]) for n in spec.sealed):
+            query = f"select 1 from notes where text like '{PREFIX}%' limit 1"  # noqa: S608 our own prefix
+            if self.conn.execute(query).fetchone():
+                raise ValueError("the library is encrypted: unlock this device before you write a text")
 
     def delete(self, table: str, id: str) -> None:
         """Make a row a tombstone, and its children that were not edited later."""
